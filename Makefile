@@ -1,0 +1,71 @@
+# The commands of a newcomer are `make once` and `make test`; `make help` lists the others.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+ARGS :=
+VENV := .venv
+JETSON_RELEASE := /etc/nv_tegra_release
+JETSON_INDEX := $(BENCHD_JETSON_INDEX)
+PLATFORM := $(shell if [ -e '$(JETSON_RELEASE)' ]; then echo jetson; \
+	elif nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
+CONSTRAINTS := $(if $(filter jetson,$(PLATFORM)),constraints-jetson62.txt,constraints.txt)
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
+
+BIN := $(VENV)/bin
+# A stamp is the last thing an install writes, and the next install removes it first.
+ONCE := $(VENV)/.installed-$(PLATFORM)-$(PYTHON_VERSION)
+TEST := $(ONCE)-dev
+PACKAGES := daemon models kernels exporters dashboard
+
+export PYTHON JETSON_INDEX
+
+.ONESHELL:
+.PHONY: help once test check types wheel test-jetpack62 programs clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
+	@echo 'Settings: PYTHON VENV ARGS JETSON_INDEX, as in: make once PYTHON=python3.12 ARGS="--models vim_tiny"'
+
+once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
+	@$(BIN)/bench-once --preset quick $(ARGS)
+
+test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
+	@$(BIN)/pytest $(ARGS)
+
+check: $(TEST) types  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p benchd
+
+types:  ## the link tree benchd/ that the type checker reads
+	@mkdir -p .typing/benchd
+	@for folder in $(PACKAGES); do ln -sfn ../../$$folder .typing/benchd/$$folder; done
+
+wheel: $(TEST)  ## build the wheel into dist/
+	rm -rf build
+	$(BIN)/python -m build --wheel --no-isolation
+
+# The shim of a version manager may exist for a Python that it does not run: ask the manager where it lies.
+test-jetpack62:  ## the test suite with the versions of JetPack 6.2, on x86-64
+	@python=$$(python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null \
+		|| pyenv whence --path python3.10 2>/dev/null | tail -n 1 || true)
+	@$(MAKE) test PYTHON="$${python:-python3.10}" VENV=.venv-jetpack62 PLATFORM=cpu CONSTRAINTS=constraints-jetson62.txt
+
+programs: $(TEST)
+	@.ci/programs $(BIN)/python
+
+clean:  ## remove what builds and checks leave; the environments stay
+	rm -rf build dist *.egg-info .typing .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(ONCE): pyproject.toml $(CONSTRAINTS)
+	@.ci/setup $(VENV) $(PLATFORM) $(PLATFORM) $(CONSTRAINTS)
+	@touch $@
+
+$(TEST): pyproject.toml $(CONSTRAINTS)
+	@.ci/setup $(VENV) $(PLATFORM) $(PLATFORM),dev $(CONSTRAINTS)
+	@touch $(ONCE) $@

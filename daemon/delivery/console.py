@@ -1,0 +1,220 @@
+"""What a person sees: progress while cases run, then one table; or one JSON line a record for a program."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchd.daemon.plan import Planned
+from benchd.daemon.protocol import StageName
+from benchd.daemon.records import Check, Environment, Record, Timing, all_variants
+from benchd.models.catalog import MODELS, Model
+
+PLAIN_WIDTH = 180  # columns where no terminal says how wide it is
+
+
+class Screen:
+    """A progress bar and a table, on a terminal; plain lines elsewhere. The bar moves between stages, never in one."""
+
+    def __init__(self, out: TextIO, err: TextIO, as_json: bool) -> None:
+        self._out, self._json = _console(out), as_json
+        self._err = _console(err)
+        self._records: list[Record] = []
+        self._progress = _progress(self._err) if self._err.is_terminal else None
+        self._total = 0
+
+    def begin(self, plan: Sequence[Planned]) -> None:
+        """Show the bar."""
+        self._total = len(plan)
+        if self._progress:
+            self._progress.start()
+            self._task = self._progress.add_task("starting", total=self._total)
+
+    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+        """Show which case runs, in which of its processes, and its stage."""
+        case = planned.case
+        of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
+        text = f"{case.model} {case.variant.label} b{case.batch_size} {case.direction}{of}: {stage.replace('_', ' ')}"
+        if self._progress:
+            self._progress.update(self._task, description=text, refresh=True)
+        else:
+            self._err.print(f"[{len(self._records) + 1}/{self._total}] {text}", markup=False)
+
+    def publish(self, record: Record, body: bytes) -> None:
+        """Count the case as done; print its JSON where that was asked for."""
+        self._records.append(record)
+        if self._progress:
+            self._progress.advance(self._task)
+            self._progress.refresh()
+        if self._json:
+            self._out.file.write(body.decode() + "\n")
+            self._out.file.flush()
+
+    def end(self) -> None:
+        """Take the bar away and print the table."""
+        if self._progress:
+            self._progress.stop()
+        if not self._json and self._records:
+            print_table(self._out, self._records)
+
+
+def _console(file: TextIO) -> Console:
+    terminal = file.isatty()
+    return Console(file=file, width=None if terminal else PLAIN_WIDTH, highlight=False, soft_wrap=not terminal)
+
+
+def _progress(console: Console) -> Progress:
+    columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    return Progress(*columns, TextColumn("{task.description}"), console=console, auto_refresh=False, transient=True)
+
+
+def print_table(console: Console, records: Sequence[Record]) -> None:
+    """Print one row a record, then the notes that explain what a row alone does not."""
+    table = Table(title=_title(records[0].environment), title_justify="left", title_style="")
+    for heading in ("model", "variant", "batch"):
+        table.add_column(heading, no_wrap=heading != "model", overflow="fold")
+    for heading in ("median ms [95 %]", "p99 ms", "per second", "energy mJ", "power W", "memory MiB"):
+        table.add_column(heading, justify="right")
+    table.add_column("check")
+    for record in records:
+        table.add_row(*map(escape, _row(record)))
+    console.print(table)
+    for note in _notes(records):
+        console.print(note, markup=False)
+
+
+def _title(environment: Environment) -> str:
+    """Return the device, its clocks and its power mode."""
+    device = environment.gpu if environment.device.startswith("cuda") else environment.cpu_model
+    threads = f", {environment.threads} threads" if environment.threads and environment.device == "cpu" else ""
+    locked = {True: "clocks locked", False: "clocks not locked", None: "clocks unknown"}[environment.clocks_locked]
+    mode = f"power mode {environment.power_mode or 'unknown'}"
+    return escape(f"{environment.device}: {device}{threads} | {locked} | {mode}")
+
+
+def _row(record: Record) -> list[str]:
+    case = record.case
+    options = "".join(f" {name}={value}" for name, value in case.options.items())
+    unusual = [word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")]
+    variant = " ".join([case.variant.label, *unusual])
+    if record.kernels_ran:
+        variant = variant.replace("custom", f"custom ({record.kernels_ran})", 1)
+    head = [f"{case.model}{options}", variant, str(case.batch_size)]
+    if record.timing is None:
+        return [*head, record.status, "", "", "", "", "", ""]
+    return [
+        *head,
+        _median(record.timing),
+        _figure(record.timing.p99_ms),
+        _figure(record.throughput_per_s),
+        _energy(record),
+        _power(record),
+        _memory(record),
+        _check(record.check),
+    ]
+
+
+def _median(timing: Timing) -> str:
+    if timing.low_ms is None or timing.high_ms is None:
+        return _figure(timing.median_ms)
+    return f"{_figure(timing.median_ms)} [{_figure(timing.low_ms)}, {_figure(timing.high_ms)}]"
+
+
+def _figure(value: float | None) -> str:
+    """Return four significant digits, or a dash for what was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _energy(record: Record) -> str:
+    if record.energy is None:
+        return "-"
+    share = record.energy.energy_err_j / record.energy.energy_j if record.energy.energy_j else 0.0
+    return f"{_figure(record.energy.gross_per_inference_j * 1e3)} ±{100 * share:.2g} %"
+
+
+def _power(record: Record) -> str:
+    powers = [summary.mean for name, summary in record.telemetry.items() if name.partition("@")[0] == "power_w"]
+    return _figure(powers[0]) if len(powers) == 1 else "-"
+
+
+def _memory(record: Record) -> str:
+    if record.memory is None:
+        return "-"
+    return _figure((record.memory.device_peak_bytes or record.memory.rss_peak_bytes) / 2**20)
+
+
+def _check(check: Check | None) -> str:
+    if check is None:
+        return "-"
+    figure = f"{check.error_share:.1e}" if check.flipped_share is None else f"{check.flipped_share:.1e} flipped"
+    top1 = f", top-1 {100 * check.top1:.1f} %" if check.top1 is not None else ""
+    return f"{'ok' if check.passed else 'FAILED'} {figure}{top1}"
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    """Return the reasons of what did not run, and what the figures do not say."""
+    notes = [
+        f"{record.status}: {record.case.model} {record.case.variant.label} b{record.case.batch_size}: {record.reason}"
+        for record in records
+        if record.status != "ok"
+    ]
+    notes += sorted({f"check: {record.check.note}" for record in records if record.check and record.check.note})
+    measured = [record for record in records if record.timing]
+    if any(record.timing and record.timing.p99_ms is None for record in measured):
+        notes.append("p99: a dash where fewer than 662 runs a process back it")
+    if measured and all(record.energy is None for record in measured):
+        notes.append("energy: no power sensor was read")
+    unsettled = [record for record in measured if any(_unconverged(record))]
+    if unsettled:
+        notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
+    return notes
+
+
+def _unconverged(record: Record) -> list[bool]:
+    return [bool(p.blocks and not p.blocks.converged) for p in record.processes if record.preset != "quick"]
+
+
+def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
+    """Print every case of a plan, which variants cannot run here by reason, and how long the pass takes at most."""
+    console = _console(out)
+    table = Table(title="plan", title_justify="left", title_style="")
+    for heading in ("case", "processes", "at most"):
+        table.add_column(heading, overflow="fold")
+    for planned in plan:
+        length = planned.reason or f"{planned.seconds:.0f} s"
+        table.add_row(escape(planned.case.case_id), str(planned.limits.processes), escape(length))
+    console.print(table)
+    longest = time.strftime("%H:%M:%S", time.gmtime(sum(planned.seconds for planned in plan)))
+    console.print(f"{len(plan)} case{'s' if len(plan) > 1 else ''}, at most about {longest}")
+    for reason, names in cannot_run.items():
+        console.print(f"cannot run here: {reason}: {', '.join(names)}", markup=False)
+
+
+def print_catalog(out: TextIO, as_json: bool) -> None:
+    """Print the models with their options, and the names of the variants."""
+    variants = [variant.name for variant in all_variants()]
+    if as_json:
+        models = {name: {"summary": model.summary, "options": _options(model)} for name, model in MODELS.items()}
+        out.write(msgspec.json.encode({"models": models, "variants": variants}).decode() + "\n")
+        return
+    console = _console(out)
+    for name, model in MODELS.items():
+        console.print(f"{name}: {model.summary}", markup=False)
+        for option, facts in _options(model).items():
+            choices = f" ({', '.join(map(str, facts['choices']))})" if facts["choices"] else ""
+            console.print(f"    {option}={facts['default']}{choices}: {facts['help']}", markup=False)
+    console.print(f"variants: {', '.join(variants)}", markup=False)
+
+
+def _options(model: Model) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"default": option.default, "choices": list(option.choices), "help": option.help}
+        for name, option in model.options.items()
+    }

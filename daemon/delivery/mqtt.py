@@ -1,0 +1,426 @@
+"""Deliver an outbox to an MQTT broker: version 5, or 3.1.1 where the broker knows no more.
+
+paho is driven by the caller's thread and holds only what is on its way. A message counts as sent when its
+acknowledgement says so: paho calls one published that the broker has refused. 3.1.1 has no such reasons, so a broker
+that drops what it does not permit cannot be told from one that keeps it.
+"""
+
+import ipaddress
+import os
+import re
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+import msgspec
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties, VariableByteIntegers
+from paho.mqtt.reasoncodes import ReasonCode
+
+from benchd.daemon.delivery.outbox import Outbox, Row
+from benchd.daemon.errors import UsageError
+
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+PASSWORD_VARIABLE = "BENCHD_MQTT_PASSWORD"  # noqa: S105 - the name of a variable
+WINDOW = 64  # messages on their way at once; a broker may ask for fewer
+KEEP_ALIVE_S = 30
+
+UNSPECIFIED = 0x80  # also paho's word for a connection that just went away
+UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED, QUOTA_EXCEEDED = 0x84, 0x86, 0x87, 0x97
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Where a broker listens and as whom to connect. Neither its repr nor `url` and `address` show the password."""
+
+    host: str
+    port: int
+    tls: bool = False
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        """Return `host:port`, as messages name it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Return the URL without the password."""
+        user = f"{quote(self.user, safe='')}@" if self.user else ""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{user}{self.address}"
+
+
+def parse_url(url: str) -> Broker:
+    """Return the broker of `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError that names the wrong part.
+
+    A user without a password takes the one in BENCHD_MQTT_PASSWORD. No message quotes what may hold a password.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _wrong("host", "no name or address; an IPv6 one stands in brackets, as in [::1]") from None
+    if parts.scheme not in PORTS:
+        raise _wrong("scheme", "expected mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
+    _refuse_path(parts)
+    user, password = _credentials(parts)
+    return Broker(_host(parts), _port(parts), parts.scheme == "mqtts", user, password)
+
+
+def _wrong(part: str, what: str) -> UsageError:
+    return UsageError(f"MQTT URL, {part}: {what}")
+
+
+def _refuse_path(parts: SplitResult) -> None:
+    tail = parts.path + parts.query + parts.fragment
+    if "@" in tail:
+        raise _wrong("user or password", "write / ? and # in them as %2F, %3F and %23")
+    if tail not in ("", "/"):
+        raise _wrong("path", "none is allowed; the topics are fixed")
+
+
+def _port(parts: SplitResult) -> int:
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise _wrong("port", "expected a number from 1 to 65535")
+    return port or PORTS[parts.scheme]
+
+
+def _credentials(parts: SplitResult) -> tuple[str | None, str | None]:
+    if parts.password and not parts.username:
+        raise _wrong("user", "missing before the password")
+    if not parts.username:
+        return None, None
+    password = os.environ.get(PASSWORD_VARIABLE) if parts.password is None else unquote(parts.password)
+    return unquote(parts.username), password
+
+
+def _host(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    try:
+        if "[" in parts.netloc:
+            return str(ipaddress.IPv6Address(unquote(host)))
+        name = host.encode("idna").decode()
+    except ValueError:
+        name = ""
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise _wrong("host", f"{host!r} is no name or address")
+    return name
+
+
+class DrainReport(NamedTuple):
+    """What came of one attempt. `left` are still pending; `reason` says why not all were sent, else it is None."""
+
+    sent: int
+    refused: int
+    left: int
+    reason: str | None
+
+
+def drain(outbox: Outbox, broker: Broker, client_id: str, timeout_s: float) -> DrainReport:
+    """Send what is pending, in order and each at most once, and return within `timeout_s` what came of it.
+
+    Whatever the network or the broker does is a reason in the report, never an exception.
+    """
+    deadline = time.monotonic() + timeout_s
+    sender = _Sender(outbox)
+    if outbox.counts().pending:
+        try:
+            with closing(_connect(broker, client_id, deadline)) as session:
+                sender.send_all(session)
+        except _Ended as end:
+            sender.reason = str(end)
+    return DrainReport(sender.sent, sender.refused, outbox.counts().pending, sender.reason)
+
+
+class _Ended(Exception):
+    """The connection is of no more use; the message is the reason in one sentence."""
+
+
+class _OldBroker(_Ended):
+    """The broker does not know this version of MQTT."""
+
+
+class _Unsendable(Exception):
+    """A message that the broker can never take."""
+
+
+class _Sender:
+    """Moves rows from the outbox to a session and their acknowledgements back."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._waiting: dict[int, int] = {}  # packet id -> seq
+        self._stopped = False
+        self.sent = self.refused = 0
+        self.reason: str | None = None
+
+    def send_all(self, session: "_Session") -> None:
+        rows = _in_order(self._outbox)
+        while True:
+            self._fill(session, rows)
+            if not self._waiting:
+                return
+            session.step()
+            self._settle(session)
+
+    def _fill(self, session: "_Session", rows: Iterator[Row]) -> None:
+        while not self._stopped and len(self._waiting) < session.window and (row := next(rows, None)):
+            self._send(session, row)
+
+    def _send(self, session: "_Session", row: Row) -> None:
+        try:
+            self._waiting[session.publish(row)] = row.seq
+        except _Unsendable as error:
+            self._refuse(row.seq, str(error))
+
+    def _settle(self, session: "_Session") -> None:
+        sent = []
+        for packet_id, reason in session.take_acknowledged():
+            seq = self._waiting.pop(packet_id)
+            if reason.value == QUOTA_EXCEEDED:
+                self._stopped, self.reason = True, f"{session.address} takes no more for now: {reason}"
+            elif reason.is_failure:
+                self._refuse(seq, f"{session.address} refused it: {reason}")
+            else:
+                sent.append(seq)
+        if sent:
+            self._outbox.mark_sent(*sent)
+            self.sent += len(sent)
+
+    def _refuse(self, seq: int, reason: str) -> None:
+        self._outbox.mark_refused(seq, reason)
+        self.refused += 1
+        self.reason = self.reason or reason
+
+
+def _in_order(outbox: Outbox) -> Iterator[Row]:
+    """Yield each pending row once, also where it stays pending."""
+    last = 0
+    while rows := outbox.pending(WINDOW, after=last):
+        yield from rows
+        last = rows[-1].seq
+
+
+def _connect(broker: Broker, client_id: str, deadline: float) -> "_Session":
+    try:
+        return _Session(broker, client_id, MQTTProtocolVersion.MQTTv5, deadline)
+    except _OldBroker:
+        return _Session(broker, client_id, MQTTProtocolVersion.MQTTv311, deadline)
+
+
+class _Session:
+    """One connection to a broker. Nothing happens between two calls; callbacks only take notes."""
+
+    def __init__(self, broker: Broker, client_id: str, protocol: MQTTProtocolVersion, deadline: float) -> None:
+        self.address = broker.address
+        self.window = WINDOW
+        self._broker, self._deadline = broker, deadline
+        self._max_packet_bytes: int | None = None
+        self._answer: ReasonCode | None = None
+        self._lost: str | None = None
+        self._acknowledged: list[tuple[int, ReasonCode]] = []
+        self._client = _client(broker, client_id, protocol)
+        self._client.on_connect = self._on_connect
+        self._client.on_disconnect = self._on_disconnect
+        self._client.on_publish = self._on_publish
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self) -> None:
+        """Wait for the network and take note of what came; raise _Ended when the connection or the time is over."""
+        if self._lost:
+            raise _Ended(self._lost)
+        connection: Any = self._client.socket()
+        buffered = isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
+        wait_s = 0.0 if buffered else min(self._remaining_s(), 1.0)
+        writers = [connection] if self._client.want_write() else []
+        readable, writable, _ = select.select([connection], writers, [], wait_s)
+        try:
+            if readable or buffered:
+                self._client.loop_read()
+            if writable:
+                self._client.loop_write()
+            self._client.loop_misc()
+        except Exception as error:  # whatever paho trips over in a packet
+            raise _Ended(f"{self.address} does not speak MQTT: {error}") from error
+
+    def publish(self, row: Row) -> int:
+        """Hand one message over and return its packet id; raise _Unsendable or _Ended."""
+        properties = _properties(row.body)
+        size = _packet_bytes(row, properties)
+        if self._max_packet_bytes is not None and size > self._max_packet_bytes:
+            raise _Unsendable(f"{size} bytes, and {self.address} takes packets of at most {self._max_packet_bytes}")
+        try:
+            info = self._client.publish(row.topic, row.body, row.qos, properties=properties)
+        except ValueError as error:
+            raise _Unsendable(f"not an MQTT message: {error}") from error
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise _Ended(self._lost or f"the connection to {self.address} ended")
+        return info.mid
+
+    def take_acknowledged(self) -> list[tuple[int, ReasonCode]]:
+        """Return the packet ids that were answered since the last call, with the broker's reason."""
+        taken, self._acknowledged = self._acknowledged, []
+        return taken
+
+    def close(self) -> None:
+        """Say goodbye, where the broker still takes it, and let go of the socket."""
+        self._client.disconnect()
+        connection: Any = self._client.socket()
+        if connection is not None:  # the goodbye waits behind what the broker does not take
+            connection.close()
+
+    def _open(self) -> None:
+        self._reach(_addresses(self._broker, self._remaining_s()))
+        while self._answer is None:
+            self.step()
+        if self._answer.value == UNSUPPORTED_PROTOCOL_VERSION:
+            raise _OldBroker(f"{self.address} knows neither MQTT 5 nor 3.1.1")
+        if self._answer.is_failure:
+            check = self._answer.value in (BAD_CREDENTIALS, NOT_AUTHORIZED)
+            remedy = f"; check the user and the password in the URL or {PASSWORD_VARIABLE}" if check else ""
+            raise _Ended(f"{self.address} refused the connection: {self._answer}{remedy}")
+
+    def _reach(self, addresses: list[str]) -> None:
+        """Connect to the first address that answers; they share the time, and TLS takes as long again."""
+        attempts = len(addresses) * (2 if self._broker.tls else 1)
+        self._client.connect_timeout = self._remaining_s() / attempts
+        failure = None
+        for address in addresses:
+            failure = self._try(address)
+            if failure is None:
+                return
+        raise _Ended(_explain(self.address, failure))
+
+    def _try(self, address: str) -> OSError | None:
+        try:
+            self._client.connect(address, self._broker.port, KEEP_ALIVE_S)
+        except OSError as error:
+            return error
+        return None
+
+    def _remaining_s(self) -> float:
+        remaining_s = self._deadline - time.monotonic()
+        if remaining_s <= 0 and self._answer:
+            raise _Ended(f"time was up before {self.address} had acknowledged everything")
+        if remaining_s <= 0:
+            raise _Ended(f"{self.address} did not answer in time")
+        return remaining_s
+
+    def _on_connect(
+        self, client: Client, userdata: None, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        self._answer = reason
+        self.window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
+        self._max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
+
+    def _on_disconnect(
+        self, client: Client, userdata: None, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        why = "" if reason.value == UNSPECIFIED else f": {reason}"
+        self._lost = f"the connection to {self.address} ended{why}"
+
+    def _on_publish(
+        self, client: Client, userdata: None, packet_id: int, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        self._acknowledged.append((packet_id, reason))
+
+
+def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion) -> Client:
+    client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=protocol, reconnect_on_failure=False)
+    client.max_inflight_messages = WINDOW
+    client.username_pw_set(broker.user, broker.password)
+    if broker.tls:
+        client.tls_set_context(_NamedContext(broker.host))
+    return client
+
+
+class _NamedContext(ssl.SSLContext):
+    """TLS that trusts the system's authorities and asks for the name in the URL, whichever address it led to."""
+
+    _name: str
+
+    def __new__(cls, name: str) -> "_NamedContext":
+        context = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+        context._name = name
+        context.load_default_certs()
+        return context
+
+    def wrap_socket(self, sock: socket.socket, **options: Any) -> ssl.SSLSocket:  # type: ignore[override]
+        wrapped = super().wrap_socket(sock, **options | {"server_hostname": self._name})
+        try:
+            wrapped.do_handshake()  # paho's own would leave the socket open when it fails
+        except OSError:
+            wrapped.close()
+            raise
+        return wrapped
+
+
+def _addresses(broker: Broker, timeout_s: float) -> list[str]:
+    """Return the addresses of the broker's host; raise _Ended if there are none or the resolver takes too long.
+
+    The system's resolver cannot be interrupted, so it gets a thread that ends with its answer.
+    """
+    found: list[str] = []
+    failure: list[OSError] = []
+
+    def look_up() -> None:
+        try:
+            for *_, address in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM):
+                # the address alone would lose the interface of a link-local one
+                found.append(socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0])
+        except OSError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=look_up, name="benchd.resolve", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not found:
+        raise _Ended(_explain(broker.address, failure[0] if failure else None))
+    return found
+
+
+def _explain(address: str, error: OSError | None) -> str:
+    if error is None or isinstance(error, TimeoutError):
+        return f"{address} did not answer in time"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"this system does not trust the certificate of {address}: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"{address} does not speak TLS as expected: {(error.reason or str(error)).replace('_', ' ').lower()}"
+    return f"cannot reach {address}: {error.strerror or error}"
+
+
+def _properties(body: bytes) -> Properties:
+    """Return what MQTT 5 says beside a message: its content type and its schema."""
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.ContentType = "application/json"
+    with suppress(msgspec.DecodeError):
+        properties.UserProperty = ("schema", msgspec.json.decode(body, type=_Header).schema)
+    return properties
+
+
+class _Header(msgspec.Struct):
+    schema: str
+
+
+def _packet_bytes(row: Row, properties: Properties) -> int:
+    """Return the size of the row's PUBLISH packet: topic, packet id, properties and body behind the fixed header."""
+    properties_bytes = len(properties.pack())  # type: ignore[no-untyped-call]
+    rest = 2 + len(row.topic.encode()) + 2 + properties_bytes + len(row.body)
+    return 1 + len(VariableByteIntegers.encode(rest)) + rest  # type: ignore[no-untyped-call]

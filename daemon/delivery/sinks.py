@@ -1,0 +1,71 @@
+"""The sinks that keep and publish records: the journal for people, the outbox and its broker for machines."""
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from benchd.daemon.delivery.jsonl import Journal
+from benchd.daemon.delivery.mqtt import Broker, drain
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.topics import RESULT_QOS, Topics
+from benchd.daemon.plan import Planned
+from benchd.daemon.protocol import StageName
+from benchd.daemon.records import Record
+
+
+class JournalSink:
+    """Appends each record to `records.jsonl`, on the disk before the next case begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal = Journal(path)
+
+    def begin(self, plan: Sequence[Planned]) -> None:
+        """Do nothing: the journal is open already."""
+
+    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+        """Do nothing: a stage is no result."""
+
+    def publish(self, record: Record, body: bytes) -> None:
+        """Append the record."""
+        self._journal.append(body)
+
+    def end(self) -> None:
+        """Do nothing: what was appended is on the disk."""
+
+
+class MqttSink:
+    """Commits each record to the outbox and sends what is pending; a broker that is down costs a warning."""
+
+    def __init__(self, broker: Broker, timeout_s: float, folder: Path, err: TextIO) -> None:
+        self._broker, self._timeout_s, self._folder, self._err = broker, timeout_s, folder, err
+        self._outbox = Outbox(folder / "outbox.db")
+        self._client_id = f"bench-once-{uuid.uuid4().hex[:12]}"  # of its own: the device's is the service's
+        self._failure: str | None = None
+
+    def begin(self, plan: Sequence[Planned]) -> None:
+        """Do nothing: what an earlier pass left is sent with the first record."""
+
+    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+        """Do nothing: nothing is sent while a case is being timed."""
+
+    def publish(self, record: Record, body: bytes) -> None:
+        """Commit the record, then send; after a failure sending waits for the end of the pass."""
+        self._outbox.add(record.key, Topics(record.device_id).result(record.run_id), RESULT_QOS, body)
+        if not self._failure:
+            self._failure = self._send()
+
+    def end(self) -> None:
+        """Try once more what is left, and say what to type where that fails too."""
+        self._failure = self._failure and self._send()
+        if self._failure:
+            self._err.write(
+                f"warning: not published: {self._failure}. Nothing is lost; send it later with\n"
+                f"  benchd replay {self._folder} --mqtt {self._broker.url}\n"
+            )
+        self._outbox.close()
+
+    def _send(self) -> str | None:
+        """Send what is pending and return why not all was taken, else None."""
+        report = drain(self._outbox, self._broker, self._client_id, self._timeout_s)
+        return report.reason

@@ -1,0 +1,39 @@
+"""The exceptions of benchd; each message says what is wrong and what to do next.
+
+BenchdError
+├── UsageError          a command line or a configuration that cannot be carried out (exit code 2)
+├── NotAvailable        something asked for by name is not there (exit code 7)
+├── Unsupported         a case cannot run on this machine; becomes a Record with this reason
+└── SchemaError         a record of another schema, or one that is not a record
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BenchdError(Exception):
+    """The root of all errors that are shown to a user as one line, without a traceback."""
+
+
+class UsageError(BenchdError):
+    """A command line or a configuration that cannot be carried out."""
+
+
+class NotAvailable(BenchdError):
+    """Something that was asked for by name is not there."""
+
+
+class Unsupported(BenchdError):
+    """A case cannot run on this machine or in this version; the message is the reason in its Record."""
+
+
+class SchemaError(BenchdError):
+    """A record of another schema major version, or bytes that are not a record."""
+
+
+def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
+    """Return the error for a name that nobody knows: the value, the valid ones and the closest."""
+    names = list(known)
+    close = difflib.get_close_matches(value, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return UsageError(f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}")

@@ -1,0 +1,203 @@
+"""Which cases a command line or a configuration means, under which limits, and why a case cannot run here."""
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.protocol import Limits
+from benchd.daemon.records import DIRECTIONS, SCENARIOS, Case, Direction, OptionValue, Variant, all_variants
+from benchd.daemon.statistics import STOP_RULES
+from benchd.models import catalog
+
+PRESETS = {
+    "quick": Limits(processes=1, warm_up_cap_s=2.0, rule=STOP_RULES["quick"], check_images=8),
+    "standard": Limits(processes=3, warm_up_cap_s=30.0, rule=STOP_RULES["standard"], check_images=64),
+    "thorough": Limits(processes=7, warm_up_cap_s=60.0, rule=STOP_RULES["thorough"], check_images=64),
+}
+DEFAULT_MODELS = ("vim_tiny", "snn_onepass", "snn_stbif_resnet18")
+DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
+START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
+BACKENDS_HERE = ("eager", "compile")
+SCENARIOS_HERE = ("single_stream", "offline")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a plan must know of the machine, without torch."""
+
+    device: str
+    has_cxx: bool
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """A user's `FILE.py:function`, and the shape of one input where the module does not say."""
+
+    path: str
+    input_shape: list[int] | None
+
+    @property
+    def model(self) -> str:
+        """Return the name under which its records stand."""
+        file, _, function = self.path.rpartition(":")
+        return f"own.{Path(file).stem}.{function}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case of the plan. `reason` says why it cannot run here; `by_name` that its variant was asked for by name."""
+
+    case: Case
+    preset: str
+    limits: Limits
+    by_name: bool
+    reason: str | None
+
+    @property
+    def seconds(self) -> float:
+        """Return an upper estimate of how long the case takes."""
+        one = START_S + self.limits.warm_up_cap_s + self.limits.rule.cap_s
+        return 0.0 if self.reason else one * self.limits.processes
+
+
+def inspect(device: str) -> Machine:
+    """Return this machine; `device` is cpu, cuda or auto, which takes the GPU where there is one."""
+    if device == "auto":
+        device = "cuda" if has_gpu() else "cpu"
+    return Machine(device, shutil.which(os.environ.get("CXX", "g++")) is not None)
+
+
+def has_gpu(root: Path = Path("/")) -> bool:
+    """Say whether an NVIDIA driver shows a GPU: a desktop's device node or a Tegra's."""
+    return (root / "dev/nvidiactl").exists() or (root / "dev/nvmap").exists()
+
+
+def plan(
+    suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: OwnModule | None = None
+) -> list[Planned]:
+    """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows."""
+    planned: dict[str, Planned] = {}
+    try:
+        for suite in suites or [Suite()]:
+            for entry in _cases(suite, _limits(suite, limits), machine, own):
+                planned.setdefault(entry.case.case_id, entry)
+    except catalog.BadOption as error:
+        raise UsageError(str(error)) from error
+    if not planned:
+        raise UsageError("the plan holds no case")
+    return list(planned.values())
+
+
+def _limits(suite: Suite, config: LimitsConfig) -> Limits:
+    """Return the preset's limits, changed by the configuration and by the suite's number of processes."""
+    if suite.preset not in PRESETS:
+        raise unknown("preset", suite.preset, PRESETS)
+    if suite.processes is not None and suite.processes < 1:
+        raise UsageError(f"processes {suite.processes}: at least 1")
+    given = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
+    preset = PRESETS[suite.preset]
+    rule = msgspec.structs.replace(preset.rule, cap_s=given.pop("measure_cap_s", preset.rule.cap_s))
+    return msgspec.structs.replace(preset, **given, rule=rule, processes=suite.processes or preset.processes)
+
+
+def _cases(suite: Suite, limits: Limits, machine: Machine, own: OwnModule | None) -> Iterator[Planned]:
+    models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
+    for model in models:
+        if not own and model not in catalog.MODELS:
+            raise unknown("model", model, catalog.MODELS)
+    _refuse_unknown_options(suite, models, own)
+    for model in models:
+        for variant, direction in _variants(suite, model, machine):
+            for scenario in suite.scenarios or SCENARIOS[:1]:
+                if direction == "training" and scenario != "single_stream":
+                    continue
+                for batch_size, options in itertools.product(_batch_sizes(suite, model), _options(suite, model, own)):
+                    case = Case(
+                        model=model,
+                        variant=variant,
+                        batch_size=batch_size,
+                        options=options,
+                        direction=direction,
+                        scenario=scenario,
+                        seed=suite.seed,
+                    )
+                    yield Planned(case, suite.preset, limits, bool(suite.variants), why_not(case, machine))
+
+
+def _variants(suite: Suite, model: str, machine: Machine) -> list[tuple[Variant, Direction]]:
+    """Return what to run of a model: what was asked for, else the preset's own choice for this machine."""
+    directions = suite.directions or list(DIRECTIONS[:1])
+    if suite.variants:
+        return list(itertools.product(map(Variant.parse, suite.variants), directions))
+    names = ["eager"]
+    names += ["fp16"] if machine.device == "cuda" else []
+    names += ["compile", "compile-amp"] if suite.preset != "quick" else []
+    chosen = list(itertools.product(map(Variant.parse, names), directions))
+    if not suite.directions and model == "snn_stbif_resnet18":
+        chosen.append((Variant(), "training"))
+    return [(variant, direction) for variant, direction in chosen if direction == "inference" or variant == Variant()]
+
+
+def _batch_sizes(suite: Suite, model: str) -> list[int]:
+    for batch_size in suite.batch_sizes:
+        if batch_size < 1:
+            raise UsageError(f"batch size {batch_size}: at least 1")
+    return suite.batch_sizes or [DEFAULT_BATCH_SIZE.get(model, 1)]
+
+
+def _options(suite: Suite, model: str, own: OwnModule | None) -> list[dict[str, OptionValue]]:
+    """Return every combination of the options this model has, values that are defaults left out."""
+    if own:
+        return [{}]
+    entry = catalog.entry(model)
+    parsed = [
+        [(name, entry.options[name].parse(name, value)) for value in values]
+        for name, values in sorted(suite.options.items())
+        if name in entry.options
+    ]
+    combinations = [dict(chosen) for chosen in itertools.product(*parsed)]
+    for combination in combinations:
+        entry.resolve(combination)
+    return [entry.without_defaults(combination) for combination in combinations]
+
+
+def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: OwnModule | None) -> None:
+    """Raise for an option that none of the models has; the others run without it."""
+    if own and suite.options:
+        raise UsageError(f"option {next(iter(suite.options))!r}: a module of your own takes no options")
+    known = {name for model in models if not own for name in catalog.entry(model).options}
+    for name in suite.options:
+        if name not in known:
+            raise unknown(f"option of {', '.join(models)}", name, sorted(known))
+
+
+def why_not(case: Case, machine: Machine) -> str | None:
+    """Return why this case cannot run on this machine as far as that is known without torch, else None."""
+    variant = case.variant
+    reasons = {
+        f"the {variant.backend} backend is not part of this version": variant.backend not in BACKENDS_HERE,
+        "custom kernels are not part of this version": variant.kernels == "custom",
+        f"the scenario {case.scenario} is not part of this version": case.scenario not in SCENARIOS_HERE,
+        "training is measured on eager only": case.direction == "training" and variant != Variant(),
+        "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
+        "torch.compile needs a C++ compiler; install g++ or set CXX": variant.backend == "compile"
+        and not machine.has_cxx,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def cannot_run(machine: Machine) -> dict[str, list[str]]:
+    """Return the names of the variants that cannot run on this machine, by reason."""
+    found: dict[str, list[str]] = {}
+    for variant in all_variants():
+        reason = why_not(Case(model="", variant=variant), machine)
+        if reason:
+            found.setdefault(reason, []).append(variant.name)
+    return found

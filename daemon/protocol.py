@@ -1,0 +1,79 @@
+"""What the supervisor and a worker say to each other: one Job in, Stage lines and one Outcome back, as JSON lines."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from benchd.daemon.records import Case, Check, ModelFacts, OptionValue, ProcessResult
+from benchd.daemon.statistics import StopRule
+
+StageName = Literal["import", "build", "load", "check", "warm_up", "measure"]
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How long and how precisely one case is measured: a preset, or a preset changed by the configuration.
+
+    The `_deadline_s` bound the stages that have no cap of their own; `grace_s` is added to the caps, because a run
+    that has begun is finished.
+    """
+
+    processes: int
+    warm_up_cap_s: float
+    rule: StopRule
+    check_images: int
+    import_deadline_s: float = 180.0
+    build_deadline_s: float = 900.0
+    check_deadline_s: float = 600.0
+    grace_s: float = 120.0
+
+    def deadline_s(self, stage: StageName) -> float:
+        """Return how long a worker may stay in this stage."""
+        return {
+            "import": self.import_deadline_s,
+            "build": self.build_deadline_s,
+            "load": self.build_deadline_s,
+            "check": self.check_deadline_s,
+            "warm_up": self.warm_up_cap_s + self.grace_s,
+            "measure": self.rule.cap_s + self.grace_s,
+        }[stage]
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One process of one case: all that a worker needs to know. Paths come from the command line, never a message."""
+
+    case: Case
+    options: dict[str, OptionValue]
+    limits: Limits
+    device: str
+    threads: int | None
+    output: str
+    raw_name: str
+    cache: str
+    spawned_ns: int
+    weights: str | None = None
+    data: str | None = None
+    module: str | None = None
+    input_shape: list[int] | None = None
+
+
+class Stage(Struct, frozen=True, tag="stage"):
+    """The worker begins a stage."""
+
+    name: StageName
+
+
+class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
+    """The worker's last line: what one process found."""
+
+    process: ProcessResult
+    model: ModelFacts | None = None
+    check: Check | None = None
+    kernels_ran: str | None = None
+    threads: int | None = None
+    device_name: str | None = None
+    versions: dict[str, str] = {}
+    flags: list[str] = []
+    missing: dict[str, str] = {}
+
+
+Message = Stage | Outcome

@@ -1,0 +1,216 @@
+"""From the processes of a case to its Record: what they say together, and what is missing and why; pure."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Literal
+
+import msgspec
+
+from benchd.daemon import statistics
+from benchd.daemon.protocol import Outcome
+from benchd.daemon.records import Case, Check, Environment, Memory, Record, Status, Summary, Timing
+
+MISSING = {
+    "energy": "no_sensor",
+    "occupancy": "not measured in this version",
+    "x_of_floor": "not measured in this version",
+}
+PERCENTILES = (90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What all records of one pass share."""
+
+    device_id: str
+    boot_id: str
+    suite_id: str
+    tool_version: str
+    environment: Environment
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A case that has begun: its run_id and when, on both clocks."""
+
+    run_id: str
+    t_wall: str
+    t_mono_ns: int
+
+    @classmethod
+    def now(cls, t_mono_ns: int) -> "Begun":
+        """Return a new run's shared."""
+        wall = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        return cls(uuid.uuid4().hex, wall.replace("+00:00", "Z"), t_mono_ns)
+
+
+def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequence[Outcome]) -> Record:
+    """Return the Record of a case from its processes, at least one; the worst status decides."""
+    status, reason = _status(outcomes)
+    measured = [outcome for outcome in outcomes if outcome.process.timing]
+    timing = _combined([outcome.process.timing for outcome in measured]) if status == "ok" else None
+    telemetry = _summaries(outcomes)
+    return Record(
+        run_id=begun.run_id,
+        suite_id=shared.suite_id,
+        device_id=shared.device_id,
+        case_id=case.case_id,
+        case=case,
+        status=status,
+        t_wall=begun.t_wall,
+        t_mono_ns=begun.t_mono_ns,
+        boot_id=shared.boot_id,
+        tool_version=shared.tool_version,
+        environment=_with_worker_facts(shared.environment, outcomes),
+        reason=reason,
+        preset=preset,
+        model=next((outcome.model for outcome in outcomes if outcome.model), None),
+        kernels_ran=next((outcome.kernels_ran for outcome in outcomes if outcome.kernels_ran), None),
+        timing=timing,
+        parts=_parts(outcomes) if timing else {},
+        throughput_per_s=_throughput(case, timing, outcomes),
+        throughput_basis=_throughput_basis(case) if timing else None,
+        telemetry=telemetry,
+        clocks=_ending(telemetry, "_clock_hz"),
+        temperature=_ending(telemetry, "_temp_c"),
+        memory=_memory(outcomes),
+        check=_worst_check(outcomes),
+        flags=sorted({flag for outcome in outcomes for flag in outcome.flags}),
+        missing=_missing(timing, telemetry, outcomes, reason),
+        processes=[outcome.process for outcome in outcomes],
+    )
+
+
+def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
+    order: tuple[Status, ...] = ("aborted", "failed", "timeout", "unsupported", "ok")
+    worst = min((outcome.process for outcome in outcomes), key=lambda process: order.index(process.status))
+    return worst.status, worst.reason
+
+
+def _combined(timings: Sequence[Timing | None]) -> Timing | None:
+    """Return one Timing for all processes: centre and interval over process medians, the rest pooled as it may be."""
+    present = [timing for timing in timings if timing]
+    if len(present) <= 1:
+        return present[0] if present else None
+    within = [
+        statistics.Interval(timing.low_ms, timing.high_ms)
+        if timing.low_ms is not None and timing.high_ms is not None
+        else None
+        for timing in present
+    ]
+    combined = statistics.combine([timing.median_ms for timing in present], within)
+    runs = sum(timing.runs for timing in present)
+    return Timing(
+        median_ms=combined.centre,
+        low_ms=combined.interval.low if combined.interval else None,
+        high_ms=combined.interval.high if combined.interval else None,
+        mean_ms=sum(timing.mean_ms * timing.runs for timing in present) / runs,
+        min_ms=min(timing.min_ms for timing in present),
+        max_ms=max(timing.max_ms for timing in present),
+        p90_ms=_largest([timing.p90_ms for timing in present]),
+        p95_ms=_largest([timing.p95_ms for timing in present]),
+        p99_ms=_largest([timing.p99_ms for timing in present]),
+        p99_upper_ms=_largest([timing.p99_upper_ms for timing in present]),
+        runs=runs,
+        outliers_mild=sum(timing.outliers_mild for timing in present),
+        outliers_severe=sum(timing.outliers_severe for timing in present),
+        interval_basis=combined.basis,
+    )
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """Return the worst process's percentile; null where one process has too few runs for it."""
+    present = [value for value in values if value is not None]
+    return max(present) if len(present) == len(values) else None
+
+
+def _parts(outcomes: Sequence[Outcome]) -> dict[str, Timing]:
+    names = {name for outcome in outcomes for name in outcome.process.parts}
+    combined = {name: _combined([outcome.process.parts.get(name) for outcome in outcomes]) for name in sorted(names)}
+    return {name: timing for name, timing in combined.items() if timing}
+
+
+def _throughput_basis(case: Case) -> Literal["measured", "batch_over_median"]:
+    return "measured" if case.scenario == "offline" else "batch_over_median"
+
+
+def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) -> float | None:
+    if timing is None:
+        return None
+    if case.scenario != "offline":
+        return case.batch_size / timing.median_ms * 1e3
+    measured = [outcome.process.throughput_per_s for outcome in outcomes if outcome.process.throughput_per_s]
+    return statistics.median(measured)
+
+
+def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
+    peaks = [outcome.process.memory for outcome in outcomes if outcome.process.memory]
+    if not peaks:
+        return None
+    device = [peak.device_peak_bytes for peak in peaks if peak.device_peak_bytes is not None]
+    return Memory(
+        rss_peak_bytes=max(peak.rss_peak_bytes for peak in peaks),
+        device_peak_bytes=max(device) if device else None,
+    )
+
+
+def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
+    checks = [outcome.check for outcome in outcomes if outcome.check]
+    return min(checks, key=lambda check: (check.passed, -check.error_share)) if checks else None
+
+
+def _summaries(outcomes: Sequence[Outcome]) -> dict[str, Summary]:
+    """Return each metric over all processes' windows."""
+    found: dict[str, list[Summary]] = {}
+    for outcome in outcomes:
+        for name, summary in outcome.process.telemetry.items():
+            found.setdefault(name, []).append(summary)
+    return {name: _pooled(summaries) for name, summaries in sorted(found.items())}
+
+
+def _pooled(summaries: Sequence[Summary]) -> Summary:
+    samples = sum(summary.samples for summary in summaries)
+    return Summary(
+        minimum=min(summary.minimum for summary in summaries),
+        mean=sum(summary.mean * summary.samples for summary in summaries) / samples,
+        maximum=max(summary.maximum for summary in summaries),
+        samples=samples,
+        source=summaries[0].source,
+    )
+
+
+def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:
+    return {name: summary for name, summary in telemetry.items() if name.partition("@")[0].endswith(suffix)}
+
+
+def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
+    """Add what only a process with torch knows."""
+    versions = {name: version for outcome in outcomes for name, version in outcome.versions.items()}
+    return msgspec.structs.replace(
+        environment,
+        threads=next((outcome.threads for outcome in outcomes if outcome.threads), environment.threads),
+        gpu=next((outcome.device_name for outcome in outcomes if outcome.device_name), environment.gpu),
+        versions=environment.versions | versions,
+    )
+
+
+def _missing(
+    timing: Timing | None, telemetry: dict[str, Summary], outcomes: Sequence[Outcome], reason: str | None
+) -> dict[str, str]:
+    """Return why each field that is null is null."""
+    missing = dict(MISSING)
+    if timing is None:
+        missing["timing"] = reason or "not measured"
+    else:
+        for q in PERCENTILES:
+            if getattr(timing, f"p{q}_ms") is None:
+                missing[f"timing.p{q}_ms"] = f"needs {statistics.minimum_samples(q)} runs a process, has {timing.runs}"
+    if not _ending(telemetry, "_clock_hz"):
+        missing["clocks"] = "no_sensor"
+    if not _ending(telemetry, "_temp_c"):
+        missing["temperature"] = "no_sensor"
+    for outcome in outcomes:
+        missing |= outcome.missing
+    return missing

@@ -1,0 +1,409 @@
+"""The vocabulary of benchd and its wire format: a Case is what to measure, a Record what came of it.
+
+Everything here is frozen. Units stand in the field names. JSON is made and read by msgspec; `docs/record.schema.json`
+is generated from these types. Readers ignore fields they do not know, and every field added later has a default, so
+that an older record of the same major version stays readable.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import SchemaError, UsageError, unknown
+
+SCHEMA = "benchd.record/1"
+
+Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "tensorrt"]
+Precision = Literal["fp32", "fp16", "bf16", "amp"]
+Kernels = Literal["torch", "custom"]
+Direction = Literal["inference", "training"]
+Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained"]
+Status = Literal["ok", "failed", "timeout", "unsupported", "aborted"]
+OptionValue = int | float | bool | str
+
+BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "tensorrt")
+KERNELS: tuple[Kernels, ...] = ("torch", "custom")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp")
+DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
+SCENARIOS: tuple[Scenario, ...] = ("single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained")
+
+
+class Variant(Struct, frozen=True, order=True):
+    """One way to deploy a model: the runtime, the number format and whose kernels."""
+
+    backend: Backend = "eager"
+    precision: Precision = "fp32"
+    kernels: Kernels = "torch"
+
+    def __post_init__(self) -> None:
+        if self.backend in ("onnxruntime", "tensorrt"):
+            if self.kernels == "custom":
+                raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so no custom kernels reach it")
+            if self.precision == "amp":
+                raise UsageError(
+                    f"{self.name}: amp is torch.autocast and {self.backend} does not run PyTorch; use fp16"
+                )
+
+    @property
+    def name(self) -> str:
+        """Return `[custom-][backend][-precision]`, `eager` and `fp32` left out; all three at their default: eager."""
+        return _variant_name(self.kernels, self.backend, self.precision)
+
+    @property
+    def label(self) -> str:
+        """Return the name as tables print it: `eager-fp16` for `fp16`."""
+        return f"eager-{self.precision}" if self.name == self.precision else self.name
+
+    @classmethod
+    def parse(cls, name: str) -> "Variant":
+        """Return the variant of this name; raise UsageError that names the closest one."""
+        variants = {variant.name: variant for variant in all_variants()}
+        variants |= {variant.label: variant for variant in variants.values()}
+        if name not in variants:
+            _explain_invalid(name)
+            raise unknown("variant", name, [variant.name for variant in all_variants()])
+        return variants[name]
+
+
+def _variant_name(kernels: Kernels, backend: Backend, precision: Precision) -> str:
+    parts = ("" if kernels == "torch" else kernels, backend, precision)
+    return "-".join(part for part in parts if part not in ("", "eager", "fp32")) or "eager"
+
+
+def _combinations() -> Iterator[tuple[Kernels, Backend, Precision]]:
+    return itertools.product(KERNELS, BACKENDS, PRECISIONS)
+
+
+def _explain_invalid(name: str) -> None:
+    """Raise the reason of a name whose parts are valid but do not go together."""
+    for kernels, backend, precision in _combinations():
+        if _variant_name(kernels, backend, precision) == name:
+            Variant(backend, precision, kernels)
+
+
+def all_variants() -> Iterator[Variant]:
+    """Yield every valid variant, plain PyTorch first."""
+    for kernels, backend, precision in _combinations():
+        with suppress(UsageError):
+            yield Variant(backend, precision, kernels)
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """What to measure. `options` holds those that differ from the catalog's defaults, sorted by name."""
+
+    model: str
+    variant: Variant = Variant()
+    batch_size: int = 1
+    options: dict[str, OptionValue] = {}
+    direction: Direction = "inference"
+    scenario: Scenario = "single_stream"
+    seed: int = 0
+
+    @property
+    def case_id(self) -> str:
+        """Return a stable readable name that is safe as a file name and as an MQTT topic level."""
+        parts = [self.model, self.variant.name, f"b{self.batch_size}"]
+        parts += [f"{name}={_plain(value)}" for name, value in sorted(self.options.items())]
+        parts += [self.direction] if self.direction != "inference" else []
+        parts += [self.scenario] if self.scenario != "single_stream" else []
+        parts += [f"seed={self.seed}"] if self.seed else []
+        return ",".join(re.sub(r"[^A-Za-z0-9_.=-]", "_", part) for part in parts)
+
+
+def _plain(value: OptionValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Sample(Struct, frozen=True, array_like=True):
+    """One reading of one sensor. `t_ns` is CLOCK_MONOTONIC, the same clock in all processes of a machine."""
+
+    t_ns: int
+    metric: str
+    value: float
+    source: str
+    rail: str = ""
+
+
+class Window(Struct, frozen=True):
+    """A span of CLOCK_MONOTONIC: from the start of the first measured block to the end of the last."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        """Return the length in seconds."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+class Summary(Struct, frozen=True):
+    """A sensor's readings inside the window, in the unit of the metric's name."""
+
+    minimum: float
+    mean: float
+    maximum: float
+    samples: int
+    source: str
+
+
+class Stages(Struct, frozen=True, kw_only=True):
+    """How long each stage of one process took; null where the stage was not reached."""
+
+    spawn_s: float | None = None
+    import_s: float | None = None
+    build_s: float | None = None
+    load_s: float | None = None
+    check_s: float | None = None
+    first_run_s: float | None = None
+    second_run_s: float | None = None
+    warm_up_s: float | None = None
+    measure_s: float | None = None
+
+
+class WarmUp(Struct, frozen=True):
+    """The runs before the measured ones. `slope_share` is the drift over the last blocks as a share of the median."""
+
+    runs: int
+    seconds: float
+    steady: bool
+    slope_share: float | None = None
+
+
+class RawFile(Struct, frozen=True):
+    """Where the raw run times lie: little-endian int64 nanoseconds, path relative to the output folder."""
+
+    path: str
+    sha256: str
+    count: int
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """Run times of one quantity over one process, or over all processes of a case."""
+
+    median_ms: float
+    low_ms: float | None = None
+    high_ms: float | None = None
+    confidence: float = 0.95
+    mean_ms: float
+    min_ms: float
+    max_ms: float
+    p90_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    p99_upper_ms: float | None = None
+    runs: int
+    outliers_mild: int = 0
+    outliers_severe: int = 0
+    interval_basis: Literal["within_process", "between_processes"] = "within_process"
+
+
+class BlockStatistics(Struct, frozen=True, kw_only=True):
+    """The blocks on whose medians the interval stands, and why measuring stopped."""
+
+    count: int
+    runs_per_block: int
+    medians_ms: list[float]
+    lag1: float | None
+    doublings: int
+    half_width: float | None
+    converged: bool
+    stop_reason: str
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator."""
+
+    rss_peak_bytes: int
+    device_peak_bytes: int | None = None
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """How a variant agrees with the same model in eager float64 on the same seeded inputs.
+
+    `error_share` is the largest absolute error over the largest absolute output. For spiking and quantised models
+    `flipped_share` is the share of inner codes that differ and the `baseline_` fields are plain eager's own figures
+    in the same precision, because plain fp32 is itself not exact there.
+    """
+
+    passed: bool
+    rule: Literal["outputs", "codes", "argmax"]
+    images: int
+    max_abs_error: float
+    error_share: float
+    tolerance: float
+    argmax_disagreements: int
+    baseline_argmax_disagreements: int | None = None
+    flipped_share: float | None = None
+    baseline_flipped_share: float | None = None
+    baseline_max_abs_error: float | None = None
+    top1: float | None = None
+    note: str = ""
+
+
+class ModelFacts(Struct, frozen=True, kw_only=True):
+    """The model as it was built: all options, the shape of one input, and which weights."""
+
+    options: dict[str, OptionValue]
+    input_shape: list[int]
+    parameters: int
+    weights: str
+    weights_sha256: str
+    data: str
+
+
+class Energy(Struct, frozen=True, kw_only=True):
+    """Energy over the window with its error bar, and what exactly was measured."""
+
+    energy_j: float
+    energy_err_j: float
+    gross_per_inference_j: float
+    net_per_inference_j: float | None = None
+    scope: str
+    source: str
+    sensor_period_s: float
+    updates: int
+
+
+class SamplerReport(Struct, frozen=True, kw_only=True):
+    """What the sampler process cost and how well it kept time during the window."""
+
+    sources: list[str]
+    cpu_s: float
+    period_s: float
+    period_p99_error: float | None
+    samples: int
+    failures: dict[str, str] = {}
+
+
+class ProcessResult(Struct, frozen=True, kw_only=True):
+    """One worker process of a case, from spawn to exit."""
+
+    status: Status
+    reason: str | None = None
+    stages: Stages = Stages()
+    warm_up: WarmUp | None = None
+    timing: Timing | None = None
+    parts: dict[str, Timing] = {}
+    blocks: BlockStatistics | None = None
+    window: Window | None = None
+    memory: Memory | None = None
+    raw: dict[str, RawFile] = {}
+    throughput_per_s: float | None = None
+    telemetry: dict[str, Summary] = {}
+    sampler: SamplerReport | None = None
+
+
+class Environment(Struct, frozen=True, kw_only=True):
+    """The machine and the software under a case: what two records must share to be comparable.
+
+    `fingerprint` hashes all of it but what may differ between two runs on an unchanged machine.
+    """
+
+    fingerprint: str
+    machine: str
+    os: str
+    kernel: str
+    board: str | None
+    soc: str | None
+    cpu_model: str
+    cpu_count: int
+    cpu_governor: str | None
+    cpu_max_hz: float | None
+    memory_bytes: int
+    device: str
+    gpu: str | None
+    driver: str | None
+    power_mode: str | None
+    clocks_locked: bool | None
+    threads: int | None
+    allocator: dict[str, str] = {}
+    versions: dict[str, str] = {}
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """All that is known of one measured case: one JSON line, one MQTT payload, one row of every table.
+
+    A value that was not measured is null and `missing` gives the reason by the field's name. `t_wall` is UTC in
+    RFC 3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`.
+    """
+
+    run_id: str
+    suite_id: str
+    device_id: str
+    case_id: str
+    case: Case
+    status: Status
+    t_wall: str
+    t_mono_ns: int
+    boot_id: str
+    tool_version: str
+    environment: Environment
+    schema: str = SCHEMA
+    reason: str | None = None
+    preset: str = ""
+    model: ModelFacts | None = None
+    kernels_ran: str | None = None
+    timing: Timing | None = None
+    parts: dict[str, Timing] = {}
+    throughput_per_s: float | None = None
+    throughput_basis: Literal["measured", "batch_over_median"] | None = None
+    energy: Energy | None = None
+    telemetry: dict[str, Summary] = {}
+    clocks: dict[str, Summary] = {}
+    temperature: dict[str, Summary] = {}
+    memory: Memory | None = None
+    occupancy: float | None = None
+    check: Check | None = None
+    x_of_floor: float | None = None
+    flags: list[str] = []
+    missing: dict[str, str] = {}
+    processes: list[ProcessResult] = []
+
+    def __post_init__(self) -> None:
+        path = _non_finite(msgspec.to_builtins(self), "record")
+        if path:
+            raise ValueError(f"{path} is not a finite number; a value that was not measured is null with a reason")
+
+    @property
+    def key(self) -> str:
+        """Return the delivery key: the same record delivered twice is stored once."""
+        return f"{self.device_id}:{self.run_id}"
+
+
+def _non_finite(value: Any, path: str) -> str | None:
+    """Return the path of the first number that is NaN or infinite."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next((found for key, item in items if (found := _non_finite(item, f"{path}.{key}"))), None)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record as one line of JSON without the line's end."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes) -> Record:
+    """Return the record in `data`; raise SchemaError for another major version or for anything else."""
+    try:
+        schema = msgspec.json.decode(data, type=_Header).schema
+        if schema != SCHEMA and not schema.startswith(f"{SCHEMA}."):
+            raise SchemaError(f"record of schema {schema!r}; this version reads {SCHEMA!r}")
+        return msgspec.json.decode(data, type=Record)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError) as error:
+        raise SchemaError(f"not a benchd record: {error}") from error
+
+
+class _Header(Struct):
+    schema: str
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a Record, as published in docs/record.schema.json."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Record)}

@@ -1,0 +1,67 @@
+"""The sensors: one file a source. A new one is a file with a class like `Procfs` and a line in `SAMPLERS`.
+
+A sampler is constructed with the path of its root (or its script) and raises UsageError where that makes no sense;
+hardware that is absent is no error but the answer of `unavailable`. It may raise from `sample`: what it yielded until
+then stays, the failure is named in the record, and the next tick tries again.
+"""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
+
+from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.records import Sample
+
+SAMPLERS = {
+    "procfs": "benchd.daemon.samplers.procfs:Procfs",
+    "fake": "benchd.daemon.samplers.fake:Fake",
+}
+
+
+class Sampler(Protocol):
+    """One source of samples. Stamps are taken by the sampler, as near to each reading as it can."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in SAMPLERS, which is the `source` of its samples."""
+        ...
+
+    def unavailable(self) -> str | None:
+        """Return None after one successful reading of every value it claims to give, else why it gives none."""
+        ...
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield one sample a value, as they are now."""
+        ...
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A sampler that also follows one process."""
+
+    def watch(self, pid: int) -> None:
+        """Follow this process from now on, instead of any other."""
+        ...
+
+
+def check(sources: Sequence[str]) -> list[str]:
+    """Return the samplers' names in `sources`; raise UsageError for one that is unknown, listed twice or unusable."""
+    names = [source.partition("=")[0] for source in sources]
+    for source, name in zip(sources, names, strict=True):
+        if name not in SAMPLERS:
+            raise unknown("sampler", name, SAMPLERS)
+        if names.count(name) > 1:
+            raise UsageError(f"sampler {name!r} is listed twice")
+        if "," in source:
+            raise UsageError(f"sampler {source!r}: a path with a comma in it cannot be given")
+    return names
+
+
+def load(source: str) -> Sampler:
+    """Return the sampler of a `name` or `name=PATH`; raise UsageError for one that makes no sense."""
+    check([source])
+    name, has_path, path = source.partition("=")
+    module, _, kind = SAMPLERS[name].partition(":")
+    sampler = getattr(importlib.import_module(module), kind)
+    return cast("Sampler", sampler(Path(path)) if has_path else sampler())

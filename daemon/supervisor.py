@@ -1,0 +1,206 @@
+"""The supervisor owns the lock, the sampler, one worker at a time and the sinks; it takes each case to its Record.
+
+Torch never enters this process. Signals only set a flag; the loop that waits for the worker acts on it.
+"""
+
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import msgspec
+
+from benchd.daemon import recording
+from benchd.daemon.errors import BenchdError
+from benchd.daemon.lock import MachineLock
+from benchd.daemon.plan import OwnModule, Planned
+from benchd.daemon.process import Worker
+from benchd.daemon.protocol import Job, Outcome, StageName
+from benchd.daemon.recording import Begun, Pass
+from benchd.daemon.records import ProcessResult, Record, Status
+from benchd.daemon.sampling import SamplerProcess
+from benchd.models import catalog
+
+
+class Sink(Protocol):
+    """Where records go. Nothing but `stage` is called while a case is being timed."""
+
+    def begin(self, plan: Sequence[Planned]) -> None:
+        """Take note of what will be measured."""
+        ...
+
+    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+        """Take note of what runs now."""
+        ...
+
+    def publish(self, record: Record, body: bytes) -> None:
+        """Take one finished record and its wire form."""
+        ...
+
+    def end(self) -> None:
+        """Deliver what is left."""
+        ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a pass needs besides its plan. Paths come from the command line or the configuration alone."""
+
+    output: Path
+    cache: Path
+    device: str
+    sources: list[str]
+    period_s: float
+    threads: int | None = None
+    weights: str | None = None
+    data: str | None = None
+    own: OwnModule | None = None
+
+
+@dataclass
+class Supervisor:
+    """One pass over a plan; `records` holds what came of it and `interrupted` whether a signal ended it early.
+
+    `failures` names what a sink could not keep.
+    """
+
+    plan: Sequence[Planned]
+    settings: Settings
+    shared: Pass
+    sinks: Sequence[Sink]
+    records: list[Record] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def run(self) -> None:
+        """Measure every case of the plan, under the machine's lock."""
+        with MachineLock(), self._signals() as self._wake, self._sampler() as self._samples:
+            self._startup()
+            self._main_loop()
+            self._shutdown()
+
+    def _startup(self) -> None:
+        for sink in self.sinks:
+            sink.begin(self.plan)
+
+    def _main_loop(self) -> None:
+        for planned in self.plan:
+            if self.interrupted:
+                return
+            self._publish(self._case(planned))
+
+    def _shutdown(self) -> None:
+        for sink in self.sinks:
+            sink.end()
+
+    def _publish(self, record: Record) -> None:
+        body = msgspec.json.encode(record)
+        self.records.append(record)
+        for sink in self.sinks:
+            self._hand_over(sink, record, body)
+
+    def _hand_over(self, sink: Sink, record: Record, body: bytes) -> None:
+        try:
+            sink.publish(record, body)
+        except BenchdError as error:  # a full disk: the other sinks, and the next case, go on
+            self.failures.append(f"{record.case_id}: {error}")
+
+    def _case(self, planned: Planned) -> Record:
+        """Run the processes of one case, one after the other, until one does not end well."""
+        begun = Begun.now(time.monotonic_ns())
+        outcomes: list[Outcome] = []
+        if planned.reason:
+            outcomes.append(Outcome(process=ProcessResult(status="unsupported", reason=planned.reason)))
+        while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
+            outcomes.append(self._process(planned, begun, len(outcomes)))
+        return recording.record(planned.case, planned.preset, self.shared, begun, outcomes)
+
+    def _process(self, planned: Planned, begun: Begun, index: int) -> Outcome:
+        name = f"{begun.run_id}.{index}"
+        with Worker(self._job(planned, name), self.settings.output / "logs" / f"{name}.log") as worker:
+            self._samples.watch(worker.pid)
+            ended_by, reason = self._wait(worker, planned, index)
+            outcome = worker.outcome(ended_by, reason)
+        return self._with_samples(outcome)
+
+    def _job(self, planned: Planned, name: str) -> Job:
+        settings, case = self.settings, planned.case
+        return Job(
+            case=case,
+            options=case.options if settings.own else catalog.entry(case.model).resolve(case.options),
+            limits=planned.limits,
+            device=settings.device,
+            threads=settings.threads,
+            output=str(settings.output),
+            raw_name=name,
+            cache=str(settings.cache),
+            spawned_ns=time.monotonic_ns(),
+            weights=settings.weights,
+            data=settings.data,
+            module=settings.own.path if settings.own else None,
+            input_shape=settings.own.input_shape if settings.own else None,
+        )
+
+    def _wait(self, worker: Worker, planned: Planned, index: int) -> tuple[Status | None, str | None]:
+        """Wait for the worker's end; return how we ended it and why, or (None, None) where it ended by itself."""
+        stage: StageName | None = None
+        while True:
+            if worker.stage != stage:
+                stage = worker.stage
+                self._announce(planned, index, stage)
+            remaining_s = worker.remaining_s()
+            if remaining_s <= 0:
+                worker.stop()
+                return "timeout", f"stage {stage} took longer than {planned.limits.deadline_s(stage):g} s"
+            waiting: list[Worker | SamplerProcess | socket.socket] = [worker, self._samples, self._wake]
+            ready, _, _ = select.select(waiting, [], [], remaining_s)
+            if self._samples in ready:
+                self._samples.receive()
+            if self.interrupted:
+                worker.stop()
+                return "aborted", "interrupted by a signal"
+            if worker in ready and worker.receive():
+                return None, None
+
+    def _announce(self, planned: Planned, index: int, stage: StageName) -> None:
+        for sink in self.sinks:
+            sink.stage(planned, index, stage)
+
+    def _with_samples(self, outcome: Outcome) -> Outcome:
+        """Cut the sensors' samples to the window of the process and add them to its result."""
+        window = outcome.process.window
+        if window is None:
+            return outcome
+        self._samples.flush()
+        telemetry, report = self._samples.cut(window)
+        process = msgspec.structs.replace(outcome.process, telemetry=telemetry, sampler=report)
+        return msgspec.structs.replace(outcome, process=process)
+
+    def _sampler(self) -> SamplerProcess:
+        return SamplerProcess(self.settings.sources, self.settings.period_s)
+
+    @contextmanager
+    def _signals(self) -> Iterator[socket.socket]:
+        """Turn SIGINT and SIGTERM into a flag and a byte that wakes the loop; put the old handlers back after."""
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        old_wakeup = signal.set_wakeup_fd(writer.fileno())
+        old = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield reader
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_wakeup)
+            reader.close()
+            writer.close()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True

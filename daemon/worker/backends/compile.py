@@ -1,0 +1,22 @@
+"""torch.compile with the inductor back end, static shapes."""
+
+import torch
+from torch import Tensor, nn
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Precision
+from benchd.daemon.worker.backends import Loaded, eager
+
+
+def load(module: nn.Module, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+    """Return the compiled module; compiling happens here, so that it counts as loading and not as the first run."""
+    plain = eager.load(module, precision, device, example)
+    run = torch.compile(plain.run, dynamic=False)
+    try:
+        with torch.inference_mode():
+            run(example.to(device, plain.dtype))
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        if "InvalidCxxCompiler" in str(error):
+            raise Unsupported("torch.compile needs a C++ compiler on the CPU; install g++ or set CXX") from error
+        raise
+    return Loaded(run, plain.dtype, device, None)

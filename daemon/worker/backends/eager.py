@@ -1,0 +1,38 @@
+"""Plain PyTorch, operator by operator."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from benchd.daemon.records import Precision
+from benchd.daemon.worker.backends import Loaded
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "amp": torch.float32,
+}
+
+
+def load(module: nn.Module, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+    """Return `module` on `device` in `precision`; amp keeps float32 weights and inputs."""
+    del example
+    module = copy.deepcopy(module).to(device, DTYPES[precision])
+    return Loaded(_autocast(module, device) if precision == "amp" else module, DTYPES[precision], device, module)
+
+
+def amp_dtype(device: torch.device) -> torch.dtype:
+    """Return what autocast computes in: float16 on CUDA, bfloat16 on a CPU."""
+    return torch.float16 if device.type == "cuda" else torch.bfloat16
+
+
+def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
+    def run(*inputs: Tensor) -> Tensor:
+        with torch.autocast(device.type, amp_dtype(device)):
+            output: Tensor = module(*inputs)
+        return output
+
+    return run

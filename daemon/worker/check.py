@@ -1,0 +1,234 @@
+"""The numerical check before any timing: a variant against the same model in eager float64 on the same inputs."""
+
+import hashlib
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchd.daemon.protocol import Job
+from benchd.daemon.records import Check, Precision, Variant
+from benchd.daemon.worker import backends
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.subject import Subject
+
+ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
+FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
+REFERENCE_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a model answers: outputs (N, ...) in float64 and inner codes (N, features) as int8, None where hidden."""
+
+    outputs: np.ndarray
+    codes: np.ndarray | None
+
+
+def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
+    """Compare the loaded variant with the float64 reference and judge it by the rule of its kind."""
+    images = _check_images(subject, job)
+    reference = _cached("float64", subject, job, len(images), lambda: _reference(subject, loaded.device, images, job))
+    observed = observe(loaded, images, job.case.batch_size, job.case.seed)
+    if subject.judged_by == "outputs":
+        result = _judge_outputs(reference, observed, _numbers(job.case.variant.precision, loaded.device))
+    else:
+        result = _judge_codes(reference, observed, _baseline(subject, loaded, job, images, observed), job, loaded)
+    return msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=_note(job))
+
+
+def _check_images(subject: Subject, job: Job) -> Tensor:
+    """Return whole batches that hold at least the number of images the preset asks for."""
+    return _whole_batches(subject.images, job.limits.check_images, job.case.batch_size)
+
+
+def _whole_batches(images: Tensor, at_least: int, batch_size: int) -> Tensor:
+    count = -(-at_least // batch_size) * batch_size
+    return images[torch.arange(count) % len(images)]
+
+
+def _numbers(precision: Precision, device: torch.device) -> str:
+    """Return the number format that decides the tolerance; amp computes in fp16 on CUDA and in bf16 on a CPU."""
+    if precision != "amp":
+        return precision
+    return "fp16" if device.type == "cuda" else "bf16"
+
+
+def observe(loaded: Loaded, images: Tensor, batch_size: int, seed: int) -> Observation:
+    """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes."""
+    outputs, codes = [], []
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            inputs = [batch, *_uniforms(loaded.module, start, batch, seed)]
+            with _Codes(loaded.module, len(batch)) as watched:
+                output = loaded.run(*(value.to(loaded.device, loaded.dtype) for value in inputs))
+            outputs.append(output.double().cpu().numpy())
+            codes.append(watched.codes())
+    visible = [part for part in codes if part is not None]
+    return Observation(np.concatenate(outputs), np.concatenate(visible) if visible else None)
+
+
+def _uniforms(module: nn.Module | None, start: int, batch: Tensor, seed: int) -> list[Tensor]:
+    """Return the random numbers of a rate-encoded model, (T, B, ...): the same ones for the same image in any batch."""
+    if getattr(module, "encoding", None) != "rate":
+        return []
+    steps = int(getattr(module, "time_steps"))  # noqa: B009 - the attribute of whichever module encodes by rate
+    draws = [torch.Generator().manual_seed(seed + start + image) for image in range(len(batch))]
+    return [torch.stack([torch.rand(steps, *batch.shape[1:], generator=draw) for draw in draws], dim=1)]
+
+
+class _Codes:
+    """Forward hooks on a module's neurons, for as long as the context lasts."""
+
+    def __init__(self, module: nn.Module | None, batch: int) -> None:
+        neurons = getattr(module, "neurons", list)
+        self._neurons: list[nn.Module] = neurons()
+        self._steps, self._batch = int(getattr(module, "time_steps", 1)), batch
+        self._seen: list[np.ndarray] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> "_Codes":
+        self._hooks = [neuron.register_forward_hook(self._keep) for neuron in self._neurons]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keep(self, neuron: nn.Module, _: object, output: Tensor) -> None:
+        codes = torch.round(output / getattr(neuron, "scale", 1.0)).to(torch.int8)
+        by_image = codes.reshape(self._steps, self._batch, -1).transpose(0, 1).reshape(self._batch, -1)
+        self._seen.append(by_image.cpu().numpy())
+
+    def codes(self) -> np.ndarray | None:
+        """Return the codes (B, features) of all neurons in forward order."""
+        return np.concatenate(self._seen, axis=1) if self._seen else None
+
+
+def _reference(subject: Subject, device: torch.device, images: Tensor, job: Job) -> Observation:
+    module = subject.reference().to(device)
+    return observe(Loaded(module, torch.float64, device, module), images, REFERENCE_BATCH, job.case.seed)
+
+
+def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Tensor, observed: Observation) -> Observation:
+    """Return what plain eager answers in the same precision: how far this number format alone leads away."""
+    plain = Variant("eager", job.case.variant.precision)
+    if job.case.variant == plain:
+        return observed
+    name = f"{plain.name}-{loaded.device.type}"
+
+    def run() -> Observation:
+        eager = backends.load(plain, subject.module, loaded.device, images[:1])
+        return observe(eager, images, job.case.batch_size, job.case.seed)
+
+    return _cached(name, subject, job, len(images), run)
+
+
+def _judge_outputs(reference: Observation, observed: Observation, numbers: str) -> Check:
+    error, share = _errors(reference, observed)
+    return Check(
+        passed=share <= ERROR_SHARE[numbers],
+        rule="outputs",
+        images=len(reference.outputs),
+        max_abs_error=error,
+        error_share=share,
+        tolerance=ERROR_SHARE[numbers],
+        argmax_disagreements=_disagreements(reference, observed),
+    )
+
+
+def _judge_codes(
+    reference: Observation, observed: Observation, baseline: Observation, job: Job, loaded: Loaded
+) -> Check:
+    """Judge by flipped codes where they can be seen, else by the argmax and twice eager's error."""
+    error, share = _errors(reference, observed)
+    eager_error, _ = _errors(reference, baseline)
+    disagreements, allowed = _disagreements(reference, observed), _disagreements(reference, baseline) + 1
+    flipped, eager_flipped = _flipped(reference, observed), _flipped(reference, baseline)
+    numbers = _numbers(job.case.variant.precision, loaded.device)
+    if flipped is not None and eager_flipped is not None:
+        tolerance = max(2 * eager_flipped, FLIPPED_SHARE[numbers])
+        agrees = flipped <= tolerance
+    else:
+        tolerance = 2 * eager_error
+        agrees = error <= tolerance
+    return Check(
+        passed=agrees and disagreements <= allowed,
+        rule="codes" if flipped is not None else "argmax",
+        images=len(reference.outputs),
+        max_abs_error=error,
+        error_share=share,
+        tolerance=tolerance,
+        argmax_disagreements=disagreements,
+        baseline_argmax_disagreements=allowed - 1,
+        flipped_share=flipped,
+        baseline_flipped_share=eager_flipped,
+        baseline_max_abs_error=eager_error,
+    )
+
+
+def _errors(reference: Observation, observed: Observation) -> tuple[float, float]:
+    """Return the largest absolute error and its share of the largest absolute output; an overflow counts as 1e300."""
+    error = np.abs(reference.outputs - observed.outputs).max(initial=0.0)
+    finite = float(error) if np.isfinite(error) else 1e300
+    return finite, finite / max(float(np.abs(reference.outputs).max(initial=0.0)), np.finfo(np.float64).tiny)
+
+
+def _disagreements(reference: Observation, observed: Observation) -> int:
+    ours, theirs = (o.outputs.reshape(len(o.outputs), -1).argmax(axis=1) for o in (observed, reference))
+    return int((ours != theirs).sum())
+
+
+def _flipped(reference: Observation, observed: Observation) -> float | None:
+    if reference.codes is None or observed.codes is None:
+        return None
+    return float((reference.codes != observed.codes).mean())
+
+
+def _top1(subject: Subject, loaded: Loaded, job: Job) -> float | None:
+    """Return the share of right answers over the pool, where labels and trained weights are there."""
+    if subject.labels is None or not job.weights:
+        return None
+    count = len(subject.labels)
+    images = _whole_batches(subject.images, count, job.case.batch_size)
+    outputs = observe(loaded, images, job.case.batch_size, job.case.seed).outputs[:count]
+    return float((outputs.argmax(axis=1) == subject.labels.numpy()).mean())
+
+
+def _note(job: Job) -> str:
+    return "" if job.weights else "agreement on random weights, accuracy unknown"
+
+
+def _cached(name: str, subject: Subject, job: Job, count: int, run: Callable[[], Observation]) -> Observation:
+    """Return the observation kept from an earlier process, else make and keep it."""
+    facts = subject.facts
+    inputs = [facts.data, facts.input_shape, job.case.seed, count]
+    key = [name, job.case.model, facts.options, facts.weights_sha256, inputs, str(torch.__version__)]
+    pieces = msgspec.json.encode(key)
+    path = Path(job.cache) / "references" / f"{hashlib.sha256(pieces).hexdigest()[:32]}.npz"
+    if path.exists():
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+                return Observation(kept["outputs"], kept.get("codes"))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error):
+            path.unlink(missing_ok=True)  # a torn or foreign file: made again below
+    observation = run()
+    _keep(path, observation)
+    return observation
+
+
+def _keep(path: Path, observation: Observation) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    codes = {} if observation.codes is None else {"codes": observation.codes}
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        np.savez_compressed(file, allow_pickle=False, outputs=observation.outputs, **codes)
+    os.replace(file.name, path)  # noqa: PTH105 - the atomic rename

@@ -1,0 +1,136 @@
+"""Warming up to a steady state and the timed loop; the statistics themselves are in benchd.daemon.statistics."""
+
+import gc
+import hashlib
+import math
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon import statistics
+from benchd.daemon.records import BlockStatistics, RawFile, Timing, WarmUp, Window
+from benchd.daemon.statistics import Blocks, BlockSummary, Interval, StopRule
+from benchd.daemon.worker.steps import Step
+
+WARM_UP_BLOCK_S = 0.1
+WARM_UP_BLOCK_RUNS = 10
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A timed loop's result: nanoseconds of each part in the order of the runs, the blocks and the exact window."""
+
+    values_ns: dict[str, "array[int]"]
+    summary: BlockSummary
+    window: Window
+
+
+def warm_up(step: Step, cap_s: float) -> WarmUp:
+    """Run until the block medians no longer drift or `cap_s` has passed, at least twice."""
+    start = time.monotonic()
+    blocks: list[tuple[float, float]] = []
+    runs, settled, share = 0, False, None
+    while not settled and time.monotonic() - start < cap_s:
+        block_start = time.monotonic()
+        values: list[float] = []
+        while len(values) < WARM_UP_BLOCK_RUNS or time.monotonic() - block_start < WARM_UP_BLOCK_S:
+            values.append(float(step(runs + len(values))[0]))
+            if time.monotonic() - start >= cap_s:
+                break
+        runs += len(values)
+        blocks.append((statistics.median(values), time.monotonic()))
+        settled, share = statistics.steady(blocks)
+    return WarmUp(runs, time.monotonic() - start, settled, share)
+
+
+def measure(step: Step, rule: StopRule) -> Measured:
+    """Time runs until the rule says stop. Nothing else happens in the loop: no collection, no output, no file."""
+    scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # a value stands for so many runs
+    blocks = Blocks(scaled)
+    values_ns: dict[str, array[int]] = {part: array("q") for part in step.parts}
+    columns = list(values_ns.values())
+    index = 0
+    with _no_collection():
+        start = time.monotonic_ns()
+        while True:
+            times = step(index)
+            index += 1
+            for column, value in zip(columns, times, strict=True):
+                column.append(value)
+            if blocks.add(times[0]) and blocks.stop_reason((time.monotonic_ns() - start) / 1e9):
+                break
+        end = time.monotonic_ns()
+    return Measured(values_ns, blocks.summary(), Window(start, end))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: float) -> Timing:
+    """Return the statistics of one part; a percentile is null where too few runs back it."""
+    ordered = sorted(float(value) for value in values_ns)
+    mild, severe = statistics.tukey_outliers(ordered)
+    return Timing(
+        median_ms=median_ns / 1e6,
+        low_ms=max(0.0, interval_ns.low / 1e6) if interval_ns else None,
+        high_ms=interval_ns.high / 1e6 if interval_ns else None,
+        mean_ms=math.fsum(ordered) / len(ordered) / 1e6,
+        min_ms=ordered[0] / 1e6,
+        max_ms=ordered[-1] / 1e6,
+        p90_ms=_ms(statistics.backed_percentile(ordered, 90)),
+        p95_ms=_ms(statistics.backed_percentile(ordered, 95)),
+        p99_ms=_ms(statistics.backed_percentile(ordered, 99)),
+        p99_upper_ms=_ms(statistics.percentile_upper_bound(ordered, 99)),
+        runs=len(ordered),
+        outliers_mild=mild,
+        outliers_severe=severe,
+    )
+
+
+def part_timing(values_ns: Sequence[int]) -> Timing:
+    """Return the statistics of a part that did not decide the stop: its own blocks are the loop's runs in tenths."""
+    size = max(1, len(values_ns) // 10)
+    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
+    return timing(values_ns, statistics.median_interval(medians), math.fsum(medians) / len(medians))
+
+
+def block_statistics(summary: BlockSummary) -> BlockStatistics:
+    """Return the blocks as they stand in a record."""
+    return BlockStatistics(
+        count=summary.count,
+        runs_per_block=summary.runs_per_block,
+        medians_ms=[value / 1e6 for value in summary.block_medians_ns],
+        lag1=summary.lag1,
+        doublings=summary.doublings,
+        half_width=summary.half_width,
+        converged=summary.converged,
+        stop_reason=summary.stop_reason or "",
+    )
+
+
+def write_raw(values_ns: dict[str, "array[int]"], folder: Path, name: str) -> dict[str, RawFile]:
+    """Write each part's run times as little-endian int64 nanoseconds and return where they lie."""
+    files = {}
+    for part, values in values_ns.items():
+        path = folder / "raw" / f"{name}.{part}.i64"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = values.tobytes()
+        path.write_bytes(body)
+        files[part] = RawFile(str(path.relative_to(folder)), hashlib.sha256(body).hexdigest(), len(values))
+    return files
+
+
+def _ms(value_ns: float | None) -> float | None:
+    return None if value_ns is None else value_ns / 1e6

@@ -1,0 +1,195 @@
+"""The phases of one process in order: build, load, check, warm up, measure."""
+
+import ctypes
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.protocol import Job, Outcome
+from benchd.daemon.records import (
+    BlockStatistics,
+    Check,
+    Memory,
+    ModelFacts,
+    ProcessResult,
+    RawFile,
+    Status,
+    Timing,
+    WarmUp,
+    Window,
+)
+from benchd.daemon.worker import backends, measure, steps
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.check import check
+from benchd.daemon.worker.stages import StageClock
+from benchd.daemon.worker.subject import build
+
+OFFLINE_CHUNK_S = 0.1
+DEVICE_PARTS_S = 1.0
+
+
+@dataclass
+class Findings:
+    """What the phases have found so far; an exception in the middle loses nothing of it."""
+
+    stages: StageClock
+    model: ModelFacts | None = None
+    check: Check | None = None
+    device_name: str | None = None
+    warm_up: WarmUp | None = None
+    timing: Timing | None = None
+    parts: dict[str, Timing] = field(default_factory=dict)
+    blocks: BlockStatistics | None = None
+    window: Window | None = None
+    memory: Memory | None = None
+    raw: dict[str, RawFile] = field(default_factory=dict)
+    throughput_per_s: float | None = None
+    flags: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def outcome(self, status: Status, reason: str | None) -> Outcome:
+        """Return the last line of this process."""
+        process = ProcessResult(
+            status=status,
+            reason=reason,
+            stages=self.stages.stages(),
+            warm_up=self.warm_up,
+            timing=self.timing,
+            parts=self.parts,
+            blocks=self.blocks,
+            window=self.window,
+            memory=self.memory,
+            raw=self.raw,
+            throughput_per_s=self.throughput_per_s,
+        )
+        return Outcome(
+            process=process,
+            model=self.model,
+            check=self.check,
+            threads=torch.get_num_threads(),
+            device_name=self.device_name,
+            versions=_versions(),
+            flags=self.flags,
+            missing=self.missing,
+        )
+
+
+def run(job: Job, findings: Findings) -> None:
+    """Do every phase of the job, writing what each one finds into `findings`."""
+    device = _open_device(job)
+    findings.device_name = torch.cuda.get_device_name() if device.type == "cuda" else None
+    findings.stages.enter("build")
+    subject = build(job)
+    findings.model = subject.facts
+    findings.stages.enter("load")
+    loaded = backends.load(job.case.variant, subject.module, device, subject.images[: job.case.batch_size])
+    findings.stages.leave()
+    pool = steps.batches(subject.images, job.case.batch_size, loaded)
+    _first_runs(loaded, pool, findings.stages)
+    findings.stages.enter("check")
+    findings.check = check(subject, loaded, job)
+    del subject
+    _timed(job, loaded, pool, findings)
+
+
+def _open_device(job: Job) -> torch.device:
+    if job.device == "cuda" and not torch.cuda.is_available():
+        raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
+    if job.case.direction == "training" and job.case.variant.name != "eager":
+        raise Unsupported("training is measured on eager only")
+    torch.set_num_threads(job.threads or len(os.sched_getaffinity(0)))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return torch.device(job.device)
+
+
+def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) -> None:
+    step = steps.SingleStream(loaded, pool)
+    with torch.inference_mode():
+        for name in ("first_run_s", "second_run_s"):
+            stages.seconds[name] = step(0)[0] / 1e9
+
+
+def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+    _forget_peaks(loaded.device)
+    step, mode = _step(job, loaded, pool)
+    with mode:
+        findings.stages.enter("warm_up")
+        findings.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
+        findings.stages.enter("measure")
+        measured = measure.measure(step, job.limits.rule)
+        findings.memory = _peaks(loaded.device)
+        _device_parts(job, loaded, pool, findings)
+    findings.stages.leave()
+    _record(job, step, measured, findings)
+
+
+def _step(job: Job, loaded: Loaded, pool: list[torch.Tensor]) -> tuple[steps.Step, AbstractContextManager[object]]:
+    """Return what one run is, and the mode it runs in."""
+    if job.case.direction == "training":
+        if loaded.module is None:
+            raise Unsupported("this backend does not train")
+        return steps.Training(loaded.module, loaded.device, pool, job.case.seed), nullcontext()
+    if job.case.scenario == "offline":
+        return steps.Offline(loaded, pool, _chunk(loaded, pool)), torch.inference_mode()
+    return steps.SingleStream(loaded, pool), torch.inference_mode()
+
+
+def _chunk(loaded: Loaded, pool: list[torch.Tensor]) -> int:
+    """Return how many inferences make a chunk of about a tenth of a second, at least two."""
+    with torch.inference_mode():
+        return max(2, int(OFFLINE_CHUNK_S * 1e9 / steps.SingleStream(loaded, pool)(0)[0]))
+
+
+def _record(job: Job, step: steps.Step, measured: measure.Measured, findings: Findings) -> None:
+    """Turn the timed loop into the fields of a record."""
+    first, *others = step.parts
+    summary = measured.summary
+    findings.timing = measure.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
+    findings.parts |= {part: measure.part_timing(measured.values_ns[part]) for part in others}
+    findings.blocks = measure.block_statistics(summary)
+    findings.window = measured.window
+    findings.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
+    findings.throughput_per_s = job.case.batch_size * summary.runs * step.runs / measured.window.seconds
+    if findings.warm_up and not findings.warm_up.steady:
+        findings.flags.append("warm_up_not_steady")
+
+
+def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+    """On a GPU, take the parts of an inference by events in a short pass of its own, after the timed one."""
+    if loaded.device.type != "cuda" or job.case.direction == "training":
+        return
+    step = steps.DeviceParts(loaded, pool)
+    values: list[tuple[int, ...]] = []
+    end = time.monotonic() + DEVICE_PARTS_S
+    while len(values) < 10 or time.monotonic() < end:
+        values.append(step(len(values)))
+    columns = zip(step.parts, zip(*values, strict=True), strict=True)
+    findings.parts |= {part: measure.part_timing(column) for part, column in columns}
+
+
+def _forget_peaks(device: torch.device) -> None:
+    """Give back what building and checking used and restart the peaks, so that they are the timed section's own."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peaks(device: torch.device) -> Memory:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    resident = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return Memory(
+        rss_peak_bytes=resident,
+        device_peak_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that only a process with torch knows."""
+    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {name: str(version) for name, version in found.items() if version}

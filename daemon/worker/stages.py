@@ -1,0 +1,40 @@
+"""The worker's side of the pipe: which stage runs, and how long each took."""
+
+import time
+from typing import BinaryIO
+
+import msgspec
+
+from benchd.daemon.protocol import Job, Message, Stage, StageName
+from benchd.daemon.records import Stages
+
+
+def send(pipe: BinaryIO, message: Message) -> None:
+    """Write one message as a JSON line."""
+    pipe.write(msgspec.json.encode(message) + b"\n")
+
+
+class StageClock:
+    """Announces each stage to the supervisor and keeps how long it took."""
+
+    def __init__(self, pipe: BinaryIO, job: Job) -> None:
+        self._pipe = pipe
+        self._current: StageName | None = None
+        self._started_ns = time.monotonic_ns()
+        self.seconds: dict[str, float] = {"spawn_s": (self._started_ns - job.spawned_ns) / 1e9}
+
+    def enter(self, name: StageName) -> None:
+        """End the stage that runs and begin this one."""
+        self.leave()
+        self._current, self._started_ns = name, time.monotonic_ns()
+        send(self._pipe, Stage(name))
+
+    def leave(self) -> None:
+        """End the stage that runs."""
+        if self._current:
+            self.seconds[f"{self._current}_s"] = (time.monotonic_ns() - self._started_ns) / 1e9
+            self._current = None
+
+    def stages(self) -> Stages:
+        """Return the stages so far."""
+        return Stages(**self.seconds)

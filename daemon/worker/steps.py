@@ -1,0 +1,149 @@
+"""One timed step of each kind: what a run is, and into which parts its time falls.
+
+A step takes the number of the run and returns nanoseconds, one value a part; the first part decides the statistics.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchd.daemon.worker.backends import Loaded
+
+
+class Step(Protocol):
+    """One run of the case; `runs` says how many inferences one call stands for."""
+
+    parts: tuple[str, ...]
+    runs: int
+
+    def __call__(self, index: int) -> tuple[int, ...]:
+        """Do run number `index` and return the nanoseconds of each part."""
+        ...
+
+
+def batches(images: Tensor, batch_size: int, loaded: Loaded) -> list[Tensor]:
+    """Return the pool as batches in host memory, in the type the model reads; pinned where a GPU copies them."""
+    count = max(1, len(images) // batch_size) * batch_size
+    whole = images[torch.arange(count) % len(images)].to(loaded.dtype)
+    split = list(whole.split(batch_size))
+    return [batch.pin_memory() for batch in split] if loaded.device.type == "cuda" else split
+
+
+class SingleStream:
+    """One inference, from input on the host to output on the host, synchronised; inputs rotate through the pool."""
+
+    parts: tuple[str, ...] = ("total",)
+    runs: int = 1
+
+    def __init__(self, loaded: Loaded, pool: Sequence[Tensor]) -> None:
+        self._run, self._pool, self._device = loaded.run, pool, loaded.device
+
+    def __call__(self, index: int) -> tuple[int, ...]:
+        """Return the nanoseconds of one inference."""
+        images = self._pool[index % len(self._pool)]
+        start = time.monotonic_ns()
+        self._run(images.to(self._device, non_blocking=True)).cpu()
+        return (time.monotonic_ns() - start,)
+
+
+class Offline:
+    """A chunk of inferences without waiting in between: two are in flight on a GPU, one follows another on a CPU."""
+
+    parts: tuple[str, ...] = ("total",)
+    runs: int
+
+    def __init__(self, loaded: Loaded, pool: Sequence[Tensor], runs: int) -> None:
+        self._run, self._pool, self._device, self.runs = loaded.run, pool, loaded.device, runs
+        self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []
+
+    def __call__(self, index: int) -> tuple[int, ...]:
+        """Return the nanoseconds of one inference as the mean over the chunk."""
+        start = time.monotonic_ns()
+        if self._streams:
+            self._two_in_flight(index)
+        else:
+            for run in range(self.runs):
+                self._run(self._pool[(index * self.runs + run) % len(self._pool)])
+        return ((time.monotonic_ns() - start) // self.runs,)
+
+    def _two_in_flight(self, index: int) -> None:
+        for run in range(self.runs):
+            stream = self._streams[run % 2]
+            stream.synchronize()
+            with torch.cuda.stream(stream):
+                images = self._pool[(index * self.runs + run) % len(self._pool)].to(self._device, non_blocking=True)
+                self._run(images).to("cpu", non_blocking=True)
+        torch.cuda.synchronize()
+
+
+class Training:
+    """Forward with cross-entropy, then backward; gradients are cleared before the clock starts."""
+
+    parts: tuple[str, ...] = ("total", "forward", "backward")
+    runs: int = 1
+
+    def __init__(self, module: nn.Module, device: torch.device, pool: Sequence[Tensor], seed: int) -> None:
+        self._module, self._device, self._pool = module.train(), device, pool
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._targets = torch.Generator().manual_seed(seed)
+
+    def __call__(self, index: int) -> tuple[int, ...]:
+        """Return the nanoseconds of the whole step, of the forward and of the backward pass."""
+        images = self._pool[index % len(self._pool)]
+        self._module.zero_grad(set_to_none=True)
+        start = self._now()
+        loss = self._loss(images.to(self._device))
+        middle = self._now()
+        loss.backward()
+        end = self._now()
+        return end - start, middle - start, end - middle
+
+    def _now(self) -> int:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.monotonic_ns()
+
+    def _loss(self, images: Tensor) -> Tensor:
+        if not self._parameters:  # nothing to train: the gradient goes to the input, as in a microbenchmark
+            images = images.detach().requires_grad_()
+        scores = self._module(images).flatten(1).float()
+        targets = torch.randint(scores.shape[1], (len(scores),), generator=self._targets)
+        return functional.cross_entropy(scores, targets.to(scores.device))
+
+
+class DeviceParts:
+    """Where a GPU inference spends its time, by CUDA events: copy in, compute, copy out, and the host's enqueueing."""
+
+    parts: tuple[str, ...] = ("compute", "h2d", "d2h", "enqueue")
+    runs: int = 1
+
+    def __init__(self, loaded: Loaded, pool: Sequence[Tensor]) -> None:
+        self._run, self._pool, self._device = loaded.run, pool, loaded.device
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+        self._output: Tensor | None = None
+
+    def __call__(self, index: int) -> tuple[int, ...]:
+        """Return the nanoseconds of compute, copy to the device, copy back and enqueueing."""
+        start, copied, computed, done = self._events
+        images = self._pool[index % len(self._pool)]
+        begin = time.monotonic_ns()
+        start.record()
+        on_device = images.to(self._device, non_blocking=True)
+        copied.record()
+        output = self._run(on_device)
+        computed.record()
+        enqueued = time.monotonic_ns() - begin
+        self._host_buffer(output).copy_(output, non_blocking=True)
+        done.record()
+        done.synchronize()
+        spans = (copied.elapsed_time(computed), start.elapsed_time(copied), computed.elapsed_time(done))
+        return (*(round(span * 1e6) for span in spans), enqueued)
+
+    def _host_buffer(self, output: Tensor) -> Tensor:
+        if self._output is None:
+            self._output = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+        return self._output

@@ -1,0 +1,116 @@
+"""What is measured: the built module, its inputs and the facts about both."""
+
+import copy
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.protocol import Job
+from benchd.daemon.records import ModelFacts
+from benchd.kernels.dispatch import Unavailable
+from benchd.models import catalog, data, weights
+
+POOL_BYTES = 64 * 2**20
+POOL_IMAGES = 256
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module in float32 on the CPU, a pool of inputs (N, *shape) in float32 and labels (N,) where there are any."""
+
+    module: nn.Module
+    facts: ModelFacts
+    judged_by: Literal["outputs", "codes"]
+    images: Tensor
+    labels: Tensor | None
+
+    def reference(self) -> nn.Module:
+        """Return the same model in eager float64 on plain PyTorch kernels, with the same weights."""
+        return copy.deepcopy(self.module).double()
+
+
+def build(job: Job) -> Subject:
+    """Build the job's model and its inputs; raise Unsupported or UsageError with the reason."""
+    torch.manual_seed(job.case.seed)
+    try:
+        module = _own_module(job) if job.module else _catalogued(job)
+    except Unavailable as error:
+        raise Unsupported(str(error)) from error
+    shape: tuple[int, ...] = tuple(job.input_shape or getattr(module, "input_shape", ()) or ())
+    if not shape:
+        raise UsageError("the module has no attribute input_shape; give the shape of one input with --input 3x32x32")
+    images, labels, source = _inputs(job, shape)
+    return Subject(module, _facts(job, module, shape, source), _judged_by(job, module), images, labels)
+
+
+def _catalogued(job: Job) -> nn.Module:
+    kernels = job.case.variant.kernels
+    if job.weights:
+        return weights.load(job.case.model, Path(job.weights), kernels=kernels, **job.options)
+    return catalog.build(job.case.model, kernels=kernels, **job.options)
+
+
+def _own_module(job: Job) -> nn.Module:
+    """Return what the user's `FILE.py:function` builds; the path comes from the command line alone."""
+    path, _, function = str(job.module).rpartition(":")
+    if job.case.variant.kernels == "custom":
+        raise Unsupported("a module of your own has no custom kernels")
+    spec = importlib.util.spec_from_file_location("benchd_own_module", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--module {job.module}: {path} is not a Python file")
+    source = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(source)
+    if not hasattr(source, function):
+        raise UsageError(f"--module {job.module}: {path} has no {function!r}")
+    module = getattr(source, function)()
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"--module {job.module}: {function} returned {type(module).__name__}, not torch.nn.Module")
+    if job.weights:
+        weights.apply(module, weights.read(Path(job.weights)))
+    return module.float().eval()
+
+
+def _judged_by(job: Job, module: nn.Module) -> Literal["outputs", "codes"]:
+    if job.module:
+        return "codes" if hasattr(module, "neurons") else "outputs"
+    return catalog.entry(job.case.model).judged_by
+
+
+def _inputs(job: Job, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None, str]:
+    """Return images, labels or None, and where they come from."""
+    entry = None if job.module else catalog.entry(job.case.model)
+    dataset = entry.dataset if entry else None
+    kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
+    batch = job.case.batch_size
+    if job.data:
+        images = data.open_data(job.data, shape, max(POOL_IMAGES, batch), dataset=dataset, inputs=kind)
+        return images.images, images.labels, images.source
+    image_bytes = 4 * torch.Size(shape).numel()
+    count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // image_bytes))
+    return data.random_images(shape, count, kind, job.case.seed), None, f"random {kind}, seed {job.case.seed}"
+
+
+def _facts(job: Job, module: nn.Module, shape: tuple[int, ...], source: str) -> ModelFacts:
+    return ModelFacts(
+        options=job.options,
+        input_shape=list(shape),
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        weights=Path(job.weights).name if job.weights else f"random, seed {job.case.seed}",
+        weights_sha256=_digest(module),
+        data=source,
+    )
+
+
+def _digest(module: nn.Module) -> str:
+    """Return a hash over names, types and values of the state dict, whichever file it came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,96 @@
+"""The selective scan of Mamba: a linear recurrence over tokens whose decay depends on the token.
+
+    h[t,d,n] = exp(delta[t,d] A[d,n]) h[t-1,d,n] + delta[t,d] u[t,d] B[t,n]      h[-1] = 0
+    y[t,d] = sum over n of h[t,d,n] C[t,n]  +  D[d] u[t,d],  times silu(z[t,d]) where there is a gate z
+
+Tokens are t < L = length, channels d < E, states n < N; the batch never mixes. `delta_bias` is added to delta, then
+softplus is taken where `delta_softplus` says so (linear above 20). `reverse` runs t from L-1 down to 0, with inputs and
+outputs in their natural order. h, delta and every sum are in float32, in float64 for a float64 u, and y is in the dtype
+of u (Gu and Dao, 2023, algorithm 2).
+"""
+
+import torch
+
+from benchd.kernels.dispatch import implementation_module
+from benchd.kernels.selective_scan import reference, torch_impl
+
+__all__ = ["selective_scan", "selective_scan_pair"]
+
+# imported above rather than looked up by name, so that torch.compile can trace the call
+_PLAIN = {"reference": reference, "torch": torch_impl}
+
+
+def selective_scan(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    reverse: bool = False,
+    *,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Return y (batch, L, E) in the dtype of u.
+
+    u, delta, z (batch, L, E); A (E, N), negative; B, C (batch, L, N); D, delta_bias (E,). "reference" and "torch" are
+    differentiable in every tensor, once. Raises TypeError for a tensor that is not floating point, ValueError for a
+    wrong shape, a second device or an unknown implementation, and dispatch.Unavailable where the implementation cannot
+    run here.
+    """
+    _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
+    run = (_PLAIN.get(implementation) or implementation_module(__name__, implementation, u.device)).selective_scan
+    y: torch.Tensor = run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse)
+    return y
+
+
+def selective_scan_pair(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Return the y of two scans at once, (2, batch, L, E) in the dtype of u: [0] runs forward and [1] in reverse.
+
+    Every tensor is that of `selective_scan` with a first dimension of 2, all in natural token order; there is no gate,
+    since a bidirectional layer gates the sum. Errors are those of `selective_scan`.
+    """
+    _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
+    run = (_PLAIN.get(implementation) or implementation_module(__name__, implementation, u.device)).selective_scan_pair
+    y: torch.Tensor = run(u, delta, A, B, C, D, delta_bias, delta_softplus)
+    return y
+
+
+def _check(op: str, lead: tuple[int, ...], **tensors: torch.Tensor | None) -> None:
+    """Raise where a tensor does not fit the shapes of u (*lead, batch, length, channels) and A (*lead, channels, N)."""
+    u, A = tensors["u"], tensors["A"]
+    assert u is not None and A is not None  # noqa: S101, PT018 - the two that are never optional
+    if u.dim() != len(lead) + 3 or u.shape[: len(lead)] != lead:
+        raise ValueError(f"{op}: u must be ({_text(lead)}batch, length, channels), not {tuple(u.shape)}")
+    if A.dim() != len(lead) + 2 or A.shape[:-1] != (*lead, u.shape[-1]):
+        raise ValueError(f"{op}: A must be ({_text(lead)}{u.shape[-1]}, state), not {tuple(A.shape)}")
+    per_channel, per_state = (*lead, u.shape[-1]), (*u.shape[:-1], A.shape[-1])
+    expected = {"A": A.shape, "B": per_state, "C": per_state, "D": per_channel, "delta_bias": per_channel}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not tensor.is_floating_point():
+            raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
+        if tensor.device != u.device:
+            raise ValueError(f"{op}: {name} must be on {u.device} as u is, not on {tensor.device}")
+        shape = expected.get(name, u.shape)
+        if tensor.shape != shape:
+            raise ValueError(f"{op}: {name} must be {tuple(shape)}, not {tuple(tensor.shape)}")
+
+
+def _text(lead: tuple[int, ...]) -> str:
+    return "".join(f"{size}, " for size in lead)

@@ -1,0 +1,64 @@
+"""The equation of `benchd.kernels.selective_scan` token by token: the oracle of the others, not meant to be fast."""
+
+import torch
+from torch.nn import functional
+
+
+def selective_scan(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    reverse: bool,
+) -> torch.Tensor:
+    """Return y (batch, length, channels) in the dtype of u."""
+    state_dtype = torch.promote_types(u.dtype, torch.float32)
+    x, delta, A, B, C = (tensor.to(state_dtype) for tensor in (u, delta, A, B, C))
+    if delta_bias is not None:
+        delta = delta + delta_bias.to(state_dtype)
+    if delta_softplus:
+        delta = functional.softplus(delta)
+    h = x.new_zeros(x.shape[0], *A.shape)
+    y = [torch.zeros_like(x[:, 0])] * x.shape[1] if x.shape[1] else []
+    for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
+        h = (delta[:, t, :, None] * A).exp() * h + (delta[:, t] * x[:, t])[..., None] * B[:, t, None, :]
+        y[t] = (h * C[:, t, None, :]).sum(-1)
+        if D is not None:
+            y[t] = y[t] + D.to(state_dtype) * x[:, t]
+        if z is not None:
+            y[t] = y[t] * functional.silu(z[:, t].to(state_dtype))
+    return (torch.stack(y, 1) if y else x).to(u.dtype)
+
+
+def selective_scan_pair(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+) -> torch.Tensor:
+    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse."""
+    directions = [
+        selective_scan(
+            u[g],
+            delta[g],
+            A[g],
+            B[g],
+            C[g],
+            None if D is None else D[g],
+            None,
+            None if delta_bias is None else delta_bias[g],
+            delta_softplus,
+            bool(g),
+        )
+        for g in (0, 1)
+    ]
+    return torch.stack(directions)

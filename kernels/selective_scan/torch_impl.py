@@ -1,0 +1,342 @@
+"""The selective scan in plain PyTorch: blocks of tokens that stay in the cache, or two levels of chunks.
+
+Inside, tokens lead, (length, *batch, channels), and the state is (*batch, N, channels). Running `*batch` = (2, batch)
+through one recurrence is how a pair shares its steps. Only products of decays in (0, 1] are formed: dividing by the
+decay up to a token is shorter, and gives NaN once delta is large.
+
+- Blocks, on a CPU: decays and inputs of a block in two reused buffers, one in-place operation a token, one product
+  with C a block. Buffers of the whole length would fault in fresh pages at every call: 3 times slower at batch 4.
+- Two levels, on a GPU and for what compilers trace: every chunk runs at once from a zero state, keeping its decay so
+  far; then one step a chunk hands the states on. About sqrt(8 * length) operations in a row instead of `length`.
+"""
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+# numbers in one buffer of a block: the two together fill a few MB, about the second-level caches of two cores
+_BLOCK_NUMBERS = 2**19
+# numbers in the states of the images that run together on a CPU: batch 64 at once takes twice as long
+_STATE_NUMBERS = 2**16
+_LOG2_E = 1 / math.log(2)
+
+
+def selective_scan(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    reverse: bool,
+) -> torch.Tensor:
+    """Return y (batch, length, channels) in the dtype of u."""
+    state_dtype = torch.promote_types(u.dtype, torch.float32)
+    rates = A.to(state_dtype).mT
+
+    def scanned(
+        u: torch.Tensor, delta: torch.Tensor, B: torch.Tensor, C: torch.Tensor, *z: torch.Tensor
+    ) -> torch.Tensor:
+        x, delta, B, C = (tensor.to(state_dtype) for tensor in (u, delta, B, C))
+        delta = _steps(delta, delta_bias, delta_softplus)
+        tokens_first = (tensor.transpose(0, 1) for tensor in (delta, delta * x, B, C))
+        y = _scan(*tokens_first, A=rates, reverse=reverse).transpose(0, 1)
+        if D is not None:
+            y = torch.addcmul(y, x, D.to(state_dtype))
+        for gate in z:
+            y = y * functional.silu(gate.to(state_dtype))
+        return y.to(u.dtype)
+
+    return _in_groups(scanned, 0, rates.numel(), u, delta, B, C, *(() if z is None else (z,)))
+
+
+def selective_scan_pair(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+) -> torch.Tensor:
+    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse.
+
+    Only the narrow inputs of the second direction are flipped, a sixteenth of what the recurrence reads.
+    """
+    state_dtype = torch.promote_types(u.dtype, torch.float32)
+    rates = A.to(state_dtype).mT.unsqueeze(1)
+    bias = None if delta_bias is None else delta_bias[:, None, None]
+
+    def scanned(u: torch.Tensor, delta: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
+        x, delta, B, C = (tensor.to(state_dtype) for tensor in (u, delta, B, C))
+        delta = _steps(delta, bias, delta_softplus)
+        aligned = (_aligned(tensor) for tensor in (delta, delta * x, B, C))
+        y = _scan(*aligned, A=rates, reverse=False)
+        y = torch.stack((y[:, 0], y[:, 1].flip(0))).transpose(1, 2)
+        if D is not None:
+            y = torch.addcmul(y, x, D.to(state_dtype)[:, None, None])
+        return y.to(u.dtype)
+
+    return _in_groups(scanned, 1, rates.numel(), u, delta, B, C)
+
+
+def _in_groups(scanned: Callable[..., torch.Tensor], dim: int, numbers: int, *tensors: torch.Tensor) -> torch.Tensor:
+    """Return `scanned` of the tensors, on a CPU a group of images at a time; `numbers` is the state of one image."""
+    images = tensors[0].shape[dim]
+    if torch.compiler.is_compiling() or tensors[0].device.type != "cpu" or images * numbers <= _STATE_NUMBERS:
+        return scanned(*tensors)
+    size = -(-images // -(-images * numbers // _STATE_NUMBERS))
+    groups = zip(*(tensor.split(size, dim) for tensor in tensors), strict=True)
+    return torch.cat([scanned(*group) for group in groups], dim)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (2, batch, length, ...) as (length, 2, batch, ...) in the order in which each direction meets it."""
+    forward, backward = tensor.transpose(1, 2).unbind()
+    return torch.stack((forward, backward.flip(0)), dim=1)
+
+
+def _steps(delta: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:
+    if bias is not None:
+        delta = delta + bias.to(delta.dtype)
+    if not softplus:
+        return delta
+    if torch.compiler.is_compiling() or delta.device.type != "cpu":
+        return functional.softplus(delta)
+    steps: torch.Tensor = _Softplus.apply(delta)
+    return steps
+
+
+class _Softplus(torch.autograd.Function):
+    """functional.softplus in a quarter of its time on a CPU, where log1p has no vector form; to 2e-7 relative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        e = x.clamp(max=20).exp_()
+        w = e + 1
+        # w rounds off the low bits of e; w - 1 is exact where that matters, and the slope of log at w is 1 / w
+        lost = e.sub_(w - 1).div_(w)
+        return torch.maximum(x, w.log_().add_(lost))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        slope: torch.Tensor = x.sigmoid()
+        return grads[0] * slope
+
+
+def _scan(
+    delta: torch.Tensor, x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, *, A: torch.Tensor, reverse: bool
+) -> torch.Tensor:
+    """Return sum over n of h C, (length, *batch, channels).
+
+    delta, x = delta * u (length, *batch, channels); B, C (length, *batch, N); A broadcasts to (*batch, N, channels).
+    """
+    if not len(delta):
+        return delta
+    if torch.compiler.is_compiling():
+        return _two_levels(delta, x, B, C, A, reverse)
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (delta, x, B, C, A))
+    inputs = (delta, x, B, C, A, reverse)
+    if not learns:
+        return _blocks(*inputs, None) if delta.device.type == "cpu" else _two_levels(*inputs)
+    if delta.device.type == "cpu":
+        y: torch.Tensor = _Blocks.apply(*inputs)
+    else:
+        # the states of all tokens are 16 times the activations: a backward pass recomputes them
+        y = checkpoint(_two_levels, *inputs, use_reentrant=False)
+    return y
+
+
+def _two_levels(
+    delta: torch.Tensor, x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, A: torch.Tensor, reverse: bool
+) -> torch.Tensor:
+    length = len(delta)
+    chunk = max(1, math.isqrt(length // 2))
+    delta, x, B, C = (_chunked(tensor, chunk) for tensor in (delta, x, B, C))
+    decays = (delta.unsqueeze(-2) * A).exp().unbind(1)
+    charges = (x.unsqueeze(-2) * B.unsqueeze(-1)).unbind(1)
+    order = range(chunk - 1, -1, -1) if reverse else range(chunk)
+    products, states = list(decays), list(charges)
+    for before, t in itertools.pairwise(order):
+        products[t] = decays[t] * products[before]
+        states[t] = torch.addcmul(charges[t], decays[t], states[before])
+    entering = _handed_on(products[order[-1]], states[order[-1]], reverse)
+    h = torch.addcmul(torch.stack(states, 1), torch.stack(products, 1), entering.unsqueeze(1))
+    # not a matrix product: autocast would round h, and compilers fuse the sum
+    y: torch.Tensor = (h * C.unsqueeze(-1)).sum(-2).flatten(0, 1)
+    return y[:length]
+
+
+def _chunked(tensor: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Return (length, ...) as (chunks, chunk, ...); a token of zeros, at either end, leaves the state as it is."""
+    missing = -len(tensor) % chunk
+    padded = functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing))
+    chunks: torch.Tensor = padded.unflatten(0, (-1, chunk))
+    return chunks
+
+
+def _handed_on(products: torch.Tensor, states: torch.Tensor, reverse: bool) -> torch.Tensor:
+    """Return the state entering each chunk from those leaving it after a zero state, all (chunks, *batch, N, E)."""
+    chunks = list(zip(products.unbind(), states.unbind(), strict=True))
+    entering = [torch.zeros_like(states[0])]
+    for product, state in chunks[:0:-1] if reverse else chunks[:-1]:
+        entering.append(torch.addcmul(state, product, entering[-1]))
+    return torch.stack(entering[::-1] if reverse else entering)
+
+
+def _spans(length: int, state_numbers: int, reverse: bool) -> Iterator[slice]:
+    """Yield the blocks in the order of the scan."""
+    size = min(length, max(1, _BLOCK_NUMBERS // max(1, state_numbers)))
+    starts = range(0, length, size)
+    for start in reversed(starts) if reverse else starts:
+        yield slice(start, min(start + size, length))
+
+
+@torch.no_grad()
+def _blocks(
+    delta: torch.Tensor,
+    x: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    reverse: bool,
+    entering: list[torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return what `_scan` does; the state entering each block is appended to `entering`."""
+    state = delta.new_zeros(*delta.shape[1:-1], *A.shape[-2:])
+    y = torch.empty_like(delta, memory_format=torch.contiguous_format).unsqueeze(-2)
+    rates = _rates(A)
+    for span in _spans(len(delta), state.numel(), reverse):
+        if entering is not None:
+            entering.append(state.clone())
+        _, h = _states(delta[span], x[span], B[span], rates, state, reverse)
+        state.copy_(h[0 if reverse else -1])
+        torch.matmul(C[span].unsqueeze(-2), h, out=y[span])
+    return y.squeeze(-2)
+
+
+class _Scratch(threading.local):
+    """Memory for the blocks that stays between calls: fresh pages cost more than the arithmetic on them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return unwritten memory of this shape, the same for the same name."""
+        kept = self._kept.get((name, dtype))
+        if kept is None or kept.numel() < math.prod(shape):
+            with torch.inference_mode(mode=False):
+                kept = self._kept[name, dtype] = torch.empty(math.prod(shape), dtype=dtype)
+        return kept[: math.prod(shape)].view(shape)
+
+
+_scratch = _Scratch()
+
+
+def _states(
+    delta: torch.Tensor,
+    x: torch.Tensor,
+    B: torch.Tensor,
+    rates: torch.Tensor,
+    entering: torch.Tensor,
+    reverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the decays and the states of a block's tokens, both (tokens, *batch, N, channels), in scratch memory."""
+    shape = (len(delta), *entering.shape)
+    decays, h = (_scratch.buffer(name, shape, x.dtype) for name in ("decays", "states"))
+    torch.mul(delta.unsqueeze(-2), rates, out=decays).exp2_()
+    torch.mul(x.unsqueeze(-2), B.unsqueeze(-1), out=h)
+    _accumulate(decays, h, entering, reverse)
+    return decays, h
+
+
+def _rates(A: torch.Tensor) -> torch.Tensor:
+    """Return A for powers of two: exp2 takes a third of the time of exp on a CPU."""
+    return (A * _LOG2_E).contiguous()
+
+
+def _accumulate(decays: torch.Tensor, h: torch.Tensor, state: torch.Tensor, reverse: bool) -> None:
+    """Turn the inputs `h` of the tokens into their states, in place."""
+    steps = list(zip(decays.unbind(), h.unbind(), strict=True))
+    for decay, here in reversed(steps) if reverse else steps:
+        state = here.addcmul_(decay, state)
+
+
+class _Blocks(torch.autograd.Function):
+    """`_blocks` with a gradient; the backward pass recomputes the states block by block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        delta: torch.Tensor,
+        x: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        A: torch.Tensor,
+        reverse: bool,
+    ) -> torch.Tensor:
+        entering: list[torch.Tensor] = []
+        y = _blocks(delta, x, B, C, A, reverse, entering)
+        ctx.save_for_backward(delta, x, B, C, A, *entering)
+        ctx.reverse = reverse
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        delta, x, B, C, A, *entering = ctx.saved_tensors
+        return *_backward(grads[0], delta, x, B, C, A, ctx.reverse, entering), None
+
+
+def _backward(
+    grad: torch.Tensor,
+    delta: torch.Tensor,
+    x: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    reverse: bool,
+    entering: list[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of delta, x, B, C and A from that of y.
+
+    With g[t] the gradient of h[t]: g[t] = grad[t] C[t] + decay[t+1] g[t+1], the same recurrence the other way round.
+    """
+    to_delta, to_x, to_B, to_C = (
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (delta, x, B, C)
+    )
+    to_A = torch.zeros_like(A)
+    carried = torch.zeros_like(entering[0])
+    rates = _rates(A)
+    spans = list(_spans(len(delta), carried.numel(), reverse))
+    for span, state in zip(reversed(spans), reversed(entering), strict=True):
+        decays, h = _states(delta[span], x[span], B[span], rates, state, reverse)
+        g = _scratch.buffer("gradients", h.shape, h.dtype)
+        torch.mul(C[span].unsqueeze(-1), grad[span].unsqueeze(-2), out=g)
+        first, last = (-1, 0) if reverse else (0, -1)
+        g[last].add_(carried)
+        earlier, later = (slice(1, None), slice(-1)) if reverse else (slice(-1), slice(1, None))
+        _accumulate(decays[later], g[earlier], g[last], not reverse)
+        torch.mul(decays[first], g[first], out=carried)
+        torch.matmul(h, grad[span].unsqueeze(-1), out=to_C[span].unsqueeze(-1))
+        torch.matmul(g, x[span].unsqueeze(-1), out=to_B[span].unsqueeze(-1))
+        torch.matmul(B[span].unsqueeze(-2), g, out=to_x[span].unsqueeze(-2))
+        # from here g is the gradient of delta * A, and h room for a product
+        g.mul_(decays)
+        g[later].mul_(h[earlier])
+        g[first].mul_(state)
+        torch.sum(torch.mul(g, A, out=h), -2, out=to_delta[span])
+        to_A += torch.mul(g, delta[span].unsqueeze(-2), out=h).sum(0).sum_to_size(A.shape)
+    return to_delta, to_x, to_B, to_C, to_A

@@ -1,0 +1,108 @@
+"""ST-BIF in plain PyTorch: seven in-place passes a step, one more that keeps the membrane for a gradient.
+
+With k inside its bounds, the two gated comparisons are one clamp: k[t] = clamp(k[t-1] + clamp(floor(v / s), -1, 1), N,
+P). A correctly rounded v / s reaches 1 exactly where v reaches s. Compilers may divide less carefully, so what they
+trace compares.
+"""
+
+from typing import Any
+
+import torch
+
+
+def stbif(
+    current: torch.Tensor, *, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str
+) -> torch.Tensor:
+    """Return codes (int8) or values of `current` (T, ...); values are differentiable in current and threshold."""
+    state_dtype = torch.promote_types(current.dtype, torch.float32)
+    s = torch.as_tensor(threshold, dtype=state_dtype, device=current.device).reshape(())
+    if output == "values" and torch.is_grad_enabled() and (current.requires_grad or s.requires_grad):
+        values: torch.Tensor = _StBif.apply(current, s, pos_max, neg_min)[0]
+        return values
+    if torch.compiler.is_compiling():
+        codes = _traced(current.detach(), s.detach(), pos_max, neg_min)[0]
+        return codes if output == "codes" else (s * codes).to(current.dtype)
+    return _in_place(current, None, s, pos_max, neg_min, output)
+
+
+@torch.no_grad()
+def _in_place(
+    current: torch.Tensor, membranes: torch.Tensor | None, s: torch.Tensor, pos_max: int, neg_min: int, output: str
+) -> torch.Tensor:
+    """Return codes or values; v before each spike goes to `membranes` (T, ...)."""
+    v = torch.empty_like(current[0], dtype=s.dtype).copy_(s / 2)
+    k, previous = torch.empty_like(v), torch.zeros_like(v)
+    spikes = torch.empty_like(current, dtype=torch.int8 if output == "codes" else current.dtype)
+    for t, (x, spike) in enumerate(zip(current, spikes, strict=True)):
+        v.add_(x)
+        if membranes is not None:
+            membranes[t] = v
+        torch.div(v, s, out=k).floor_().clamp_(-1, 1).add_(previous).clamp_(neg_min, pos_max)
+        q = torch.sub(k, previous, out=previous)
+        _ = spike.copy_(q) if output == "codes" else torch.mul(q, s, out=spike)
+        v.addcmul_(q, s, value=-1)
+        k, previous = q, k
+    return spikes
+
+
+def _traced(current: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes (int8) and the membrane v before each spike, both (T, ...), by ops that a compiler can fuse."""
+    x = current.to(s.dtype)
+    v = s / 2
+    k = torch.zeros_like(x[0])
+    codes, membranes = [], []
+    for charge in x.unbind():
+        v = v + charge
+        membranes.append(v)
+        q = ((v >= s) & (k < pos_max)).to(x.dtype) - ((v < 0) & (k > neg_min)).to(x.dtype)
+        codes.append(q.to(torch.int8))
+        v = v - s * q
+        k = k + q
+    return torch.stack(codes), torch.stack(membranes)
+
+
+class _StBif(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, current: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if torch.compiler.is_compiling():
+            codes, membranes = _traced(current, s, pos_max, neg_min)
+        else:
+            membranes = torch.empty_like(current, dtype=s.dtype)
+            codes = _in_place(current, membranes, s, pos_max, neg_min, "codes")
+        ctx.save_for_backward(codes, membranes, s)
+        ctx.mark_non_differentiable(codes, membranes)
+        ctx.bounds = pos_max, neg_min
+        return (s * codes).to(current.dtype), codes, membranes
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *_backward(grads[0], *ctx.saved_tensors, *ctx.bounds), None, None
+
+
+def _backward(
+    grad: torch.Tensor, codes: torch.Tensor, membranes: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of current and threshold; `carried` is that of v after the spike, step by step backwards."""
+    carried = torch.zeros_like(membranes[0])
+    to_s = torch.zeros_like(carried)
+    k = codes.sum(0, dtype=torch.int32)
+    result = torch.empty_like(grad)
+    for t in range(len(codes) - 1, -1, -1):
+        q, v = codes[t], membranes[t]
+        k.sub_(q)
+        fires = _surrogate(v - s, s).mul_(k < pos_max)
+        retracts = _surrogate(v, s).mul_(k > neg_min)
+        to_value = grad[t] - carried
+        to_s.addcmul_(to_value, q.to(v.dtype))
+        to_code = to_value.mul_(s)
+        to_s.addcmul_(to_code, fires, value=-1)
+        carried.addcmul_(to_code, fires.add_(retracts))
+        result[t] = carried
+    return result, (to_s + carried / 2).sum()
+
+
+def _surrogate(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    sigmoid = (x * (4 / s)).sigmoid_()
+    return sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(4 / s)

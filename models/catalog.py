@@ -1,0 +1,197 @@
+"""The models benchd knows by name: a torch-free table, and `build`, which imports torch."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import nn
+
+OptionValue = int | float | bool | str
+
+
+class UnknownName(ValueError):
+    """A model or an option that the catalog does not hold; the message names the closest one."""
+
+    def __init__(self, kind: str, name: str, known: list[str]) -> None:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"unknown {kind} {name!r}; choose one of {', '.join(known)}.{hint}")
+
+
+class BadOption(ValueError):
+    """An option's value has the wrong type or lies outside its range."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One typed option of a model; `minimum` is inclusive and `choices`, where given, are all there is."""
+
+    default: OptionValue
+    help: str
+    choices: tuple[OptionValue, ...] = ()
+    minimum: float | None = None
+
+    def parse(self, name: str, value: OptionValue) -> OptionValue:
+        """Return `value`, text from a command line included, in the option's type; raise BadOption."""
+        parsed = _convert(name, value, type(self.default))
+        if self.choices and parsed not in self.choices:
+            raise BadOption(f"option {name}={value}: choose one of {', '.join(map(str, self.choices))}")
+        if self.minimum is not None and not float(parsed) >= self.minimum:
+            raise BadOption(f"option {name}={value}: must be at least {self.minimum:g}")
+        return parsed
+
+
+def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if kind is bool:
+        if str(value).lower() not in words:
+            raise BadOption(f"option {name}={value}: expected true or false")
+        return words[str(value).lower()]
+    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+        raise BadOption(f"option {name}={value}: expected {kind.__name__}")
+    try:
+        return kind(value)  # type: ignore[no-any-return]
+    except ValueError:
+        raise BadOption(f"option {name}={value}: expected {kind.__name__}") from None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A catalogued model: where its builder lives, what it reads and which options it takes.
+
+    `factory` is "module:function"; the function takes `name`, `kernels` and the options as keywords and returns an
+    nn.Module in eval mode. `input_shape` is one image's shape, an option's name standing for its value. `inputs` says
+    how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard normal (a normalised image).
+    Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
+    combination of options makes no sense, else None.
+    """
+
+    summary: str
+    factory: str
+    input_shape: tuple[int | str, ...]
+    inputs: Literal["unit", "normal"]
+    judged_by: Literal["outputs", "codes"]
+    dataset: Literal["imagenet", "cifar10", "none"] = "none"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    refuse: Callable[[Mapping[str, Any]], str | None] = lambda options: None
+
+    def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """Return every option with its value, defaults filled in; raise UnknownName or BadOption."""
+        for name in options:
+            if name not in self.options:
+                raise UnknownName("option", name, sorted(self.options))
+        values = {name: option.parse(name, options.get(name, option.default)) for name, option in self.options.items()}
+        reason = self.refuse(values)
+        if reason:
+            raise BadOption(reason)
+        return values
+
+    def without_defaults(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """Return the options that differ from their default: what a case is named by."""
+        return {name: value for name, value in options.items() if value != self.options[name].default}
+
+    def image_shape(self, options: Mapping[str, OptionValue]) -> tuple[int, ...]:
+        """Return the shape of one input, without the batch, under these options."""
+        values = self.resolve(options)
+        return tuple(int(values[size]) if isinstance(size, str) else size for size in self.input_shape)
+
+
+_VIM_OPTIONS = {
+    "patch_size": Option(16, "side of a patch in pixels", minimum=1),
+    "stride": Option(16, "distance between patches in pixels; more than 16 gives a shorter sequence", minimum=1),
+    "scan": Option("serial", "form of the scan; both are exact", choices=("serial", "two_level")),
+}
+_ONEPASS_OPTIONS = {
+    "time_steps": Option(8, "T, the number of time steps", minimum=1),
+    "decay": Option(0.95, "membrane decay a step", minimum=0.0),
+    "threshold": Option(1.0, "a neuron fires where v >= threshold"),
+    "reset": Option("zero", "what firing does to v", choices=("zero", "subtract")),
+    "encoding": Option("repeat", "the image at every step, or Bernoulli spikes", choices=("repeat", "rate")),
+    "p_scale": Option(1.0, "rate encoding fires where u < clamp(p_scale * x, 0, 1)", minimum=0.0),
+    "batch_norm": Option(False, "batch norm after each convolution"),
+}
+_LEVEL = Option(8, "quantisation level L: codes 0..L//2-1", minimum=4)
+
+
+def _too_few_steps(options: Mapping[str, Any]) -> str | None:
+    """Return why T is too short: the input is spread over L//2-1 steps and would be cut off."""
+    step = options["level"] // 2 - 1
+    if options["time_steps"] >= step:
+        return None
+    return f"time_steps={options['time_steps']} is below the {step} steps over which level {options['level']} is fed"
+
+
+def _vim(size: str, parameters: str) -> Model:
+    summary = f"Vision Mamba {size}, {parameters} parameters, 224x224 ImageNet"
+    return Model(summary, "benchd.models.vim:build", (3, 224, 224), "normal", "outputs", "imagenet", _VIM_OPTIONS)
+
+
+MODELS: Mapping[str, Model] = MappingProxyType(
+    {
+        "vim_tiny": _vim("tiny", "7 M"),
+        "vim_small": _vim("small", "26 M"),
+        "vim_base": _vim("base", "98 M"),
+        "snn_onepass": Model(
+            "spiking OnePass CNN (LIF), CIFAR-10",
+            "benchd.models.snn_onepass:build",
+            (3, 32, 32),
+            "unit",
+            "codes",
+            "cifar10",
+            _ONEPASS_OPTIONS,
+        ),
+        "qann_resnet18": Model(
+            "quantised ResNet-18, CIFAR-10: what the ST-BIF net is converted from",
+            "benchd.models.stbif:build_qann",
+            (3, 32, 32),
+            "normal",
+            "codes",
+            "cifar10",
+            {"level": _LEVEL},
+        ),
+        "snn_stbif_resnet18": Model(
+            "ST-BIF spiking ResNet-18 converted from the quantised one, CIFAR-10",
+            "benchd.models.stbif:build_snn",
+            (3, 32, 32),
+            "normal",
+            "codes",
+            "cifar10",
+            {"level": _LEVEL, "time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
+            _too_few_steps,
+        ),
+        "square": Model(
+            "torch.square of a tensor: the microbenchmark",
+            "benchd.models.square:build",
+            ("size", "size"),
+            "normal",
+            "outputs",
+            options={"size": Option(1024, "side of the square tensor", minimum=1)},
+        ),
+    }
+)
+
+
+def entry(name: str) -> Model:
+    """Return the catalogued model of this name; raise UnknownName."""
+    if name not in MODELS:
+        raise UnknownName("model", name, list(MODELS))
+    return MODELS[name]
+
+
+def build(name: str, *, kernels: Literal["torch", "custom"] = "torch", **options: Any) -> nn.Module:
+    """Return the model `name` in eval mode, in float32, with seeded random weights from torch's global generator.
+
+    `kernels` "torch" is the best plain PyTorch, "custom" the project's own kernels; both accept the same state dict.
+    Raises UnknownName, BadOption, or benchd.kernels.dispatch.Unavailable where the kernels cannot run here.
+    """
+    model = entry(name)
+    module, function = model.factory.split(":")
+    factory = getattr(importlib.import_module(module), function)
+    built: nn.Module = factory(name=name, kernels=kernels, **model.resolve(options))
+    return built.eval()

@@ -1,0 +1,474 @@
+"""Quantised ResNet-18 and its conversion to a spiking net of ST-BIF neurons.
+
+A QANN is a network of Conv2d, BatchNorm2d, Linear, pooling, residual additions and `Quantiser`s (codes 0..P times a
+learnable scale, P = level//2 - 1). `convert` turns one into a network that receives 1/step of its input's charge at
+each t < step = P, spikes for T steps and sums its output over T:
+
+    Quantiser      -> ST-BIF neuron with threshold = scale and tracer bounds 0..P
+    Conv/Linear+BN -> folded weight W g / sigma; folded bias / step, injected at t < step
+    MaxPool        -> pool of the running sum, differenced over t
+    layers before the first neuron see one input, so they run once; affine layers after the last one run on the sum
+
+In exact arithmetic the sum equals the QANN's output for T >= `settling_steps` (37 for the ResNet at level 8).
+Sources: learned step size quantisation (LSQ, ICLR 2020), SpikeZIP-TF (ICML 2024), torchvision's ResNet.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from benchd.kernels.dispatch import Unavailable, implementation_module
+from benchd.kernels.stbif import stbif
+from benchd.models import encoders
+
+_IMPLEMENTATIONS = {"torch": "torch", "custom": "auto"}
+_AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
+_ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_FOLDED = "_folded"
+_CALIBRATION_IMAGES = 32
+
+
+class Quantiser(nn.Module):
+    """ReLU and quantisation in one: scale * clamp(floor(x / scale + 1/2), 0, pos_max), with LSQ's gradients."""
+
+    neg_min = 0
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.level = level
+        self.pos_max = level // 2 - 1
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scale times codes, in the shape and dtype of `x` (B, ...)."""
+        if torch.is_grad_enabled() and (x.requires_grad or self.scale.requires_grad):
+            values: torch.Tensor = _Lsq.apply(x, self.scale, self.neg_min, self.pos_max)
+            return values
+        return _quantised(x, self.scale, self.neg_min, self.pos_max)
+
+
+def _quantised(x: torch.Tensor, scale: torch.Tensor, neg_min: int, pos_max: int) -> torch.Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    codes = (x.to(wide) / scale.to(wide)).add_(0.5).floor_().clamp_(neg_min, pos_max)
+    return codes.mul_(scale.to(wide)).to(x.dtype)
+
+
+class _Lsq(torch.autograd.Function):
+    """Straight through to x inside the bounds; to the scale, code - x/scale inside and the bound outside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, neg_min: int, pos_max: int) -> torch.Tensor:
+        ctx.save_for_backward(x, scale)
+        ctx.bounds = neg_min, pos_max
+        return _quantised(x, scale, neg_min, pos_max)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, scale = ctx.saved_tensors
+        neg_min, pos_max = ctx.bounds
+        grad = grads[0]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        ratio = x.to(wide) / scale.to(wide)
+        inside = (ratio >= neg_min) & (ratio <= pos_max)
+        slope = (ratio + 0.5).floor().clamp(neg_min, pos_max) - torch.where(inside, ratio, 0.0)
+        # LSQ's factor: the scale's update then has the size of a weight's, whatever the number of features
+        factor = 1 / math.sqrt(max(1, x[0].numel() if len(x) else 1) * pos_max)
+        return torch.where(inside, grad, 0.0), ((grad * slope).sum() * factor).to(scale.dtype), None, None
+
+
+class _QuantisedBlock(BasicBlock):  # type: ignore[misc]
+    """torchvision's block with a quantiser for each of its two uses of ReLU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.relu(self.bn1(self.conv1(x)))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out: torch.Tensor = self.relu2(self.bn2(self.conv2(inner)) + shortcut)
+        return out
+
+
+class QuantisedResNet18(ResNet):  # type: ignore[misc]
+    """ResNet-18 with 17 quantisers: images (B, 3, 32, 32) to logits (B, 10)."""
+
+    input_shape = (3, 32, 32)
+
+    def __init__(self, level: int) -> None:
+        super().__init__(_QuantisedBlock, [2, 2, 2, 2], num_classes=10)
+        self.relu = Quantiser(level)
+        for block in self.modules():
+            if isinstance(block, _QuantisedBlock):
+                block.relu, block.relu2 = Quantiser(level), Quantiser(level)
+
+    def neurons(self) -> list[nn.Module]:
+        """Return the quantisers, whose outputs are scale * codes (B, ...), in forward order."""
+        return [module for module in self.modules() if isinstance(module, Quantiser)]
+
+
+def build_qann(*, name: str, kernels: Literal["torch", "custom"], level: int) -> QuantisedResNet18:
+    """Return the quantised ResNet-18 in eval mode with random weights, calibrated on seeded random images.
+
+    Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are those of the
+    calibration images, so that no layer is silent or saturated. Raises benchd.kernels.dispatch.Unavailable for
+    `kernels` "custom": a QANN has no op of ours.
+    """
+    if kernels != "torch":
+        raise Unavailable(f"{name} has no custom kernels: it is convolutions and one elementwise quantiser")
+    model = QuantisedResNet18(level)
+    _calibrate(model)
+    model.eval()
+    return model
+
+
+@torch.no_grad()
+def _calibrate(model: QuantisedResNet18) -> None:
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    hooks = [quantiser.register_forward_pre_hook(_initialise_scale) for quantiser in model.neurons()]
+    for norm in norms:
+        norm.momentum = 1.0
+    model.train()(torch.randn(_CALIBRATION_IMAGES, *model.input_shape))
+    for norm in norms:
+        norm.momentum = 0.1
+    for hook in hooks:
+        hook.remove()
+
+
+def _initialise_scale(quantiser: Quantiser, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Set LSQ's initial step size from the first batch."""
+    quantiser.scale.copy_(2 * inputs[0].abs().mean() / math.sqrt(quantiser.pos_max))
+
+
+def build_snn(*, name: str, kernels: Literal["torch", "custom"], level: int, time_steps: int) -> SpikingNetwork:
+    """Return the spiking ResNet-18 in eval mode: `convert` of `build_qann`, with the QANN's state-dict keys.
+
+    Raises ValueError where time_steps < step = level//2 - 1, and benchd.kernels.dispatch.Unavailable where `kernels`
+    "custom" has no implementation on the default device.
+    """
+    return convert(build_qann(name=name, kernels="torch", level=level), time_steps, kernels=kernels)
+
+
+def settling_steps(qann: nn.Module) -> int:
+    """Return the T from which the converted net equals `qann` in exact arithmetic.
+
+    That is step + L (R - 1) for L neuron layers on the longest path, each of range R = pos_max - neg_min: the input
+    ends at step - 1, and each layer may need R - 1 further steps to settle. Raises ValueError as `convert` does.
+    """
+    graph = _trace(qann)
+    delay: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        layer = _module(qann, node)
+        own = layer.pos_max - layer.neg_min - 1 if isinstance(layer, Quantiser) else 0
+        delay[node] = own + max((delay[source] for source in node.all_input_nodes), default=0)
+    return _step(qann, graph) + max(delay.values())
+
+
+def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "custom"] = "torch") -> SpikingNetwork:
+    """Return the spiking form of `qann` over `time_steps` steps, in its dtype and on its device, in eval mode.
+
+    `qann` stays as it was. The result has its parameter and state-dict names. Batch norm uses the running statistics in
+    training too. Raises ValueError where time_steps < step, or naming the first layer that has no spiking form, and
+    benchd.kernels.dispatch.Unavailable where `kernels` "custom" has no implementation on the default device.
+    """
+    implementation = _IMPLEMENTATIONS[kernels]
+    implementation_module("benchd.kernels.stbif", implementation, torch.get_default_device())
+    body = copy.deepcopy(qann)
+    graph = _trace(body)
+    step = _step(body, graph)
+    if time_steps < step:
+        raise ValueError(f"time_steps {time_steps} is less than step {step}: part of the input would never arrive")
+    neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
+    zones = _zones(body, graph)
+    _fold_layers(body, graph, zones, time_steps, step)
+    _cross_zones(graph, zones, time_steps, step)
+    _spike(body, graph, zones, time_steps, implementation)
+    return SpikingNetwork(body, graph, neurons, time_steps, step).eval()
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Quantiser) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _trace(qann: nn.Module) -> fx.Graph:
+    """Return the graph of `qann`, all of whose nodes have a spiking form."""
+    graph = _Tracer().trace(qann)
+    for node in graph.nodes:
+        if not _convertible(qann, node):
+            raise ValueError(f"{node.op} {node.target} has no spiking form")
+    return graph
+
+
+def _convertible(qann: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return isinstance(_module(qann, node), (Quantiser, nn.MaxPool2d, *_AFFINE))
+    if node.target in _ADDITIONS:
+        return len(node.all_input_nodes) == len(node.args) == 2 or node.args[0] is node.args[1]
+    return node.op in {"placeholder", "output"} or node.target in {torch.flatten, "flatten"}
+
+
+def _module(root: nn.Module, node: fx.Node) -> nn.Module | None:
+    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _step(qann: nn.Module, graph: fx.Graph) -> int:
+    layers = [_module(qann, node) for node in graph.nodes]
+    if not (bounds := [layer.pos_max for layer in layers if isinstance(layer, Quantiser)]):
+        raise ValueError("a QANN needs at least one Quantiser")
+    return max(bounds)
+
+
+def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
+    """Return for each node "still" (before any neuron), "spiking" (T times a call) or "summed" (affine to the end)."""
+    zones: dict[fx.Node, str] = {}
+    for node in graph.nodes:
+        moves = isinstance(_module(qann, node), Quantiser) or any(
+            zones[source] == "spiking" for source in node.all_input_nodes
+        )
+        zones[node] = "spiking" if moves else "still"
+    for node in reversed(graph.nodes):
+        curved = isinstance(_module(qann, node), (Quantiser, nn.MaxPool2d))
+        if zones[node] == "spiking" and not curved and all(zones[user] == "summed" for user in node.users):
+            zones[node] = "summed"
+    return zones
+
+
+def _fold_layers(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int) -> None:
+    """Put a `_Folded` layer in the place of each convolution or linear layer and the batch norm right behind it."""
+    folded = nn.ModuleDict()
+    body.add_module(_FOLDED, folded)
+    for node in [node for node in graph.nodes if isinstance(_module(body, node), (nn.Conv2d, nn.Linear))]:
+        follower = next(iter(node.users)) if len(node.users) == 1 else node
+        follows = _module(body, follower)
+        norm = follows if isinstance(follows, nn.BatchNorm2d) else None
+        schedule = (time_steps, step) if zones[node] == "spiking" else None
+        folded[node.name] = _Folded(cast("nn.Conv2d | nn.Linear", _module(body, node)), norm, schedule)
+        node.target = f"{_FOLDED}.{node.name}"
+        if norm is not None:
+            follower.replace_all_uses_with(node)
+            graph.erase_node(follower)
+    for node in graph.nodes:
+        if isinstance(_module(body, node), nn.BatchNorm2d):
+            raise ValueError(f"{node.target}: batch norm has a spiking form only right behind a convolution")
+
+
+def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int) -> None:
+    """Encode what enters the spiking zone and sum what leaves it; still values meet summed ones as they are."""
+    for node in list(graph.nodes):
+        for source, destination, crossing, arguments in (
+            ("still", "spiking", _encoded, (time_steps, step)),
+            ("spiking", "summed", _summed, (time_steps,)),
+        ):
+            users = {user for user in node.users if zones.get(user) == destination}
+            if zones[node] == source and users:
+                with graph.inserting_after(node):
+                    crossed = graph.call_function(crossing, (node, *arguments))
+                node.replace_all_uses_with(crossed, delete_user_cb=users.__contains__)
+
+
+def _encoded(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
+    return encoders.analog(charge, time_steps, step).flatten(0, 1)
+
+
+def _steps(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
+    """Return (T*B, ...) as (T, B, ...)."""
+    steps: torch.Tensor = folded.unflatten(0, (time_steps, -1))
+    return steps
+
+
+def _summed(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
+    return _steps(folded, time_steps).sum(0)
+
+
+def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, implementation: str) -> None:
+    """Put neurons in the place of quantisers, and pools of running sums in that of max pools; both see (T, B, ...)."""
+    for node in list(graph.nodes):
+        layer = _module(body, node)
+        if zones.get(node) != "spiking" or not isinstance(layer, (Quantiser, StBif, nn.MaxPool2d, _MaxPoolOfSum)):
+            continue
+        if isinstance(layer, Quantiser):
+            body.set_submodule(str(node.target), StBif(layer, implementation))
+        elif isinstance(layer, nn.MaxPool2d):
+            body.set_submodule(str(node.target), _MaxPoolOfSum(layer))
+        with graph.inserting_before(node):
+            node.args = (graph.call_function(_steps, (node.args[0], time_steps)),)
+        with graph.inserting_after(node):
+            flat = graph.call_function(torch.flatten, (node, 0, 1))
+        node.replace_all_uses_with(flat, delete_user_cb=lambda user, flat=flat: user is not flat)
+
+
+class StBif(nn.Module):
+    """A layer of ST-BIF neurons with the scale of its quantiser as threshold."""
+
+    def __init__(self, quantiser: Quantiser, implementation: str) -> None:
+        super().__init__()
+        self.scale = quantiser.scale
+        self.pos_max, self.neg_min = quantiser.pos_max, quantiser.neg_min
+        self.implementation = implementation
+
+    def forward(self, current: torch.Tensor) -> torch.Tensor:
+        """Return scale times the codes -1, 0 and 1, in the shape and dtype of `current` (T, B, ...)."""
+        return stbif(
+            current,
+            threshold=self.scale,
+            pos_max=self.pos_max,
+            neg_min=self.neg_min,
+            output="values",
+            implementation=self.implementation,
+        )
+
+
+class _MaxPoolOfSum(nn.Module):
+    """Max pool of the running sum over T, differenced: what it emits sums to the pool of what it received."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return (T, B, C, H', W') for `values` (T, B, C, H, W)."""
+        sums = values.cumsum(0, dtype=torch.promote_types(values.dtype, torch.float32))
+        pooled = _steps(self.pool(sums.flatten(0, 1)), len(values))
+        return torch.cat([pooled[:1], pooled.diff(dim=0)]).to(values.dtype)
+
+
+class _Folded(nn.Module):
+    """A convolution or linear layer with its batch norm folded in and, given (T, step), its bias as a schedule over T.
+
+    The parameters stay with the layers they came from. `weight` and `bias` are derived from them by `refresh` for
+    inference, and anew in each call that autograd records.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, layer: nn.Conv2d | nn.Linear, norm: nn.BatchNorm2d | None, schedule: tuple[int, int] | None
+    ) -> None:
+        super().__init__()
+        # a tuple keeps them out of this module's own children, so that the state dict names them once
+        self._sources = (layer, norm)
+        self._schedule = schedule
+        self._derived_from: list[tuple[int, int]] = []
+        self.register_buffer("weight", None, persistent=False)
+        self.register_buffer("bias", None, persistent=False)
+
+    def refresh(self, *, force: bool) -> None:
+        """Derive weight and bias again if forced or if a tensor they come from was replaced or written to."""
+        state = [_identity(tensor) for tensor in self._tensors() if tensor is not None]
+        if force or state != self._derived_from:
+            # ordinary tensors even where inference mode asks for them: they may outlive it
+            with torch.inference_mode(False), torch.no_grad():
+                weight, bias = self._derive()
+            # a layer without a norm derives its own Parameter, which must not be registered a second time
+            self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+            self._derived_from = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output for `x`, (T*B, ...) with a schedule and (B, ...) without one."""
+        learns = torch.is_grad_enabled() and not torch.compiler.is_exporting()
+        weight, bias = self._derive() if learns else (self.weight, self.bias)
+        if self._schedule is None or bias is None:
+            return self._apply_layer(x, weight, bias)
+        y = self._apply_layer(x, weight, None)
+        _steps(y, self._schedule[0]).add_(bias)
+        return y
+
+    def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        layer = self._sources[0]
+        if isinstance(layer, nn.Conv2d):
+            y: torch.Tensor = layer._conv_forward(x, weight, bias)
+            return y
+        return functional.linear(x, weight, bias)
+
+    def _tensors(self) -> list[torch.Tensor | None]:
+        layer, norm = self._sources
+        own = [layer.weight, layer.bias]
+        return own if norm is None else [*own, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+
+    def _derive(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the folded weight and the bias (out,), or its schedule (T, 1, out, ...), in the weight's dtype."""
+        layer, norm = self._sources
+        dtype, wide = layer.weight.dtype, torch.promote_types(layer.weight.dtype, torch.float32)
+        weight = layer.weight.to(wide)
+        bias = None if layer.bias is None else layer.bias.to(wide)
+        if norm is not None:
+            weight, bias = _folded(weight, bias, norm, wide)
+        if bias is not None and self._schedule is not None:
+            bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
+        return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _folded(
+    weight: torch.Tensor, bias: torch.Tensor | None, norm: nn.BatchNorm2d, wide: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if norm.running_mean is None or norm.running_var is None:
+        raise ValueError("batch norm without running statistics has no spiking form")
+    gain = (norm.running_var.to(wide) + norm.eps).rsqrt()
+    if norm.affine:
+        gain = gain * norm.weight.to(wide)
+    shift = -norm.running_mean.to(wide) if bias is None else bias - norm.running_mean.to(wide)
+    shift = gain * shift
+    return weight * gain.view(-1, 1, 1, 1), shift + norm.bias.to(wide) if norm.affine else shift
+
+
+def _scheduled(bias: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
+    """Return (T, out): bias / step while the input arrives, 0 after."""
+    arrives = torch.arange(time_steps, device=bias.device) < step
+    return torch.where(arrives[:, None], bias / step, 0.0)
+
+
+def _identity(tensor: torch.Tensor) -> tuple[int, int]:
+    # inference tensors keep no version: writing to them goes unseen until the next load_state_dict, to() or train()
+    return id(tensor), -1 if tensor.is_inference() else tensor._version
+
+
+class SpikingNetwork(nn.Module):
+    """What `convert` makes: images (B, ...) to the sum over T of the outputs (B, classes)."""
+
+    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
+        super().__init__()
+        self.time_steps, self.step = time_steps, step
+        self.input_shape: tuple[int, ...] = getattr(body, "input_shape", ())
+        self._neuron_names = neurons
+        # the QANN's children under their own names, and a forward that finds them there: the same state dict
+        for name, child in body.named_children():
+            self.add_module(name, child)
+        self._run: Callable[[nn.Module, torch.Tensor], torch.Tensor] = type(fx.GraphModule(body, graph)).forward
+        self.register_load_state_dict_post_hook(_refresh_after_load)  # type: ignore[no-untyped-call]
+        self._refresh(force=True)
+
+    def neurons(self) -> list[nn.Module]:
+        """Return the ST-BIF layers, whose outputs are scale * codes (T, B, ...), in forward order."""
+        return [self.get_submodule(name) for name in self._neuron_names]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the outputs summed over T; a compiled or exported graph takes the folded weights as they are."""
+        if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+            self._refresh(force=False)
+        return self._run(self, images)
+
+    def train(self, mode: bool = True) -> SpikingNetwork:
+        """Set the mode, and fold what training may have changed."""
+        super().train(mode)
+        self._refresh(force=True)
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> SpikingNetwork:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._refresh(force=True)
+        return self
+
+    def _refresh(self, *, force: bool) -> None:
+        for folded in cast("Iterator[_Folded]", self.get_submodule(_FOLDED).children()):
+            folded.refresh(force=force)
+
+
+def _refresh_after_load(network: SpikingNetwork, _: object) -> None:
+    network._refresh(force=True)

@@ -1,0 +1,138 @@
+"""Weights from files: safetensors, or torch files of tensors; nothing that runs code while it is read."""
+
+import argparse
+import hashlib
+import importlib
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from benchd.models import catalog
+
+# where training scripts put the state dict; the first that is there
+_WRAPPINGS = ("model", "model_ema", "state_dict")
+_NAMED = 5
+
+
+class WeightsError(ValueError):
+    """A weights file cannot be read, or does not fit the module; the message names the file or the keys."""
+
+
+def digest(path: str | Path) -> str:
+    """Return the SHA-256 of the file in hexadecimal digits; raise WeightsError where it cannot be read."""
+    sha256 = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as file:
+            while piece := file.read(2**20):
+                sha256.update(piece)
+    except OSError as error:
+        raise WeightsError(f"{path}: {error.strerror}") from error
+    return sha256.hexdigest()
+
+
+def read(path: str | Path) -> dict[str, torch.Tensor]:
+    """Return the state dict in the file, on the CPU, without wrapping and without `module.` before every key.
+
+    A name ending in .safetensors is read as that, any other as a torch file: tensors and plain containers, with
+    argparse.Namespace allowed, which the official checkpoints hold. Raises WeightsError, naming the file and the cause,
+    for one that is missing, truncated or holds another class or something else than tensors.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such file")
+    content = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
+    return _without_prefix(_state_dict(path, content))
+
+
+def _safetensors(path: Path) -> Any:
+    try:
+        return safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise WeightsError(f"{path}: not a complete safetensors file: {error}") from error
+
+
+def _torch_file(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        refused = re.search(r"(?:GLOBAL|global) (\S+) was not an allowed", str(error))
+        cause = f"it holds {refused[1]}, and only tensors are loaded" if refused else _first_line(error)
+        raise WeightsError(f"{path}: {cause}") from error
+    except Exception as error:  # torch raises whatever its readers meet in a damaged file
+        raise WeightsError(f"{path}: not a complete torch file: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
+    """Return the mapping of names to tensors in what was read."""
+    if isinstance(content, Mapping):
+        content = next((content[key] for key in _WRAPPINGS if isinstance(content.get(key), Mapping)), content)
+    if not isinstance(content, Mapping):
+        raise WeightsError(f"{path}: holds a {type(content).__name__}, not a state dict")
+    other = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
+    if other or not content:
+        raise WeightsError(f"{path}: not a state dict: {_some(other) or 'nothing'} in place of tensors")
+    return {str(key): value for key, value in content.items()}
+
+
+def _without_prefix(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    prefix = "module."
+    if not all(key.startswith(prefix) for key in state):
+        return state
+    return {key.removeprefix(prefix): value for key, value in state.items()}
+
+
+def load(name: str, path: str | Path, *, kernels: Literal["torch", "custom"] = "torch", **options: Any) -> nn.Module:
+    """Return the catalogued model `name`, in eval mode, with the weights in the file.
+
+    A Vision Mamba takes the number of classes and the size of the images from the file. Raises WeightsError where the
+    file cannot be read or does not fit, and what `catalog.build` raises.
+    """
+    model = catalog.entry(name)
+    values = model.resolve(options)
+    state = read(path)
+    module_name, function = model.factory.split(":")
+    source = importlib.import_module(module_name)
+    shape = source.shape_from(state, values) if hasattr(source, "shape_from") else {}
+    module: nn.Module = getattr(source, function)(name=name, kernels=kernels, **values, **shape)
+    if not module.state_dict():
+        raise WeightsError(f"{path}: {name} has no weights to load")
+    try:
+        apply(module, state)
+    except WeightsError as error:
+        raise WeightsError(f"{path} does not fit {name}: {error}") from error
+    return module.eval()
+
+
+def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes are the module's."""
+    own = module.state_dict()
+    reshaped = [
+        f"{key} {tuple(state[key].shape)} in place of {tuple(own[key].shape)}"
+        for key in own
+        if key in state and state[key].shape != own[key].shape
+    ]
+    problems = {
+        "missing": [key for key in own if key not in state],
+        "unexpected": [key for key in state if key not in own],
+        "of another shape": reshaped,
+    }
+    found = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
+    if found:
+        raise WeightsError("; ".join(found))
+    module.load_state_dict(state)
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:_NAMED]) + (", ..." if len(keys) > _NAMED else "")

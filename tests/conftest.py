@@ -1,0 +1,45 @@
+"""What every test may need: a fixed thread count, buffers of NaN for kernels, an environment for children, a broker."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from broker import RunningBroker, running_broker
+from hypothesis import HealthCheck, settings
+
+# a busy machine is slow, not wrong
+settings.register_profile("benchd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("benchd")
+
+OURS = ("BENCHD_", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> None:
+    # sums are split by thread: a count of the machine's own would make results differ between machines
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def _unwritten_memory_shows(request: pytest.FixtureRequest) -> Iterator[None]:
+    # fresh buffers hold NaN under deterministic algorithms, which some CUDA operations lack
+    kernels = "kernels" in request.path.relative_to(Path(__file__).parent).parts
+    torch.use_deterministic_algorithms(mode=kernels and request.node.get_closest_marker("gpu") is None)
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.fixture
+def child_environment(tmp_path: Path) -> dict[str, str]:
+    """The environment of a started command: state and caches in the test's folder, no setting of the caller's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return {**kept, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.fixture(scope="session")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """One broker for the whole run: `host`, `port`, `url`. A test that kills its broker starts one of its own."""
+    with running_broker(tmp_path_factory.mktemp("mosquitto")) as broker:
+        yield broker

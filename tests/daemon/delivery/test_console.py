@@ -1,0 +1,106 @@
+"""What a person reads: the table's cells, its notes, hostile text as text, and the progress lines."""
+
+import io
+
+import pytest
+from records_made import made, timing
+
+from benchd.daemon import plan
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.delivery.console import Screen, print_catalog, print_plan
+from benchd.daemon.plan import Machine
+from benchd.daemon.records import Case, Check, Energy, Memory, Summary, Variant, encode
+
+PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
+
+
+def shown(*records, as_json=False):
+    """Return what a pass over these records prints to standard output and to standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(out, err, as_json)
+    screen.begin(PLAN)
+    screen.stage(PLAN[0], 0, "warm_up")
+    for record in records:
+        screen.publish(record, encode(record))
+    screen.end()
+    return out.getvalue(), err.getvalue()
+
+
+def check(**fields):
+    given = {"passed": True, "rule": "outputs", "images": 8, "max_abs_error": 1e-6, "error_share": 3e-7}
+    return Check(**given | {"tolerance": 1e-4, "argmax_disagreements": 0} | fields)
+
+
+def test_a_row_holds_what_was_measured():
+    record = made(
+        case=Case(model="snn_onepass", variant=Variant(precision="fp16"), batch_size=64, options={"time_steps": 4}),
+        timing=timing(12.3456, low_ms=12.1, high_ms=12.5, p99_ms=14.0),
+        throughput_per_s=5184.0,
+        memory=Memory(rss_peak_bytes=300 * 2**20),
+        check=check(),
+        energy=Energy(
+            energy_j=10.0,
+            energy_err_j=0.2,
+            gross_per_inference_j=0.0315,
+            scope="module",
+            source="fake",
+            sensor_period_s=0.1,
+            updates=50,
+        ),
+        telemetry={"power_w@VDD_IN": Summary(5, 6.5, 7, 50, "fake")},
+    )
+    table, _ = shown(record)
+    for cell in ("snn_onepass time_steps=4", "eager-fp16", "64", "12.35 [12.1, 12.5]", "14", "5184"):
+        assert cell in table
+    for cell in ("31.5 ±2 %", "6.5", "300", "ok 3.0e-07", "cpu: cpu, 2 threads | clocks unknown"):
+        assert cell in table
+
+
+def test_what_was_not_measured_is_a_dash_with_its_note():
+    table, _ = shown(made())
+    assert "p99: a dash where fewer than 662 runs" in table
+    assert "energy: no power sensor was read" in table
+    assert " - " in table
+
+
+def test_what_did_not_run_says_why_below_the_table():
+    table, _ = shown(made(status="unsupported", timing=None, reason="no TensorRT here"))
+    assert "unsupported: vim_tiny eager b1: no TensorRT here" in table
+
+
+def test_checks_and_kernels_are_named():
+    spiking = check(rule="codes", passed=False, flipped_share=2e-3, top1=0.8512)
+    custom = made(case=Case(model="vim_tiny", variant=Variant(kernels="custom")), kernels_ran="c", check=spiking)
+    table, _ = shown(custom)
+    assert "custom (c)" in table
+    assert "FAILED 2.0e-03 flipped, top-1 85.1 %" in table
+
+
+def test_hostile_text_stays_text():
+    evil = "[bold red]x[/] [link=file:///etc/passwd]y"
+    table, _ = shown(made(status="failed", timing=None, reason=evil, case=Case(model="own.[blink]net.build")))
+    assert evil in table
+    assert "own.[blink]net" in table
+
+
+def test_json_is_the_records_alone():
+    record = made()
+    out, err = shown(record, as_json=True)
+    assert out.encode() == encode(record) + b"\n"
+    assert "[1/1] square eager b1 inference: warm up" in err
+
+
+def test_the_plan_says_what_runs_what_cannot_and_how_long():
+    out = io.StringIO()
+    print_plan(out, PLAN, {"not today": ["tensorrt", "tensorrt-fp16"]})
+    assert "square,eager,b1" in out.getvalue()
+    assert "1 case, at most about 00:00:22" in out.getvalue()
+    assert "cannot run here: not today: tensorrt, tensorrt-fp16" in out.getvalue()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_catalog_names_every_model_and_option(as_json):
+    out = io.StringIO()
+    print_catalog(out, as_json)
+    for name in ("vim_tiny", "snn_stbif_resnet18", "square", "time_steps", "p_scale", "compile-amp"):
+        assert name in out.getvalue()

@@ -1,0 +1,93 @@
+"""A journal after every way a write can end."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchd.daemon.delivery.jsonl import Journal, read
+from benchd.daemon.errors import SchemaError, UsageError
+
+
+def append(path, *records):
+    with closing(Journal(path)) as journal:
+        for record in records:
+            journal.append(record)
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    path = tmp_path / "made" / "here" / "records.jsonl"
+    append(path, b'{"a":1}')
+    append(path, b'{"b":"\xc3\xa4"}', b"x" * 300_000)
+    assert list(read(path)) == [b'{"a":1}', b'{"b":"\xc3\xa4"}', b"x" * 300_000]
+
+
+def test_a_record_of_two_lines_is_refused(tmp_path):
+    path = tmp_path / "records.jsonl"
+    with closing(Journal(path)) as journal, pytest.raises(ValueError, match="more than one line"):
+        journal.append(b"{\n}")
+    assert path.read_bytes() == b""
+
+
+def test_a_torn_last_line_is_named_by_its_number(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"a":1}\n{"b":2}\n{"c":')
+    lines = read(path)
+    assert [next(lines), next(lines)] == [b'{"a":1}', b'{"b":2}']
+    with pytest.raises(SchemaError, match=r"records\.jsonl line 3: cut off"):
+        next(lines)
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda record: b"\n" not in record), min_size=1), st.data())
+def test_a_record_after_a_crash_has_a_line_of_its_own(tmp_path_factory, records, data):
+    path = tmp_path_factory.mktemp("journal") / "records.jsonl"
+    append(path, *records)
+    whole = path.read_bytes()
+    kept = data.draw(st.integers(0, len(whole)))
+    os.truncate(path, kept)
+    append(path, b"after")
+    lines = list(read(path))
+    complete = whole[:kept].count(b"\n")
+    assert lines[:complete] == records[:complete]
+    assert lines[-1] == b"after"
+    assert len(lines) <= complete + 2
+
+
+def test_what_was_announced_is_there_after_a_kill(tmp_path):
+    path = tmp_path / "records.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from benchd.daemon.delivery.jsonl import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "for number in range(10**6): journal.append(b'%d' % number); print(number, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as child:
+        announced = [int(child.stdout.readline()) for _ in range(100)]
+        child.kill()
+        announced += [int(line) for line in child.stdout if line.endswith(b"\n")]
+    append(path, b"after")
+    lines = list(read(path))
+    assert [int(line) for line in lines[: len(announced)]] == announced
+    assert lines[-1] == b"after"
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_cause(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    path = tmp_path / "file" / "records.jsonl"
+    with pytest.raises(UsageError, match=r"file/records\.jsonl: (File exists|Not a directory)"):
+        Journal(path)
+
+
+def test_a_file_that_is_absent_is_named_with_the_cause(tmp_path):
+    with pytest.raises(UsageError, match=r"records\.jsonl: No such file"):
+        list(read(tmp_path / "records.jsonl"))
+
+
+def test_a_full_disk_is_named_with_the_cause(tmp_path):
+    full = tmp_path / "records.jsonl"
+    full.symlink_to("/dev/full")
+    with closing(Journal(full)) as journal, pytest.raises(UsageError, match=r"records\.jsonl: No space left"):
+        journal.append(b"{}")

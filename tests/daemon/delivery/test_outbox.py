@@ -1,0 +1,179 @@
+"""What the outbox has taken stays, through reopening, a kill and a file that is not what it should be."""
+
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.errors import UsageError
+
+KEYS = st.sampled_from("abcdef")
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "sent", "refused", "retry", "reopen"]), KEYS), max_size=25)
+
+
+def keys(outbox):
+    return [row.key for row in outbox.pending(1000)]
+
+
+def test_the_first_of_two_with_one_key_stays(tmp_path):
+    with Outbox(tmp_path / "made" / "outbox.db") as outbox:
+        outbox.add("d:1", "t/1", 1, b"\x00original\xff")
+        outbox.add("d:2", "t/2", 1, b"{}")
+        outbox.add("d:1", "t/other", 0, b"other")
+        first, second = outbox.pending(10)
+        assert first[1:] == ("d:1", "t/1", 1, b"\x00original\xff")
+        assert first.seq < second.seq
+
+
+def test_pending_comes_in_order_and_in_pages(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        for number in range(7):
+            outbox.add(str(number), "t", 1, b"")
+        page = outbox.pending(3)
+        assert [row.key for row in page] == ["0", "1", "2"]
+        assert [row.key for row in outbox.pending(3, after=page[-1].seq)] == ["3", "4", "5"]
+        outbox.mark_sent(page[0].seq, page[2].seq)
+        outbox.mark_refused(page[1].seq, "Not authorized")
+        assert keys(outbox) == ["3", "4", "5", "6"]
+        assert outbox.counts() == (4, 2, 1)
+        assert outbox.refused() == [("1", "Not authorized")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_any_sequence_of_steps_keeps_what_is_pending(steps):
+    states: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "outbox.db"
+        outbox = Outbox(path)
+        for step, key in steps:
+            seqs = {row.key: row.seq for row in outbox.pending(1000)}
+            if step == "add":
+                outbox.add(key, "t", 1, key.encode())
+                states.setdefault(key, "pending")
+            elif step == "sent" and key in seqs:
+                outbox.mark_sent(seqs[key])
+                states[key] = "sent"
+            elif step == "refused" and key in seqs:
+                outbox.mark_refused(seqs[key], f"no {key}")
+                states[key] = "refused"
+            elif step == "retry":
+                outbox.retry_refused()
+                states = {name: "pending" if state == "refused" else state for name, state in states.items()}
+            elif step == "reopen":
+                outbox.close()
+                outbox = Outbox(path)
+            # dicts keep the order of the first add, which is the order of delivery
+            assert keys(outbox) == [name for name, state in states.items() if state == "pending"]
+            assert all(row.body == row.key.encode() for row in outbox.pending(1000))
+            wanted = [(name, f"no {name}") for name, state in states.items() if state == "refused"]
+            assert outbox.refused() == wanted
+            assert outbox.counts().sent == list(states.values()).count("sent")
+        outbox.close()
+
+
+def test_what_was_announced_is_there_after_a_kill(tmp_path):
+    path = tmp_path / "outbox.db"
+    code = (
+        "import sys; from pathlib import Path; from benchd.daemon.delivery.outbox import Outbox\n"
+        "outbox = Outbox(Path(sys.argv[1]))\n"
+        "for number in range(10**6): outbox.add(str(number), 't', 1, b'x' * 800); print(number, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as child:
+        announced = [child.stdout.readline().decode().strip() for _ in range(100)]
+        child.kill()
+        announced += [line.decode().strip() for line in child.stdout if line.endswith(b"\n")]
+    with Outbox(path) as outbox:
+        rows = outbox.pending(10**6)
+        assert [row.key for row in rows[: len(announced)]] == announced
+        assert {row.body for row in rows} == {b"x" * 800}
+
+
+def test_every_commit_waits_for_the_disk(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        assert outbox._db.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert outbox._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_finished_run_leaves_one_file(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        outbox.add("a", "t", 1, b"{}")
+        assert len(list(tmp_path.iterdir())) > 1
+    assert [path.name for path in tmp_path.iterdir()] == ["outbox.db"]
+
+
+def test_two_processes_may_share_it(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as one, Outbox(tmp_path / "outbox.db") as other:
+        one.add("a", "t", 1, b"{}")
+        other.add("b", "t", 1, b"{}")
+        assert keys(one) == keys(other) == ["a", "b"]
+
+
+def test_a_locked_file_says_so(tmp_path):
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UsageError, match=r"outbox\.db: database is locked; another process uses it"):
+            outbox.add("a", "t", 1, b"{}")
+        other.execute("ROLLBACK")
+        outbox.add("a", "t", 1, b"{}")
+        assert keys(outbox) == ["a"]
+
+
+def not_a_database(path):
+    path.write_bytes(b"no database, " * 100)
+
+
+def torn(path):
+    with Outbox(path) as outbox:
+        for number in range(200):
+            outbox.add(str(number), "t", 1, b"x" * 800)
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 40_000)
+
+
+def newer(path):
+    Outbox(path).close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version=99")
+
+
+def of_another_program(path):
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE theirs(x)")
+        database.execute("PRAGMA user_version=1")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (not_a_database, r"outbox\.db: file is not a database; move it away"),
+        (torn, r"outbox\.db: database disk image is malformed; move it away"),
+        (newer, r"outbox\.db: written by a newer benchd \(version 99\)"),
+        (of_another_program, r"outbox\.db: a database of another program; choose another folder"),
+        (Path.mkdir, r"outbox\.db: unable to open database file; check that it can be written"),
+        (lambda path: path.symlink_to("/dev/full/outbox.db"), r"outbox\.db: unable to open database file"),
+    ],
+    ids=["text", "torn", "newer", "foreign", "folder", "no-folder"],
+)
+def test_a_file_that_is_no_outbox_is_named_with_the_remedy_and_left_alone(tmp_path, spoil, message):
+    path = tmp_path / "outbox.db"
+    spoil(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(UsageError, match=message), Outbox(path) as outbox:
+        outbox.pending(1000)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_cause(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"file/outbox\.db: (File exists|Not a directory)"):
+        Outbox(tmp_path / "file" / "outbox.db")

@@ -1,0 +1,73 @@
+"""The configuration file: what is read, and how each mistake is named."""
+
+import pytest
+
+from benchd.daemon import config
+from benchd.daemon.errors import UsageError
+
+FULL = """
+[device]
+id = "orin-lab-1"
+
+[mqtt]
+url = "mqtt://broker.local"
+timeout_s = 5.0
+
+[sampling]
+sources = ["procfs"]
+period_s = 0.2
+
+[limits]
+measure_cap_s = 10.0
+
+[[suite]]
+models = ["vim_tiny"]
+variants = ["eager", "amp"]
+batch_sizes = [1, 4]
+options = { scan = ["serial"] }
+directions = ["inference"]
+preset = "quick"
+
+[[suite]]
+models = ["square"]
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "benchd.toml"
+    path.write_text(text)
+    return config.read(path)
+
+
+def test_a_full_file_is_read(tmp_path):
+    full = read(tmp_path, FULL)
+    assert full.device.id == "orin-lab-1"
+    assert [suite.models for suite in full.suite] == [["vim_tiny"], ["square"]]
+    assert full.limits.measure_cap_s == 10.0
+    assert full.limits.warm_up_cap_s is None
+
+
+def test_an_empty_file_is_all_defaults(tmp_path):
+    assert read(tmp_path, "") == config.Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[devise]\nid = 'x'", r"unknown configuration key 'devise'; did you mean 'device'\? Valid: device, mqtt"),
+        ("[mqtt]\nurI = 'x'", r"unknown configuration key 'mqtt.urI'; did you mean 'mqtt.url'\?"),
+        ("[[suite]]\nmodel = ['x']", r"unknown configuration key 'suite.model'; did you mean 'suite.models'\?"),
+        ("[sampling]\nperiod_s = '1s'", r"Expected `float`, got `str` - at `sampling.period_s`"),
+        ("[[suite]]\nbatch_sizes = ['1']", r"Expected `int`, got `str` - at `suite\[0\].batch_sizes\[0\]`"),
+        ("[[suite]]\ndirections = ['up']", r"Invalid enum value 'up' - at `suite"),
+        ("suite = [", r"benchd.toml: "),
+    ],
+)
+def test_a_mistake_is_named(tmp_path, text, words):
+    with pytest.raises(UsageError, match=words):
+        read(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"configuration .*missing.toml: .*No such file"):
+        config.read(tmp_path / "missing.toml")

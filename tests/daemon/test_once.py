@@ -1,0 +1,42 @@
+"""The exit code of a pass, and which of several facts decides it."""
+
+import pytest
+from records_made import made
+
+from benchd.daemon import once, plan
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.plan import Machine
+from benchd.daemon.records import Case, Check, Variant
+
+CPU = Machine("cpu", has_cxx=True)
+FAILED_CHECK = Check(
+    passed=False, rule="outputs", images=1, max_abs_error=1, error_share=1, tolerance=0, argmax_disagreements=0
+)
+OK = made()
+WRONG = made(check=FAILED_CHECK)
+DEAD = made(status="failed", timing=None)
+LATE = made(status="timeout", timing=None)
+ABSENT = made(status="unsupported", timing=None, case=Case(model="vim_tiny", variant=Variant("tensorrt")))
+
+
+@pytest.mark.parametrize(
+    ("records", "by_name", "interrupted", "code"),
+    [
+        ([OK], False, False, 0),
+        ([OK, ABSENT], False, False, 0),
+        ([OK, DEAD], False, False, 1),
+        ([OK, LATE], False, False, 1),
+        ([OK, WRONG], False, False, 5),
+        ([WRONG, DEAD], False, False, 1),
+        ([DEAD], False, False, 6),
+        ([], False, False, 6),
+        ([ABSENT], False, False, 6),
+        ([OK, ABSENT], True, False, 7),
+        ([DEAD, ABSENT], True, False, 7),
+        ([OK, ABSENT], True, True, 130),
+    ],
+)
+def test_the_first_of_what_holds_decides(records, by_name, interrupted, code):
+    variants = ["eager", "tensorrt"] if by_name else []
+    planned = plan.plan([Suite(models=["vim_tiny"], variants=variants, preset="quick")], LimitsConfig(), CPU)
+    assert once.exit_code(planned, records, interrupted) == code

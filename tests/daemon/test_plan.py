@@ -1,0 +1,124 @@
+"""From names to cases: the default plans, products, options, and every name that nobody knows."""
+
+import re
+
+import pytest
+
+from benchd.daemon import plan
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import UsageError
+from benchd.daemon.plan import Machine, OwnModule
+
+CPU = Machine("cpu", has_cxx=True)
+
+
+def ids(suite, machine=CPU, **kwargs):
+    return [planned.case.case_id for planned in plan.plan([suite], LimitsConfig(), machine, **kwargs)]
+
+
+def test_the_quick_plan_on_a_cpu():
+    assert ids(Suite(preset="quick")) == [
+        "vim_tiny,eager,b1",
+        "snn_onepass,eager,b64",
+        "snn_stbif_resnet18,eager,b1",
+        "snn_stbif_resnet18,eager,b1,training",
+    ]
+
+
+def test_a_gpu_adds_fp16_and_standard_adds_compile():
+    assert "vim_tiny,fp16,b1" in ids(Suite(preset="quick"), Machine("cuda", has_cxx=True))
+    assert {"vim_tiny,compile,b1", "vim_tiny,compile-amp,b1"} <= set(ids(Suite(preset="standard")))
+    assert not any("compile" in case_id for case_id in ids(Suite(preset="quick")))
+
+
+def test_the_default_quick_plan_fits_in_three_minutes():
+    quick = plan.plan([Suite(preset="quick")], LimitsConfig(), CPU)
+    assert sum(planned.seconds for planned in quick) <= 180
+
+
+def test_lists_multiply_and_a_default_value_leaves_no_trace():
+    suite = Suite(models=["snn_onepass"], batch_sizes=[1, 4], options={"time_steps": ["4", "8"]}, variants=["eager"])
+    assert ids(suite) == [
+        "snn_onepass,eager,b1,time_steps=4",
+        "snn_onepass,eager,b1",
+        "snn_onepass,eager,b4,time_steps=4",
+        "snn_onepass,eager,b4",
+    ]
+
+
+def test_an_option_reaches_the_models_that_have_it():
+    suite = Suite(models=["vim_tiny", "snn_onepass"], variants=["eager"], options={"time_steps": ["2"]})
+    assert ids(suite) == ["vim_tiny,eager,b1", "snn_onepass,eager,b64,time_steps=2"]
+
+
+def test_the_same_case_twice_is_one_case():
+    twice = Suite(models=["square", "square"], variants=["eager", "eager"])
+    assert ids(twice) == ["square,eager,b1"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "words"),
+    [
+        (Suite(models=["vim-tny"]), r"unknown model 'vim-tny'; did you mean 'vim_tiny'\? Valid: vim_tiny, vim_small"),
+        (Suite(variants=["egaer"]), r"unknown variant 'egaer'; did you mean 'eager'\?"),
+        (
+            Suite(models=["vim_tiny"], options={"scam": ["1"]}),
+            r"unknown option of vim_tiny 'scam'; did you mean 'scan'",
+        ),
+        (Suite(models=["snn_onepass"], options={"time_steps": ["x"]}), r"option time_steps=x: expected int"),
+        (Suite(models=["snn_onepass"], options={"time_steps": ["0"]}), r"option time_steps=0: must be at least 1"),
+        (Suite(models=["vim_tiny"], options={"scan": ["up"]}), r"option scan=up: choose one of serial, two_level"),
+        (Suite(preset="fast"), r"unknown preset 'fast'.*Valid: quick, standard, thorough"),
+        (Suite(batch_sizes=[0]), r"batch size 0: at least 1"),
+        (Suite(processes=0), r"processes 0: at least 1"),
+        (
+            Suite(models=["snn_stbif_resnet18"], options={"level": ["16"], "time_steps": ["4"]}),
+            r"time_steps=4 is below the 7 steps over which level 16 is fed",
+        ),
+    ],
+)
+def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
+    with pytest.raises(UsageError, match=words):
+        ids(suite)
+
+
+@pytest.mark.parametrize(
+    ("suite", "machine", "reason"),
+    [
+        (Suite(variants=["tensorrt"]), CPU, "tensorrt backend is not part of this version"),
+        (Suite(variants=["custom"]), CPU, "custom kernels are not part of this version"),
+        (Suite(scenarios=["periodic"]), CPU, "scenario periodic is not part of this version"),
+        (Suite(variants=["amp"], directions=["training"]), CPU, "training is measured on eager only"),
+        (Suite(variants=["compile"]), Machine("cpu", has_cxx=False), "install g\\+\\+ or set CXX"),
+    ],
+)
+def test_what_cannot_run_stays_in_the_plan_with_its_reason(suite, machine, reason):
+    planned = plan.plan([suite], LimitsConfig(), machine)
+    assert planned
+    for entry in planned:
+        assert re.search(reason, str(entry.reason))
+        assert entry.seconds == 0
+
+
+def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
+    own = OwnModule("/somewhere/net.py:build", None)
+    assert ids(Suite(variants=["eager", "amp"]), own=own) == ["own.net.build,eager,b1", "own.net.build,amp,b1"]
+    with pytest.raises(UsageError, match="takes no options"):
+        ids(Suite(options={"time_steps": ["1"]}), own=own)
+
+
+def test_presets_are_the_published_ones_and_the_configuration_changes_them():
+    (quick,) = plan.plan([Suite(models=["square"], preset="quick")], LimitsConfig(), CPU)
+    assert (quick.limits.processes, quick.limits.warm_up_cap_s, quick.limits.rule.cap_s) == (1, 2.0, 5.0)
+    assert (quick.limits.rule.min_blocks, quick.limits.rule.half_width) == (5, None)
+    changed = LimitsConfig(warm_up_cap_s=0.5, measure_cap_s=1.0, check_images=3, build_deadline_s=7.0)
+    (short,) = plan.plan([Suite(models=["square"], processes=5, variants=["eager"])], changed, CPU)
+    assert (short.limits.processes, short.limits.warm_up_cap_s, short.limits.rule.cap_s) == (5, 0.5, 1.0)
+    assert (short.limits.check_images, short.limits.deadline_s("build"), short.limits.rule.half_width) == (3, 7.0, 0.01)
+
+
+@pytest.mark.parametrize(("node", "found"), [("dev/nvidiactl", True), ("dev/nvmap", True), ("dev/null", False)])
+def test_a_gpu_is_seen_by_its_driver_s_device_node(tmp_path, node, found):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / node).touch()
+    assert plan.has_gpu(tmp_path) is found

@@ -1,0 +1,165 @@
+"""The timed loop and the steps it times: nothing lost, the right mode, the exact window, raw values on disk."""
+
+import gc
+import hashlib
+import time
+from array import array
+
+import pytest
+import torch
+from torch import nn
+
+from benchd.daemon.statistics import StopRule
+from benchd.daemon.worker import measure, steps
+from benchd.daemon.worker.backends import Loaded
+
+RULE = StopRule(min_blocks=3, min_block_runs=2, min_block_s=0.001, cap_s=0.05, half_width=None)
+
+
+class Scripted:
+    """A step whose durations are given, in two parts; the clock it moves is its own."""
+
+    parts = ("total", "forward")
+    runs = 1
+
+    def __init__(self, durations_ns):
+        self.durations_ns = durations_ns
+        self.indices = []
+        self.collecting = []
+
+    def __call__(self, index):
+        self.indices.append(index)
+        self.collecting.append(gc.isenabled())
+        duration = self.durations_ns[index % len(self.durations_ns)]
+        return duration, duration // 2
+
+
+def test_every_run_is_kept_in_order_and_nothing_is_collected_meanwhile():
+    step = Scripted([500_000, 700_000])
+    before = time.monotonic_ns()
+    measured = measure.measure(step, RULE)
+    count = len(step.indices)
+    assert step.indices == list(range(count))
+    assert list(measured.values_ns["total"]) == [500_000, 700_000] * (count // 2) + [500_000] * (count % 2)
+    assert list(measured.values_ns["forward"]) == [value // 2 for value in measured.values_ns["total"]]
+    assert not any(step.collecting)
+    assert gc.isenabled()
+    assert before <= measured.window.start_ns < measured.window.end_ns <= time.monotonic_ns()
+    assert measured.summary.runs == count
+    assert measured.summary.stop_reason == "cap"
+
+
+def test_a_step_that_raises_leaves_the_collector_on():
+    def step(index):
+        raise RuntimeError(index)
+
+    step.parts, step.runs = ("total",), 1
+    with pytest.raises(RuntimeError):
+        measure.measure(step, RULE)
+    assert gc.isenabled()
+
+
+def test_a_value_that_stands_for_many_runs_counts_for_as_much_time():
+    chunk = Scripted([100_000])
+    chunk.runs = 10
+    measured = measure.measure(chunk, RULE)
+    assert measured.summary.runs_per_block == 2  # two chunks of ten runs of 0.1 ms are longer than a block's 1 ms
+
+
+def test_percentiles_appear_with_enough_runs_only():
+    def timing(count):
+        return measure.timing(array("q", range(1, count + 1)), None, count / 2)
+
+    assert (timing(63).p90_ms, timing(661).p99_ms) == (None, None)
+    assert timing(64).p90_ms == pytest.approx(58e-6, rel=0.02)
+    assert timing(662).p99_ms == pytest.approx(655e-6, rel=0.01)
+    assert timing(662).p99_ms <= timing(662).p99_upper_ms <= timing(662).max_ms
+    assert timing(10).low_ms is None
+
+
+def test_raw_times_are_little_endian_int64_with_their_hash(tmp_path):
+    files = measure.write_raw({"total": array("q", [1, 2**40])}, tmp_path, "run.0")
+    body = (tmp_path / files["total"].path).read_bytes()
+    assert body == (1).to_bytes(8, "little") + (2**40).to_bytes(8, "little")
+    assert (files["total"].sha256, files["total"].count) == (hashlib.sha256(body).hexdigest(), 2)
+
+
+def test_warm_up_settles_on_a_steady_step_and_gives_up_on_a_drifting_one():
+    def sleeping(length_of):
+        def step(index):
+            start = time.monotonic_ns()
+            time.sleep(0.001)
+            return (round(length_of(index, time.monotonic_ns() - start)),)
+
+        step.parts, step.runs = ("total",), 1
+        return step
+
+    steady = measure.warm_up(sleeping(lambda index, real: 1_000_000), cap_s=60.0)
+    assert steady.steady
+    assert abs(steady.slope_share) < 0.005
+    drifting = measure.warm_up(sleeping(lambda index, real: 1_000_000 * (1 + index / 100)), cap_s=1.5)
+    assert not drifting.steady
+    assert drifting.seconds >= 1.5
+
+
+def loaded(module):
+    return Loaded(module, torch.float32, torch.device("cpu"), module)
+
+
+class Seen(nn.Module):
+    """Keeps which inputs it saw, and in which mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.seen, self.modes = [], []
+
+    def forward(self, images):
+        self.seen.append(images[:, 0].tolist())
+        self.modes.append((torch.is_inference_mode_enabled(), self.training))
+        return self.fc(images)
+
+
+def test_batches_are_whole_and_rotate():
+    module = Seen()
+    images = torch.arange(7.0)[:, None].expand(7, 4)
+    pool = steps.batches(images, 2, loaded(module))
+    step = steps.SingleStream(loaded(module), pool)
+    for index in range(4):
+        (nanoseconds,) = step(index)
+        assert nanoseconds > 0
+    assert module.seen == [[0, 1], [2, 3], [4, 5], [0, 1]]
+
+
+def test_fewer_images_than_a_batch_are_repeated():
+    (batch,) = steps.batches(torch.arange(3.0)[:, None], 8, loaded(Seen()))
+    assert batch[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_offline_does_a_chunk_and_returns_the_mean_of_one():
+    module = Seen()
+    step = steps.Offline(loaded(module), [torch.zeros(2, 4), torch.ones(2, 4)], runs=3)
+    start = time.monotonic_ns()
+    (first,) = step(0)
+    assert 0 < 3 * first <= time.monotonic_ns() - start
+    step(1)
+    assert [seen[0] for seen in module.seen] == [0, 1, 0, 1, 0, 1]
+
+
+def test_training_leaves_fresh_gradients_and_its_parts_make_the_whole():
+    module = Seen()
+    step = steps.Training(module, torch.device("cpu"), [torch.ones(2, 4)], seed=0)
+    total, forward, backward = step(0)
+    assert total == forward + backward
+    once = module.fc.weight.grad.clone()
+    module.fc.weight.grad.fill_(1e6)
+    step(0)
+    assert module.fc.weight.grad.abs().max() < 10
+    assert once.abs().sum() > 0
+    assert module.modes[0] == (False, True)
+
+
+def test_a_model_without_parameters_trains_its_input():
+    step = steps.Training(nn.Tanh(), torch.device("cpu"), [torch.ones(2, 3, 3)], seed=0)
+    total, forward, backward = step(0)
+    assert min(total, forward, backward) > 0

@@ -1,0 +1,263 @@
+"""The real `bench-once` in processes of its own: every model, every way a case ends, a real broker, a real Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from broker import program, running_broker
+from worker_jobs import own_module
+
+from benchd.daemon import records
+from benchd.daemon.delivery import jsonl
+
+ROOT = Path(__file__).parents[2]
+MODELS = ["vim_tiny", "vim_small", "vim_base", "snn_onepass", "qann_resnet18", "snn_stbif_resnet18", "square"]
+TINY = """
+[device]
+id = "test-device"
+
+[limits]
+warm_up_cap_s = 0.2
+measure_cap_s = 0.3
+check_images = 1
+"""
+
+
+@pytest.fixture
+def once(tmp_path, child_environment):
+    """Return a function that runs bench-once with tiny limits in `tmp_path` and returns the finished process."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    def run(*arguments, program="bench-once", **options):
+        command = [Path(sys.executable).parent / program, *arguments]
+        if program == "bench-once":
+            command += ["--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out"]
+        options = {"cwd": tmp_path, "env": child_environment, "capture_output": True, "text": True} | options
+        return subprocess.run(command, check=False, timeout=600, **options)
+
+    return run
+
+
+def written(folder):
+    return [records.decode(line) for line in jsonl.read(folder / "out" / "records.jsonl")]
+
+
+def test_every_model_gives_a_valid_record_that_arrives_over_a_real_broker(once, mosquitto, tmp_path):
+    subscriber = subscribe(mosquitto, len(MODELS) + 1)
+    done = once("--models", ",".join(MODELS), "--batch-sizes", "1", "--variants", "eager", "--mqtt", mosquitto.url)
+    assert done.returncode == 0, done.stderr
+    trained = once("--models", "snn_stbif_resnet18", "--direction", "training", "--mqtt", mosquitto.url)
+    assert trained.returncode == 0, trained.stderr
+
+    output, _ = subscriber.communicate(timeout=60)
+    arrived = dict(line.split(" ", 1) for line in output.splitlines())
+    kept = {record.run_id: record for record in written(tmp_path)}
+    assert {topic.rpartition("/")[2] for topic in arrived} == set(kept)
+    validator = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "record.schema.json").read_text()))
+    for topic, payload in arrived.items():
+        validator.validate(json.loads(payload))
+        record = records.decode(payload.encode())
+        assert topic == f"benchd/v1/test-device/result/{record.run_id}"
+        assert record == kept[record.run_id]
+
+    by_model = {record.case.model: record for record in kept.values() if record.case.direction == "inference"}
+    assert list(by_model) == MODELS
+    for record in kept.values():
+        assert_complete(record, tmp_path)
+    (training,) = (record for record in kept.values() if record.case.direction == "training")
+    assert training.parts["forward"].median_ms < training.timing.median_ms
+    assert training.parts["backward"].median_ms < training.timing.median_ms
+    for model in MODELS:
+        assert re.search(rf"{model} .*eager .* ok ", done.stdout), done.stdout
+
+
+def subscribe(broker, count):
+    """Start the real mosquitto_sub for so many results; it is subscribed when it has printed its own line."""
+    command = [program("mosquitto_sub"), "-h", broker.host, "-p", str(broker.port), "-V", "5", "-q", "1", "-W", "900"]
+    command += ["-t", "benchd/v1/test-device/result/#", "-C", str(count), "-F", "%t %p", "-d"]
+    process = subprocess.Popen(["stdbuf", "-oL", *command], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "received SUBACK" in line or line.startswith("Subscribed"):
+            break
+    return _OnlyResults(process)
+
+
+class _OnlyResults:
+    """mosquitto_sub without the lines of its -d option."""
+
+    def __init__(self, process):
+        self._process = process
+
+    def communicate(self, timeout):
+        output, _ = self._process.communicate(timeout=timeout)
+        return "\n".join(line for line in output.splitlines() if line.startswith("benchd/v1/")), None
+
+
+def assert_complete(record, folder):
+    """Hold a record of a case that was measured against what every one must have."""
+    assert record.status == "ok"
+    assert record.check.passed
+    assert record.check.note == "agreement on random weights, accuracy unknown"
+    assert record.timing.min_ms <= record.timing.median_ms <= record.timing.max_ms
+    assert record.missing["energy"] == "no_sensor"
+    assert record.memory.rss_peak_bytes > 50 * 2**20
+    assert record.environment.versions["torch"]
+    assert record.environment.allocator["MALLOC_MMAP_MAX_"] == "0"
+    (process,) = record.processes
+    assert process.window.seconds > 0
+    assert process.blocks.count >= 1
+    assert "cpu_utilization_percent" in record.telemetry
+    assert "process_rss_bytes" in record.telemetry
+    assert process.sampler.failures == {}
+    for raw in process.raw.values():
+        assert (folder / "out" / raw.path).stat().st_size == 8 * raw.count == 8 * record.timing.runs
+
+
+def test_a_broker_that_is_down_costs_a_warning_and_replay_sends_everything(once, tmp_path):
+    with running_broker(tmp_path) as broker:
+        pass
+    done = once("--models", "square", "--mqtt", broker.url)
+    assert done.returncode == 0, done.stderr
+    assert "warning: not published: " in done.stderr
+    line = re.search(r"benchd (replay .*)", done.stderr)[1]
+    with running_broker(tmp_path, port=broker.port) as broker:
+        subscriber = subscribe(broker, 1)
+        replayed = once(*line.split(), program="benchd")
+        assert replayed.returncode == 0, replayed.stderr
+        output, _ = subscriber.communicate(timeout=60)
+    (record,) = written(tmp_path)
+    assert output.split(" ", 1)[1].strip() == records.encode(record).decode()
+
+
+def test_json_prints_the_records_and_nothing_else(once, tmp_path):
+    done = once("--models", "square", "--batch-sizes", "1,2", "--scenario", "offline", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [records.decode(line.encode()) for line in done.stdout.splitlines()] == written(tmp_path)
+    assert all(record.throughput_basis == "measured" for record in written(tmp_path))
+
+
+def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once, tmp_path):
+    done = once("--models", "square", "--variants", "eager,tensorrt,custom")
+    assert done.returncode == 7
+    assert [record.status for record in written(tmp_path)] == ["ok", "unsupported", "unsupported"]
+    assert "the tensorrt backend is not part of this version" in done.stdout
+
+
+def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
+    wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) * 1.01"
+    done = once("--module", own_module(tmp_path, forward=wrong))
+    assert done.returncode == 5
+    (record,) = written(tmp_path)
+    assert record.status == "ok"
+    assert not record.check.passed
+    assert "FAILED" in done.stdout
+
+
+def test_a_worker_that_dies_costs_its_own_case_alone(once, tmp_path):
+    dies = "if len(images) == 2: os.kill(os.getpid(), 9)"
+    done = once("--module", own_module(tmp_path, forward=dies), "--batch-sizes", "1,2,3")
+    assert done.returncode == 1
+    assert [record.status for record in written(tmp_path)] == ["ok", "failed", "ok"]
+    assert "SIGKILL" in written(tmp_path)[1].reason
+
+
+def test_nothing_measured_exits_6(once, tmp_path):
+    done = once("--module", own_module(tmp_path, build="raise RuntimeError('not today')"))
+    assert done.returncode == 6
+    assert written(tmp_path)[0].reason == "RuntimeError: not today"
+
+
+def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_path, child_environment):
+    module = own_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
+    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--config", "tiny.toml", "--preset", "quick"]
+    (tmp_path / "tiny.toml").write_text(TINY)
+    command = [Path(sys.executable).parent / "bench-once", *arguments, "--device", "cpu", "--output", "out"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=child_environment, **pipes) as process:
+        for line in process.stderr:
+            if "b2" in line and "load" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [record.status for record in written(tmp_path)] == ["ok", "aborted"]
+    assert "aborted" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
+        (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
+        (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
+        (["--direction", "sideways"], "unknown direction 'sideways'"),
+        (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
+        (["--weights", "nowhere.pth"], "--weights nowhere.pth: no such file"),
+        (["--module", "nowhere.py:build"], "--module nowhere.py:build: expected FILE.py:function"),
+        (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
+        (["--threads", "0"], "--threads 0: at least 1"),
+    ],
+)
+def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, arguments, words):
+    done = once(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "out").glob("raw/*"))
+
+
+def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    done = once("--models", "square")
+    assert done.returncode == 2
+    assert "--output out: cannot be written" in done.stderr
+
+
+def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
+    done = once("--models", "square", "--variants", "eager,tensorrt", "--dry-run")
+    assert done.returncode == 0
+    assert "square,eager,b1" in done.stdout
+    assert "the tensorrt backend is not part of this version" in done.stdout
+    assert "2 cases, at most about 00:00:" in done.stdout
+    assert re.search(r"cannot run here: custom kernels are not part of this version: custom, custom-fp16", done.stdout)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_supervisor_stays_small_and_free_of_torch_while_a_case_runs(once, tmp_path, child_environment):
+    """The module under test looks at its parent: resident memory, and whether torch's libraries are mapped there."""
+    look = (
+        "p = f'/proc/{os.getppid()}'; kib = [l.split()[1] for l in open(p + '/status') if l.startswith('VmRSS')][0]; "
+        f"open('{tmp_path}/seen', 'w').write(kib + ' ' + str('torch' in open(p + '/maps').read()))"
+    )
+    done = once("--module", own_module(tmp_path, build=look))
+    assert done.returncode == 0, done.stderr
+    kib, torch_mapped = (tmp_path / "seen").read_text().split()
+    assert torch_mapped == "False"
+    assert int(kib) <= 60 * 1024
+
+
+def test_two_at_a_time_is_refused_with_the_holder(once, tmp_path):
+    os.environ.get("TMPDIR")
+    from benchd.daemon.lock import MachineLock
+
+    with MachineLock():
+        done = once("--models", "square")
+    assert done.returncode == 7
+    assert str(os.getpid()) in done.stderr
+
+
+def test_help_names_every_option_and_list_every_model(once):
+    shown = subprocess.run(
+        [Path(sys.executable).parent / "bench-once", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for option in ("--models", "--variants", "--option", "--preset", "--mqtt", "--module", "Example:"):
+        assert option in shown
+    listed = once("list", program="benchd").stdout
+    for model in MODELS:
+        assert f"{model}: " in listed

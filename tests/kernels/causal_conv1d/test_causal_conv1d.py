@@ -1,0 +1,130 @@
+"""The short convolution against conv1d in float64, which pads and flips."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from benchd.kernels.causal_conv1d import causal_conv1d
+from benchd.kernels.dispatch import Unavailable
+
+PLAIN = ("reference", "torch")
+
+
+def inputs(batch, length, channels, width, *, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"x": (batch, length, channels), "weight": (channels, width), "bias": (channels,)}
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def equation(x, weight, bias=None, activation="silu", reverse=False):
+    """Return y in float64 through conv1d, channels first, flipped for the reverse direction."""
+    x = x.double().flip(1) if reverse else x.double()
+    padded = functional.pad(x.transpose(1, 2), (weight.shape[1] - 1, 0))
+    bias = None if bias is None else bias.double()
+    y = functional.conv1d(padded, weight.double()[:, None], bias, groups=len(weight)).transpose(1, 2)
+    y = y.flip(1) if reverse else y
+    return functional.silu(y) if activation else y
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("activation", ["silu", None])
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 3, 5, 4), (3, 4, 7, 1), (2, 63, 33, 3), (1, 197, 48, 4)], ids=str)
+def test_float32_agrees_with_the_equation(implementation, reverse, activation, biased, shape):
+    tensors = inputs(*shape)
+    if not biased:
+        del tensors["bias"]
+    y = causal_conv1d(**tensors, activation=activation, reverse=reverse, implementation=implementation)
+    want = equation(**tensors, activation=activation, reverse=reverse)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), want, rtol=0, atol=2e-6 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3), (torch.float64, 1e-14)])
+def test_other_dtypes_round_only_what_comes_out(implementation, dtype, limit):
+    tensors = inputs(2, 40, 9, 4, dtype=dtype)
+    y = causal_conv1d(**tensors, implementation=implementation)
+    want = equation(**tensors)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), want, rtol=limit, atol=limit)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 9), st.integers(1, 6)),
+    reverse=st.booleans(),
+    learns=st.booleans(),
+)
+def test_any_shape_agrees_with_the_equation(shape, reverse, learns):
+    tensors = inputs(*shape, dtype=torch.float64)
+    tensors["weight"].requires_grad_(learns)
+    y = causal_conv1d(**tensors, reverse=reverse, implementation="torch")
+    torch.testing.assert_close(y, equation(**tensors, reverse=reverse), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_strided_inputs_stay_as_they_are(implementation):
+    tensors = inputs(2, 21, 12, 4)
+    wide = torch.cat((tensors["x"], tensors["x"]), -1)
+    before = wide.clone()
+    strided = tensors | {"x": wide[..., :12], "weight": tensors["weight"].T.contiguous().T}
+    y = causal_conv1d(**strided, implementation=implementation)
+    torch.testing.assert_close(y, equation(**tensors).float(), rtol=1e-5, atol=2e-6)
+    assert torch.equal(wide, before)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("shape", [(0, 5, 3, 4), (2, 0, 3, 4)], ids=["no images", "no tokens"])
+def test_empty_inputs_give_empty_outputs(implementation, shape):
+    assert causal_conv1d(**inputs(*shape), implementation=implementation).shape == shape[:3]
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_gradients_are_those_of_finite_differences(implementation, reverse):
+    tensors = [tensor.requires_grad_() for tensor in inputs(2, 6, 3, 4, dtype=torch.float64).values()]
+
+    def convolved(x, weight, bias):
+        return causal_conv1d(x, weight, bias, reverse=reverse, implementation=implementation)
+
+    assert torch.autograd.gradcheck(convolved, tensors)
+
+
+def test_compiled_as_one_graph():
+    tensors = inputs(2, 20, 6, 4, dtype=torch.float64)
+    compiled = torch.compile(causal_conv1d, fullgraph=True, backend="aot_eager")
+    for reverse in (False, True):
+        y = compiled(**tensors, reverse=reverse, implementation="torch")
+        torch.testing.assert_close(y, equation(**tensors, reverse=reverse), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "triton", "native"])
+def test_implementations_still_to_come_say_so(implementation):
+    with pytest.raises(Unavailable, match="causal_conv1d has no"):
+        causal_conv1d(**inputs(1, 2, 3, 4), implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("x", torch.zeros(2, 3), r"x must be \(batch, length, channels\), not \(2, 3\)"),
+        ("weight", torch.zeros(3, 1, 4), r"weight must be \(3, width\), not \(3, 1, 4\)"),
+        ("weight", torch.zeros(4, 4), r"weight must be \(3, width\), not \(4, 4\)"),
+        ("bias", torch.zeros(4), r"bias must be \(3,\), not \(4,\)"),
+        ("weight", torch.zeros(3, 4, device="meta"), "weight must be on cpu"),
+        ("activation", "relu", "activation must be 'silu' or None, not 'relu'"),
+        ("implementation", "fast", "unknown implementation 'fast'"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_was_expected(name, value, expected):
+    with pytest.raises(ValueError, match=expected):
+        causal_conv1d(**{"implementation": "torch"} | inputs(1, 2, 3, 4) | {name: value})
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match=r"x must be floating point, not torch.int64"):
+        causal_conv1d(**inputs(1, 2, 3, 4) | {"x": torch.zeros(1, 2, 3, dtype=torch.int64)}, implementation="torch")

@@ -1,0 +1,187 @@
+"""The LIF op against its equation: a loop written here, and autograd through the surrogate."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.lif import lif
+
+RESETS = ("zero", "subtract")
+PLAIN = ("reference", "torch")
+
+
+def loop(current, decay, gain, threshold, reset):
+    """Return spikes by the equation, neuron by neuron in double precision."""
+    spikes = torch.zeros_like(current, dtype=torch.float64)
+    flat = current.double().reshape(len(current), -1)
+    out = spikes.reshape(len(current), -1)
+    for neuron in range(flat.shape[1]):
+        v = 0.0
+        for t in range(len(current)):
+            v = decay * v + gain * float(flat[t, neuron])
+            if v >= threshold:
+                out[t, neuron] = 1.0
+                v = 0.0 if reset == "zero" else v - threshold
+    return spikes
+
+
+def dyadic(*shape, seed=0):
+    """Multiples of 1/16 in [-1, 1]: with decay 1/2 and few steps every sum is exact, ties with the threshold too."""
+    return torch.randint(-16, 17, shape, generator=torch.Generator().manual_seed(seed)) / 16
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 5), (6, 3, 7), (8, 1, 2, 5, 3)], ids=str)
+def test_spikes_are_those_of_the_equation(implementation, reset, dtype, shape):
+    current = dyadic(*shape).to(dtype)
+    spikes = lif(current, decay=0.5, gain=2.0, threshold=0.75, reset=reset, implementation=implementation)
+    assert spikes.dtype == dtype
+    want = loop(current, 0.5, 2.0, 0.75, reset)
+    assert want.any()
+    assert not want.all()
+    assert torch.equal(spikes.double(), want)
+
+
+def test_a_tie_fires():
+    assert lif(torch.tensor([1.0]), decay=0.9, implementation="torch").tolist() == [1.0]
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_torch_rounds_as_the_reference_does(reset, dtype):
+    current = torch.randn(8, 4099, generator=torch.Generator().manual_seed(1)).to(dtype)
+    arguments = {"decay": 0.95, "gain": 0.7, "threshold": 0.83, "reset": reset}
+    want = lif(current, **arguments, implementation="reference")
+    assert want.any()
+    assert torch.equal(lif(current, **arguments, implementation="torch"), want)
+
+
+def test_the_membrane_of_a_half_current_is_kept_in_float32():
+    # 2048 + 1 is 2048 in float16: a half membrane would never reach 2050
+    current = torch.tensor([2048.0, 1.0, 1.0], dtype=torch.float16)
+    spikes = lif(current, decay=1.0, threshold=2050.0, implementation="torch")
+    assert spikes.tolist() == [0, 0, 1]
+
+
+@given(st.integers(1, 6), st.integers(0, 9), st.sampled_from(RESETS), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_any_size_agrees_with_the_loop(time_steps, neurons, reset, seed):
+    current = dyadic(time_steps, neurons, seed=seed)
+    spikes = lif(current, decay=0.5, threshold=0.5, reset=reset, implementation="torch")
+    assert torch.equal(spikes.double(), loop(current, 0.5, 1.0, 0.5, reset))
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_an_empty_batch_gives_an_empty_result(implementation):
+    assert lif(torch.empty(4, 0, 3), decay=0.9, implementation=implementation).shape == (4, 0, 3)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_a_layout_does_not_change_the_spikes_nor_the_input(implementation):
+    dense = dyadic(6, 4, 5, 3)
+    want = lif(dense, decay=0.5, threshold=0.5, implementation=implementation)
+    for current in (
+        dense.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+        dense.repeat(1, 2, 1, 1)[:, ::2][:, :4].copy_(dense),
+        dense.mT.contiguous().mT,
+    ):
+        assert not current.is_contiguous()
+        assert torch.equal(lif(current, decay=0.5, threshold=0.5, implementation=implementation), want)
+        assert torch.equal(current, dense)
+
+
+def test_one_current_for_all_steps_needs_no_copy():
+    current = dyadic(7).expand(5, 7)
+    want = lif(current.clone(), decay=0.5, threshold=0.5, implementation="reference")
+    assert torch.equal(lif(current, decay=0.5, threshold=0.5, implementation="torch"), want)
+
+
+class Spike(torch.autograd.Function):
+    """One comparison with the documented surrogate; autograd does the rest of the derivation below."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x >= 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        sigmoid = torch.sigmoid(4 * ctx.saved_tensors[0])
+        return grad * 4 * sigmoid * (1 - sigmoid)
+
+
+def recorded(current, decay, gain, threshold, reset):
+    v, spikes = torch.zeros_like(current[0]), []
+    for x in current:
+        v = decay * v + gain * x
+        spike = Spike.apply(v - threshold)
+        v = v * (1 - spike) if reset == "zero" else v - threshold * spike
+        spikes.append(spike)
+    return torch.stack(spikes)
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("time_steps", [1, 7])
+def test_the_gradient_is_that_of_autograd_through_the_surrogate(reset, time_steps):
+    generator = torch.Generator().manual_seed(2)
+    current = torch.randn(time_steps, 3, 11, dtype=torch.float64, generator=generator).requires_grad_()
+    weights = torch.randn(time_steps, 3, 11, dtype=torch.float64, generator=generator)
+    spikes = lif(current, decay=0.9, gain=1.5, threshold=0.8, reset=reset, implementation="torch")
+    want = recorded(current, 0.9, 1.5, 0.8, reset)
+    assert torch.equal(spikes, want)
+    (got,) = torch.autograd.grad((spikes * weights).sum(), current)
+    (expected,) = torch.autograd.grad((want * weights).sum(), current)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_half_current_gets_a_half_gradient(dtype):
+    current = dyadic(4, 9).to(dtype).requires_grad_()
+    lif(current, decay=0.5, implementation="torch").sum().backward()
+    wide = dyadic(4, 9).requires_grad_()
+    lif(wide, decay=0.5, implementation="torch").sum().backward()
+    assert current.grad.dtype == dtype
+    torch.testing.assert_close(current.grad.float(), wide.grad, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_compiler_and_an_exporter_trace_it_whole(learns):
+    class Layer(torch.nn.Module):
+        def forward(self, current):
+            return lif(current, decay=0.5, threshold=0.5, implementation="torch")
+
+    current = dyadic(5, 8).requires_grad_(learns)
+    want = Layer()(current)
+    compiled = torch.compile(Layer(), fullgraph=True, backend="aot_eager")(current)
+    assert torch.equal(compiled, want)
+    if learns:
+        (got,) = torch.autograd.grad(compiled.sum(), current)
+        (expected,) = torch.autograd.grad(want.sum(), current)
+        torch.testing.assert_close(got, expected)
+    else:
+        assert torch.equal(torch.export.export(Layer(), (current,)).module()(current), want)
+
+
+@pytest.mark.parametrize(
+    ("current", "options", "error", "words"),
+    [
+        (torch.ones(3, dtype=torch.int64), {}, TypeError, "floating point, not torch.int64"),
+        (torch.tensor(1.0), {}, ValueError, r"\(T, \.\.\.\) with T at least 1"),
+        (torch.empty(0, 3), {}, ValueError, r"not \(0, 3\)"),
+        (torch.ones(3), {"reset": "hard"}, ValueError, "'zero' or 'subtract', not 'hard'"),
+        (torch.ones(3), {"implementation": "fast"}, ValueError, "unknown implementation 'fast'"),
+    ],
+)
+def test_an_unusable_call_says_what_was_expected(current, options, error, words):
+    with pytest.raises(error, match=words):
+        lif(current, decay=0.9, **{"implementation": "torch", **options})
+
+
+def test_an_implementation_that_does_not_exist_is_named():
+    with pytest.raises(Unavailable, match="lif has no 'triton' implementation"):
+        lif(torch.ones(3), decay=0.9, implementation="triton")

@@ -1,0 +1,282 @@
+"""The scan against its equation: a float64 loop written here, gradients by finite differences."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.selective_scan import selective_scan, selective_scan_pair
+
+PLAIN = ("reference", "torch")
+OPTIONAL = ("D", "z", "delta_bias")
+
+
+def equation(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, reverse=False):
+    """Return y in float64, one token and one state at a time."""
+    u, delta, A, B, C = (tensor.double() for tensor in (u, delta, A, B, C))
+    delta = delta if delta_bias is None else delta + delta_bias.double()
+    if delta_softplus:
+        delta = torch.where(delta > 20, delta, torch.log1p(torch.exp(delta.clamp(max=20))))
+    y = torch.zeros_like(u)
+    for n in range(A.shape[1]):
+        h = torch.zeros_like(u[:, 0]) if u.shape[1] else None
+        for t in reversed(range(u.shape[1])) if reverse else range(u.shape[1]):
+            h = torch.exp(delta[:, t] * A[:, n]) * h + delta[:, t] * u[:, t] * B[:, t, n, None]
+            y[:, t] += h * C[:, t, n, None]
+    y = y if D is None else y + D.double() * u
+    return y if z is None else y * z.double() / (1 + torch.exp(-z.double()))
+
+
+def inputs(batch, length, channels, states, *, dtype=torch.float32, seed=0, large=False):
+    """Every tensor of the scan; deltas of about 0.05 after softplus, or up to some hundreds."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    tensors = {
+        "u": normal(batch, length, channels),
+        "delta": normal(batch, length, channels) * (60 if large else 1) - 3,
+        "A": -(torch.arange(1, states + 1) + torch.rand(channels, states, generator=generator)),
+        "B": normal(batch, length, states),
+        "C": normal(batch, length, states),
+        "D": normal(channels),
+        "z": normal(batch, length, channels),
+        "delta_bias": normal(channels),
+    }
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def pair_of(first, second):
+    """Stack two sets of inputs for the pair, which has no gate."""
+    return {name: torch.stack((first[name], second[name])) for name in first if name != "z"}
+
+
+def error(y, want):
+    return float((y.double() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 2, 5, 3), (3, 7, 4, 1), (2, 63, 33, 5), (1, 197, 48, 16)], ids=str)
+def test_float32_is_within_2e_6_of_the_equation(implementation, reverse, shape):
+    tensors = inputs(*shape)
+    y = selective_scan(**tensors, delta_softplus=True, reverse=reverse, implementation=implementation)
+    assert y.dtype == torch.float32
+    assert error(y, equation(**tensors, delta_softplus=True, reverse=reverse)) < 2e-6
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("given_names", [n for r in range(4) for n in itertools.combinations(OPTIONAL, r)], ids=str)
+@pytest.mark.parametrize("softplus", [False, True])
+def test_every_combination_of_options(implementation, given_names, softplus):
+    tensors = {k: v for k, v in inputs(2, 11, 6, 4).items() if k in given_names or k not in OPTIONAL}
+    if not softplus:
+        tensors["delta"] = tensors["delta"].abs() + 4
+    y = selective_scan(**tensors, delta_softplus=softplus, implementation=implementation)
+    assert error(y, equation(**tensors, delta_softplus=softplus)) < 2e-6
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_large_steps_stay_exact(implementation):
+    tensors = inputs(2, 197, 16, 16, large=True)
+    want = equation(**tensors, delta_softplus=True)
+    assert (tensors["delta"] > 20).any()
+    assert (tensors["delta"] < -100).any()
+    y = selective_scan(**tensors, delta_softplus=True, implementation=implementation)
+    assert error(y, want) < 2e-6
+
+
+def test_small_steps_are_accurate_relative_to_themselves():
+    tensors = inputs(1, 60, 8, 4) | {"delta": torch.full((1, 60, 8), -12.3)}
+    for name in OPTIONAL:
+        del tensors[name]
+    y = selective_scan(**tensors, delta_softplus=True, implementation="torch")
+    assert error(y, equation(**tensors, delta_softplus=True)) < 2e-6
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3), (torch.float64, 1e-14)])
+def test_other_dtypes_round_only_what_comes_out(implementation, dtype, limit):
+    tensors = inputs(2, 63, 17, 5, dtype=dtype)
+    y = selective_scan(**tensors, delta_softplus=True, implementation=implementation)
+    assert y.dtype == dtype
+    assert error(y, equation(**tensors, delta_softplus=True)) < limit
+
+
+def test_half_activations_with_float32_parameters():
+    tensors = inputs(2, 19, 8, 4, dtype=torch.float16)
+    tensors |= {name: tensors[name].float() for name in ("A", "D", "delta_bias", "B")}
+    y = selective_scan(**tensors, delta_softplus=True, implementation="torch")
+    assert y.dtype == torch.float16
+    assert error(y, equation(**tensors, delta_softplus=True)) < 1e-3
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_strided_inputs(implementation):
+    tensors = inputs(2, 21, 12, 4)
+    strided = {name: torch.stack((tensor, tensor + 1), -1)[..., 0] for name, tensor in tensors.items()}
+    strided["u"] = tensors["u"].transpose(1, 2).contiguous().transpose(1, 2)
+    assert not any(tensor.is_contiguous() for tensor in strided.values())
+    y = selective_scan(**strided, delta_softplus=True, implementation=implementation)
+    assert error(y, equation(**tensors, delta_softplus=True)) < 2e-6
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("shape", [(0, 5, 3, 2), (2, 0, 3, 2)], ids=["no images", "no tokens"])
+def test_empty_inputs_give_empty_outputs(implementation, shape):
+    tensors = inputs(*shape)
+    assert selective_scan(**tensors, implementation=implementation).shape == shape[:3]
+    assert selective_scan_pair(**pair_of(tensors, tensors), implementation=implementation).shape == (2, *shape[:3])
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("shape", [(1, 1, 3, 2), (2, 50, 9, 4), (13, 40, 384, 16)], ids=str)
+def test_a_pair_is_a_forward_and_a_reverse_scan(implementation, shape):
+    if implementation == "reference" and shape[0] == 13:
+        shape = (13, 4, 24, 16)
+    directions = [inputs(*shape, seed=seed) for seed in (1, 2)]
+    y = selective_scan_pair(**pair_of(*directions), delta_softplus=True, implementation=implementation)
+    for reverse, tensors in enumerate(directions):
+        del tensors["z"]
+        assert error(y[reverse], equation(**tensors, delta_softplus=True, reverse=bool(reverse))) < 2e-6
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 5)),
+    reverse=st.booleans(),
+    large=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape_agrees_with_the_equation(shape, reverse, large, seed):
+    tensors = inputs(*shape, dtype=torch.float64, seed=seed, large=large)
+    y = selective_scan(**tensors, delta_softplus=True, reverse=reverse, implementation="torch")
+    want = equation(**tensors, delta_softplus=True, reverse=reverse)
+    # softplus turns linear at 20, where it is 2e-9 above
+    torch.testing.assert_close(y, want, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_gradients_are_those_of_finite_differences(reverse):
+    tensors = {k: v.requires_grad_() for k, v in inputs(2, 7, 3, 4, dtype=torch.float64).items()}
+
+    def scanned(*values):
+        arguments = dict(zip(tensors, values, strict=True))
+        return selective_scan(**arguments, delta_softplus=True, reverse=reverse, implementation="torch")
+
+    assert torch.autograd.gradcheck(scanned, tuple(tensors.values()))
+
+
+def gradients(scanned, tensors, implementation, **options):
+    y = scanned(**tensors, delta_softplus=True, implementation=implementation, **options)
+    return torch.autograd.grad(y.square().sum(), list(tensors.values()))
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_gradients_through_several_blocks_of_tokens_and_groups_of_images(reverse):
+    tensors = {k: v.requires_grad_() for k, v in inputs(12, 23, 384, 16, dtype=torch.float64).items()}
+    got, want = (gradients(selective_scan, tensors, name, reverse=reverse) for name in ("torch", "reference"))
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_of_a_pair():
+    directions = [inputs(6, 15, 384, 16, dtype=torch.float64, seed=seed) for seed in (3, 4)]
+    tensors = {name: tensor.requires_grad_() for name, tensor in pair_of(*directions).items()}
+    got, want = (gradients(selective_scan_pair, tensors, name) for name in ("torch", "reference"))
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("length", [1, 2, 3, 40])
+def test_what_compilers_see_is_the_same_scan(reverse, length):
+    tensors = inputs(2, length, 6, 4, dtype=torch.float64)
+    exported = torch.export.export(Scan(reverse), (), tensors, strict=False)
+    want = equation(**tensors, delta_softplus=True, reverse=reverse)
+    torch.testing.assert_close(exported.module()(**tensors), want, rtol=1e-10, atol=1e-12)
+    ops = {node.target for node in exported.graph.nodes if node.op == "call_function"}
+    assert not any("addcmul_." in str(op) or "copy_" in str(op) for op in ops)
+
+
+class Scan(torch.nn.Module):
+    def __init__(self, reverse):
+        super().__init__()
+        self.reverse = reverse
+
+    def forward(self, **tensors):
+        return selective_scan(**tensors, delta_softplus=True, reverse=self.reverse, implementation="torch")
+
+
+def test_compiled_as_one_graph_with_gradients():
+    first, second = (inputs(2, 20, 6, 4, dtype=torch.float64, seed=seed) for seed in (5, 6))
+    tensors = {name: tensor.requires_grad_() for name, tensor in pair_of(first, second).items()}
+
+    def total(tensors):
+        return selective_scan_pair(**tensors, delta_softplus=True, implementation="torch").square().sum()
+
+    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(tensors), list(tensors.values()))
+    for gradient, want in zip(got, torch.autograd.grad(total(tensors), list(tensors.values())), strict=True):
+        torch.testing.assert_close(gradient, want, rtol=1e-10, atol=1e-10)
+
+
+def test_autocast_leaves_the_state_in_float32():
+    tensors = inputs(2, 30, 8, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = selective_scan(**tensors, delta_softplus=True, implementation="torch")
+    assert error(y, equation(**tensors, delta_softplus=True)) < 2e-6
+
+
+def test_memory_kept_between_calls_serves_inference_mode_and_training_alike():
+    tensors = inputs(1, 9, 4, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        first = selective_scan(**tensors, implementation="torch").clone()
+    tensors["u"].requires_grad_()
+    second = selective_scan(**tensors, implementation="torch")
+    second.sum().backward()
+    assert torch.equal(first, second)
+    assert tensors["u"].grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("implementation", ["auto", "triton", "native"])
+def test_implementations_still_to_come_say_so(implementation):
+    tensors = inputs(1, 2, 3, 4)
+    with pytest.raises(Unavailable, match="selective_scan has no"):
+        selective_scan(**tensors, implementation=implementation)
+    with pytest.raises(Unavailable, match="selective_scan has no"):
+        selective_scan_pair(**pair_of(tensors, tensors), implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("u", torch.zeros(2, 3), r"u must be \(batch, length, channels\), not \(2, 3\)"),
+        ("delta", torch.zeros(1, 2, 4), r"delta must be \(1, 2, 3\), not \(1, 2, 4\)"),
+        ("A", torch.zeros(4, 4), r"A must be \(3, state\), not \(4, 4\)"),
+        ("B", torch.zeros(1, 2, 5), r"B must be \(1, 2, 4\), not \(1, 2, 5\)"),
+        ("C", torch.zeros(1, 4), r"C must be \(1, 2, 4\), not \(1, 4\)"),
+        ("D", torch.zeros(4), r"D must be \(3,\), not \(4,\)"),
+        ("z", torch.zeros(1, 1, 3), r"z must be \(1, 2, 3\)"),
+        ("delta_bias", torch.zeros(1), r"delta_bias must be \(3,\)"),
+        ("B", torch.zeros(1, 2, 4, device="meta"), "B must be on cpu"),
+    ],
+)
+def test_a_wrong_tensor_is_named_with_what_was_expected(name, value, expected):
+    with pytest.raises(ValueError, match=expected):
+        selective_scan(**inputs(1, 2, 3, 4) | {name: value}, implementation="torch")
+
+
+def test_other_wrong_arguments():
+    tensors = inputs(1, 2, 3, 4)
+    with pytest.raises(TypeError, match=r"A must be floating point, not torch\.int64"):
+        selective_scan(**tensors | {"A": tensors["A"].long()}, implementation="torch")
+    with pytest.raises(ValueError, match="unknown implementation 'fast'"):
+        selective_scan(**tensors, implementation="fast")
+    pair = pair_of(tensors, tensors)
+    with pytest.raises(ValueError, match=r"u must be \(2, batch, length, channels\), not \(1, 2, 3\)"):
+        selective_scan_pair(**pair | {"u": tensors["u"]}, implementation="torch")
+    with pytest.raises(ValueError, match=r"D must be \(2, 3\), not \(3,\)"):
+        selective_scan_pair(**pair | {"D": tensors["D"]}, implementation="torch")

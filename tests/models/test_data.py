@@ -1,0 +1,133 @@
+"""Real and random images: tiny data sets written in the formats of the real ones."""
+
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets
+from torchvision.transforms import functional
+
+from benchd.models.data import DataError, open_data, random_images
+
+IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
+CIFAR10 = torch.tensor([[0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]])[:, :, None, None]
+
+
+def write_image_folder(root, counts, size=(48, 40)):
+    generator = np.random.default_rng(0)
+    for name, count in counts.items():
+        (root / name).mkdir()
+        for index in range(count):
+            pixels = generator.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{index:03}.png")
+
+
+@pytest.fixture
+def cifar10(tmp_path, monkeypatch):
+    """CIFAR-10's python layout with 30 test images: torchvision checks sums, so it is told those of these files."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 3072), dtype=np.uint8)
+    labels = [index % 10 for index in range(30)]
+    sums = {}
+    for name, content in (
+        ("test_batch", {"data": pixels, "labels": labels}),
+        ("batches.meta", {"label_names": [f"class{index}" for index in range(10)]}),
+    ):
+        written = pickle.dumps(content)
+        (folder / name).write_bytes(written)
+        sums[name] = hashlib.md5(written, usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", [])
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": sums["batches.meta"]}
+    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+    return tmp_path, torch.from_numpy(pixels).view(30, 3, 32, 32)
+
+
+@pytest.mark.parametrize("inputs", ["unit", "normal"])
+def test_cifar10_is_spread_evenly_and_normalised_as_its_models_were_trained(cifar10, inputs):
+    folder, pixels = cifar10
+    taken = open_data(f"cifar10:{folder}", (3, 32, 32), 10, dataset="cifar10", inputs=inputs)
+    want = pixels[::3] / 255
+    torch.testing.assert_close(taken.images, want if inputs == "unit" else (want - CIFAR10[0]) / CIFAR10[1])
+    assert taken.labels.tolist() == [3 * index % 10 for index in range(10)]
+    assert taken.source == f"10 of the 30 images of cifar10:{folder}"
+
+
+def test_a_small_set_is_taken_whole_and_says_so(cifar10):
+    taken = open_data(f"cifar10:{cifar10[0]}", (3, 32, 32))
+    assert taken.images.shape == (30, 3, 32, 32)
+    assert taken.source.startswith("all 30 images of")
+    assert taken.source.endswith("fewer than the 256 asked for")
+
+
+def test_an_image_folder_is_resized_cropped_and_normalised(tmp_path):
+    write_image_folder(tmp_path, {"a": 3, "b": 2})
+    taken = open_data(f"imagefolder:{tmp_path}", (3, 28, 28), dataset="imagenet")
+    assert taken.images.shape == (5, 3, 28, 28)
+    assert taken.labels is None
+    picture = Image.open(tmp_path / "b" / "001.png")
+    shorter = functional.resize(picture, 32, functional.InterpolationMode.BICUBIC)
+    want = (functional.to_tensor(functional.center_crop(shorter, 28)) - IMAGENET[0]) / IMAGENET[1]
+    torch.testing.assert_close(taken.images[4], want)
+
+
+def test_an_image_folder_of_ten_classes_is_labelled_for_a_cifar_model(tmp_path):
+    write_image_folder(tmp_path, {f"class{index}": 1 for index in range(10)}, size=(32, 32))
+    taken = open_data(f"imagefolder:{tmp_path}", (3, 32, 32), dataset="cifar10", inputs="unit")
+    assert taken.labels.tolist() == list(range(10))
+    picture = functional.to_tensor(Image.open(tmp_path / "class7" / "000.png"))
+    torch.testing.assert_close(taken.images[7], picture)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("mnist:{root}", "unknown data 'mnist:.*use cifar10:DIR or imagefolder:DIR"),
+        ("cifar10", "unknown data 'cifar10'"),
+        ("cifar10:", "unknown data 'cifar10:'"),
+        ("imagefolder:{root}/none", "none is not a folder: give the one that holds the images"),
+        ("cifar10:{root}", "unpack the python version so that .*/cifar-10-batches-py/ exists"),
+        ("imagefolder:{root}", "expected .*/<class>/<image>"),
+    ],
+)
+def test_what_cannot_be_opened_says_what_to_do(tmp_path, spec, words):
+    (tmp_path / "empty-class").mkdir()
+    with pytest.raises(DataError, match=words):
+        open_data(spec.format(root=tmp_path), (3, 32, 32))
+
+
+def test_images_outside_class_folders_are_a_wrong_layout(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "flat.png")
+    with pytest.raises(DataError, match="one folder a class"):
+        open_data(f"imagefolder:{tmp_path}", (3, 32, 32))
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path):
+    write_image_folder(tmp_path, {"a": 1})
+    (tmp_path / "a" / "bad.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"cannot be read, replace or remove it: .*"):
+        open_data(f"imagefolder:{tmp_path}", (3, 32, 32))
+
+
+def test_a_model_without_images_takes_none(cifar10):
+    with pytest.raises(DataError, match="reads no images"):
+        open_data(f"cifar10:{cifar10[0]}", (64, 64), dataset="none")
+
+
+def test_random_images_are_seeded_apart_from_the_global_generator():
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    unit = random_images((3, 8, 8), 50, "unit", seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(random_images((3, 8, 8), 50, "unit", seed=1), unit)
+    assert not torch.equal(random_images((3, 8, 8), 50, "unit", seed=2), unit)
+    assert unit.shape == (50, 3, 8, 8)
+    assert unit.min() >= 0
+    assert unit.max() < 1
+    normal = random_images((3, 8, 8), 50, "normal", seed=1)
+    assert abs(normal.mean()) < 0.05
+    assert abs(normal.std() - 1) < 0.05

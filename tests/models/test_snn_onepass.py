@@ -1,0 +1,145 @@
+"""OnePass against the network written step by step, as its authors run it."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.models.catalog import build
+
+
+def built(**options):
+    torch.manual_seed(0)
+    return build("snn_onepass", **options).double()
+
+
+def step_by_step(model, images, *, uniforms=None, decay=0.95, threshold=1.0, reset="zero", time_steps=8, p_scale=1.0):
+    """Return logits and both layers' spikes by a loop over T, with nothing folded."""
+
+    def neuron(v, current):
+        v = decay * v + current
+        spike = (v >= threshold).to(current.dtype)
+        return spike, v * (1 - spike) if reset == "zero" else v - threshold * spike
+
+    norm1, norm2 = getattr(model, "bn1", torch.nn.Identity()), getattr(model, "bn2", torch.nn.Identity())
+    v1 = v2 = 0.0
+    logits, spikes = [], ([], [])
+    for t in range(time_steps):
+        x = images if uniforms is None else (uniforms[t] < (p_scale * images).clamp(0, 1)).to(images.dtype)
+        first, v1 = neuron(v1, norm1(model.conv1(x)))
+        second, v2 = neuron(v2, norm2(model.conv2(functional.avg_pool2d(first, 2))))
+        hidden = model.fc1(functional.avg_pool2d(second, 2).flatten(1)).relu()
+        logits.append(model.fc2(hidden))
+        spikes[0].append(first)
+        spikes[1].append(second)
+    return torch.stack(logits).mean(0), [torch.stack(layer) for layer in spikes]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reset": "subtract", "threshold": 0.3, "decay": 0.5, "time_steps": 3},
+        {"batch_norm": True, "time_steps": 4},
+        {"encoding": "rate", "p_scale": 3.0, "time_steps": 5},
+        {"encoding": "rate", "time_steps": 1, "threshold": 0.2},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_logits_and_spikes_are_those_of_the_step_by_step_network(options):
+    model = built(**options)
+    if options.get("batch_norm"):
+        model.train()(torch.rand(8, 3, 32, 32, dtype=torch.float64))
+        model.eval()
+    images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    rate = options.get("encoding") == "rate"
+    uniforms = torch.rand(options["time_steps"], 2, 3, 32, 32, dtype=torch.float64) if rate else None
+    fired = []
+    for neuron in model.neurons():
+        neuron.register_forward_hook(lambda _module, _inputs, output: fired.append(output))
+    logits = model(images, uniforms)
+    plain = {name: value for name, value in options.items() if name not in {"encoding", "batch_norm"}}
+    want, spikes = step_by_step(model, images, uniforms=uniforms, **plain)
+    assert logits.shape == (2, 10)
+    torch.testing.assert_close(logits, want, rtol=1e-9, atol=1e-12)
+    for got, expected in zip(fired, spikes, strict=True):
+        assert 0 < expected.mean() < 1
+        assert torch.equal(got, expected)
+
+
+def test_its_names_are_the_published_ones():
+    plain = {f"{layer}.{part}" for layer in ("conv1", "conv2", "fc1", "fc2") for part in ("weight", "bias")}
+    assert set(built().state_dict()) == plain
+    assert {name.split(".")[0] for name in built(batch_norm=True).state_dict()} == {
+        *("conv1", "conv2", "fc1", "fc2", "bn1", "bn2")
+    }
+    assert built().input_shape == (3, 32, 32)
+
+
+@torch.no_grad()
+def test_without_uniforms_the_spikes_follow_the_global_generator():
+    model = build("snn_onepass", encoding="rate", p_scale=3.0)
+    images = torch.rand(2, 3, 32, 32)
+    torch.manual_seed(7)
+    first = model(images)
+    assert not torch.equal(model(images), first)
+    torch.manual_seed(7)
+    assert torch.equal(model(images), first)
+    torch.manual_seed(7)
+    assert torch.equal(model(images, torch.rand(8, 2, 3, 32, 32)), first)
+
+
+def test_wrong_uniforms_are_refused():
+    images = torch.rand(2, 3, 32, 32)
+    with pytest.raises(ValueError, match=r"uniforms must be \(T, B, \.\.\.\) = \(8, 2, 3, 32, 32\), not \(8, 1,"):
+        build("snn_onepass", encoding="rate")(images, torch.rand(8, 1, 3, 32, 32))
+    with pytest.raises(ValueError, match='this model has "repeat"'):
+        build("snn_onepass")(images, torch.rand(8, 2, 3, 32, 32))
+
+
+@pytest.mark.parametrize("encoding", ["repeat", "rate"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_half_weights_give_half_logits_near_the_double_ones(encoding, dtype):
+    model = built(encoding=encoding, p_scale=2.0)
+    images, uniforms = torch.rand(4, 3, 32, 32).to(dtype), torch.rand(8, 4, 3, 32, 32).to(dtype)
+    extra = [uniforms] if encoding == "rate" else []
+    want = model(images.double(), *[tensor.double() for tensor in extra])
+    logits = model.to(dtype)(images, *extra)
+    assert logits.dtype == dtype
+    assert (logits - want).abs().max() < 0.05 * want.abs().max()
+
+
+@torch.no_grad()
+def test_autocast_runs_it_in_bfloat16():
+    model = build("snn_onepass").eval()
+    images = torch.rand(4, 3, 32, 32)
+    want = model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(images)
+    assert logits.dtype == torch.bfloat16
+    assert (logits - want).abs().max() < 0.05 * want.abs().max()
+
+
+@pytest.mark.parametrize("encoding", ["repeat", "rate"])
+def test_every_parameter_learns(encoding):
+    model = build("snn_onepass", encoding=encoding, batch_norm=True, time_steps=3).train()
+    model(torch.rand(2, 3, 32, 32)).square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@torch.no_grad()
+def test_an_empty_batch_and_a_compiler_are_fine():
+    model = build("snn_onepass", time_steps=2)
+    assert model(torch.empty(0, 3, 32, 32)).shape == (0, 10)
+    images = torch.rand(2, 3, 32, 32)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images), model(images))
+    exported = torch.export.export(model, (images,)).module()
+    torch.testing.assert_close(exported(images), model(images))
+
+
+def test_custom_kernels_are_refused_while_there_are_none():
+    with pytest.raises(Unavailable, match="lif has no"):
+        build("snn_onepass", kernels="custom")

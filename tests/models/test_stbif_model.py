@@ -1,0 +1,342 @@
+"""The quantised ResNet-18, its conversion, and the equality of the two."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.models.catalog import build
+from benchd.models.stbif import Quantiser, build_snn, convert, settling_steps
+
+LEVEL = 8
+STEP = 3
+
+
+class SmallQann(nn.Module):
+    """Every layer kind that a conversion knows, with weights, scales and statistics that are sums of powers of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 4, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(4, eps=0.0)
+        self.relu1 = Quantiser(LEVEL)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(4, eps=0.0)
+        self.relu2 = Quantiser(LEVEL)
+        self.avgpool = nn.AvgPool2d(2)
+        self.fc1 = nn.Linear(16, 8)
+        self.relu3 = Quantiser(LEVEL)
+        self.fc2 = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.maxpool(self.relu1(self.bn1(self.conv1(x))))
+        x = self.relu2(self.bn2(self.conv2(x)) + x)
+        x = self.relu3(self.fc1(torch.flatten(self.avgpool(x), 1)))
+        return self.fc2(x)
+
+
+def draw(shape, low, high, unit):
+    return torch.randint(low, high, shape).float() * unit
+
+
+def small_qann():
+    torch.manual_seed(0)
+    qann = SmallQann()
+    with torch.no_grad():
+        for layer in (qann.conv1, qann.conv2, qann.fc1, qann.fc2):
+            layer.weight.copy_(draw(layer.weight.shape, -4, 5, 1 / 8))
+            if layer.bias is not None:
+                layer.bias.copy_(draw(layer.bias.shape, -2, 3, STEP / 8))
+        for norm in (qann.bn1, qann.bn2):
+            norm.weight.copy_(2.0 ** torch.randint(-1, 1, (4,)))
+            norm.bias.copy_(draw((4,), -2, 3, STEP / 8))
+            norm.running_mean.copy_(draw((4,), -2, 3, STEP / 8))
+            norm.running_var.copy_(4.0 ** torch.randint(-1, 2, (4,)))
+        for quantiser, scale in ((qann.relu1, 1.0), (qann.relu2, 2.0), (qann.relu3, 0.5)):
+            quantiser.scale.fill_(scale)
+    return qann.eval()
+
+
+def dyadic_images(count=16):
+    return draw((count, 2, 8, 8), -8, 9, STEP / 8)
+
+
+@pytest.fixture(scope="module")
+def qann():
+    torch.manual_seed(0)
+    return build("qann_resnet18")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("extra", [0, 1, 8])
+@torch.no_grad()
+def test_a_dyadic_net_is_equal_bit_for_bit_from_its_bound_on(dtype, extra):
+    qann = small_qann().to(dtype)
+    images = dyadic_images().to(dtype)
+    bound = settling_steps(qann)
+    assert bound == STEP + 3 * 2
+    want = qann(images)
+    assert want.unique().numel() > 10
+    assert torch.equal(convert(qann, bound + extra)(images), want)
+
+
+@torch.no_grad()
+def test_below_its_bound_a_net_may_differ():
+    qann, images = small_qann(), dyadic_images(64)
+    assert not torch.equal(convert(qann, STEP)(images), qann(images))
+
+
+@torch.no_grad()
+def test_the_resnet_is_equal_in_double_from_its_bound_on_and_not_below(qann):
+    double = copy.deepcopy(qann).double()
+    images = torch.randn(8, 3, 32, 32, dtype=torch.float64)
+    want = double(images)
+    assert settling_steps(qann) == 37
+    assert (convert(double, 37)(images) - want).abs().max() < 1e-9
+    assert (convert(double, 4)(images) - want).abs().max() > 1e-3
+
+
+def test_too_few_steps_are_refused_with_both_numbers():
+    with pytest.raises(ValueError, match="time_steps 2 is less than step 3"):
+        convert(small_qann(), 2)
+    with pytest.raises(ValueError, match="time_steps 4 is less than step 7"):
+        build_snn(name="snn_stbif_resnet18", kernels="torch", level=16, time_steps=4)
+
+
+@pytest.mark.parametrize("level", [4, 8, 16])
+@torch.no_grad()
+def test_every_layer_of_a_random_build_uses_its_codes(level):
+    torch.manual_seed(1)
+    model = build("qann_resnet18", level=level)
+    seen = []
+    for quantiser in model.neurons():
+        quantiser.register_forward_hook(lambda module, _inputs, output: seen.append(output / module.scale))
+    model(torch.randn(16, 3, 32, 32))
+    assert len(seen) == 17
+    for codes in seen:
+        assert set(codes.round().unique().tolist()) <= set(range(level // 2))
+        assert codes.max() > level // 4 - 1
+        assert 0.1 < (codes > 0).float().mean() < 0.9
+        assert (codes.round() == level // 2 - 1).float().mean() < 0.5
+
+
+@torch.no_grad()
+def test_every_spiking_layer_emits_both_signs_of_scaled_codes():
+    torch.manual_seed(1)
+    model = build("snn_stbif_resnet18")
+    seen = []
+    for neuron in model.neurons():
+        neuron.register_forward_hook(lambda module, _inputs, output: seen.append((module.scale, output)))
+    model(torch.randn(4, 3, 32, 32))
+    assert [tuple(output.shape[:2]) for _, output in seen] == [(8, 4)] * 17
+    for index, (scale, output) in enumerate(seen):
+        expected = [0, scale] if index == 0 else [-scale, 0, scale]  # an image pushes the first layer one way only
+        assert torch.equal(output.unique(), torch.tensor(expected))
+
+
+def test_builds_are_seeded_and_share_a_state_dict():
+    torch.manual_seed(3)
+    first = build("qann_resnet18")
+    torch.manual_seed(3)
+    spiking = build("snn_stbif_resnet18")
+    other = build("qann_resnet18")
+    assert spiking.state_dict().keys() == first.state_dict().keys()
+    assert dict(spiking.named_parameters()).keys() == dict(first.named_parameters()).keys()
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(spiking.state_dict()[name], tensor), name
+    assert not torch.equal(other.conv1.weight, first.conv1.weight)
+    assert first.input_shape == spiking.input_shape == (3, 32, 32)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        spiking.load_state_dict({})
+
+
+@torch.no_grad()
+def test_the_qann_stays_as_it_was():
+    qann = small_qann()
+    before = copy.deepcopy(qann.state_dict())
+    network = convert(qann, 9)
+    for parameter in network.parameters():
+        parameter.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in qann.state_dict().items())
+    assert type(qann.relu1) is Quantiser
+    assert len(network.neurons()) == 3
+
+
+def other_qann():
+    qann = small_qann()
+    with torch.no_grad():
+        qann.conv1.weight.neg_()
+        qann.bn2.bias.add_(STEP / 4)
+        qann.fc1.bias.sub_(STEP / 4)
+        qann.relu2.scale.fill_(1.0)
+    return qann
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@torch.inference_mode()
+def test_derived_weights_follow_load_state_dict(assign):
+    network, images = convert(small_qann(), 9), dyadic_images()
+    before = network(images)
+    network.load_state_dict(other_qann().state_dict(), assign=assign)
+    want = other_qann()(images)
+    assert torch.equal(network(images), want)
+    assert not torch.equal(want, before)
+
+
+@torch.no_grad()
+def test_derived_weights_follow_a_write_and_an_optimiser():
+    network, images = convert(small_qann(), 9), dyadic_images()
+    network(images)
+    network.load_state_dict(other_qann().state_dict())
+    network.bn1.weight.mul_(2)
+    changed = other_qann()
+    changed.bn1.weight.mul_(2)
+    assert torch.equal(network(images), changed(images))
+    with torch.enable_grad():
+        network(images).sum().backward()
+    torch.optim.SGD(network.parameters(), lr=0.5).step()
+    changed.load_state_dict(network.state_dict())
+    assert torch.equal(network(images), convert(changed, 9)(images))
+
+
+@torch.no_grad()
+def test_inference_folds_only_once():
+    network, images = convert(small_qann(), 9), dyadic_images()
+    network(images)
+    folded = network.get_submodule("_folded.conv2")
+    weight = folded.weight
+    network(images)
+    assert folded.weight is weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_a_dyadic_net_is_equal_in_other_dtypes(dtype):
+    """Charges of STEP/8 fit even bfloat16, so casting the converted net must give the cast QANN."""
+    qann, images = small_qann(), dyadic_images().sign() * STEP / 8
+    want = copy.deepcopy(qann).to(dtype)(images.to(dtype))
+    network = convert(qann, 9)
+    network(images)
+    assert torch.equal(network.to(dtype)(images.to(dtype)), want)
+    assert torch.equal(copy.deepcopy(network)(images.to(dtype)), want)
+    assert network(images.to(dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["qann_resnet18", "snn_stbif_resnet18"])
+@torch.no_grad()
+def test_the_resnets_run_in_half_and_under_autocast(name):
+    torch.manual_seed(0)
+    model, images = build(name), torch.randn(4, 3, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(images).isfinite().all()
+    assert model(images[:0]).shape == (0, 10)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        logits = model.to(dtype)(images.to(dtype))
+        assert logits.dtype == dtype
+        assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_training_reaches_every_parameter_of_the_spiking_resnet(batch_size):
+    torch.manual_seed(0)
+    model = build("snn_stbif_resnet18").train()
+    model(torch.randn(batch_size, 3, 32, 32)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_training_reaches_every_parameter_of_the_qann():
+    torch.manual_seed(0)
+    model = build("qann_resnet18").train()
+    model(torch.randn(4, 3, 32, 32)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_a_learning_pass_computes_what_inference_does():
+    network, images = convert(small_qann(), 9), dyadic_images()
+    learning = network(images)
+    assert learning.requires_grad
+    with torch.no_grad():
+        assert torch.equal(network(images), learning)
+
+
+def test_the_quantiser_has_the_gradients_of_lsq():
+    quantiser = Quantiser(LEVEL).double()
+    with torch.no_grad():
+        quantiser.scale.fill_(0.5)
+    x = torch.tensor([[-0.7, 0.1, 0.4, 1.3], [0.24, 0.26, 1.6, 9.0]], dtype=torch.float64, requires_grad=True)
+    y = quantiser(x)
+    assert y.tolist() == [[0, 0, 0.5, 1.5], [0, 0.5, 1.5, 1.5]]
+    y.sum().backward()
+    assert x.grad.tolist() == [[0, 1, 1, 1], [1, 1, 0, 0]]
+    slopes = [0, -0.2, 1 - 0.8, 3 - 2.6, -0.48, 1 - 0.52, 3, 3]
+    assert quantiser.scale.grad.item() == pytest.approx(sum(slopes) / (4 * 3) ** 0.5)
+
+
+@torch.no_grad()
+def test_a_compiler_and_an_exporter_take_the_network_whole():
+    network, images = convert(small_qann(), 9), dyadic_images()
+    want = network(images)
+    assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
+    assert torch.equal(torch.export.export(network, (images,)).module()(images), want)
+    with torch.enable_grad():
+        exported = torch.export.export(network, (images,))
+    assert torch.equal(exported.module()(images), want)
+
+
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.8."),
+    reason="torch 2.8 traces the folded layers' parameters as constants; no variant trains a compiled network",
+)
+def test_a_compiled_network_learns():
+    network, images = convert(small_qann(), 9), dyadic_images()
+    network(images).sum().backward()
+    want = {name: parameter.grad.clone() for name, parameter in network.named_parameters()}
+    network.zero_grad()
+    torch.compile(network, fullgraph=True, backend="aot_eager")(images).sum().backward()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([nn.Linear(2, 2)], "at least one Quantiser"),
+        ([nn.Linear(2, 2), nn.Sigmoid(), Quantiser(8)], "call_module 1 has no spiking form"),
+        ([Quantiser(8), nn.BatchNorm2d(2)], "1: batch norm has a spiking form only right behind"),
+    ],
+)
+def test_what_cannot_be_converted_is_named(layers, words):
+    with pytest.raises(ValueError, match=words):
+        convert(nn.Sequential(*layers), 8)
+
+
+@torch.no_grad()
+def test_a_shortcut_from_the_image_and_layers_without_neurons_convert():
+    class Shortcut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.relu, self.norm = nn.Conv2d(2, 2, 1), Quantiser(LEVEL), nn.BatchNorm2d(2)
+            self.relu2, self.pool = Quantiser(LEVEL), nn.AdaptiveAvgPool2d(1)
+
+        def forward(self, x):
+            x = self.relu2(self.relu(self.norm(self.conv(x))) + x) + x
+            return self.pool(x).flatten(1)
+
+    torch.manual_seed(0)
+    qann = Shortcut().double().eval()
+    images = torch.randn(4, 2, 5, 5, dtype=torch.float64)
+    network = convert(qann, settling_steps(qann))
+    torch.testing.assert_close(network(images), qann(images), rtol=1e-12, atol=1e-12)
+
+
+def test_custom_kernels_are_refused_while_there_are_none():
+    with pytest.raises(Unavailable, match="stbif has no"):
+        convert(small_qann(), 9, kernels="custom")
+    with pytest.raises(Unavailable, match="qann_resnet18 has no custom kernels"):
+        build("qann_resnet18", kernels="custom")

@@ -1,0 +1,333 @@
+"""Vision Mamba against its equations, written here with flips, a gate a direction and a loop over tokens."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.models.catalog import BadOption, build
+from benchd.models.vim import Vim, shape_from
+
+
+def rms_norm(x, weight):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def softplus(x):
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
+
+
+def silu(x):
+    return x / (1 + torch.exp(-x))
+
+
+def direction(u0, z, w, suffix):
+    """One direction of the mixer over tokens already in its order; u0, z (B, L, E)."""
+    conv, bias = w[f"conv1d{suffix}.weight"][:, 0], w[f"conv1d{suffix}.bias"]
+    width = conv.shape[1]
+    padded = torch.cat((torch.zeros_like(u0[:, :1]).repeat(1, width - 1, 1), u0), 1)
+    u = silu(bias + sum(padded[:, k : k + u0.shape[1]] * conv[:, k] for k in range(width)))
+    rank = w[f"dt_proj{suffix}.weight"].shape[1]
+    low, B, C = (u @ w[f"x_proj{suffix}.weight"].T).split([rank, 16, 16], -1)
+    delta = softplus(low @ w[f"dt_proj{suffix}.weight"].T + w[f"dt_proj{suffix}.bias"])
+    A = -torch.exp(w["A_b_log" if suffix else "A_log"])
+    h, y = torch.zeros(len(u), *A.shape, dtype=u.dtype), []
+    for t in range(u.shape[1]):
+        h = torch.exp(delta[:, t, :, None] * A) * h + (delta[:, t] * u[:, t])[:, :, None] * B[:, t, None, :]
+        y.append((h * C[:, t, None, :]).sum(-1) + w[f"D{suffix}"] * u[:, t])
+    return torch.stack(y, 1) * silu(z)
+
+
+def mixer(x, w):
+    u0, z = (x @ w["in_proj.weight"].T).chunk(2, -1)
+    forward, backward = direction(u0, z, w, ""), direction(u0.flip(1), z.flip(1), w, "_b").flip(1)
+    return (forward + backward) / 2 @ w["out_proj.weight"].T
+
+
+def equations(model, images):
+    """Return the logits in float64 and the hidden tokens after the last block, by the published equations."""
+    w = {key: value.detach().double() for key, value in model.state_dict().items()}
+    stride, patch = model.patch_embed.proj.stride, model.patch_embed.proj.kernel_size[0]
+    columns = functional.unfold(images.double(), patch, stride=stride).transpose(1, 2)
+    tokens = columns @ w["patch_embed.proj.weight"].flatten(1).T + w["patch_embed.proj.bias"]
+    middle = tokens.shape[1] // 2
+    cls = w["cls_token"].expand(len(images), -1, -1)
+    hidden, residual = torch.cat((tokens[:, :middle], cls, tokens[:, middle:]), 1) + w["pos_embed"], 0.0
+    for i in range(len(model.layers)):
+        own = {key.split(".mixer.")[1]: value for key, value in w.items() if key.startswith(f"layers.{i}.mixer.")}
+        residual = residual + hidden
+        hidden = mixer(rms_norm(residual, w[f"layers.{i}.norm.weight"]), own)
+    x = rms_norm(residual + hidden, w["norm_f.weight"])[:, middle]
+    return x @ w["head.weight"].T + w["head.bias"]
+
+
+def lively(model):
+    """Weights some times the initial ones and nothing at its default, so that every term tells in the logits."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype), alpha=0.1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    torch.manual_seed(0)
+    return build("vim_tiny")
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny, images):
+    return equations(tiny, images)
+
+
+SMALL = {
+    "one block": {"dim": 32, "depth": 1},
+    "three blocks": {"dim": 48, "depth": 3},
+    "an odd number of patches": {"dim": 32, "depth": 2, "image_size": 48},
+    "one patch": {"dim": 32, "depth": 2, "image_size": 16},
+    "overlapping patches": {"dim": 32, "depth": 2, "patch_size": 8, "stride": 5, "image_size": 43},
+    "a rank that is rounded up": {"dim": 40, "depth": 2},
+}
+
+
+def small(case="three blocks"):
+    torch.manual_seed(2)
+    return lively(Vim(**{"image_size": 64, "num_classes": 10} | SMALL[case]).double())
+
+
+def pictures(model, batch=2):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(batch, *model.input_shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_small_models_follow_the_equations(case):
+    model = small(case)
+    want = equations(model, pictures(model))
+    with torch.no_grad():
+        got = model(pictures(model))
+    assert want.std() > 0.1
+    torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-8)
+    assert torch.equal(got, model(pictures(model)).detach())
+
+
+def test_float32_is_within_2e_5_of_float64(tiny, images, wanted):
+    with torch.no_grad():
+        logits = tiny(images)
+    assert wanted.abs().max() > 0.3
+    assert (logits.double() - wanted).abs().max() < 2e-5
+
+
+def relative_error(logits, want):
+    return float((logits.double() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 2e-2), (torch.bfloat16, 1e-1)], ids=str)
+def test_half_precision_on_the_cpu(tiny, images, wanted, dtype, limit):
+    model = copy.deepcopy(tiny).to(dtype)
+    with torch.no_grad():
+        logits = model(images.to(dtype))
+    assert logits.dtype == dtype
+    assert relative_error(logits, wanted) < limit
+
+
+def test_autocast_in_bfloat16(tiny, images, wanted):
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert relative_error(tiny(images), wanted) < 2e-2
+
+
+def test_published_shapes_and_names(tiny):
+    shapes = {name: tuple(tensor.shape) for name, tensor in tiny.state_dict().items()}
+    layer = {
+        "norm.weight": (192,),
+        "mixer.in_proj.weight": (768, 192),
+        "mixer.out_proj.weight": (192, 384),
+        "mixer.A_log": (384, 16),
+        "mixer.A_b_log": (384, 16),
+    }
+    for suffix in ("", "_b"):
+        layer |= {
+            f"mixer.conv1d{suffix}.weight": (384, 1, 4),
+            f"mixer.conv1d{suffix}.bias": (384,),
+            f"mixer.x_proj{suffix}.weight": (44, 384),
+            f"mixer.dt_proj{suffix}.weight": (384, 12),
+            f"mixer.dt_proj{suffix}.bias": (384,),
+            f"mixer.D{suffix}": (384,),
+        }
+    want = {
+        "cls_token": (1, 1, 192),
+        "pos_embed": (1, 197, 192),
+        "patch_embed.proj.weight": (192, 3, 16, 16),
+        "patch_embed.proj.bias": (192,),
+        "norm_f.weight": (192,),
+        "head.weight": (1000, 192),
+        "head.bias": (1000,),
+    }
+    want |= {f"layers.{i}.{name}": shape for i in range(24) for name, shape in layer.items()}
+    assert shapes == want
+    assert tiny.input_shape == (3, 224, 224)
+    assert not tiny.training
+
+
+def test_published_initial_values(tiny):
+    mixer = copy.deepcopy(tiny.layers[3].mixer).requires_grad_(False)
+    steps = functional.softplus(torch.cat((mixer.dt_proj.bias, mixer.dt_proj_b.bias)).double())
+    assert 0.001 <= steps.min() < 0.0015
+    assert 0.07 < steps.max() <= 0.1001
+    assert steps.log().std() == pytest.approx(math.log(100) / math.sqrt(12), rel=0.1)
+    torch.testing.assert_close(mixer.A_b_log.exp(), torch.arange(1, 17).float().expand(384, 16))
+    assert torch.equal(mixer.D, torch.ones(384))
+    assert mixer.in_proj.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert mixer.out_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(24), rel=0.02)
+    assert tiny.head.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"), [({"stride": 24}, 82), ({"stride": 32}, 50), ({"patch_size": 32, "stride": 32}, 50)], ids=str
+)
+def test_strides_shorten_the_sequence(options, tokens):
+    model = build("vim_tiny", **options)
+    assert model.pos_embed.shape == (1, tokens, 192)
+    assert model.class_index == (tokens - 1) // 2
+    with torch.no_grad():
+        assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
+
+
+@pytest.mark.parametrize(("name", "dim"), [("vim_small", 384), ("vim_base", 768)])
+def test_larger_models_are_wider(name, dim):
+    with torch.device("meta"):
+        model = build(name)
+    assert model.head.weight.shape == (1000, dim)
+    assert len(model.layers) == 24
+
+
+def test_both_scan_options_are_one_form_in_plain_pytorch(tiny, images):
+    other = build("vim_tiny", scan="two_level")
+    other.load_state_dict(tiny.state_dict())
+    with torch.no_grad():
+        assert torch.equal(other(images), tiny(images))
+
+
+def test_derived_weights_follow_every_change_of_the_parameters():
+    model, other = small(), lively(small())
+    x = pictures(model)
+    with torch.no_grad():
+        before = model(x)
+        model.load_state_dict(other.state_dict())
+        torch.testing.assert_close(model(x), equations(other, x), rtol=1e-7, atol=1e-8)
+        assert (model(x) - before).abs().max() > 0.01
+        model.layers[0].mixer.A_log.mul_(0.5)
+        torch.testing.assert_close(model(x), equations(model, x), rtol=1e-7, atol=1e-8)
+        want = equations(model, x)
+        assert relative_error(model.float()(x.float()), want) < 1e-5
+        assert relative_error(model.half()(x.half()), want) < 2e-2
+        assert relative_error(copy.deepcopy(model).double()(x), equations(model, x)) < 1e-6
+
+
+def test_training_reaches_every_parameter_with_the_right_gradient():
+    model = small().train()
+    model(pictures(model)).square().sum().backward()
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    want = equations_with_gradients(twin)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
+        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def equations_with_gradients(model):
+    parameters = dict(model.named_parameters())
+    detached = {name: parameter.detach().clone().requires_grad_() for name, parameter in parameters.items()}
+    logits = equations(_State(model, detached), pictures(model))
+    return dict(zip(detached, torch.autograd.grad(logits.square().sum(), list(detached.values())), strict=True))
+
+
+class _State:
+    """The model's geometry with tensors that keep their graph through `equations`."""
+
+    def __init__(self, model, tensors):
+        self.patch_embed, self.layers, self._tensors = model.patch_embed, model.layers, tensors
+
+    def state_dict(self):
+        return {name: _Kept(tensor) for name, tensor in self._tensors.items()}
+
+
+class _Kept:
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def detach(self):
+        return self._tensor
+
+
+def test_training_under_autocast_and_in_bfloat16():
+    model = small().float().train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(pictures(model).float()).square().sum()
+    loss.backward()
+    low = small().bfloat16().train()
+    low(pictures(low).bfloat16()).square().sum().backward()
+    for trained in (model, low):
+        assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in trained.parameters())
+
+
+def test_compiled_as_one_graph():
+    model = small()
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(pictures(model)), model(pictures(model)), rtol=1e-10, atol=1e-10)
+
+
+def test_exported_with_any_batch_size():
+    model = small()
+    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=64)}}
+    exported = torch.export.export(model, (pictures(model),), dynamic_shapes=shapes, strict=False).module()
+    for batch in (2, 5):
+        x = pictures(model, batch)
+        torch.testing.assert_close(exported(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+def test_an_empty_batch_gives_no_logits():
+    with torch.no_grad():
+        assert small()(torch.zeros(0, 3, 64, 64, dtype=torch.float64)).shape == (0, 10)
+
+
+def test_inference_mode_then_training_share_nothing_stale():
+    model = small()
+    with torch.inference_mode():
+        first = model(pictures(model)).clone()
+    second = model(pictures(model))
+    second.sum().backward()
+    assert torch.equal(first, second.detach())
+
+
+def test_a_wrong_image_or_patch_is_named():
+    with pytest.raises(ValueError, match=r"images must be \(batch, 3, 64, 64\), not \(1, 3, 32, 32\)"):
+        small()(torch.zeros(1, 3, 32, 32))
+    with pytest.raises(ValueError, match="patch_size=32 is larger than the image, 16 pixels"):
+        Vim(32, 1, patch_size=32, image_size=16)
+    with pytest.raises(BadOption, match="scan"):
+        build("vim_tiny", scan="parallel")
+
+
+def test_custom_kernels_are_refused_while_there_are_none():
+    with pytest.raises(Unavailable, match="selective_scan has no"):
+        build("vim_tiny", kernels="custom")
+
+
+@pytest.mark.parametrize(
+    ("patch_size", "stride", "image_size"), [(16, 16, 224), (16, 24, 224), (16, 8, 224), (4, 4, 32), (16, 16, 448)]
+)
+def test_the_image_size_is_read_from_the_positions(patch_size, stride, image_size):
+    options = {"patch_size": patch_size, "stride": stride}
+    state = Vim(32, 1, num_classes=7, image_size=image_size, **options).state_dict()
+    assert shape_from(state, options) == {"num_classes": 7, "image_size": image_size}

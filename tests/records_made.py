@@ -1,0 +1,59 @@
+"""A small complete Record for tests that need one."""
+
+from typing import Any
+
+from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timing
+
+ENVIRONMENT = Environment(
+    fingerprint="f",
+    machine="x86_64",
+    os="Debian",
+    kernel="6.1",
+    board=None,
+    soc=None,
+    cpu_model="cpu",
+    cpu_count=2,
+    cpu_governor=None,
+    cpu_max_hz=None,
+    memory_bytes=2**34,
+    device="cpu",
+    gpu=None,
+    driver=None,
+    power_mode=None,
+    clocks_locked=None,
+    threads=2,
+)
+
+
+def timing(median_ms: float = 5.0, **fields: Any) -> Timing:
+    """Return a Timing of 700 runs around `median_ms`."""
+    given: dict[str, Any] = {
+        "low_ms": median_ms * 0.99,
+        "high_ms": median_ms * 1.01,
+        "mean_ms": median_ms,
+        "min_ms": median_ms * 0.9,
+        "max_ms": median_ms * 1.5,
+        "runs": 700,
+    }
+    return Timing(median_ms=median_ms, **given | fields)
+
+
+def made(**fields: Any) -> Record:
+    """Return a Record of `vim_tiny` on eager, `fields` replaced."""
+    case = fields.pop("case", Case(model="vim_tiny"))
+    given: dict[str, Any] = {
+        "run_id": "r1",
+        "suite_id": "s1",
+        "device_id": "bench-abc123",
+        "case_id": case.case_id,
+        "case": case,
+        "status": "ok",
+        "t_wall": "2026-01-01T00:00:00.000Z",
+        "t_mono_ns": 1,
+        "boot_id": "b1",
+        "tool_version": "0.1.0",
+        "environment": ENVIRONMENT,
+        "timing": timing(),
+        "processes": [ProcessResult(status="ok", timing=timing())],
+    }
+    return Record(**given | fields)

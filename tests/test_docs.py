@@ -1,0 +1,102 @@
+"""The documents against the code: every field, option, topic and command that is there, and no other."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from benchd.daemon import config, plan
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.plan import PRESETS, Machine
+from benchd.daemon.records import Record, all_variants
+from benchd.models.catalog import MODELS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+COMMANDS = {"bench-once": [""], "benchd": ["", "list", "schema", "replay"]}
+
+
+def document(name):
+    return (DOCS / name).read_text()
+
+
+def structs(kind):
+    """Yield a Struct and all that its fields hold."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+        for field in msgspec.structs.fields(kind):
+            yield from structs(field.type)
+    for inner in get_args(kind):
+        yield from structs(inner)
+
+
+def help_text(command, subcommand):
+    arguments = [Path(sys.executable).parent / command, *subcommand.split(), "--help"]
+    environment = os.environ | {"COLUMNS": "100", "TERMINAL_WIDTH": "100"}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+
+
+def test_every_field_of_a_record_is_described():
+    text = document("records.md")
+    names = {field.encode_name for kind in structs(Record) for field in msgspec.structs.fields(kind)}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+def test_the_help_of_every_command_stands_in_the_documentation():
+    wanted = ["# Commands"]
+    for command, subcommands in COMMANDS.items():
+        for subcommand in subcommands:
+            name = f"{command} {subcommand}".strip()
+            wanted.append(f"## {name}\n\n```\n{help_text(command, subcommand)}\n```")
+    assert document("commands.md") == "\n\n".join(wanted) + "\n"
+
+
+def test_every_subcommand_is_listed():
+    listed = re.findall(r"^  (\w+) {2,}\S", help_text("benchd", "").partition("Commands:")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(filter(None, COMMANDS["benchd"]))
+
+
+def test_the_sample_configuration_is_read_and_shows_every_key():
+    sample = config.read(DOCS / "benchd.toml")
+    assert plan.plan(sample.suite, sample.limits, Machine("cpu", has_cxx=True))
+    text = document("benchd.toml")
+    keys = [field.encode_name for kind in structs(config.Config) for field in msgspec.structs.fields(kind)]
+    assert [key for key in keys if not re.search(rf"\b{key}\b", text)] == []
+    assert (sample.sampling, sample.limits) == (config.SamplingConfig(), config.LimitsConfig())
+
+
+def test_every_model_variant_and_option_is_described():
+    text = document("models.md")
+    assert [name for name in MODELS if f"`{name}`" not in text] == []
+    options = {option for model in MODELS.values() for option in model.options} - {"scan", "size"}
+    assert [option for option in sorted(options) if f"`{option}`" not in text] == []
+    here = [
+        v.name for v in all_variants() if plan.why_not(plan.Case(model="", variant=v), Machine("cpu", True)) is None
+    ]
+    assert [name for name in here if f"`{name}`" not in text] == []
+
+
+def test_the_topic_is_the_one_in_the_code():
+    assert f"`{Topics('x').result('y').replace('x', '<device_id>', 1)[:-1]}<run_id>`" in document("topics.md")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_preset_table_is_the_code_s(name):
+    limits = PRESETS[name]
+    rule = limits.rule
+    half_width = "- (uses the cap)" if rule.half_width is None else f"{100 * rule.half_width:g} %"
+    row = f"| `{name}` | {limits.processes} | {limits.warm_up_cap_s:g} s | {rule.cap_s:g} s | "
+    row += f"at least {rule.min_blocks} of max({rule.min_block_runs} run, {rule.min_block_s:g} s) | {half_width} |"
+    assert row in document("measuring.md")
+
+
+def test_links_inside_the_repository_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

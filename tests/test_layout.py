@@ -1,0 +1,207 @@
+"""The shape of the repository: what is packaged, who imports whom, what lies where."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("daemon", "models", "kernels", "exporters", "dashboard")
+REQUIRED = {*FOLDERS, "systemd", "tests", "docs", ".ci", ".gitignore", "pyproject.toml", "Makefile", "constraints.txt"}
+REQUIRED |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
+ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt"}
+DASHBOARD_MAY_IMPORT = {
+    "benchd.daemon.records",
+    "benchd.daemon.statistics",
+    "benchd.daemon.delivery.topics",
+    "benchd.daemon.delivery.mqtt",
+}
+
+
+def sources() -> list[Path]:
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("benchd", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+MODULES = {module_name(path): path for path in sources()}
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run when a module is imported: no bodies of functions, nothing for the type checker only."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from at_import(child)
+
+
+def imported(nodes: Iterator[ast.AST]) -> set[str]:
+    """Return the modules of ours that import statements among `nodes` name."""
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= (inner & MODULES.keys()) or {str(node.module)}
+    return {name for name in names if name.split(".")[0] == "benchd"}
+
+
+def imports_of(path: Path) -> set[str]:
+    return imported(ast.walk(ast.parse(path.read_text())))
+
+
+def pyproject() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def repository_files() -> list[Path]:
+    """Return what a commit would hold: files that git tracks or does not ignore."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    paths = {ROOT / name for name in listed.split("\0") if name}
+    return sorted(path for path in paths if path.is_file())
+
+
+def test_every_mapped_folder_is_under_benchd():
+    assert pyproject()["tool"]["setuptools"]["package-dir"] == {f"benchd.{folder}": folder for folder in FOLDERS}
+
+
+def test_packages_are_the_folders_on_disk():
+    inner = {module_name(path) for path in sources() if path.name == "__init__.py"}
+    assert set(pyproject()["tool"]["setuptools"]["packages"]) == inner | {f"benchd.{folder}" for folder in FOLDERS}
+
+
+def test_mapped_folders_have_no_init_and_their_folders_of_code_do():
+    with_code = {path.parent for path in sources()} - {ROOT / folder for folder in FOLDERS}
+    assert not [folder for folder in FOLDERS if (ROOT / folder / "__init__.py").exists()]
+    assert not [folder for folder in with_code if not (folder / "__init__.py").exists()]
+
+
+def test_the_wheel_holds_our_code_and_nothing_else(tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(tree)]
+    built = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    files = set(zipfile.ZipFile(wheel).namelist())
+    code = {
+        f"benchd/{path.relative_to(tree)}"
+        for folder in FOLDERS
+        for path in (tree / folder).rglob("*")
+        if path.suffix in {".py", ".c"} or path.name == "py.typed"
+    }
+    assert {f"benchd/{folder}/py.typed" for folder in FOLDERS} <= code
+    assert {name for name in files if ".dist-info/" not in name} == code
+
+
+def test_the_command_line_does_not_load_torch(tmp_path, child_environment):
+    look = "import sys, benchd.daemon.cli; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", look]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, env=child_environment)
+    assert shown.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("kernels", ("benchd.models", "benchd.exporters", "benchd.daemon", "benchd.dashboard")),
+        ("models", ("benchd.exporters", "benchd.daemon", "benchd.dashboard")),
+        ("exporters", ("benchd.daemon", "benchd.dashboard")),
+        ("daemon", ("benchd.dashboard",)),
+    ],
+)
+def test_nobody_imports_upwards(folder, forbidden):
+    upward = {
+        (name, other)
+        for name, path in MODULES.items()
+        if name.startswith(f"benchd.{folder}.")
+        for other in imports_of(path)
+        if other.startswith(forbidden)
+    }
+    assert not upward
+
+
+def test_only_the_worker_side_of_the_daemon_imports_torch_or_a_model_at_import():
+    for name, path in MODULES.items():
+        if name.startswith("benchd.daemon") and not name.startswith("benchd.daemon.worker"):
+            nodes = list(at_import(ast.parse(path.read_text())))
+            outside = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+            outside |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+            assert not [other for other in outside if other.split(".")[0] in {"torch", "torchvision"}], name
+
+
+def test_the_supervisor_side_never_imports_the_worker():
+    outside = {name: path for name, path in MODULES.items() if not name.startswith("benchd.daemon.worker")}
+    assert not [name for name, path in outside.items() if any("daemon.worker" in other for other in imports_of(path))]
+
+
+def test_the_dashboard_knows_records_statistics_and_delivery_only():
+    for name, path in MODULES.items():
+        if name.startswith("benchd.dashboard"):
+            ours = {other for other in imports_of(path) if not other.startswith("benchd.dashboard")}
+            assert ours <= DASHBOARD_MAY_IMPORT, name
+
+
+def test_no_import_cycle():
+    graph = {name: imported(at_import(ast.parse(path.read_text()))) - {name} for name, path in MODULES.items()}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle
+    assert set(order) >= set(MODULES)
+
+
+def test_imports_are_absolute():
+    relative = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in [*sources(), *(ROOT / "tests").rglob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative
+
+
+def test_top_level_entries():
+    present = {path.relative_to(ROOT).parts[0] for path in repository_files()}
+    assert present >= REQUIRED, f"missing: {REQUIRED - present}"
+    assert present <= ALLOWED, f"unexpected: {present - ALLOWED}"
+
+
+def test_test_files_have_names_of_their_own():
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert len(names) == len(set(names))
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_no_file_names_a_place_of_one_machine():
+    place = re.compile(r"(?<![\w.:/}])/(?:home|root|Users|work)/\w+")
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in repository_files()
+        for match in place.finditer(path.read_bytes().decode("utf-8", "ignore"))
+    ]
+    assert not found

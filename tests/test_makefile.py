@@ -1,0 +1,174 @@
+"""Set-up by make: what is done again, what stops with which message. Nothing is downloaded here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture
+def make(tmp_path, child_environment):
+    """A function that runs make on the repository with an environment folder of the test's own."""
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
+    environment = {name: value for name, value in child_environment.items() if name not in outer}
+
+    def run(*arguments, venv=tmp_path / "venv", python=sys.executable):
+        command = ["make", "-C", str(ROOT), f"VENV={venv}", f"PYTHON={python}", *map(str, arguments)]
+        return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+    return run
+
+
+@pytest.fixture
+def release(tmp_path):
+    """The file by which a Jetson is known."""
+    path = tmp_path / "nv_tegra_release"
+    path.write_text("# R36 (release), REVISION: 4.3\n")
+    return path
+
+
+def stamped(venv, *names):
+    venv.mkdir()
+    for name in names:
+        (venv / name).touch()
+    return venv
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_help_names_every_target(make):
+    shown = make("help").stdout
+    for target in ("once", "test", "check", "types", "wheel", "test-jetpack62", "clean", "help"):
+        assert f"\n{target} " in f"\n{shown}"
+
+
+def test_a_finished_install_is_not_done_again(make, tmp_path):
+    venv = stamped(tmp_path / "venv", f".installed-cpu-{VERSION}")
+    assert ".ci/setup" not in make("-n", "once", "PLATFORM=cpu", venv=venv).stdout
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_input_is_installed(make, tmp_path, changed):
+    venv = stamped(tmp_path / "venv", f".installed-cpu-{VERSION}")
+    assert ".ci/setup" in make("-n", "-W", changed, "once", "PLATFORM=cpu", venv=venv).stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "platform", "stamp"),
+    [("once", "gpu", f"cpu-{VERSION}"), ("once", "cpu", "cpu-3.9"), ("test", "cpu", f"cpu-{VERSION}")],
+    ids=["other platform", "other Python", "without the test extras"],
+)
+def test_an_install_for_something_else_does_not_count(make, tmp_path, target, platform, stamp):
+    venv = stamped(tmp_path / "venv", f".installed-{stamp}")
+    assert ".ci/setup" in make("-n", target, f"PLATFORM={platform}", venv=venv).stdout
+
+
+def test_arguments_reach_the_commands(make, tmp_path):
+    venv = stamped(tmp_path / "venv", f".installed-cpu-{VERSION}")
+    shown = make("-n", "once", "PLATFORM=cpu", "ARGS=--models vim_tiny", venv=venv).stdout
+    assert f"{venv}/bin/bench-once --preset quick --models vim_tiny" in shown
+
+
+def test_an_old_python_is_named(make, tmp_path):
+    old = script(tmp_path / "python3.8", 'case "$2" in *exit*) exit 1 ;; *) echo 3.8 ;; esac')
+    ended = make("once", "PLATFORM=cpu", python=old)
+    assert ended.returncode != 0
+    assert f"{old} is Python 3.8, and benchd needs 3.10 or newer" in ended.stderr
+
+
+def test_a_missing_python_is_named(make, tmp_path):
+    ended = make("once", "PLATFORM=cpu", python=tmp_path / "absent")
+    assert ended.returncode != 0
+    assert "absent does not run" in ended.stderr
+
+
+def test_a_python_without_venv_is_named(make, tmp_path):
+    bare = script(tmp_path / "python3", f'case "$2" in *ensurepip*) exit 1 ;; *) exec {sys.executable} "$@" ;; esac')
+    ended = make("once", "PLATFORM=cpu", python=bare)
+    assert ended.returncode != 0
+    assert f"sudo apt install python{VERSION}-venv" in ended.stderr
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(make, tmp_path):
+    kept = tmp_path / "venv" / "letter.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    ended = make("once", "PLATFORM=cpu")
+    assert "is no virtual environment" in ended.stderr
+    assert kept.read_text() == "mine"
+
+
+def base_python_has_torch():
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    python = Path(sys.base_prefix) / "bin" / f"python{VERSION}"
+    return subprocess.run([python, "-c", look], check=False).returncode == 0
+
+
+@pytest.mark.skipif(base_python_has_torch(), reason="the Python below this environment has torch")
+def test_a_jetson_without_torch_stops_with_the_cure(make, release):
+    ended = make("once", f"JETSON_RELEASE={release}", "JETSON_INDEX=")
+    assert ended.returncode != 0
+    assert "torch is missing from the board's Python" in ended.stderr
+    assert "make once JETSON_INDEX=URL" in ended.stderr
+    assert "bench-once" not in ended.stdout
+
+
+def board_check(path=None):
+    environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
+    command = [sys.executable, str(ROOT / ".ci" / "jetson_board.py"), str(ROOT / "constraints-jetson62.txt")]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine's GPU can be used")
+def test_a_torch_without_a_gpu_stops_with_the_cause():
+    ended = board_check()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    cause = "is a CPU-only build" if torch.version.cuda is None else "sees no GPU"
+    assert cause in ended.stderr
+    assert "To cure it: " in ended.stderr
+
+
+def installed(folder, cuda, version="2.8.0"):
+    """Write distributions of torch and torchvision of that version into `folder`; `cuda` is what torch says of it."""
+    modules = {
+        "torch": f"class version:\n    cuda = {cuda!r}\nclass cuda:\n    is_available = staticmethod(lambda: True)\n",
+        "torchvision": "",
+    }
+    for name, text in modules.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"__version__ = {version!r}\n{text}")
+        (folder / f"{name}-{version}.dist-info").mkdir()
+        (folder / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    return folder
+
+
+def test_a_cpu_build_of_torch_is_named_with_its_place(tmp_path):
+    ended = board_check(installed(tmp_path / "site", None))
+    assert ended.returncode == 1
+    assert f"torch 2.8.0 in {tmp_path}/site/torch is a CPU-only build" in ended.stderr
+
+
+def test_a_broken_torch_is_shown_with_its_error(tmp_path):
+    site = installed(tmp_path / "site", "12.6")
+    (site / "torch" / "__init__.py").write_text("raise ImportError('libcusparseLt.so.0: cannot open shared object')")
+    ended = board_check(site)
+    assert ended.returncode == 1
+    assert "torch does not import: libcusparseLt.so.0" in ended.stderr
+
+
+def test_the_torch_of_a_board_is_kept_whatever_its_version(tmp_path):
+    ended = board_check(installed(tmp_path / "site", "12.6", "2.9.1"))
+    assert ended.returncode == 0, ended.stderr
+    pins = ended.stdout.splitlines()
+    assert {"torch==2.9.1", "torchvision==2.9.1", "numpy==1.26.4"} <= set(pins)
+    assert "torch==2.8.0" not in pins
