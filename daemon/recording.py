@@ -17,6 +17,7 @@ MISSING = {
     "occupancy": "not measured in this version",
     "x_of_floor": "not measured in this version",
 }
+FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
 PERCENTILES = (90, 95, 99)
 
 
@@ -77,7 +78,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         temperature=_ending(telemetry, "_temp_c"),
         memory=_memory(outcomes),
         check=_worst_check(outcomes),
-        flags=sorted({flag for outcome in outcomes for flag in outcome.flags}),
+        flags=_flags(telemetry, shared.environment.cpu_count, outcomes),
         missing=_missing(timing, telemetry, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )
@@ -179,6 +180,19 @@ def _pooled(summaries: Sequence[Summary]) -> Summary:
         samples=samples,
         source=summaries[0].source,
     )
+
+
+def _flags(telemetry: dict[str, Summary], cpu_count: int, outcomes: Sequence[Outcome]) -> list[str]:
+    flags = {flag for outcome in outcomes for flag in outcome.flags}
+    if _foreign_cpus(telemetry, cpu_count) > FOREIGN_CPUS:
+        flags.add("busy_machine")
+    return sorted(flags)
+
+
+def _foreign_cpus(telemetry: dict[str, Summary], cpu_count: int) -> float:
+    """Return how many CPUs other processes used on the mean while the case was timed, 0 where that was not seen."""
+    machine, process = telemetry.get("cpu_utilization_percent"), telemetry.get("process_cpu_percent")
+    return (machine.mean * cpu_count - process.mean) / 100 if machine and process else 0.0
 
 
 def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:

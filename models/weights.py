@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +61,9 @@ def _safetensors(path: Path) -> Any:
 
 def _torch_file(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            # torch warns of an unusual pickle protocol before it reads or refuses the file
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         refused = re.search(r"(?:GLOBAL|global) (\S+) was not an allowed", str(error))

@@ -171,6 +171,9 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append("p99: a dash where fewer than 662 runs a process back it")
     if measured and all(record.energy is None for record in measured):
         notes.append("energy: no power sensor was read")
+    busy = [record.case.model for record in measured if "busy_machine" in record.flags]
+    if busy:
+        notes.append(f"busy machine: others used the CPU while {', '.join(dict.fromkeys(busy))} ran; run it again")
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")

@@ -115,7 +115,8 @@ def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) ->
 
 
 def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
-    _forget_peaks(loaded.device)
+    if not _forget_peaks(loaded.device):
+        findings.flags.append("rss_peak_since_start")
     step, mode = _step(job, loaded, pool)
     with mode:
         findings.stages.enter("warm_up")
@@ -172,12 +173,16 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: 
     findings.parts |= {part: measure.part_timing(column) for part, column in columns}
 
 
-def _forget_peaks(device: torch.device) -> None:
-    """Give back what building and checking used and restart the peaks, so that they are the timed section's own."""
+def _forget_peaks(device: torch.device) -> bool:
+    """Give back what building and checking used and restart the peaks; return whether the kernel restarts its own."""
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def _peaks(device: torch.device) -> Memory:

@@ -8,6 +8,7 @@ from benchd.daemon import plan
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.plan import Machine, OwnModule
+from benchd.daemon.worker.backends import BACKENDS
 
 CPU = Machine("cpu", has_cxx=True)
 
@@ -98,6 +99,10 @@ def test_what_cannot_run_stays_in_the_plan_with_its_reason(suite, machine, reaso
     for entry in planned:
         assert re.search(reason, str(entry.reason))
         assert entry.seconds == 0
+
+
+def test_the_plan_knows_the_backends_that_the_worker_has():
+    assert tuple(BACKENDS) == plan.BACKENDS_HERE
 
 
 def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():

@@ -95,6 +95,15 @@ def test_telemetry_is_pooled_over_processes_and_clocks_are_told_apart():
     assert record(outcome(timing=timing())).missing["clocks"] == "no_sensor"
 
 
+@pytest.mark.parametrize(("percent", "flags"), [(55.0, []), (60.0, []), (70.0, ["busy_machine"])])
+def test_a_machine_that_others_use_is_flagged(percent, flags):
+    seen = {
+        "cpu_utilization_percent": Summary(0, percent, 100, 9, "procfs"),  # of two CPUs
+        "process_cpu_percent": Summary(0, 100, 100, 9, "procfs"),  # of one
+    }
+    assert record(outcome(timing=timing(), telemetry=seen)).flags == flags
+
+
 def test_memory_is_the_largest_peak():
     peaks = [Memory(rss_peak_bytes=10), Memory(rss_peak_bytes=30, device_peak_bytes=5)]
     made = record(*(outcome(timing=timing(), memory=peak) for peak in peaks))

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 from broker import program, running_broker
+from PIL import Image
 from worker_jobs import own_module
 
 from benchd.daemon import records
 from benchd.daemon.delivery import jsonl
+from benchd.daemon.lock import MachineLock
+from benchd.models import catalog, data
 
 ROOT = Path(__file__).parents[2]
 MODELS = ["vim_tiny", "vim_small", "vim_base", "snn_onepass", "qann_resnet18", "snn_stbif_resnet18", "square"]
@@ -167,6 +171,56 @@ def test_a_worker_that_dies_costs_its_own_case_alone(once, tmp_path):
     assert "SIGKILL" in written(tmp_path)[1].reason
 
 
+def test_a_module_of_your_own_runs_through_every_backend_that_takes_one(once, tmp_path):
+    variants = "eager,amp,fp16,bf16,compile,compile-amp"
+    done = once("--module", own_module(tmp_path), "--input", "3x4x4", "--variants", variants)
+    assert done.returncode == 0, done.stdout
+    assert [record.case.variant.name for record in written(tmp_path)] == variants.split(",")
+    assert all(record.check.passed for record in written(tmp_path))
+
+
+def test_real_images_and_weights_give_top_1(once, tmp_path):
+    """Ten classes of a grey each, and weights whose logits know nothing: whatever top-1 is, it is counted right."""
+    for label in range(10):
+        folder = tmp_path / "images" / f"class{label}"
+        folder.mkdir(parents=True)
+        for copy in range(3):
+            Image.new("RGB", (40, 36), (25 * label, 80 * copy, 100)).save(folder / f"{copy}.png")
+    torch.manual_seed(3)
+    model = catalog.build("snn_onepass")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "weights.pth")
+    done = once("--models", "snn_onepass", "--weights", "weights.pth", "--data", "imagefolder:images")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = written(tmp_path)
+    images = data.open_data(f"imagefolder:{tmp_path}/images", (3, 32, 32), dataset="cifar10", inputs="unit")
+    with torch.no_grad():
+        right = (model(images.images).argmax(1) == images.labels).double().mean()
+    assert record.check.top1 == pytest.approx(float(right))
+    assert record.model.weights == "weights.pth"
+    assert "all 30 images of imagefolder:images" in record.model.data
+    assert record.check.note == ""
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda state: state.pop("fc2.bias"), "fc2.bias"),
+        (lambda state: state.update(extra=torch.zeros(1)), "extra"),
+        (lambda state: state.update({"conv1.weight": torch.zeros(64, 1, 3, 3)}), "conv1.weight"),
+    ],
+    ids=["missing", "unexpected", "shape"],
+)
+def test_weights_that_do_not_fit_name_the_key(once, tmp_path, damage, words):
+    state = catalog.build("snn_onepass").state_dict()
+    damage(state)
+    torch.save(state, tmp_path / "weights.pth")
+    done = once("--models", "snn_onepass", "--weights", "weights.pth")
+    assert done.returncode == 6
+    assert written(tmp_path)[0].status == "failed"
+    assert words in written(tmp_path)[0].reason
+    assert words in done.stdout
+
+
 def test_nothing_measured_exits_6(once, tmp_path):
     done = once("--module", own_module(tmp_path, build="raise RuntimeError('not today')"))
     assert done.returncode == 6
@@ -243,9 +297,6 @@ def test_the_supervisor_stays_small_and_free_of_torch_while_a_case_runs(once, tm
 
 
 def test_two_at_a_time_is_refused_with_the_holder(once, tmp_path):
-    os.environ.get("TMPDIR")
-    from benchd.daemon.lock import MachineLock
-
     with MachineLock():
         done = once("--models", "square")
     assert done.returncode == 7

@@ -1,0 +1,196 @@
+"""Weights from real files: every wrapping, damaged files, files that would run code, and what does not fit."""
+
+import argparse
+import fractions
+import hashlib
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.models import weights
+from benchd.models.catalog import UnknownName, build
+from benchd.models.vim import DEPTH, Vim
+from benchd.models.weights import WeightsError
+
+
+@pytest.fixture(scope="module")
+def state():
+    torch.manual_seed(4)
+    return Vim(192, DEPTH, num_classes=3, image_size=48).state_dict()
+
+
+@pytest.fixture
+def tensors():
+    return {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("wrapping", [None, "model", "model_ema", "state_dict"])
+def test_every_wrapping_gives_the_same_tensors(tmp_path, tensors, wrapping, prefix):
+    content = {prefix + key: tensor for key, tensor in tensors.items()}
+    torch.save({wrapping: content, "epoch": 3} if wrapping else content, tmp_path / "w.pth")
+    assert same(weights.read(tmp_path / "w.pth"), tensors)
+
+
+def test_the_model_comes_before_its_average(tmp_path, tensors):
+    other = {key: tensor + 1 for key, tensor in tensors.items()}
+    torch.save({"model_ema": other, "model": tensors}, tmp_path / "w.pth")
+    assert same(weights.read(tmp_path / "w.pth"), tensors)
+
+
+def test_a_namespace_of_training_arguments_is_read_past(tmp_path, tensors):
+    torch.save({"model": tensors, "args": argparse.Namespace(lr=0.1, epochs=[1, 2])}, tmp_path / "w.pth")
+    assert same(weights.read(tmp_path / "w.pth"), tensors)
+
+
+def test_safetensors_and_text_paths(tmp_path, tensors):
+    save_file(tensors, tmp_path / "w.safetensors")
+    assert same(weights.read(str(tmp_path / "w.safetensors")), tensors)
+
+
+def test_parameters_count_as_tensors(tmp_path):
+    torch.save({"model": dict(nn.Linear(2, 3).named_parameters())}, tmp_path / "w.pth")
+    assert weights.read(tmp_path / "w.pth").keys() == {"weight", "bias"}
+
+
+class RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
+def test_a_file_that_runs_code_is_refused_by_name_and_does_not_run(tmp_path, tensors, save):
+    save({"model": tensors, "args": RunsCode(tmp_path / "touched")}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"w\.pth: .*io\.open"):
+        weights.read(tmp_path / "w.pth")
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_harmless_class_is_refused_by_name_as_well(tmp_path, tensors):
+    torch.save({"model": tensors, "ratio": fractions.Fraction(1, 3)}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"w\.pth: it holds fractions\.Fraction, and only tensors are loaded"):
+        weights.read(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 0.99])
+def test_truncated_files_are_named(tmp_path, tensors, suffix, share):
+    path = tmp_path / f"w.{suffix}"
+    _ = save_file(tensors, path) if suffix == "safetensors" else torch.save(tensors, path)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(WeightsError, match=rf"w\.{suffix}: "):
+        weights.read(path)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_text_and_missing_files_are_named(tmp_path, suffix):
+    path = tmp_path / f"w.{suffix}"
+    with pytest.raises(WeightsError, match="no such file"):
+        weights.read(path)
+    with pytest.raises(WeightsError, match="No such file"):
+        weights.digest(path)
+    path.write_text("not weights at all, only some text that is longer than a header")
+    with pytest.raises(WeightsError, match=rf"w\.{suffix}: "):
+        weights.read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ([1, 2], "holds a list, not a state dict"),
+        ({"epoch": 3, "lr": 0.1}, "epoch, lr in place of tensors"),
+        ({"model": {}}, "nothing in place of tensors"),
+    ],
+    ids=["list", "numbers", "empty"],
+)
+def test_files_without_a_state_dict_are_named(tmp_path, content, cause):
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=rf"w\.pth: .*{cause}"):
+        weights.read(tmp_path / "w.pth")
+
+
+def test_the_digest_is_that_of_the_bytes(tmp_path):
+    content = bytes(range(256)) * 9000
+    (tmp_path / "w.pth").write_bytes(content)
+    assert weights.digest(tmp_path / "w.pth") == hashlib.sha256(content).hexdigest()
+
+
+def test_a_vim_takes_classes_and_image_size_from_the_file(tmp_path, state):
+    torch.save({"model": state, "args": argparse.Namespace()}, tmp_path / "w.pth")
+    model = weights.load("vim_tiny", tmp_path / "w.pth")
+    assert same(model.state_dict(), state)
+    assert model.input_shape == (3, 48, 48)
+    assert not model.training
+    with torch.no_grad():
+        assert model(torch.zeros(1, 3, 48, 48)).shape == (1, 3)
+
+
+def test_options_choose_the_geometry(tmp_path, state):
+    torch.save(state, tmp_path / "w.pth")
+    assert weights.load("vim_tiny", tmp_path / "w.pth", stride=24, scan="two_level").input_shape == (3, 64, 64)
+
+
+def test_a_spiking_net_loads_into_its_own_shape(tmp_path):
+    own = {key: tensor.contiguous() for key, tensor in build("snn_onepass").state_dict().items()}
+    save_file(own, tmp_path / "w.safetensors")
+    assert same(weights.load("snn_onepass", tmp_path / "w.safetensors", time_steps=4).state_dict(), own)
+
+
+def test_what_does_not_fit_is_listed_with_counts_and_shapes(tmp_path, state):
+    wrong = {key: tensor for key, tensor in state.items() if not key.endswith("A_b_log")}
+    wrong |= {"layers.0.mixer.A_log_b": torch.zeros(1), "norm_f.weight": torch.zeros(7)}
+    torch.save(wrong, tmp_path / "w.pth")
+    with pytest.raises(WeightsError) as caught:
+        weights.load("vim_tiny", tmp_path / "w.pth")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: 24 missing: layers.0.mixer.A_b_log, ")
+    assert "layers.4.mixer.A_b_log, ...;" in message
+    assert "1 unexpected: layers.0.mixer.A_log_b;" in message
+    assert message.endswith("1 of another shape: norm_f.weight (7,) in place of (192,)")
+
+
+@pytest.mark.parametrize("key", ["head.weight", "pos_embed"])
+@pytest.mark.parametrize("shape", [None, (4,), (0,), (1, 1, 192)], ids=str)
+def test_a_damaged_geometry_is_a_weights_error(tmp_path, state, key, shape):
+    wrong = {name: tensor for name, tensor in state.items() if name != key}
+    if shape is not None:
+        wrong[key] = torch.zeros(shape)
+    torch.save(wrong, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=key):
+        weights.load("vim_tiny", tmp_path / "w.pth")
+
+
+def test_nothing_changes_where_the_state_does_not_fit(tensors):
+    module = nn.Linear(2, 3)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    with pytest.raises(
+        WeightsError, match=r"1 missing: bias; 1 of another shape: weight \(1, 2\) in place of \(3, 2\)"
+    ):
+        weights.apply(module, {"weight": torch.ones(1, 2)})
+    assert same(module.state_dict(), before)
+    weights.apply(module, {"weight": torch.ones(3, 2), "bias": torch.ones(3, dtype=torch.float64)})
+    assert module.bias.dtype == torch.float32
+    assert module.weight.sum() == 6
+
+
+def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
+    torch.save(tensors, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match="square has no weights to load"):
+        weights.load("square", tmp_path / "w.pth")
+    with pytest.raises(UnknownName, match="vim_tiny"):
+        weights.load("vim_tni", tmp_path / "w.pth")
+    with pytest.raises(UnknownName, match="stride"):
+        weights.load("vim_tiny", tmp_path / "w.pth", strid=4)
+    with pytest.raises(Unavailable):
+        weights.load("vim_tiny", tmp_path / "w.pth", kernels="custom")
