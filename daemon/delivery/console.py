@@ -7,7 +7,7 @@ from typing import Any, TextIO
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchd.daemon.plan import Planned
@@ -31,9 +31,14 @@ class Screen:
     def begin(self, plan: Sequence[Planned]) -> None:
         """Show the bar."""
         self._total = len(plan)
+        self._seconds = [planned.seconds for planned in plan]
         if self._progress:
             self._progress.start()
-            self._task = self._progress.add_task("starting", total=self._total)
+            self._task = self._progress.add_task("starting", total=self._total, left=self._left())
+
+    def _left(self) -> str:
+        """Return how long the cases that are still to come take at most."""
+        return _clock(sum(self._seconds[len(self._records) :]))
 
     def stage(self, planned: Planned, process: int, stage: StageName) -> None:
         """Show which case runs, in which of its processes, and its stage."""
@@ -49,8 +54,7 @@ class Screen:
         """Count the case as done; print its JSON where that was asked for."""
         self._records.append(record)
         if self._progress:
-            self._progress.advance(self._task)
-            self._progress.refresh()
+            self._progress.update(self._task, advance=1, left=self._left(), refresh=True)
         if self._json:
             self._out.file.write(body.decode() + "\n")
             self._out.file.flush()
@@ -69,8 +73,13 @@ def _console(file: TextIO) -> Console:
 
 
 def _progress(console: Console) -> Progress:
-    columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
-    return Progress(*columns, TextColumn("{task.description}"), console=console, auto_refresh=False, transient=True)
+    left = TextColumn("at most {task.fields[left]} left")
+    columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), left, TextColumn("{task.description}")]
+    return Progress(*columns, console=console, auto_refresh=False, transient=True)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(seconds))
 
 
 def print_table(console: Console, records: Sequence[Record]) -> None:
@@ -194,7 +203,7 @@ def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Se
         length = planned.reason or f"{planned.seconds:.0f} s"
         table.add_row(escape(planned.case.case_id), str(planned.limits.processes), escape(length))
     console.print(table)
-    longest = time.strftime("%H:%M:%S", time.gmtime(sum(planned.seconds for planned in plan)))
+    longest = _clock(sum(planned.seconds for planned in plan))
     console.print(f"{len(plan)} case{'s' if len(plan) > 1 else ''}, at most about {longest}")
     for reason, names in cannot_run.items():
         console.print(f"cannot run here: {reason}: {', '.join(names)}", markup=False)
