@@ -1,0 +1,103 @@
+"""Compiles an op's C file with this machine's compiler at first use; kept by source, flags, compiler and CPU."""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from benchd.kernels.dispatch import Unavailable
+
+FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall")
+EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equation rounds twice
+COMPILE_TIMEOUT_S = 300
+
+
+@cache
+def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Return the compiled C file `source` as a library, compiling it unless an earlier process has.
+
+    `flags` are further compiler flags, such as EXACT. Raises Unavailable where there is no compiler or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise Unavailable("native kernels need a C compiler; install gcc or set CC")
+    command = (compiler, *FLAGS, _target(), *flags)
+    folder = _cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{source.parent.name}-{_key(source, command)}.so"
+    with (folder / f"{library.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile(source, command, library)
+    return ctypes.CDLL(str(library))
+
+
+def threads() -> int:
+    """Return how many threads a kernel may use: torch's number, and one in a forked child.
+
+    OpenMP's pool does not survive a fork; a child that asked it for threads would wait for them forever.
+    """
+    return torch.get_num_threads() if os.getpid() == _PID else 1
+
+
+_PID = os.getpid()
+
+
+def _target() -> str:
+    return "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("CACHE_DIRECTORY") or Path(home) / "benchd") / "native"
+
+
+def _key(source: Path, command: tuple[str, ...]) -> str:
+    version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
+    digest = hashlib.sha256(source.read_bytes())
+    for piece in (*command, version.decode(), _cpu(), str(_openmp())):
+        digest.update(b"\0" + piece.encode())
+    return digest.hexdigest()[:24]
+
+
+def _cpu() -> str:
+    """Return what the code is compiled for: a cache folder may travel to another machine."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if line.startswith(wanted))
+
+
+@cache
+def _openmp() -> Path | None:
+    """Return the OpenMP runtime that torch brings, None where it uses the system's.
+
+    A second runtime would have threads of its own, which fight with torch's over the cores.
+    """
+    return next(iter(sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))), None)
+
+
+def _compile(source: Path, command: tuple[str, ...], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        compiled, linked = Path(scratch, "kernel.o"), Path(scratch, "kernel.so")
+        runtime = str(_openmp() or "-fopenmp")
+        _run([*command, "-c", str(source), "-o", str(compiled)])
+        _run([command[0], "-shared", str(compiled), "-o", str(linked), runtime, "-lm"])
+        linked.replace(library)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command[0]} took longer than {COMPILE_TIMEOUT_S} s to compile a native kernel") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise Unavailable(f"{command[0]} cannot compile a native kernel: {lines[0]}")

@@ -1,0 +1,100 @@
+"""C files become libraries: once, under a lock, with torch's threads, and with the reason where that cannot be."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchd.kernels import compiler
+from benchd.kernels.dispatch import Unavailable
+
+SOURCE = """
+#include <omp.h>
+__attribute__((visibility("default"))) int count(int threads) {
+    int seen = 0;
+    #pragma omp parallel num_threads(threads) reduction(+:seen)
+    seen += 1;
+    return seen;
+}
+__attribute__((visibility("default"))) double fused(double a, double b, double c) { return a * b + c; }
+"""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
+    path = tmp_path / "op" / "native.c"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    return path
+
+
+def kept(source):
+    return sorted(source.parents[1].glob("cache/native/*.so"))
+
+
+def test_a_library_is_compiled_once_and_runs_on_the_threads_it_is_given(source):
+    assert [compiler.load(source).count(n) for n in (1, 2)] == [1, 2]
+    (library,) = kept(source)
+    before = library.stat().st_mtime_ns
+    compiler.load.cache_clear()
+    assert compiler.load(source).count(2) == 2
+    assert library.stat().st_mtime_ns == before
+
+
+def test_a_changed_source_or_flag_is_another_library(source):
+    compiler.load(source)
+    compiler.load(source, compiler.EXACT)
+    source.write_text(SOURCE + "/* changed */")
+    compiler.load.cache_clear()
+    compiler.load(source)
+    assert len(kept(source)) == 3
+
+
+def test_exact_code_rounds_twice(source):
+    library = compiler.load(source, compiler.EXACT)
+    library.fused.restype = ctypes.c_double
+    library.fused.argtypes = [ctypes.c_double] * 3
+    a = 1 + 2**-30
+    assert library.fused(a, a, -(a * a)) == 0.0
+
+
+def test_torch_and_the_kernels_share_one_openmp_runtime(source):
+    compiler.load(source).count(2)
+    mapped = {
+        Path(line.split()[-1]).name for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line
+    }
+    assert len(mapped) == 1
+
+
+def test_no_compiler_and_broken_code_say_so(source, monkeypatch):
+    broken = source.with_name("broken.c")
+    broken.write_text("int f( {")
+    with pytest.raises(Unavailable, match=r"cannot compile a native kernel: .*error"):
+        compiler.load(broken)
+    assert kept(source) == []
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(Unavailable, match="install gcc or set CC"):
+        compiler.load(source)
+
+
+def test_processes_that_come_at_once_compile_one_library(source):
+    code = "import sys; from pathlib import Path; from benchd.kernels import compiler; "
+    code += "print(compiler.load(Path(sys.argv[1])).count(1))"
+    command = [sys.executable, "-c", code, str(source)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [child.communicate(timeout=120)[0].strip() for child in children] == ["1"] * 3
+    assert len(kept(source)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # from Python 3.12 on
+def test_threads_are_torch_s_and_one_after_a_fork():
+    assert compiler.threads() == torch.get_num_threads()
+    child = os.fork()
+    if child == 0:
+        os._exit(compiler.threads())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
