@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ def run(request: Request) -> int:
     supervisor = Supervisor(
         planned,
         Settings(
-            output=_writable(request.output),
-            cache=cache_folder(),
+            output=_writable(request.output, f"--output {request.output}"),
+            cache=_writable(cache_folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
             device=machine.device,
             sources=settings.sampling.sources,
             period_s=settings.sampling.period_s,
@@ -108,17 +109,14 @@ def _refuse_ambiguous_weights(request: Request, planned: Sequence[Planned]) -> N
         raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
 
 
-def _writable(folder: Path) -> Path:
-    """Return the output folder, made and tried out, so that nothing is measured in vain."""
+def _writable(folder: Path, name: str) -> Path:
+    """Return the folder, made and tried out, so that nothing is measured in vain."""
     try:
-        for part in ("raw", "logs"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
-        probe = folder / "raw" / f".probe.{uuid.uuid4().hex}"
-        probe.write_bytes(b"")
-        probe.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.resolve()
     except OSError as error:
-        raise UsageError(f"--output {folder}: cannot be written: {error.strerror}") from error
-    return folder.resolve()
+        raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
 def cache_folder() -> Path:

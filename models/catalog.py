@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -56,9 +57,12 @@ def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
     if isinstance(value, bool) or (kind is int and isinstance(value, float)):
         raise BadOption(f"option {name}={value}: expected {kind.__name__}")
     try:
-        return kind(value)  # type: ignore[no-any-return]
+        converted: OptionValue = kind(value)
     except ValueError:
         raise BadOption(f"option {name}={value}: expected {kind.__name__}") from None
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise BadOption(f"option {name}={value}: expected a finite number")
+    return converted
 
 
 @dataclass(frozen=True)

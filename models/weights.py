@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import importlib
-import pickle
 import re
 import warnings
 from collections.abc import Mapping
@@ -65,16 +64,17 @@ def _torch_file(path: Path) -> Any:
             # torch warns of an unusual pickle protocol before it reads or refuses the file
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        refused = re.search(r"(?:GLOBAL|global) (\S+) was not an allowed", str(error))
-        cause = f"it holds {refused[1]}, and only tensors are loaded" if refused else _first_line(error)
-        raise WeightsError(f"{path}: {cause}") from error
     except Exception as error:  # torch raises whatever its readers meet in a damaged file
-        raise WeightsError(f"{path}: not a complete torch file: {_first_line(error)}") from error
+        raise WeightsError(f"{path}: {_cause(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+def _cause(error: Exception) -> str:
+    """Return why torch.load failed, without its advice to load the file unsafely."""
+    refused = re.search(r"(?:GLOBAL|global) (\S+) was not an allowed", str(error))
+    if refused:
+        return f"it holds {refused[1]}, and only tensors are loaded"
+    detail = re.search(r"(?:WeightsUnpickler error:\s*|\A)(?!Weights only load failed)(.+)", str(error))
+    return f"not a complete torch file of tensors: {detail[1] if detail else type(error).__name__}"
 
 
 def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:

@@ -23,6 +23,7 @@ from benchd.daemon.worker.subject import Subject
 ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
 REFERENCE_BATCH = 8
+OVERFLOW = 1e99  # in place of inf and NaN, which no record holds
 
 
 @dataclass(frozen=True)
@@ -177,10 +178,14 @@ def _judge_codes(
 
 
 def _errors(reference: Observation, observed: Observation) -> tuple[float, float]:
-    """Return the largest absolute error and its share of the largest absolute output; an overflow counts as 1e300."""
-    error = np.abs(reference.outputs - observed.outputs).max(initial=0.0)
-    finite = float(error) if np.isfinite(error) else 1e300
-    return finite, finite / max(float(np.abs(reference.outputs).max(initial=0.0)), np.finfo(np.float64).tiny)
+    """Return the largest absolute error and its share of the largest absolute output; what overflows counts as 1e99."""
+    with np.errstate(invalid="ignore"):  # inf - inf
+        difference = reference.outputs - observed.outputs
+    error, largest = (
+        float(np.nan_to_num(np.abs(values), nan=OVERFLOW, posinf=OVERFLOW).max(initial=0.0))
+        for values in (difference, reference.outputs)
+    )
+    return error, error / (largest or 1.0)
 
 
 def _disagreements(reference: Observation, observed: Observation) -> int:

@@ -69,6 +69,10 @@ def test_the_same_case_twice_is_one_case():
         (Suite(models=["snn_onepass"], options={"time_steps": ["x"]}), r"option time_steps=x: expected int"),
         (Suite(models=["snn_onepass"], options={"time_steps": ["0"]}), r"option time_steps=0: must be at least 1"),
         (Suite(models=["vim_tiny"], options={"scan": ["up"]}), r"option scan=up: choose one of serial, two_level"),
+        (
+            Suite(models=["snn_onepass"], options={"threshold": ["nan"]}),
+            r"option threshold=nan: expected a finite number",
+        ),
         (Suite(preset="fast"), r"unknown preset 'fast'.*Valid: quick, standard, thorough"),
         (Suite(batch_sizes=[0]), r"batch size 0: at least 1"),
         (Suite(processes=0), r"processes 0: at least 1"),

@@ -270,7 +270,14 @@ def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(on
     (tmp_path / "out").write_text("a file")
     done = once("--models", "square")
     assert done.returncode == 2
-    assert "--output out: cannot be written" in done.stderr
+    assert "--output out: out cannot be written: " in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    done = once("--models", "square")
+    assert done.returncode == 2
+    assert "set XDG_CACHE_HOME to another" in done.stderr
 
 
 def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):

@@ -69,12 +69,22 @@ class RunsCode:
         return (open, (str(self.path), "w"))
 
 
-@pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
-def test_a_file_that_runs_code_is_refused_by_name_and_does_not_run(tmp_path, tensors, save):
-    save({"model": tensors, "args": RunsCode(tmp_path / "touched")}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w\.pth: .*io\.open"):
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip file", "old format"])
+def test_a_file_that_runs_code_is_refused_by_name_and_does_not_run(tmp_path, tensors, zipped):
+    content = {"model": tensors, "args": RunsCode(tmp_path / "touched")}
+    torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(WeightsError, match=r"w\.pth: it holds (_io|io|builtins)\.open, and only tensors are loaded"):
         weights.read(tmp_path / "w.pth")
     assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_bare_pickles_are_refused_without_running_and_without_unsafe_advice(tmp_path, protocol):
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"a": RunsCode(tmp_path / "touched")}, protocol=protocol))
+    with pytest.raises(WeightsError, match=r"w\.pth: ") as caught:
+        weights.read(tmp_path / "w.pth")
+    assert not (tmp_path / "touched").exists()
+    assert "weights_only" not in str(caught.value)
 
 
 def test_a_harmless_class_is_refused_by_name_as_well(tmp_path, tensors):
@@ -101,8 +111,9 @@ def test_text_and_missing_files_are_named(tmp_path, suffix):
     with pytest.raises(WeightsError, match="No such file"):
         weights.digest(path)
     path.write_text("not weights at all, only some text that is longer than a header")
-    with pytest.raises(WeightsError, match=rf"w\.{suffix}: "):
+    with pytest.raises(WeightsError, match=rf"w\.{suffix}: not a complete") as caught:
         weights.read(path)
+    assert "weights_only" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,11 @@ def test_a_module_that_is_wrong_in_float32_fails_beyond_the_tolerance(tmp_path, 
     assert result.error_share == pytest.approx(error, rel=0.05)
 
 
-def test_an_overflow_fails_and_stays_a_finite_number(tmp_path):
-    wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) / 0"
+@pytest.mark.parametrize(
+    "where", ["if images.dtype != torch.float64:", "if images.dtype == torch.float64:", "if True:"]
+)
+def test_an_overflow_fails_and_stays_a_finite_number(tmp_path, where):
+    wrong = f"{where} return self.fc(images.flatten(1)) / 0"
     result = checked(job(tmp_path, module=own_module(tmp_path, forward=wrong)))
     assert not result.passed
     assert np.isfinite(result.max_abs_error)

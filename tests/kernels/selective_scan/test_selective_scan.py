@@ -241,6 +241,19 @@ def test_memory_kept_between_calls_serves_inference_mode_and_training_alike():
     assert tensors["u"].grad.abs().max() > 0
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_on_a_gpu_values_and_gradients_are_those_of_the_cpu(reverse):
+    on_cpu = {k: v.requires_grad_() for k, v in inputs(3, 50, 32, 16, dtype=torch.float64).items()}
+    on_gpu = {k: v.detach().cuda().requires_grad_() for k, v in on_cpu.items()}
+    got, want = (gradients(selective_scan, tensors, "torch", reverse=reverse) for tensors in (on_gpu, on_cpu))
+    torch.testing.assert_close([gradient.cpu() for gradient in got], list(want), rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        y = selective_scan(**on_gpu, delta_softplus=True, reverse=reverse, implementation="torch")
+    torch.testing.assert_close(y.cpu(), equation(**on_cpu, delta_softplus=True, reverse=reverse), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("implementation", ["auto", "triton", "native"])
 def test_implementations_still_to_come_say_so(implementation):
     tensors = inputs(1, 2, 3, 4)
