@@ -58,7 +58,7 @@ def fed(rule, values_ns):
 @pytest.mark.parametrize("p", [0.95, 0.975, 0.989, 0.995, 0.9995])
 def test_t_quantile_matches_scipy(p):
     for degrees in range(1, 201):
-        tolerance = 1e-12 if degrees <= 2 else 1e-5
+        tolerance = 1e-10 if degrees <= 2 else 1e-5  # exact, but scipy itself is 2e-11 off before 1.16
         assert student_t_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), rel=tolerance)
         assert student_t_quantile(1 - p, degrees) == pytest.approx(-student_t_quantile(p, degrees), rel=1e-9)
 
