@@ -34,6 +34,7 @@ class Machine:
 
     device: str
     has_cxx: bool
+    has_cc: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def inspect(device: str) -> Machine:
     """Return this machine; `device` is cpu, cuda or auto, which takes the GPU where there is one."""
     if device == "auto":
         device = "cuda" if has_gpu() else "cpu"
-    return Machine(device, shutil.which(os.environ.get("CXX", "g++")) is not None)
+    compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
+    return Machine(device, *(shutil.which(compiler) is not None for compiler in compilers))
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
@@ -138,6 +140,8 @@ def _variants(suite: Suite, model: str, machine: Machine) -> list[tuple[Variant,
         return list(itertools.product(map(Variant.parse, suite.variants), directions))
     names = ["eager"]
     names += ["fp16"] if machine.device == "cuda" else []
+    has_custom = model in catalog.MODELS and catalog.MODELS[model].custom_kernels
+    names += ["custom"] if has_custom and machine.device == "cpu" and machine.has_cc else []
     names += ["compile", "compile-amp"] if suite.preset != "quick" else []
     chosen = list(itertools.product(map(Variant.parse, names), directions))
     if not suite.directions and model == "snn_stbif_resnet18":
@@ -180,10 +184,13 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: OwnModule 
 
 def why_not(case: Case, machine: Machine) -> str | None:
     """Return why this case cannot run on this machine as far as that is known without torch, else None."""
-    variant = case.variant
+    variant, custom = case.variant, case.variant.kernels == "custom"
+    entry = catalog.MODELS.get(case.model)
     reasons = {
         f"the {variant.backend} backend is not part of this version": variant.backend not in BACKENDS_HERE,
-        "custom kernels are not part of this version": variant.kernels == "custom",
+        f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
+        "custom kernels run on the CPU only in this version": custom and machine.device == "cuda",
+        "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         f"the scenario {case.scenario} is not part of this version": case.scenario not in SCENARIOS_HERE,
         "training is measured on eager only": case.direction == "training" and variant != Variant(),
         "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),

@@ -73,7 +73,7 @@ class Model:
     nn.Module in eval mode. `input_shape` is one image's shape, an option's name standing for its value. `inputs` says
     how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard normal (a normalised image).
     Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
-    combination of options makes no sense, else None.
+    combination of options makes no sense, else None. `custom_kernels` says that the model can run ours.
     """
 
     summary: str
@@ -84,6 +84,7 @@ class Model:
     dataset: Literal["imagenet", "cifar10", "none"] = "none"
     options: Mapping[str, Option] = field(default_factory=dict)
     refuse: Callable[[Mapping[str, Any]], str | None] = lambda options: None
+    custom_kernels: bool = False
 
     def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Return every option with its value, defaults filled in; raise UnknownName or BadOption."""
@@ -149,6 +150,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "codes",
             "cifar10",
             _ONEPASS_OPTIONS,
+            custom_kernels=True,
         ),
         "qann_resnet18": Model(
             "quantised ResNet-18, CIFAR-10: what the ST-BIF net is converted from",
@@ -168,6 +170,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "cifar10",
             {"level": _LEVEL, "time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
             _too_few_steps,
+            custom_kernels=True,
         ),
         "square": Model(
             "torch.square of a tensor: the microbenchmark",

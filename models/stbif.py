@@ -26,11 +26,10 @@ from torch import fx, nn
 from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from benchd.kernels.dispatch import Unavailable, implementation_module
-from benchd.kernels.stbif import stbif
+from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.models import encoders
 
-_IMPLEMENTATIONS = {"torch": "torch", "custom": "auto"}
 _AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
 _ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _FOLDED = "_folded"
@@ -173,11 +172,11 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
     """Return the spiking form of `qann` over `time_steps` steps, in its dtype and on its device, in eval mode.
 
     `qann` stays as it was. The result has its parameter and state-dict names. Batch norm uses the running statistics in
-    training too. Raises ValueError where time_steps < step, or naming the first layer that has no spiking form, and
-    benchd.kernels.dispatch.Unavailable where `kernels` "custom" has no implementation on the default device.
+    training too. `kernels` "custom" is for inference: bias and shortcut are added in the neurons' kernel. Raises
+    ValueError where time_steps < step, or naming the first layer that has no spiking form, and
+    benchd.kernels.dispatch.Unavailable where `kernels` "custom" cannot run on the default device.
     """
-    implementation = _IMPLEMENTATIONS[kernels]
-    implementation_module("benchd.kernels.stbif", implementation, torch.get_default_device())
+    implementation = _implementation(kernels)
     body = copy.deepcopy(qann)
     graph = _trace(body)
     step = _step(body, graph)
@@ -185,10 +184,18 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
         raise ValueError(f"time_steps {time_steps} is less than step {step}: part of the input would never arrive")
     neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
     zones = _zones(body, graph)
-    _fold_layers(body, graph, zones, time_steps, step)
+    _fold_layers(body, graph, zones, time_steps, step, packs=implementation != "torch")
     _cross_zones(graph, zones, time_steps, step)
     _spike(body, graph, zones, time_steps, implementation)
     return SpikingNetwork(body, graph, neurons, time_steps, step).eval()
+
+
+def _implementation(kernels: Literal["torch", "custom"]) -> str:
+    if kernels == "torch":
+        return "torch"
+    # whether the kernel is there, or compiles, shows here and not in the run
+    stbif_block(torch.zeros(1, 1, 1), threshold=1.0, pos_max=1, neg_min=0, implementation="auto")
+    return "auto"
 
 
 class _Tracer(fx.Tracer):
@@ -239,7 +246,9 @@ def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
     return zones
 
 
-def _fold_layers(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int) -> None:
+def _fold_layers(
+    body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, *, packs: bool
+) -> None:
     """Put a `_Folded` layer in the place of each convolution or linear layer and the batch norm right behind it."""
     folded = nn.ModuleDict()
     body.add_module(_FOLDED, folded)
@@ -248,7 +257,8 @@ def _fold_layers(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], ti
         follows = _module(body, follower)
         norm = follows if isinstance(follows, nn.BatchNorm2d) else None
         schedule = (time_steps, step) if zones[node] == "spiking" else None
-        folded[node.name] = _Folded(cast("nn.Conv2d | nn.Linear", _module(body, node)), norm, schedule)
+        layer = cast("nn.Conv2d | nn.Linear", _module(body, node))
+        folded[node.name] = _Folded(layer, norm, schedule, packs=packs)
         node.target = f"{_FOLDED}.{node.name}"
         if norm is not None:
             follower.replace_all_uses_with(node)
@@ -295,12 +305,33 @@ def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_ste
         if isinstance(layer, Quantiser):
             body.set_submodule(str(node.target), StBif(layer, implementation))
         elif isinstance(layer, nn.MaxPool2d):
-            body.set_submodule(str(node.target), _MaxPoolOfSum(layer))
+            body.set_submodule(str(node.target), _MaxPoolOfSum(layer, implementation))
         with graph.inserting_before(node):
-            node.args = (graph.call_function(_steps, (node.args[0], time_steps)),)
+            fuses = implementation != "torch" and isinstance(layer, (Quantiser, StBif))
+            current, *terms = _absorbed(body, graph, node, time_steps) if fuses else node.args
+            node.args = (graph.call_function(_steps, (current, time_steps)), *terms)
         with graph.inserting_after(node):
             flat = graph.call_function(torch.flatten, (node, 0, 1))
         node.replace_all_uses_with(flat, delete_user_cb=lambda user, flat=flat: user is not flat)
+
+
+def _absorbed(
+    body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int
+) -> tuple[fx.Node, fx.Node | None, fx.Node | None]:
+    """Return the current of the neuron `node` with bias and shortcut taken off, then those two where there are any."""
+    current = cast("fx.Node", node.args[0])
+    bias = residual = None
+    # whoever else reads the sum, or an operand that was added to in place, would miss the addition
+    if current.target in _ADDITIONS and len(current.users) == len(cast("fx.Node", current.args[0]).users) == 1:
+        addition, (current, shortcut) = current, cast("tuple[fx.Node, fx.Node]", current.args)
+        residual = graph.call_function(_steps, (shortcut, time_steps))
+        node.args = (current,)
+        graph.erase_node(addition)
+    layer = _module(body, current)
+    if isinstance(layer, _Folded) and layer.scheduled and len(current.users) == 1:
+        layer.adds_bias = False
+        bias = graph.get_attr(f"{current.target}.bias")
+    return current, bias, residual
 
 
 class StBif(nn.Module):
@@ -312,10 +343,17 @@ class StBif(nn.Module):
         self.pos_max, self.neg_min = quantiser.pos_max, quantiser.neg_min
         self.implementation = implementation
 
-    def forward(self, current: torch.Tensor) -> torch.Tensor:
-        """Return scale times the codes -1, 0 and 1, in the shape and dtype of `current` (T, B, ...)."""
-        return stbif(
+    def forward(
+        self, current: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return scale times the codes -1, 0 and 1, in the shape and dtype of `current` (T, B, ...).
+
+        `bias` (T, 1, C, ...) and `residual` (T, B, ...) are added to the current.
+        """
+        return stbif_block(
             current,
+            bias=None if bias is None else bias.flatten(1),
+            residual=residual,
             threshold=self.scale,
             pos_max=self.pos_max,
             neg_min=self.neg_min,
@@ -327,15 +365,61 @@ class StBif(nn.Module):
 class _MaxPoolOfSum(nn.Module):
     """Max pool of the running sum over T, differenced: what it emits sums to the pool of what it received."""
 
-    def __init__(self, pool: nn.MaxPool2d) -> None:
+    def __init__(self, pool: nn.MaxPool2d, implementation: str) -> None:
         super().__init__()
-        self.pool = pool
+        self.pool, self.implementation = pool, implementation
+        if implementation != "torch" and (pool.ceil_mode or _squares(pool) is None):
+            raise Unavailable("the custom max pool needs square windows, without dilation or ceil_mode")
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return (T, B, C, H', W') for `values` (T, B, C, H, W)."""
+        if self.implementation != "torch":
+            kernel_size, stride, padding = cast("tuple[int, int, int]", _squares(self.pool))
+            return max_pool_delta(
+                values, kernel_size=kernel_size, stride=stride, padding=padding, implementation=self.implementation
+            )
         sums = values.cumsum(0, dtype=torch.promote_types(values.dtype, torch.float32))
         pooled = _steps(self.pool(sums.flatten(0, 1)), len(values))
         return torch.cat([pooled[:1], pooled.diff(dim=0)]).to(values.dtype)
+
+
+def _squares(pool: nn.MaxPool2d) -> tuple[int, int, int] | None:
+    """Return kernel size, stride and padding, None where a side differs from the other or the window is dilated."""
+    sides = [{size} if isinstance(size, int) else set(size) for size in (pool.kernel_size, pool.stride, pool.padding)]
+    if any(len(side) > 1 for side in sides) or pool.dilation not in {1, (1, 1)}:
+        return None
+    kernel_size, stride, padding = (side.pop() for side in sides)
+    return kernel_size, stride, padding
+
+
+class _Packed:
+    """A convolution's weight in oneDNN's own layout, which it otherwise makes from the plain one in each call."""
+
+    def __init__(self, layer: nn.Conv2d, weight: torch.Tensor) -> None:
+        padding = cast("tuple[int, ...]", layer.padding)
+        self._shape = (list(padding), list(layer.stride), list(layer.dilation), layer.groups)
+        self._plain = weight
+        self._weight, self._input_size = weight, [0]
+
+    def __deepcopy__(self, _: object) -> _Packed:
+        # nothing writes to it, and a tensor in that layout cannot be copied this way
+        return self
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the convolution of `x` (B, C, H, W), channels last."""
+        if self._input_size != list(x.shape):  # the layout is chosen for a size
+            self._input_size = list(x.shape)
+            self._weight = torch.ops.mkldnn._reorder_convolution_weight(self._plain, *self._shape, self._input_size)
+        dense = x.contiguous(memory_format=torch.channels_last)
+        none: tuple[str, list[float], str] = ("none", [], "")  # no elementwise operation behind it
+        y: torch.Tensor = torch.ops.mkldnn._convolution_pointwise(dense, self._weight, bias, *self._shape, *none)
+        return y
+
+
+def _packed(layer: nn.Module, weight: torch.Tensor) -> _Packed | None:
+    plain = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return _Packed(cast("nn.Conv2d", layer), weight) if plain and fits else None
 
 
 class _Folded(nn.Module):
@@ -349,9 +433,17 @@ class _Folded(nn.Module):
     bias: torch.Tensor | None
 
     def __init__(
-        self, layer: nn.Conv2d | nn.Linear, norm: nn.BatchNorm2d | None, schedule: tuple[int, int] | None
+        self,
+        layer: nn.Conv2d | nn.Linear,
+        norm: nn.BatchNorm2d | None,
+        schedule: tuple[int, int] | None,
+        *,
+        packs: bool,
     ) -> None:
         super().__init__()
+        self.adds_bias = True
+        self._packs = packs
+        self._packed: _Packed | None = None
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
         self._schedule = schedule
@@ -368,20 +460,30 @@ class _Folded(nn.Module):
                 weight, bias = self._derive()
             # a layer without a norm derives its own Parameter, which must not be registered a second time
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+            self._packed = _packed(self._sources[0], self.weight) if self._packs else None
             self._derived_from = state
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the layer runs in the spiking zone, on T steps with a bias for each."""
+        return self._schedule is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for `x`, (T*B, ...) with a schedule and (B, ...) without one."""
         learns = torch.is_grad_enabled() and not torch.compiler.is_exporting()
         weight, bias = self._derive() if learns else (self.weight, self.bias)
-        if self._schedule is None or bias is None:
+        if self._schedule is None:
             return self._apply_layer(x, weight, bias)
         y = self._apply_layer(x, weight, None)
+        if bias is None or not self.adds_bias:
+            return y
         _steps(y, self._schedule[0]).add_(bias)
         return y
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer = self._sources[0]
+        if self._packed is not None and weight is self.weight and _runs_packed(x):
+            return self._packed(x, bias)
         if isinstance(layer, nn.Conv2d):
             y: torch.Tensor = layer._conv_forward(x, weight, bias)
             return y
@@ -403,6 +505,12 @@ class _Folded(nn.Module):
         if bias is not None and self._schedule is not None:
             bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
         return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _runs_packed(x: torch.Tensor) -> bool:
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.dtype == torch.float32 and x.numel() > 0
 
 
 def _folded(

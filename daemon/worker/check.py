@@ -128,7 +128,7 @@ def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Tensor, observ
     name = f"{plain.name}-{loaded.device.type}"
 
     def run() -> Observation:
-        eager = backends.load(plain, subject.module, loaded.device, images[:1])
+        eager = backends.load(plain, subject.plain, loaded.device, images[:1])
         return observe(eager, images, job.case.batch_size, job.case.seed)
 
     return _cached(name, subject, job, len(images), run)

@@ -41,6 +41,7 @@ class Findings:
     model: ModelFacts | None = None
     check: Check | None = None
     device_name: str | None = None
+    kernels_ran: str | None = None
     warm_up: WarmUp | None = None
     timing: Timing | None = None
     parts: dict[str, Timing] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class Findings:
             model=self.model,
             check=self.check,
             threads=torch.get_num_threads(),
+            kernels_ran=self.kernels_ran,
             device_name=self.device_name,
             versions=_versions(),
             flags=self.flags,
@@ -86,6 +88,8 @@ def run(job: Job, findings: Findings) -> None:
     findings.stages.enter("build")
     subject = build(job)
     findings.model = subject.facts
+    if job.case.variant.kernels == "custom":
+        findings.kernels_ran = "triton" if device.type == "cuda" else "c"
     findings.stages.enter("load")
     loaded = backends.load(job.case.variant, subject.module, device, subject.images[: job.case.batch_size])
     findings.stages.leave()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.protocol import Job
-from benchd.daemon.records import ModelFacts
+from benchd.daemon.records import Kernels, ModelFacts
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, weights
 
@@ -22,35 +22,45 @@ POOL_IMAGES = 256
 
 @dataclass(frozen=True)
 class Subject:
-    """A module in float32 on the CPU, a pool of inputs (N, *shape) in float32 and labels (N,) where there are any."""
+    """A module in float32 on the CPU, a pool of inputs (N, *shape) in float32 and labels (N,) where there are any.
+
+    `plain` is the same model with the same weights on plain PyTorch kernels: what a check compares with.
+    """
 
     module: nn.Module
+    plain: nn.Module
     facts: ModelFacts
     judged_by: Literal["outputs", "codes"]
     images: Tensor
     labels: Tensor | None
 
     def reference(self) -> nn.Module:
-        """Return the same model in eager float64 on plain PyTorch kernels, with the same weights."""
-        return copy.deepcopy(self.module).double()
+        """Return the plain model in float64."""
+        return copy.deepcopy(self.plain).double()
 
 
 def build(job: Job) -> Subject:
     """Build the job's model and its inputs; raise Unsupported or UsageError with the reason."""
     torch.manual_seed(job.case.seed)
     try:
-        module = _own_module(job) if job.module else _catalogued(job)
+        plain = _own_module(job) if job.module else _catalogued(job, "torch")
+        module = plain if job.case.variant.kernels == "torch" else _with_weights_of(plain, _catalogued(job, "custom"))
     except Unavailable as error:
         raise Unsupported(str(error)) from error
     shape: tuple[int, ...] = tuple(job.input_shape or getattr(module, "input_shape", ()) or ())
     if not shape:
         raise UsageError("the module has no attribute input_shape; give the shape of one input with --input 3x32x32")
     images, labels, source = _inputs(job, shape)
-    return Subject(module, _facts(job, module, shape, source), _judged_by(job, module), images, labels)
+    return Subject(module, plain, _facts(job, module, shape, source), _judged_by(job, plain), images, labels)
 
 
-def _catalogued(job: Job) -> nn.Module:
-    kernels = job.case.variant.kernels
+def _with_weights_of(plain: nn.Module, module: nn.Module) -> nn.Module:
+    """Return `module` with the state of `plain`: random weights are drawn once."""
+    module.load_state_dict(plain.state_dict())
+    return module
+
+
+def _catalogued(job: Job, kernels: Kernels) -> nn.Module:
     if job.weights:
         return weights.load(job.case.model, Path(job.weights), kernels=kernels, **job.options)
     return catalog.build(job.case.model, kernels=kernels, **job.options)

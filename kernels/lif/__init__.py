@@ -5,20 +5,23 @@
     v[t] = 0 where spiked (reset "zero"), or v[t] - threshold * spike[t] (reset "subtract")
 
 T time steps lead; the other dimensions are neurons and never mix. The membrane v is kept in float32 for float16 and
-bfloat16 currents and in the current's own dtype otherwise.
+bfloat16 currents and in the current's own dtype otherwise. `lif_pool` averages the spikes over windows of 2x2.
 """
 
+from types import ModuleType
 from typing import Literal
 
 import torch
 
 from benchd.kernels.dispatch import implementation_module
-from benchd.kernels.lif import reference, torch_impl
+from benchd.kernels.lif import native, reference, torch_impl
 
-__all__ = ["lif"]
+__all__ = ["lif", "lif_pool"]
+
+Reset = Literal["zero", "subtract"]
 
 # imported above rather than looked up by name, so that torch.compile can trace the call
-_PLAIN = {"reference": reference.lif, "torch": torch_impl.lif}
+_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
 
 
 def lif(
@@ -27,27 +30,59 @@ def lif(
     decay: float,
     gain: float = 1.0,
     threshold: float = 1.0,
-    reset: Literal["zero", "subtract"] = "zero",
+    reset: Reset = "zero",
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Return the spikes, 0 or 1, in the shape and dtype of `current` (T, ...).
 
+    A current that is the same at all steps may be expanded over T, `x.expand(T, *x.shape)`: it is not copied out.
     "torch" is differentiable in `current`: the derivative of the spike is that of sigmoid(4 (v - threshold)), and it
     flows through the reset as well. Raises TypeError for a current that is not floating point, ValueError for one
     without time steps, an unknown reset or implementation, and dispatch.Unavailable where the implementation cannot
-    run here.
+    run here or has no gradient and would need one.
     """
-    _check(current, reset)
-    run = _PLAIN.get(implementation)
-    if run is None:
-        run = implementation_module(__name__, implementation, current.device).lif
-    return run(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    _check("lif", current, reset)
+    module = _module(implementation, current.device)
+    spikes: torch.Tensor = module.lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    return spikes
 
 
-def _check(current: torch.Tensor, reset: str) -> None:
+def lif_pool(
+    current: torch.Tensor,
+    *,
+    decay: float,
+    gain: float = 1.0,
+    threshold: float = 1.0,
+    reset: Reset = "zero",
+    time_steps: int | None = None,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, (T, B, C, H//2, W//2), in its dtype.
+
+    The averages 0, 1/4 .. 1 are exact in every dtype; an odd last row or column of neurons is in no window. With
+    `time_steps` = T, `current` is one step (B, C, H, W) that all T steps receive. Gradient and errors are those of
+    `lif`; ValueError also for another number of dimensions or a side below 2.
+    """
+    if time_steps is not None:
+        current = current.expand(time_steps, *current.shape)
+    _check("lif_pool", current, reset)
+    if current.dim() != 5 or min(current.shape[3:]) < 2:
+        raise ValueError(f"lif_pool: current must be (T, B, C, H, W), H and W at least 2, not {tuple(current.shape)}")
+    module = _module(implementation, current.device)
+    pooled: torch.Tensor = module.lif_pool(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    return pooled
+
+
+def _module(implementation: str, device: torch.device) -> ModuleType:
+    if implementation == "auto" and device.type == "cpu":
+        implementation = "native"
+    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
+
+
+def _check(op: str, current: torch.Tensor, reset: str) -> None:
     if not current.is_floating_point():
-        raise TypeError(f"lif: current must be floating point, not {current.dtype}")
+        raise TypeError(f"{op}: current must be floating point, not {current.dtype}")
     if current.dim() == 0 or current.shape[0] == 0:
-        raise ValueError(f"lif: current must be (T, ...) with T at least 1, not {tuple(current.shape)}")
+        raise ValueError(f"{op}: current must be (T, ...) with T at least 1, not {tuple(current.shape)}")
     if reset not in {"zero", "subtract"}:
-        raise ValueError(f"lif: reset must be 'zero' or 'subtract', not {reset!r}")
+        raise ValueError(f"{op}: reset must be 'zero' or 'subtract', not {reset!r}")

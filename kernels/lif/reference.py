@@ -1,6 +1,7 @@
 """The equation of `benchd.kernels.lif` as a loop: the oracle of the other implementations, not meant to be fast."""
 
 import torch
+from torch.nn import functional
 
 
 def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
@@ -14,3 +15,10 @@ def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, r
         v = torch.where(fired, 0.0 if reset == "zero" else v - threshold, v)
         spikes.append(fired.to(current.dtype))
     return torch.stack(spikes)
+
+
+def lif_pool(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
+    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, without a gradient."""
+    spikes = lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    pooled: torch.Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
+    return pooled

@@ -7,6 +7,7 @@ The loops keep n = -v. Then `threshold_`, which keeps what lies above a bound, i
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 _SLOPE = 4.0
 
@@ -19,6 +20,13 @@ def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, r
     if torch.compiler.is_compiling():
         return _traced(current, decay, gain, threshold, reset)[0]
     return _in_place(current, None, decay, gain, threshold, reset)
+
+
+def lif_pool(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
+    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, differentiable as `lif` is."""
+    spikes = lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    pooled: torch.Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
+    return pooled
 
 
 @torch.no_grad()

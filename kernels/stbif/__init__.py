@@ -8,19 +8,23 @@
 T time steps lead; the other dimensions are neurons and never mix. P = pos_max and N = neg_min bound the tracer. Once
 the input is quiet, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P), which is what the quantiser computes
 (SpikeZIP-TF, ICML 2024). v is kept in float32 for float16 and bfloat16 currents and in the current's own dtype else.
+`stbif_block` adds a folded bias and a residual on the way in; `max_pool_delta` is the max pool between such layers.
 """
 
+from types import ModuleType
 from typing import Literal
 
 import torch
 
 from benchd.kernels.dispatch import implementation_module
-from benchd.kernels.stbif import reference, torch_impl
+from benchd.kernels.stbif import native, reference, torch_impl
 
-__all__ = ["stbif"]
+__all__ = ["max_pool_delta", "stbif", "stbif_block"]
+
+Output = Literal["codes", "values"]
 
 # imported above rather than looked up by name, so that torch.compile can trace the call
-_PLAIN = {"reference": reference.stbif, "torch": torch_impl.stbif}
+_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
 
 
 def stbif(
@@ -29,7 +33,7 @@ def stbif(
     threshold: torch.Tensor | float,
     pos_max: int,
     neg_min: int,
-    output: Literal["codes", "values"] = "codes",
+    output: Output = "codes",
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Return q as int8 ("codes", no gradient) or s * q in the dtype of `current` ("values"), shaped (T, ...).
@@ -38,20 +42,96 @@ def stbif(
     differentiable in both: the comparisons v >= s and v < 0 take the derivative of sigmoid(4 x / s), which is
     (4 / s) sig (1 - sig); the bounds on the tracer are constants. Raises TypeError for a current that is not floating
     point, ValueError for one without time steps, a threshold that is not one positive number, bounds that do not hold
-    0, or an unknown output or implementation, and dispatch.Unavailable where the implementation cannot run here.
+    0, or an unknown output or implementation, and dispatch.Unavailable where the implementation cannot run here or
+    has no gradient and would need one.
     """
-    _check(current, threshold, pos_max, neg_min, output)
-    run = _PLAIN.get(implementation)
-    if run is None:
-        run = implementation_module(__name__, implementation, current.device).stbif
-    return run(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
+    _check_steps("stbif", current)
+    _check_neuron(threshold, pos_max, neg_min, output)
+    module = _module(implementation, current.device)
+    spikes: torch.Tensor = module.stbif(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
+    return spikes
 
 
-def _check(current: torch.Tensor, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str) -> None:
-    if not current.is_floating_point():
-        raise TypeError(f"stbif: current must be floating point, not {current.dtype}")
-    if current.dim() == 0 or current.shape[0] == 0:
-        raise ValueError(f"stbif: current must be (T, ...) with T at least 1, not {tuple(current.shape)}")
+def stbif_block(
+    current: torch.Tensor,
+    *,
+    threshold: torch.Tensor | float,
+    pos_max: int,
+    neg_min: int,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    output: Output = "values",
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Return what `stbif` returns for the charge of a convolution with folded bias and a shortcut.
+
+        x[t] = (current[t] + bias[t]) + residual[t]        v[t] = v[t-1] + x[t], and on as above
+
+    current and residual are (T, B, C, ...) and bias (T, C), one number a channel and step: a folded bias arrives as
+    bias / step at t < step and 0 after. x is summed in the dtype of v. Gradients and errors are those of `stbif`, with
+    bias and residual differentiable as well; ValueError also for shapes that do not fit.
+    """
+    _check_steps("stbif_block", current)
+    _check_neuron(threshold, pos_max, neg_min, output)
+    _check_terms(current, bias, residual)
+    module = _module(implementation, current.device)
+    spikes: torch.Tensor = module.stbif_block(
+        current, bias=bias, residual=residual, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
+    )
+    return spikes
+
+
+def max_pool_delta(
+    values: torch.Tensor, *, kernel_size: int, stride: int, padding: int, implementation: str = "auto"
+) -> torch.Tensor:
+    """Return the max pool of the running sum over T, differenced: its sum over T is the pool of the sum of `values`.
+
+        A[t] = A[t-1] + values[t]        out[t] = max_pool(A[t]) - max_pool(A[t-1])        both 0 at t = -1
+
+    (T, B, C, H, W) to (T, B, C, H', W') with H' = (H + 2 padding - kernel_size) // stride + 1, in the dtype of
+    `values`; windows are square, padding is never the largest. A is summed in float64 and rounded to float32 for
+    float16, bfloat16 and float32 values. "torch" is differentiable. Raises TypeError for values that are not floating
+    point, ValueError for another number of dimensions, no time steps or windows that do not fit, and
+    dispatch.Unavailable as `stbif` does.
+    """
+    _check_steps("max_pool_delta", values)
+    _check_windows(values, kernel_size, stride, padding)
+    module = _module(implementation, values.device)
+    pooled: torch.Tensor = module.max_pool_delta(values, kernel_size=kernel_size, stride=stride, padding=padding)
+    return pooled
+
+
+def _module(implementation: str, device: torch.device) -> ModuleType:
+    if implementation == "auto" and device.type == "cpu":
+        implementation = "native"
+    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
+
+
+def _check_steps(op: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise TypeError(f"{op}: expected floating point, not {tensor.dtype}")
+    if tensor.dim() == 0 or tensor.shape[0] == 0:
+        raise ValueError(f"{op}: expected (T, ...) with T at least 1, not {tuple(tensor.shape)}")
+
+
+def _check_terms(current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
+    if bias is not None and bias.shape != (current.shape[0], *current.shape[2:3]):
+        raise ValueError(f"stbif_block: bias must be (T, C), not {tuple(bias.shape)} for {tuple(current.shape)}")
+    if residual is not None and residual.shape != current.shape:
+        raise ValueError(f"stbif_block: residual must be {tuple(current.shape)}, not {tuple(residual.shape)}")
+
+
+def _check_windows(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> None:
+    if values.dim() != 5:
+        raise ValueError(f"max_pool_delta: values must be (T, B, C, H, W), not {tuple(values.shape)}")
+    if kernel_size < 1 or stride < 1 or not 0 <= padding <= kernel_size // 2:
+        sizes = f"{kernel_size}, {stride} and {padding}"
+        raise ValueError(f"max_pool_delta: expected kernel_size, stride >= 1 and padding <= kernel_size/2, not {sizes}")
+    if min(values.shape[3:]) + 2 * padding < kernel_size:
+        raise ValueError(f"max_pool_delta: no window of {kernel_size} fits into {tuple(values.shape[3:])}")
+
+
+def _check_neuron(threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str) -> None:
     if isinstance(threshold, torch.Tensor):
         # its value is not read: on a GPU that would wait for the device
         if threshold.numel() != 1:

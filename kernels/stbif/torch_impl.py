@@ -8,6 +8,7 @@ trace compares.
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 
 def stbif(
@@ -23,6 +24,37 @@ def stbif(
         codes = _traced(current.detach(), s.detach(), pos_max, neg_min)[0]
         return codes if output == "codes" else (s * codes).to(current.dtype)
     return _in_place(current, None, s, pos_max, neg_min, output)
+
+
+def stbif_block(
+    current: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor | float,
+    pos_max: int,
+    neg_min: int,
+    output: str,
+) -> torch.Tensor:
+    """Return codes or values of current + bias + residual (T, B, C, ...); values are differentiable in all of them."""
+    if bias is None and residual is None:
+        return stbif(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
+    x = current.to(torch.promote_types(current.dtype, torch.float32))
+    if bias is not None:
+        x = x + bias.to(x.dtype).reshape(len(bias), 1, -1, *[1] * (x.dim() - 3))
+    if residual is not None:
+        x = x + residual.to(x.dtype)
+    spikes = stbif(x, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
+    return spikes if output == "codes" else spikes.to(current.dtype)
+
+
+def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+    """Return the differenced pool of the running sum of `values` (T, B, C, H, W), differentiable."""
+    # on a CPU cumsum carries float64 and rounds each sum
+    sums = values.cumsum(0, dtype=torch.promote_types(values.dtype, torch.float32))
+    pooled = functional.max_pool2d(sums.flatten(0, 1), kernel_size, stride, padding)
+    steps = pooled.unflatten(0, values.shape[:2])
+    return torch.cat([steps[:1], steps.diff(dim=0)]).to(values.dtype)
 
 
 @torch.no_grad()

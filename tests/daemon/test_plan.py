@@ -10,7 +10,8 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.plan import Machine, OwnModule
 from benchd.daemon.worker.backends import BACKENDS
 
-CPU = Machine("cpu", has_cxx=True)
+CPU = Machine("cpu", has_cxx=True, has_cc=True)
+SPIKING_CUSTOM = Suite(models=["snn_onepass"], variants=["custom"])
 
 
 def ids(suite, machine=CPU, **kwargs):
@@ -21,7 +22,9 @@ def test_the_quick_plan_on_a_cpu():
     assert ids(Suite(preset="quick")) == [
         "vim_tiny,eager,b1",
         "snn_onepass,eager,b64",
+        "snn_onepass,custom,b64",
         "snn_stbif_resnet18,eager,b1",
+        "snn_stbif_resnet18,custom,b1",
         "snn_stbif_resnet18,eager,b1,training",
     ]
 
@@ -91,7 +94,17 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
     ("suite", "machine", "reason"),
     [
         (Suite(variants=["tensorrt"]), CPU, "tensorrt backend is not part of this version"),
-        (Suite(variants=["custom"]), CPU, "custom kernels are not part of this version"),
+        (Suite(models=["square"], variants=["custom"]), CPU, "square has no custom kernels"),
+        (
+            Suite(models=["snn_onepass"], variants=["custom"]),
+            Machine("cuda", True),
+            "custom kernels run on the CPU only in this version",
+        ),
+        (
+            Suite(models=["snn_onepass"], variants=["custom"]),
+            Machine("cpu", True, has_cc=False),
+            "need a C compiler; install gcc or set CC",
+        ),
         (Suite(scenarios=["periodic"]), CPU, "scenario periodic is not part of this version"),
         (Suite(variants=["amp"], directions=["training"]), CPU, "training is measured on eager only"),
         (Suite(variants=["compile"]), Machine("cpu", has_cxx=False), "install g\\+\\+ or set CXX"),

@@ -151,6 +151,15 @@ def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once
     assert done.returncode == 7
     assert [record.status for record in written(tmp_path)] == ["ok", "unsupported", "unsupported"]
     assert "the tensorrt backend is not part of this version" in done.stdout
+    assert "square has no custom kernels" in done.stdout
+
+
+def test_custom_kernels_run_in_c_and_agree_with_eager(once, tmp_path):
+    done = once("--models", "snn_onepass,snn_stbif_resnet18", "--variants", "custom", "--batch-sizes", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for record in written(tmp_path):
+        assert (record.status, record.kernels_ran, record.check.passed) == ("ok", "c", True)
+    assert done.stdout.count("custom (c)") == 2
 
 
 def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
@@ -286,7 +295,7 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
     assert "square,eager,b1" in done.stdout
     assert "the tensorrt backend is not part of this version" in done.stdout
     assert "2 cases, at most about 00:00:" in done.stdout
-    assert re.search(r"cannot run here: custom kernels are not part of this version: custom, custom-fp16", done.stdout)
+    assert re.search(r"cannot run here: the cudagraph backend is not part of this version: cudagraph, ", done.stdout)
     assert not (tmp_path / "out").exists()
 
 

@@ -1,5 +1,9 @@
 """OnePass against the network written step by step, as its authors run it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -140,6 +144,44 @@ def test_an_empty_batch_and_a_compiler_are_fine():
     torch.testing.assert_close(exported(images), model(images))
 
 
-def test_custom_kernels_are_refused_while_there_are_none():
-    with pytest.raises(Unavailable, match="lif has no"):
-        build("snn_onepass", kernels="custom")
+CUSTOM = [{}, {"reset": "subtract", "time_steps": 3}, {"encoding": "rate", "p_scale": 3.0}, {"batch_norm": True}]
+
+
+@pytest.mark.parametrize("options", CUSTOM, ids=str)
+@torch.no_grad()
+def test_custom_kernels_give_the_plain_network_s_logits_bit_for_bit(options):
+    plain, custom = build("snn_onepass", **options), build("snn_onepass", kernels="custom", **options)
+    custom.load_state_dict(plain.state_dict())
+    images = torch.rand(3, 3, 32, 32)
+    steps = options.get("time_steps", 8)
+    extra = [torch.rand(steps, 3, 3, 32, 32)] if options.get("encoding") == "rate" else []
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        inputs = [tensor.to(dtype) for tensor in (images, *extra)]
+        want = plain.to(dtype)(*inputs)
+        assert want.any()
+        assert torch.equal(custom.to(dtype)(*inputs), want)
+    assert custom(images[:0].to(dtype), *[tensor[:, :0].to(dtype) for tensor in extra]).shape == (0, 10)
+
+
+@torch.no_grad()
+def test_custom_kernels_hide_their_spikes_and_are_traced_whole():
+    model, images = build("snn_onepass", kernels="custom", time_steps=2), torch.rand(2, 3, 32, 32)
+    assert model.neurons() == []
+    want = model(images)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images), want)
+    torch.testing.assert_close(torch.export.export(model, (images,)).module()(images), want)
+
+
+def test_custom_kernels_do_not_learn():
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        build("snn_onepass", kernels="custom")(torch.rand(1, 3, 32, 32))
+
+
+def test_without_a_compiler_the_custom_kernels_are_refused_by_name(tmp_path):
+    code = "from benchd.models.catalog import build; build('{}', kernels='custom')"
+    environment = {**os.environ, "CC": "no-such-compiler", "CACHE_DIRECTORY": str(tmp_path)}
+    for name in ("snn_onepass", "snn_stbif_resnet18"):
+        command = [sys.executable, "-c", code.format(name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert "Unavailable: native kernels need a C compiler" in done.stderr

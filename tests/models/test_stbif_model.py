@@ -335,8 +335,81 @@ def test_a_shortcut_from_the_image_and_layers_without_neurons_convert():
     torch.testing.assert_close(network(images), qann(images), rtol=1e-12, atol=1e-12)
 
 
-def test_custom_kernels_are_refused_while_there_are_none():
-    with pytest.raises(Unavailable, match="stbif has no"):
-        convert(small_qann(), 9, kernels="custom")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@torch.inference_mode()
+def test_custom_kernels_give_a_dyadic_net_bit_for_bit_and_follow_its_weights(dtype):
+    network, images = convert(small_qann(), 9, kernels="custom").to(dtype), dyadic_images().to(dtype)
+    assert torch.equal(network(images), small_qann().to(dtype)(images))
+    network.load_state_dict(other_qann().state_dict())
+    want = other_qann().to(dtype)(images)
+    assert torch.equal(network(images), want)
+    assert torch.equal(copy.deepcopy(network)(images), want)
+    assert torch.equal(copy.deepcopy(network).double()(images.double()), want.double())
+
+
+@torch.no_grad()
+def test_custom_kernels_give_the_resnet_s_codes():
+    torch.manual_seed(0)
+    plain = build("snn_stbif_resnet18").double()
+    custom = build("snn_stbif_resnet18", kernels="custom").double()
+    custom.load_state_dict(plain.state_dict())
+    images, seen = torch.randn(2, 3, 32, 32, dtype=torch.float64), ([], [])
+    for model, codes in zip((plain, custom), seen, strict=True):
+        for neuron in model.neurons():
+            neuron.register_forward_hook(lambda _module, _inputs, output, codes=codes: codes.append(output))
+    # both convolve in another order, so that only the last bits may differ
+    torch.testing.assert_close(custom(images), plain(images), rtol=1e-9, atol=1e-9)
+    assert len(seen[0]) == len(seen[1]) == 17
+    for want, got in zip(*seen, strict=True):
+        assert want.any()
+        assert torch.equal(got, want)
+
+
+@torch.no_grad()
+def test_custom_kernels_take_every_precision_a_compiler_and_an_exporter():
+    network, images = convert(small_qann(), 9, kernels="custom"), dyadic_images()
+    want = network(images)
+    assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
+    assert torch.equal(torch.export.export(network, (images,)).module()(images), want)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(images).isfinite().all()
+    assert network(images[:0]).shape == (0, 3)
+    coarse = images.sign() * STEP / 8
+    for dtype in (torch.float16, torch.bfloat16):
+        assert torch.equal(network.to(dtype)(coarse.to(dtype)), small_qann().to(dtype)(coarse.to(dtype)))
+
+
+@torch.no_grad()
+def test_a_sum_that_others_read_is_not_taken_away_from_them():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+            self.relu0, self.relu1, self.relu2 = Quantiser(LEVEL), Quantiser(LEVEL), Quantiser(LEVEL)
+
+        def forward(self, x):
+            x = self.relu0(x)
+            y, z = self.conv1(x), self.conv2(x)
+            z += x
+            total = y + z
+            return self.relu1(total) + self.relu2(z) + self.relu1(y) + total
+
+    torch.manual_seed(0)
+    qann, images = Branches().double().eval(), torch.randn(4, 2, 5, 5, dtype=torch.float64)
+    plain, custom = convert(qann, 9), convert(qann, 9, kernels="custom")
+    torch.testing.assert_close(custom(images), plain(images), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"kernel_size": (3, 2)}, {"kernel_size": 2, "dilation": 2}, {"kernel_size": 2, "ceil_mode": True}]
+)
+def test_custom_kernels_refuse_pools_that_they_do_not_have(sizes):
+    with pytest.raises(Unavailable, match="square windows, without dilation or ceil_mode"):
+        convert(nn.Sequential(Quantiser(LEVEL), nn.MaxPool2d(**sizes)), 9, kernels="custom")
+
+
+def test_custom_kernels_are_for_inference_and_for_spiking_nets():
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        convert(small_qann(), 9, kernels="custom")(dyadic_images())
     with pytest.raises(Unavailable, match="qann_resnet18 has no custom kernels"):
         build("qann_resnet18", kernels="custom")

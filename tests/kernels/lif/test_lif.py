@@ -4,12 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.lif import lif
+from benchd.kernels.lif import lif, lif_pool
 
 RESETS = ("zero", "subtract")
-PLAIN = ("reference", "torch")
+PLAIN = ("reference", "torch", "native")
 
 
 def loop(current, decay, gain, threshold, reset):
@@ -52,26 +53,28 @@ def test_a_tie_fires():
 
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_torch_rounds_as_the_reference_does(reset, dtype):
+@pytest.mark.parametrize("implementation", ["torch", "native"])
+def test_spikes_round_as_the_reference_s_do(reset, dtype, implementation):
     current = torch.randn(8, 4099, generator=torch.Generator().manual_seed(1)).to(dtype)
     arguments = {"decay": 0.95, "gain": 0.7, "threshold": 0.83, "reset": reset}
     want = lif(current, **arguments, implementation="reference")
     assert want.any()
-    assert torch.equal(lif(current, **arguments, implementation="torch"), want)
+    assert torch.equal(lif(current, **arguments, implementation=implementation), want)
 
 
-def test_the_membrane_of_a_half_current_is_kept_in_float32():
+@pytest.mark.parametrize("implementation", ["torch", "native"])
+def test_the_membrane_of_a_half_current_is_kept_in_float32(implementation):
     # 2048 + 1 is 2048 in float16: a half membrane would never reach 2050
     current = torch.tensor([2048.0, 1.0, 1.0], dtype=torch.float16)
-    spikes = lif(current, decay=1.0, threshold=2050.0, implementation="torch")
+    spikes = lif(current, decay=1.0, threshold=2050.0, implementation=implementation)
     assert spikes.tolist() == [0, 0, 1]
 
 
-@given(st.integers(1, 6), st.integers(0, 9), st.sampled_from(RESETS), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
-def test_any_size_agrees_with_the_loop(time_steps, neurons, reset, seed):
+@given(st.integers(1, 6), st.integers(0, 9), st.sampled_from(RESETS), st.integers(0, 2**31), st.sampled_from(PLAIN[1:]))
+@settings(max_examples=60, deadline=None)
+def test_any_size_agrees_with_the_loop(time_steps, neurons, reset, seed, implementation):
     current = dyadic(time_steps, neurons, seed=seed)
-    spikes = lif(current, decay=0.5, threshold=0.5, reset=reset, implementation="torch")
+    spikes = lif(current, decay=0.5, threshold=0.5, reset=reset, implementation=implementation)
     assert torch.equal(spikes.double(), loop(current, 0.5, 1.0, 0.5, reset))
 
 
@@ -94,10 +97,11 @@ def test_a_layout_does_not_change_the_spikes_nor_the_input(implementation):
         assert torch.equal(current, dense)
 
 
-def test_one_current_for_all_steps_needs_no_copy():
+@pytest.mark.parametrize("implementation", PLAIN[1:])
+def test_one_current_for_all_steps_needs_no_copy(implementation):
     current = dyadic(7).expand(5, 7)
     want = lif(current.clone(), decay=0.5, threshold=0.5, implementation="reference")
-    assert torch.equal(lif(current, decay=0.5, threshold=0.5, implementation="torch"), want)
+    assert torch.equal(lif(current, decay=0.5, threshold=0.5, implementation=implementation), want)
 
 
 class Spike(torch.autograd.Function):
@@ -149,11 +153,11 @@ def test_a_half_current_gets_a_half_gradient(dtype):
     torch.testing.assert_close(current.grad.float(), wide.grad, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("learns", [False, True])
-def test_a_compiler_and_an_exporter_trace_it_whole(learns):
+@pytest.mark.parametrize(("learns", "implementation"), [(False, "torch"), (True, "torch"), (False, "auto")])
+def test_a_compiler_and_an_exporter_trace_it_whole(learns, implementation):
     class Layer(torch.nn.Module):
         def forward(self, current):
-            return lif(current, decay=0.5, threshold=0.5, implementation="torch")
+            return lif(current, decay=0.5, threshold=0.5, implementation=implementation)
 
     current = dyadic(5, 8).requires_grad_(learns)
     want = Layer()(current)
@@ -185,3 +189,94 @@ def test_an_unusable_call_says_what_was_expected(current, options, error, words)
 def test_an_implementation_that_does_not_exist_is_named():
     with pytest.raises(Unavailable, match="lif has no 'triton' implementation"):
         lif(torch.ones(3), decay=0.9, implementation="triton")
+
+
+def channels_last(current):
+    return current.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, current.shape[:2])
+
+
+@pytest.fixture
+def poisoned():
+    """Fill what torch.empty returns with NaN: an element that a kernel leaves out shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 3, 2, 2), (6, 1, 70, 7, 9), (3, 3, 2, 40, 134), (4, 0, 2, 4, 4)], ids=str)
+def test_pooled_spikes_are_the_average_of_the_spikes(implementation, reset, dtype, shape):
+    current = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    arguments = {"decay": 0.95, "gain": 1.7, "threshold": 0.83, "reset": reset}
+    spikes = lif(current, **arguments, implementation="reference")
+    want = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, shape[:2])
+    for layout in (current, channels_last(current), current.mT.contiguous().mT):
+        pooled = lif_pool(layout, **arguments, implementation=implementation)
+        assert pooled.dtype == dtype
+        assert torch.equal(pooled, want)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_one_step_may_stand_for_all(implementation, memory_format):
+    one = dyadic(2, 5, 6, 4).contiguous(memory_format=memory_format)
+    arguments = {"decay": 0.5, "threshold": 0.75, "implementation": implementation}
+    want = lif_pool(one.repeat(7, 1, 1, 1, 1), **arguments)
+    assert want.any()
+    assert torch.equal(lif_pool(one, time_steps=7, **arguments), want)
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_threads_and_ragged_tiles_do_not_change_the_result():
+    current = torch.randn(3, 2, 65, 14, 26, generator=torch.Generator().manual_seed(4))
+    before, results = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results += [
+            [lif(current, decay=0.9), lif_pool(current, decay=0.9), lif_pool(channels_last(current), decay=0.9)]
+        ]
+    torch.set_num_threads(before)
+    assert torch.equal(results[0][0], lif(current, decay=0.9, implementation="reference"))
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("repeats", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_native_ops_are_registered_as_torch_wants(repeats, dtype):
+    step = dyadic(2, 3, 4, 6).to(dtype)
+    for one in (step, step.contiguous(memory_format=torch.channels_last)):
+        current = one if repeats else torch.stack([one, one])
+        arguments = (current, repeats, 0.5, 1.0, 0.5, True)
+        torch.library.opcheck(torch.ops.benchd.lif.default, arguments)
+        torch.library.opcheck(torch.ops.benchd.lif_pool.default, arguments)
+
+
+@pytest.mark.parametrize("op", [lif, lif_pool])
+def test_native_refuses_what_it_cannot_do(op):
+    current = torch.ones(2, 1, 1, 2, 2, requires_grad=True)
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        op(current, decay=0.9)
+    with torch.no_grad():
+        assert op(current, decay=0.9).all()
+    with pytest.raises(Unavailable, match="for CPU tensors, not meta"):
+        op(current.detach().to("meta"), decay=0.9, implementation="native")
+
+
+def test_a_pooled_gradient_is_that_of_the_pool_of_the_spikes():
+    current = dyadic(5, 2, 3, 4, 6).requires_grad_()
+    weights = torch.randn(5, 2, 3, 2, 3, generator=torch.Generator().manual_seed(5))
+    arguments = {"decay": 0.5, "threshold": 0.75, "implementation": "torch"}
+    want = functional.avg_pool2d(lif(current, **arguments).flatten(0, 1), 2).unflatten(0, (5, 2))
+    (expected,) = torch.autograd.grad((want * weights).sum(), current)
+    (got,) = torch.autograd.grad((lif_pool(current, **arguments) * weights).sum(), current)
+    assert expected.any()
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 1, 1, 1, 4)])
+def test_what_cannot_be_pooled_is_refused(shape):
+    with pytest.raises(ValueError, match=r"\(T, B, C, H, W\), H and W at least 2"):
+        lif_pool(torch.ones(shape), decay=0.9)

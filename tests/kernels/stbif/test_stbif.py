@@ -1,14 +1,18 @@
 """The ST-BIF op against its equation: a loop written here, and autograd through the surrogate."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.stbif import stbif
+from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block
 
-PLAIN = ("reference", "torch")
+PLAIN = ("reference", "torch", "native")
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 BOUNDS = [(3, 0), (3, -3), (1, 0), (7, -8)]
 
 
@@ -54,21 +58,23 @@ def test_codes_are_those_of_the_equation(implementation, pos_max, neg_min, dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_torch_rounds_as_the_reference_does(dtype):
+@pytest.mark.parametrize("implementation", ["torch", "native"])
+def test_codes_round_as_the_reference_s_do(dtype, implementation):
     current = torch.randn(12, 4099, generator=torch.Generator().manual_seed(1)).to(dtype)
     arguments = {"threshold": torch.tensor(0.7310, dtype=dtype), "pos_max": 3, "neg_min": 0}
     for output in ("codes", "values"):
         want = stbif(current, **arguments, output=output, implementation="reference")
-        assert torch.equal(stbif(current, **arguments, output=output, implementation="torch"), want)
+        assert torch.equal(stbif(current, **arguments, output=output, implementation=implementation), want)
 
 
 @pytest.mark.parametrize("scale", [2.0**-20, 0.3, 1.0, 3.7, 12345.6])
-def test_just_below_the_threshold_does_not_fire(scale):
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_just_below_the_threshold_does_not_fire(scale, implementation):
     """The fast form divides: a quotient rounded up to 1 would fire one step early."""
     s = torch.tensor(scale)
     below = torch.nextafter(s, torch.tensor(0.0))
     current = (torch.stack([below, s, torch.nextafter(s, torch.tensor(1e9))]) - s / 2)[None]
-    assert stbif(current, threshold=s, pos_max=3, neg_min=0, implementation="torch").tolist() == [[0, 1, 1]]
+    assert stbif(current, threshold=s, pos_max=3, neg_min=0, implementation=implementation).tolist() == [[0, 1, 1]]
 
 
 @pytest.mark.parametrize("implementation", PLAIN)
@@ -82,11 +88,11 @@ def test_the_tracer_saturates_at_both_bounds(implementation):
     assert min(k) == k[-1] == -2
 
 
-@given(st.integers(1, 9), st.integers(0, 9), st.sampled_from(BOUNDS), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
-def test_any_size_agrees_with_the_loop(time_steps, neurons, bounds, seed):
+@given(st.integers(1, 9), st.integers(0, 9), st.sampled_from(BOUNDS), st.integers(0, 2**31), st.sampled_from(PLAIN[1:]))
+@settings(max_examples=60, deadline=None)
+def test_any_size_agrees_with_the_loop(time_steps, neurons, bounds, seed, implementation):
     current = dyadic(time_steps, neurons, seed=seed)
-    codes = stbif(current, threshold=0.5, pos_max=bounds[0], neg_min=bounds[1], implementation="torch")
+    codes = stbif(current, threshold=0.5, pos_max=bounds[0], neg_min=bounds[1], implementation=implementation)
     assert torch.equal(codes, loop(current, 0.5, *bounds))
 
 
@@ -188,9 +194,9 @@ def test_half_tensors_get_half_gradients(dtype):
         torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("learns", "implementation"), [(False, "torch"), (True, "torch"), (False, "auto")])
 @pytest.mark.parametrize("output", ["codes", "values"])
-def test_a_compiler_and_an_exporter_trace_it_whole(output, learns):
+def test_a_compiler_and_an_exporter_trace_it_whole(output, learns, implementation):
     class Layer(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -198,7 +204,7 @@ def test_a_compiler_and_an_exporter_trace_it_whole(output, learns):
 
         def forward(self, current):
             arguments = {"threshold": self.scale, "pos_max": 3, "neg_min": 0, "output": output}
-            return stbif(current, **arguments, implementation="torch")
+            return stbif(current, **arguments, implementation=implementation)
 
     layer, current = Layer(), dyadic(5, 8).requires_grad_(learns)
     want = layer(current)
@@ -233,3 +239,162 @@ def test_an_unusable_call_says_what_was_expected(current, options, error, words)
 def test_an_implementation_that_does_not_exist_is_named():
     with pytest.raises(Unavailable, match="stbif has no 'triton' implementation"):
         stbif(torch.ones(3), threshold=1.0, pos_max=3, neg_min=0, implementation="triton")
+
+
+@pytest.fixture
+def poisoned():
+    """Fill what torch.empty returns with NaN: an element that a kernel leaves out shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def layouts(current):
+    last = current.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, current.shape[:2])
+    return current, last, current.mT.contiguous().mT
+
+
+SHAPES = [(1, 2, 3, 2, 2), (8, 1, 70, 7, 9), (3, 2, 2, 20, 34), (5, 3, 130, 1, 1), (4, 0, 2, 4, 4)]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("terms", ["", "bias", "residual", "bias residual"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_block_is_the_neuron_behind_the_sum(implementation, terms, dtype, shape):
+    generator = torch.Generator().manual_seed(6)
+    state = torch.promote_types(dtype, torch.float32)
+    current, residual = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    bias = torch.randn(shape[0], shape[2], generator=generator).to(dtype)
+    added = {name: value for name, value in (("bias", bias), ("residual", residual)) if name in terms}
+    charge = current.to(state)
+    for name, term in added.items():
+        charge = charge + (term[:, None, :, None, None] if name == "bias" else term).to(state)
+    arguments = {"threshold": 0.731, "pos_max": 3, "neg_min": -1}
+    want = stbif(charge, **arguments, implementation="reference")
+    values = (want * torch.tensor(0.731, dtype=state)).to(dtype)
+    for layout in layouts(current):
+        for output, expected in (("codes", want), ("values", values)):
+            got = stbif_block(layout, **added, **arguments, output=output, implementation=implementation)
+            assert got.dtype == expected.dtype
+            assert torch.equal(got, expected)
+
+
+def test_a_block_of_features_takes_a_bias_as_well():
+    current, bias = dyadic(6, 4, 33), dyadic(6, 33, seed=1)
+    arguments = {"threshold": 0.5, "pos_max": 3, "neg_min": 0, "output": "codes"}
+    want = loop(current + bias[:, None], 0.5, 3, 0)
+    for implementation in PLAIN:
+        assert torch.equal(stbif_block(current, bias=bias, **arguments, implementation=implementation), want)
+
+
+def test_bias_and_residual_learn():
+    generator = torch.Generator().manual_seed(7)
+    current, residual = (torch.randn(4, 2, 3, 5, generator=generator).requires_grad_() for _ in range(2))
+    bias = torch.randn(4, 3, generator=generator).requires_grad_()
+    arguments = {"threshold": 0.5, "pos_max": 3, "neg_min": 0, "implementation": "torch"}
+    values = stbif_block(current, bias=bias, residual=residual, **arguments)
+    want = stbif(current + bias[:, None, :, None] + residual, **arguments, output="values")
+    weights = torch.randn(values.shape, generator=generator)
+    got = torch.autograd.grad((values * weights).sum(), (current, bias, residual))
+    expected = torch.autograd.grad((want * weights).sum(), (current, bias, residual))
+    assert all(gradient.any() for gradient in expected)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("windows", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (1, 1, 0), (5, 3, 2)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 3, 5, 4), (8, 1, 70, 7, 9), (3, 2, 2, 20, 34)], ids=str)
+def test_deltas_are_those_of_the_pooled_running_sum(implementation, windows, dtype, shape):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(8)).to(dtype)
+    sizes = dict(zip(("kernel_size", "stride", "padding"), windows, strict=True))
+    state = torch.promote_types(dtype, torch.float32)
+    pooled = [functional.max_pool2d(values[: t + 1].double().sum(0).to(state), *windows) for t in range(shape[0])]
+    want = torch.stack([pooled[0], *[after - before for before, after in itertools.pairwise(pooled)]])
+    for layout in layouts(values):
+        got = max_pool_delta(layout, **sizes, implementation=implementation)
+        assert got.dtype == dtype
+        assert torch.equal(got, want.to(dtype))
+
+
+def test_all_that_is_negative_pools_below_zero():
+    values = -torch.ones(2, 1, 1, 3, 3)
+    for implementation in PLAIN:
+        got = max_pool_delta(values, kernel_size=3, stride=2, padding=1, implementation=implementation)
+        assert torch.equal(got, -torch.ones(2, 1, 1, 2, 2))
+
+
+def test_an_empty_batch_pools_to_an_empty_one():
+    assert max_pool_delta(torch.empty(4, 0, 3, 4, 4), kernel_size=2, stride=2, padding=0).shape == (4, 0, 3, 2, 2)
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_threads_and_ragged_tiles_do_not_change_the_result():
+    generator = torch.Generator().manual_seed(9)
+    current, residual = (torch.randn(3, 2, 65, 17, 23, generator=generator) for _ in range(2))
+    arguments = {"bias": torch.randn(3, 65, generator=generator), "residual": residual, "threshold": 0.7}
+    before, results = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results += [
+            [
+                stbif_block(current, **arguments, pos_max=3, neg_min=0),
+                max_pool_delta(current, kernel_size=3, stride=2, padding=1),
+            ]
+        ]
+    torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+    assert torch.equal(
+        results[0][0], stbif_block(current, **arguments, pos_max=3, neg_min=0, implementation="reference")
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_native_ops_are_registered_as_torch_wants(dtype):
+    for current in layouts(dyadic(2, 2, 3, 4, 6).to(dtype)):
+        for bias, residual, codes in ((None, None, True), (dyadic(2, 3), None, False), (dyadic(2, 3), current, True)):
+            arguments = (current, bias, residual, torch.tensor(0.5), 3, 0, codes)
+            torch.library.opcheck(torch.ops.benchd.stbif.default, arguments)
+        torch.library.opcheck(torch.ops.benchd.max_pool_delta.default, (current, 3, 2, 1))
+
+
+def test_native_refuses_what_it_cannot_do():
+    current = torch.ones(2, 1, 1, 2, 2)
+    arguments = {"threshold": torch.ones((), requires_grad=True), "pos_max": 3, "neg_min": 0}
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        stbif_block(current, **arguments)
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        max_pool_delta(current.clone().requires_grad_(), kernel_size=2, stride=2, padding=0)
+    assert not stbif(current, **arguments).requires_grad
+    with pytest.raises(Unavailable, match="for CPU tensors, not meta"):
+        stbif(current.to("meta"), threshold=1.0, pos_max=3, neg_min=0, implementation="native")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bias": torch.ones(2, 4)}, r"bias must be \(T, C\), not \(2, 4\)"),
+        ({"residual": torch.ones(2, 1, 3, 2)}, r"residual must be \(2, 1, 3, 4\)"),
+    ],
+)
+def test_terms_that_do_not_fit_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        stbif_block(torch.ones(2, 1, 3, 4), threshold=1.0, pos_max=3, neg_min=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "windows", "words"),
+    [
+        ((2, 3, 4, 4), (2, 2, 0), r"\(T, B, C, H, W\)"),
+        ((2, 1, 3, 4, 4), (2, 2, 2), "padding <= kernel_size/2"),
+        ((2, 1, 3, 4, 4), (2, 0, 0), "stride >= 1"),
+        ((2, 1, 3, 1, 4), (2, 2, 0), r"no window of 2 fits into \(1, 4\)"),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused(shape, windows, words):
+    sizes = dict(zip(("kernel_size", "stride", "padding"), windows, strict=True))
+    with pytest.raises(ValueError, match=words):
+        max_pool_delta(torch.ones(shape), **sizes)
