@@ -20,7 +20,6 @@ from torch import nn
 from torch.nn import functional
 
 from benchd.kernels.causal_conv1d import causal_conv1d
-from benchd.kernels.dispatch import implementation_module
 from benchd.kernels.selective_scan import selective_scan_pair
 
 DIMS = {"vim_tiny": 192, "vim_small": 384, "vim_base": 768}
@@ -248,13 +247,12 @@ def build(
 ) -> Vim:
     """Return vim_tiny, vim_small or vim_base in eval mode with random weights; the options are the catalog's.
 
-    `scan` is a choice of the custom kernels: plain PyTorch runs its one best exact form for both. Raises ValueError for
-    a patch larger than the image and benchd.kernels.dispatch.Unavailable where `kernels` "custom" has no implementation
-    on the default device.
+    `scan` is a choice of the custom kernels on a GPU: plain PyTorch and C run their one best exact form for both.
+    `kernels` "custom" is for inference. Raises ValueError for a patch larger than the image and
+    benchd.kernels.dispatch.Unavailable where `kernels` "custom" cannot run on the default device.
     """
     implementation = _IMPLEMENTATIONS[kernels]
-    for op in ("selective_scan", "causal_conv1d"):
-        implementation_module(f"benchd.kernels.{op}", implementation, torch.get_default_device())
+    _try(implementation)
     return Vim(
         DIMS[name],
         DEPTH,
@@ -264,6 +262,13 @@ def build(
         image_size=image_size,
         implementation=implementation,
     ).eval()
+
+
+def _try(implementation: str) -> None:
+    """Run both ops once on the default device: what cannot run is refused at build time, by name."""
+    one = torch.zeros(2, 1, 1, 1)
+    causal_conv1d(one[0], one[0, 0], implementation=implementation)
+    selective_scan_pair(one, one, one[:, 0], one, one, implementation=implementation)
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:

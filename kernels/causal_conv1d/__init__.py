@@ -7,17 +7,18 @@ None. `reverse` looks ahead instead: x[t+W-1-k,d], 0 after the last token. Sums 
 x, and y is in the dtype of x.
 """
 
+from types import ModuleType
 from typing import Literal
 
 import torch
 
-from benchd.kernels.causal_conv1d import reference, torch_impl
+from benchd.kernels.causal_conv1d import native, reference, torch_impl
 from benchd.kernels.dispatch import implementation_module
 
 __all__ = ["causal_conv1d"]
 
 # imported above rather than looked up by name, so that torch.compile can trace the call
-_PLAIN = {"reference": reference, "torch": torch_impl}
+_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
 
 
 def causal_conv1d(
@@ -36,9 +37,15 @@ def causal_conv1d(
     device, an unknown activation or implementation, and dispatch.Unavailable where the implementation cannot run here.
     """
     _check(x, weight, bias, activation)
-    run = (_PLAIN.get(implementation) or implementation_module(__name__, implementation, x.device)).causal_conv1d
+    run = _module(implementation, x.device).causal_conv1d
     y: torch.Tensor = run(x, weight, bias, activation, reverse)
     return y
+
+
+def _module(implementation: str, device: torch.device) -> ModuleType:
+    if implementation == "auto" and device.type == "cpu":
+        implementation = "native"
+    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:

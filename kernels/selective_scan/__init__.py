@@ -9,15 +9,17 @@ outputs in their natural order. h, delta and every sum are in float32, in float6
 of u (Gu and Dao, 2023, algorithm 2).
 """
 
+from types import ModuleType
+
 import torch
 
 from benchd.kernels.dispatch import implementation_module
-from benchd.kernels.selective_scan import reference, torch_impl
+from benchd.kernels.selective_scan import native, reference, torch_impl
 
 __all__ = ["selective_scan", "selective_scan_pair"]
 
 # imported above rather than looked up by name, so that torch.compile can trace the call
-_PLAIN = {"reference": reference, "torch": torch_impl}
+_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
 
 
 def selective_scan(
@@ -42,7 +44,7 @@ def selective_scan(
     run here.
     """
     _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
-    run = (_PLAIN.get(implementation) or implementation_module(__name__, implementation, u.device)).selective_scan
+    run = _module(implementation, u.device).selective_scan
     y: torch.Tensor = run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse)
     return y
 
@@ -65,9 +67,15 @@ def selective_scan_pair(
     since a bidirectional layer gates the sum. Errors are those of `selective_scan`.
     """
     _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
-    run = (_PLAIN.get(implementation) or implementation_module(__name__, implementation, u.device)).selective_scan_pair
+    run = _module(implementation, u.device).selective_scan_pair
     y: torch.Tensor = run(u, delta, A, B, C, D, delta_bias, delta_softplus)
     return y
+
+
+def _module(implementation: str, device: torch.device) -> ModuleType:
+    if implementation == "auto" and device.type == "cpu":
+        implementation = "native"
+    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
 
 
 def _check(op: str, lead: tuple[int, ...], **tensors: torch.Tensor | None) -> None:

@@ -2,6 +2,9 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -319,9 +322,54 @@ def test_a_wrong_image_or_patch_is_named():
         build("vim_tiny", scan="parallel")
 
 
-def test_custom_kernels_are_refused_while_there_are_none():
-    with pytest.raises(Unavailable, match="selective_scan has no"):
+def small_pair():
+    """A small model in float32 twice, on plain PyTorch and on our kernels."""
+    torch.manual_seed(2)
+    plain = lively(Vim(32, 2, image_size=64, num_classes=10))
+    custom = Vim(32, 2, image_size=64, num_classes=10, implementation="auto").eval()
+    custom.load_state_dict(plain.state_dict())
+    return plain, custom
+
+
+@torch.no_grad()
+def test_custom_kernels_are_within_2e_5_of_float64(tiny, images, wanted):
+    model = build("vim_tiny", kernels="custom")
+    model.load_state_dict(tiny.state_dict())
+    assert (model(images).double() - wanted).abs().max() < 2e-5
+    assert relative_error(model.bfloat16()(images.bfloat16()), wanted) < 1e-1
+
+
+@torch.no_grad()
+def test_custom_kernels_take_every_precision_a_compiler_and_an_exporter():
+    plain, custom = small_pair()
+    for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-2), (torch.bfloat16, 1e-1)):
+        x = pictures(plain).to(dtype)
+        want = equations(plain.to(dtype), x)
+        assert want.std() > 0.1
+        assert relative_error(custom.to(dtype)(x), want) < limit
+    x = pictures(custom.float()).float()
+    want = custom(x)
+    assert custom(x[:0]).shape == (0, 10)
+    compiled = torch.compile(custom, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), want)
+    torch.testing.assert_close(torch.export.export(custom, (x,)).module()(x), want)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert relative_error(custom(x), want.double()) < 1e-1
+
+
+def test_custom_kernels_do_not_learn():
+    _, custom = small_pair()
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        custom(pictures(custom).float())
+
+
+def test_custom_kernels_that_cannot_run_are_refused_at_build_time(tmp_path):
+    with torch.device("meta"), pytest.raises(Unavailable, match="for CPU tensors, not meta"):
         build("vim_tiny", kernels="custom")
+    code = "from benchd.models.catalog import build; build('vim_tiny', kernels='custom')"
+    environment = {**os.environ, "CC": "no-such-compiler", "CACHE_DIRECTORY": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "Unavailable: native kernels need a C compiler" in done.stderr
 
 
 @pytest.mark.parametrize(

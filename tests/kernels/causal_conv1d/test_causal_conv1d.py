@@ -9,7 +9,7 @@ from torch.nn import functional
 from benchd.kernels.causal_conv1d import causal_conv1d
 from benchd.kernels.dispatch import Unavailable
 
-PLAIN = ("reference", "torch")
+PLAIN = ("reference", "torch", "native")
 
 
 def inputs(batch, length, channels, width, *, dtype=torch.float32, seed=0):
@@ -28,6 +28,15 @@ def equation(x, weight, bias=None, activation="silu", reverse=False):
     return functional.silu(y) if activation else y
 
 
+@pytest.fixture
+def poisoned():
+    """Fill what torch.empty returns with NaN: an element that a kernel leaves out shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("implementation", PLAIN)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("activation", ["silu", None])
@@ -46,6 +55,8 @@ def test_float32_agrees_with_the_equation(implementation, reverse, activation, b
 @pytest.mark.parametrize("implementation", PLAIN)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3), (torch.float64, 1e-14)])
 def test_other_dtypes_round_only_what_comes_out(implementation, dtype, limit):
+    if implementation == "native" and dtype == torch.float64:
+        pytest.skip("refused, which has a test of its own")
     tensors = inputs(2, 40, 9, 4, dtype=dtype)
     y = causal_conv1d(**tensors, implementation=implementation)
     want = equation(**tensors)
@@ -84,7 +95,7 @@ def test_empty_inputs_give_empty_outputs(implementation, shape):
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("implementation", ["reference", "torch"])
 def test_gradients_are_those_of_finite_differences(implementation, reverse):
     tensors = [tensor.requires_grad_() for tensor in inputs(2, 6, 3, 4, dtype=torch.float64).values()]
 
@@ -102,10 +113,72 @@ def test_compiled_as_one_graph():
         torch.testing.assert_close(y, equation(**tensors, reverse=reverse), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "triton", "native"])
-def test_implementations_still_to_come_say_so(implementation):
+def test_implementations_still_to_come_say_so():
     with pytest.raises(Unavailable, match="causal_conv1d has no"):
-        causal_conv1d(**inputs(1, 2, 3, 4), implementation=implementation)
+        causal_conv1d(**inputs(1, 2, 3, 4), implementation="triton")
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 40), st.integers(1, 6)),
+    reverse=st.booleans(),
+    activation=st.sampled_from(["silu", None]),
+)
+def test_native_agrees_with_the_equation_at_any_shape(shape, reverse, activation):
+    tensors = inputs(*shape)
+    y = causal_conv1d(**tensors, activation=activation, reverse=reverse, implementation="native")
+    want = equation(**tensors, activation=activation, reverse=reverse)
+    torch.testing.assert_close(y.double(), want, rtol=2e-6, atol=2e-6)
+
+
+def test_native_silu_is_right_far_from_zero_and_hides_no_nan():
+    tensors = inputs(1, 30, 20, 4)
+    scaled = tensors | {"x": tensors["x"] * 200}
+    y = causal_conv1d(**scaled, implementation="native")
+    torch.testing.assert_close(y.double(), equation(**scaled), rtol=2e-6, atol=2e-4)
+    for name in tensors:
+        lost = tensors | {name: torch.full_like(tensors[name], torch.nan)}
+        assert causal_conv1d(**lost, implementation="native").isnan().all()
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_native_gives_the_same_on_one_thread_as_on_two():
+    tensors = inputs(3, 37, 70, 4)
+    before, results = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(causal_conv1d(**tensors))
+    torch.set_num_threads(before)
+    assert torch.equal(*results)
+    torch.testing.assert_close(results[0], equation(**tensors).float(), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+def test_the_native_op_is_registered_as_torch_wants(dtype, biased):
+    x, weight, bias = inputs(2, 5, 6, 4, dtype=dtype).values()
+    for reverse in (False, True):
+        arguments = (x, weight, bias if biased else None, True, reverse)
+        torch.library.opcheck(torch.ops.benchd.causal_conv1d.default, arguments)
+
+
+def test_native_is_traced_whole():
+    tensors = inputs(2, 9, 6, 4)
+    compiled = torch.compile(causal_conv1d, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(**tensors), causal_conv1d(**tensors, implementation="native"))
+
+
+def test_native_refuses_what_it_cannot_do():
+    tensors = inputs(1, 2, 3, 4)
+    learning = tensors | {"weight": tensors["weight"].clone().requires_grad_()}
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        causal_conv1d(**learning)
+    with torch.no_grad():
+        assert torch.equal(causal_conv1d(**learning), causal_conv1d(**tensors, implementation="native"))
+    with pytest.raises(Unavailable, match="computes in float32; use implementation='torch' for float64"):
+        causal_conv1d(**{name: tensor.double() for name, tensor in tensors.items()})
+    with pytest.raises(Unavailable, match="for CPU tensors, not meta"):
+        causal_conv1d(**{name: tensor.to("meta") for name, tensor in tensors.items()}, implementation="native")
 
 
 @pytest.mark.parametrize(
