@@ -23,6 +23,8 @@ from benchd.daemon.worker.subject import Subject
 ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
 REFERENCE_BATCH = 8
+# one neuron at the edge flips thousands behind it; in few images eager may have none, and nothing would be allowed
+CODES_IMAGES = 64
 OVERFLOW = 1e99  # in place of inf and NaN, which no record holds
 
 
@@ -47,8 +49,11 @@ def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
 
 
 def _check_images(subject: Subject, job: Job) -> Tensor:
-    """Return whole batches that hold at least the number of images the preset asks for."""
-    return _whole_batches(subject.images, job.limits.check_images, job.case.batch_size)
+    """Return whole batches that hold the number of images the preset asks for, and enough for a share of flips."""
+    count = job.limits.check_images
+    if subject.judged_by == "codes":
+        count = max(count, CODES_IMAGES)
+    return _whole_batches(subject.images, count, job.case.batch_size)
 
 
 def _whole_batches(images: Tensor, at_least: int, batch_size: int) -> Tensor:
