@@ -134,7 +134,8 @@ def _too_few_steps(options: Mapping[str, Any]) -> str | None:
 
 def _vim(size: str, parameters: str) -> Model:
     summary = f"Vision Mamba {size}, {parameters} parameters, 224x224 ImageNet"
-    return Model(summary, "benchd.models.vim:build", (3, 224, 224), "normal", "outputs", "imagenet", _VIM_OPTIONS)
+    factory, shape = "benchd.models.vim:build", (3, 224, 224)
+    return Model(summary, factory, shape, "normal", "outputs", "imagenet", _VIM_OPTIONS, custom_kernels=True)
 
 
 MODELS: Mapping[str, Model] = MappingProxyType(

@@ -21,6 +21,7 @@ def ids(suite, machine=CPU, **kwargs):
 def test_the_quick_plan_on_a_cpu():
     assert ids(Suite(preset="quick")) == [
         "vim_tiny,eager,b1",
+        "vim_tiny,custom,b1",
         "snn_onepass,eager,b64",
         "snn_onepass,custom,b64",
         "snn_stbif_resnet18,eager,b1",

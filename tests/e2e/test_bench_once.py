@@ -155,11 +155,11 @@ def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once
 
 
 def test_custom_kernels_run_in_c_and_agree_with_eager(once, tmp_path):
-    done = once("--models", "snn_onepass,snn_stbif_resnet18", "--variants", "custom", "--batch-sizes", "2")
+    done = once("--models", "vim_tiny,snn_onepass,snn_stbif_resnet18", "--variants", "custom", "--batch-sizes", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     for record in written(tmp_path):
         assert (record.status, record.kernels_ran, record.check.passed) == ("ok", "c", True)
-    assert done.stdout.count("custom (c)") == 2
+    assert done.stdout.count("custom (c)") == 3
 
 
 def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
