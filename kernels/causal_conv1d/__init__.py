@@ -34,7 +34,8 @@ def causal_conv1d(
 
     x (batch, length, channels); weight (channels, width); bias (channels,). "reference" and "torch" are differentiable
     in every tensor. Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second
-    device, an unknown activation or implementation, and dispatch.Unavailable where the implementation cannot run here.
+    device, an unknown activation or implementation, and dispatch.Unavailable where the implementation cannot run here:
+    "native" neither learns nor computes in float64.
     """
     _check(x, weight, bias, activation)
     run = _module(implementation, x.device).causal_conv1d

@@ -41,7 +41,7 @@ def selective_scan(
     u, delta, z (batch, L, E); A (E, N), negative; B, C (batch, L, N); D, delta_bias (E,). "reference" and "torch" are
     differentiable in every tensor, once. Raises TypeError for a tensor that is not floating point, ValueError for a
     wrong shape, a second device or an unknown implementation, and dispatch.Unavailable where the implementation cannot
-    run here.
+    run here: "native" neither learns nor computes in float64.
     """
     _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
     run = _module(implementation, u.device).selective_scan

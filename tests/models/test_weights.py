@@ -204,4 +204,4 @@ def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
     with pytest.raises(UnknownName, match="stride"):
         weights.load("vim_tiny", tmp_path / "w.pth", strid=4)
     with pytest.raises(Unavailable):
-        weights.load("vim_tiny", tmp_path / "w.pth", kernels="custom")
+        weights.load("qann_resnet18", tmp_path / "w.pth", kernels="custom")
