@@ -48,6 +48,15 @@ def threads() -> int:
     return torch.get_num_threads() if os.getpid() == _PID else 1
 
 
+def require_inference(op: str, *tensors: torch.Tensor | None) -> None:
+    """Raise Unavailable where the first tensor is not on the CPU or any of them wants a gradient."""
+    first, *_ = tensors
+    if first is not None and first.device.type != "cpu":
+        raise Unavailable(f"{op}: the native kernel is for CPU tensors, not {first.device.type}")
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise Unavailable(f"{op}: the native kernel has no gradient; use implementation='torch', or torch.no_grad()")
+
+
 _PID = os.getpid()
 
 

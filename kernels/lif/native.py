@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable
 
 
 def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
     """Return the spikes of `current` (T, ...) on the CPU; raises Unavailable for a gradient or another device."""
-    _check(current)
+    compiler.require_inference("lif", current)
     one, repeats = _one_of_equal_steps(current)
     spikes: torch.Tensor = _lif_op(one, repeats, decay, gain, threshold, reset == "subtract")
     return spikes
@@ -24,17 +23,10 @@ def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, r
 
 def lif_pool(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
     """Return the pooled spikes (T, B, C, H//2, W//2) of `current` (T, B, C, H, W); channels last stays so."""
-    _check(current)
+    compiler.require_inference("lif", current)
     one, repeats = _one_of_equal_steps(current)
     pooled: torch.Tensor = _lif_pool_op(one, repeats, decay, gain, threshold, reset == "subtract")
     return pooled
-
-
-def _check(current: torch.Tensor) -> None:
-    if current.device.type != "cpu":
-        raise Unavailable(f"lif: the native kernel is for CPU tensors, not {current.device.type}")
-    if torch.is_grad_enabled() and current.requires_grad:
-        raise Unavailable("lif: the native kernel has no gradient; use implementation='torch', or torch.no_grad()")
 
 
 def _one_of_equal_steps(current: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable
 
 
 def stbif(
@@ -39,23 +38,16 @@ def stbif_block(
     if output == "codes":  # these have no gradient in any implementation
         current, s = current.detach(), s.detach()
         tensors = [current]
-    _check("stbif", *tensors)
+    compiler.require_inference("stbif", *tensors)
     result: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, output == "codes")
     return result
 
 
 def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     """Return the pooled running sum of `values` (T, B, C, H, W), differenced over T; the result lies channels last."""
-    _check("max_pool_delta", values)
+    compiler.require_inference("max_pool_delta", values)
     result: torch.Tensor = _max_pool_delta_op(values, kernel_size, stride, padding)
     return result
-
-
-def _check(op: str, *tensors: torch.Tensor) -> None:
-    if tensors[0].device.type != "cpu":
-        raise Unavailable(f"{op}: the native kernel is for CPU tensors, not {tensors[0].device.type}")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise Unavailable(f"{op}: the native kernel has no gradient; use implementation='torch', or torch.no_grad()")
 
 
 @torch.library.custom_op("benchd::stbif", mutates_args=(), device_types="cpu")
