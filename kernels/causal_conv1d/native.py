@@ -24,15 +24,10 @@ def causal_conv1d(
 
 
 def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
-    if x.device.type != "cpu":
-        raise Unavailable(f"causal_conv1d: the native kernel is for CPU tensors, not {x.device.type}")
+    compiler.require_inference("causal_conv1d", x, *others)
     if x.dtype == torch.float64:
         raise Unavailable(
             "causal_conv1d: the native kernel computes in float32; use implementation='torch' for float64"
-        )
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (x, *others)):
-        raise Unavailable(
-            "causal_conv1d: the native kernel has no gradient; use implementation='torch', or torch.no_grad()"
         )
 
 

@@ -51,15 +51,10 @@ def selective_scan_pair(
 
 
 def _check(u: torch.Tensor, *others: torch.Tensor | None) -> None:
-    if u.device.type != "cpu":
-        raise Unavailable(f"selective_scan: the native kernel is for CPU tensors, not {u.device.type}")
+    compiler.require_inference("selective_scan", u, *others)
     if u.dtype == torch.float64:
         raise Unavailable(
             "selective_scan: the native kernel computes in float32; use implementation='torch' for float64"
-        )
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (u, *others)):
-        raise Unavailable(
-            "selective_scan: the native kernel has no gradient; use implementation='torch', or torch.no_grad()"
         )
 
 
