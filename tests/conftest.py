@@ -9,11 +9,15 @@ import torch
 from broker import RunningBroker, running_broker
 from hypothesis import HealthCheck, settings
 
+# Triton reads it when it is first imported: without a GPU, kernels run in its interpreter
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # a busy machine is slow, not wrong
 settings.register_profile("benchd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("benchd")
 
-OURS = ("BENCHD_", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY")
+OURS = ("BENCHD_", "TRITON_INTERPRET", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,51 @@
+"""Where a Triton kernel may run, and the specialisations of it that we ship."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchd.kernels.dispatch import Unavailable
+
+# Turing, Ampere on the desktop, Orin, Ada, Hopper
+ARCHITECTURES = (75, 86, 87, 89, 90)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """One specialisation of a kernel as its launcher makes it: enough to compile it for a GPU that is not at hand.
+
+    `name` is a row of docs/occupancy.md. `signature` gives each argument's Triton type ("*fp16", "i32", "constexpr"),
+    `constants` the values of the constexpr ones, and `aligned` names the arguments that the launcher finds divisible
+    by 16: without them Triton compiles another, slower kernel.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    aligned: tuple[str, ...]
+    num_warps: int
+    fp_fusion: bool
+    architectures: tuple[int, ...] = field(default=ARCHITECTURES)
+
+
+def require_device(op: str, tensor: torch.Tensor) -> None:
+    """Raise Unavailable where a Triton kernel cannot read `tensor`: it needs CUDA, or the interpreter on a CPU."""
+    if tensor.device.type == "cuda" or (tensor.device.type == "cpu" and INTERPRETED):
+        return
+    where = "a CPU tensor needs TRITON_INTERPRET=1" if tensor.device.type == "cpu" else "it is for CUDA tensors"
+    raise Unavailable(f"{op}: the Triton kernel cannot run on {tensor.device}: {where}")
+
+
+def architecture(device: torch.device) -> int:
+    """Return the compute capability of `device` as a number, 87 for 8.7; 0 for the interpreter."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
