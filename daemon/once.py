@@ -1,6 +1,5 @@
 """`bench-once`: one pass over a plan, from a request to an exit code; the same path that a service takes."""
 
-import os
 import sys
 import tempfile
 import uuid
@@ -22,6 +21,7 @@ from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
+from benchd.kernels import cache
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -58,7 +58,7 @@ def run(request: Request) -> int:
         planned,
         Settings(
             output=_writable(request.output, f"--output {request.output}"),
-            cache=_writable(cache_folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
+            cache=_writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
             device=machine.device,
             sources=settings.sampling.sources,
             period_s=settings.sampling.period_s,
@@ -117,12 +117,6 @@ def _writable(folder: Path, name: str) -> Path:
             return folder.resolve()
     except OSError as error:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
-
-
-def cache_folder() -> Path:
-    """Return where references and compiled artifacts are kept: the service's cache folder, else the XDG one."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("CACHE_DIRECTORY") or Path(home) / "benchd")
 
 
 def _pass(settings: Config, device: str, request: Request) -> Pass:

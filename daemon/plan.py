@@ -1,5 +1,6 @@
 """Which cases a command line or a configuration means, under which limits, and why a case cannot run here."""
 
+import importlib.util
 import itertools
 import os
 import shutil
@@ -35,6 +36,7 @@ class Machine:
     device: str
     has_cxx: bool
     has_cc: bool = True
+    has_triton: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def inspect(device: str) -> Machine:
     if device == "auto":
         device = "cuda" if has_gpu() else "cpu"
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
-    return Machine(device, *(shutil.which(compiler) is not None for compiler in compilers))
+    has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
+    return Machine(device, has_cxx, has_cc, importlib.util.find_spec("triton") is not None)
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
@@ -141,7 +144,7 @@ def _variants(suite: Suite, model: str, machine: Machine) -> list[tuple[Variant,
     names = ["eager"]
     names += ["fp16"] if machine.device == "cuda" else []
     has_custom = model in catalog.MODELS and catalog.MODELS[model].custom_kernels
-    names += ["custom"] if has_custom and machine.device == "cpu" and machine.has_cc else []
+    names += ["custom"] if has_custom and machine.has_cc and (machine.device == "cpu" or machine.has_triton) else []
     names += ["compile", "compile-amp"] if suite.preset != "quick" else []
     chosen = list(itertools.product(map(Variant.parse, names), directions))
     if not suite.directions and model == "snn_stbif_resnet18":
@@ -189,7 +192,9 @@ def why_not(case: Case, machine: Machine) -> str | None:
     reasons = {
         f"the {variant.backend} backend is not part of this version": variant.backend not in BACKENDS_HERE,
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
-        "custom kernels run on the CPU only in this version": custom and machine.device == "cuda",
+        "custom kernels need the package triton on a GPU: pip install triton": custom
+        and machine.device == "cuda"
+        and not machine.has_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         f"the scenario {case.scenario} is not part of this version": case.scenario not in SCENARIOS_HERE,
         "training is measured on eager only": case.direction == "training" and variant != Variant(),

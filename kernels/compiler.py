@@ -2,17 +2,18 @@
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from functools import cache
 from pathlib import Path
 
 import torch
 
+from benchd.kernels import cache
 from benchd.kernels.dispatch import Unavailable
 
 FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall")
@@ -20,7 +21,7 @@ EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equ
 COMPILE_TIMEOUT_S = 300
 
 
-@cache
+@functools.cache
 def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Return the compiled C file `source` as a library, compiling it unless an earlier process has.
 
@@ -30,7 +31,7 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     if compiler is None:
         raise Unavailable("native kernels need a C compiler; install gcc or set CC")
     command = (compiler, *FLAGS, _target(), *flags)
-    folder = _cache_folder()
+    folder = cache.folder() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
     with (folder / f"{library.name}.lock").open("w") as lock:
@@ -64,11 +65,6 @@ def _target() -> str:
     return "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
 
 
-def _cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("CACHE_DIRECTORY") or Path(home) / "benchd") / "native"
-
-
 def _key(source: Path, command: tuple[str, ...]) -> str:
     version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     digest = hashlib.sha256(source.read_bytes())
@@ -84,7 +80,7 @@ def _cpu() -> str:
     return "\n".join(line for line in lines if line.startswith(wanted))
 
 
-@cache
+@functools.cache
 def _openmp() -> Path | None:
     """Return the OpenMP runtime that torch brings, None where it uses the system's.
 

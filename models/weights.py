@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import safetensors
@@ -96,25 +97,39 @@ def _without_prefix(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key.removeprefix(prefix): value for key, value in state.items()}
 
 
-def load(name: str, path: str | Path, *, kernels: Literal["torch", "custom"] = "torch", **options: Any) -> nn.Module:
-    """Return the catalogued model `name`, in eval mode, with the weights in the file.
+def load(name: str, path: str | Path, **options: Any) -> nn.Module:
+    """Return the catalogued model `name` on plain PyTorch kernels, in eval mode, with the weights in the file.
 
-    A Vision Mamba takes the number of classes and the size of the images from the file. Raises WeightsError where the
-    file cannot be read or does not fit, and what `catalog.build` raises.
+    Raises WeightsError where the file cannot be read or does not fit, and what `catalog.build` raises.
+    """
+    state = read(path)
+    try:
+        return build(name, state, options)
+    except WeightsError as error:
+        raise WeightsError(f"{path} does not fit {name}: {error}") from error
+
+
+def build(
+    name: str,
+    state: Mapping[str, torch.Tensor],
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    kernels: Literal["torch", "custom"] = "torch",
+) -> nn.Module:
+    """Return the catalogued model `name` with these options, in eval mode, with the weights in `state`.
+
+    A Vision Mamba takes the number of classes and the size of the images from the state. Raises WeightsError where it
+    does not fit, and what `catalog.build` raises.
     """
     model = catalog.entry(name)
     values = model.resolve(options)
-    state = read(path)
     module_name, function = model.factory.split(":")
     source = importlib.import_module(module_name)
     shape = source.shape_from(state, values) if hasattr(source, "shape_from") else {}
     module: nn.Module = getattr(source, function)(name=name, kernels=kernels, **values, **shape)
     if not module.state_dict():
-        raise WeightsError(f"{path}: {name} has no weights to load")
-    try:
-        apply(module, state)
-    except WeightsError as error:
-        raise WeightsError(f"{path} does not fit {name}: {error}") from error
+        raise WeightsError("the model has no weights")
+    apply(module, state)
     return module.eval()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.protocol import Job
-from benchd.daemon.records import Kernels, ModelFacts
+from benchd.daemon.records import ModelFacts
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, weights
 
@@ -43,8 +43,8 @@ def build(job: Job) -> Subject:
     """Build the job's model and its inputs; raise Unsupported or UsageError with the reason."""
     torch.manual_seed(job.case.seed)
     try:
-        plain = _own_module(job) if job.module else _catalogued(job, "torch")
-        module = plain if job.case.variant.kernels == "torch" else _with_weights_of(plain, _catalogued(job, "custom"))
+        plain = _own_module(job) if job.module else _catalogued(job)
+        module = plain if job.case.variant.kernels == "torch" else _custom(job, plain)
     except Unavailable as error:
         raise Unsupported(str(error)) from error
     shape: tuple[int, ...] = tuple(job.input_shape or getattr(module, "input_shape", ()) or ())
@@ -54,16 +54,17 @@ def build(job: Job) -> Subject:
     return Subject(module, plain, _facts(job, module, shape, source), _judged_by(job, plain), images, labels)
 
 
-def _with_weights_of(plain: nn.Module, module: nn.Module) -> nn.Module:
-    """Return `module` with the state of `plain`: random weights are drawn once."""
-    module.load_state_dict(plain.state_dict())
-    return module
+def _custom(job: Job, plain: nn.Module) -> nn.Module:
+    """Return the job's model on kernels of our own with the weights of `plain`: random ones are drawn once."""
+    with torch.device(job.device):  # a builder tries its kernels on the default device
+        module = weights.build(job.case.model, plain.state_dict(), job.options, kernels="custom")
+    return module.cpu()
 
 
-def _catalogued(job: Job, kernels: Kernels) -> nn.Module:
+def _catalogued(job: Job) -> nn.Module:
     if job.weights:
-        return weights.load(job.case.model, Path(job.weights), kernels=kernels, **job.options)
-    return catalog.build(job.case.model, kernels=kernels, **job.options)
+        return weights.load(job.case.model, Path(job.weights), **job.options)
+    return catalog.build(job.case.model, kernels="torch", **job.options)
 
 
 def _own_module(job: Job) -> nn.Module:

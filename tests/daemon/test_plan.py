@@ -98,8 +98,8 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         (Suite(models=["square"], variants=["custom"]), CPU, "square has no custom kernels"),
         (
             Suite(models=["snn_onepass"], variants=["custom"]),
-            Machine("cuda", True),
-            "custom kernels run on the CPU only in this version",
+            Machine("cuda", True, has_triton=False),
+            "need the package triton on a GPU",
         ),
         (
             Suite(models=["snn_onepass"], variants=["custom"]),

@@ -197,11 +197,17 @@ def test_nothing_changes_where_the_state_does_not_fit(tensors):
 
 def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
     torch.save(tensors, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match="square has no weights to load"):
+    with pytest.raises(WeightsError, match="does not fit square: the model has no weights"):
         weights.load("square", tmp_path / "w.pth")
     with pytest.raises(UnknownName, match="vim_tiny"):
         weights.load("vim_tni", tmp_path / "w.pth")
     with pytest.raises(UnknownName, match="stride"):
         weights.load("vim_tiny", tmp_path / "w.pth", strid=4)
     with pytest.raises(Unavailable):
-        weights.load("qann_resnet18", tmp_path / "w.pth", kernels="custom")
+        weights.build("qann_resnet18", tensors, kernels="custom")
+
+
+def test_a_custom_model_is_built_for_the_state_of_the_plain_one(state):
+    model = weights.build("vim_tiny", state, kernels="custom")
+    assert same(model.state_dict(), state)
+    assert model.input_shape == (3, 48, 48)
