@@ -24,7 +24,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test check types wheel test-jetpack62 programs clean
+.PHONY: help once test check types occupancy wheel test-jetpack62 programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -44,6 +44,9 @@ check: $(TEST) types  ## lint, format and types
 types:  ## the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd
 	@for folder in $(PACKAGES); do ln -sfn ../../$$folder .typing/benchd/$$folder; done
+
+occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite docs/occupancy.md
+	$(BIN)/python -m benchd.kernels.shipped docs/occupancy.md
 
 wheel: $(TEST)  ## build the wheel into dist/
 	rm -rf build

@@ -100,11 +100,19 @@ def _root() -> None:
 
 
 @_benchd.command("list", epilog="Example: benchd list --json")
-def list_(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the models with their options, and the variants."""
-    from benchd.daemon.delivery.console import print_catalog  # noqa: PLC0415
+def list_(
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Compile and list the Triton kernels; needs no GPU.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List models, options and variants, or the kernels for GPUs."""
+    from benchd.daemon.delivery.console import print_catalog, print_kernels  # noqa: PLC0415
 
-    print_catalog(sys.stdout, json)
+    if kernels:
+        print_kernels(sys.stdout, sys.stderr, json)
+    else:
+        print_catalog(sys.stdout, json)
 
 
 @_benchd.command(epilog="Example: benchd schema > record.schema.json")

@@ -22,7 +22,8 @@ class Shipped:
 
     `name` is a row of docs/occupancy.md. `signature` gives each argument's Triton type ("*fp16", "i32", "constexpr"),
     `constants` the values of the constexpr ones, and `aligned` names the arguments that the launcher finds divisible
-    by 16: without them Triton compiles another, slower kernel.
+    by 16: without them Triton compiles another, slower kernel. `reason` says why it is right where it holds less than
+    half of the warps of an sm_87.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Shipped:
     num_warps: int
     fp_fusion: bool
     architectures: tuple[int, ...] = field(default=ARCHITECTURES)
+    reason: str = ""
 
 
 def require_device(op: str, tensor: torch.Tensor) -> None:

@@ -48,7 +48,7 @@ def script(path, text):
 
 def test_help_names_every_target(make):
     shown = make("help").stdout
-    for target in ("once", "test", "check", "types", "wheel", "test-jetpack62", "clean", "help"):
+    for target in ("once", "test", "check", "types", "occupancy", "wheel", "test-jetpack62", "clean", "help"):
         assert f"\n{target} " in f"\n{shown}"
 
 

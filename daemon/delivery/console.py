@@ -7,12 +7,14 @@ from typing import Any, TextIO
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchd.daemon.errors import NotAvailable
 from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
 from benchd.daemon.records import Check, Environment, Record, Timing, all_variants
+from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import MODELS, Model
 
 PLAIN_WIDTH = 180  # columns where no terminal says how wide it is
@@ -230,3 +232,39 @@ def _options(model: Model) -> dict[str, dict[str, Any]]:
         name: {"default": option.default, "choices": list(option.choices), "help": option.help}
         for name, option in model.options.items()
     }
+
+
+def print_kernels(out: TextIO, err: TextIO, as_json: bool) -> None:
+    """Compile the Triton kernels for every architecture; print what each takes and how much of an SM it can fill."""
+    try:
+        rows, version = _compiled(_console(err)), triton_version()
+    except CannotCompile as error:
+        raise NotAvailable(f"unavailable: the kernels cannot be compiled here: {error}") from error
+    if as_json:
+        out.write(msgspec.json.encode({"triton": version, "kernels": rows}).decode() + "\n")
+    else:
+        _console(out).print(_kernel_table(rows, version))
+
+
+def _kernel_table(rows: Sequence[Compiled], version: str) -> Table:
+    table = Table(title=f"compiled by Triton {version}", title_justify="left", title_style="")
+    for heading in ("op", "kernel", "sm"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("warps", "registers", "spills B", "shared B", "occupancy %"):
+        table.add_column(heading, justify="right")
+    table.add_column("limited by")
+    for row in rows:
+        figures = (row.sm, row.warps, row.registers, row.spilled_bytes, row.shared_bytes, f"{100 * row.occupancy:.0f}")
+        table.add_row(row.op, escape(row.kernel), *map(str, figures), ", ".join(row.limits))
+    return table
+
+
+def _compiled(console: Console) -> list[Compiled]:
+    """Return the compiled kernels, with a bar while that lasts, or a line where there is no terminal."""
+    if not console.is_terminal:
+        console.print("compiling the kernels: up to a minute, seconds once they are in Triton's cache")
+        return compile_all()
+    columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        return compile_all(progress=lambda done, total: progress.update(task, completed=done, total=total))

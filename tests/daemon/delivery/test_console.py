@@ -2,14 +2,18 @@
 
 import io
 
+import msgspec
 import pytest
 from records_made import made, timing
 
 from benchd.daemon import plan
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.delivery.console import Screen, print_catalog, print_plan
+from benchd.daemon.delivery import console
+from benchd.daemon.delivery.console import Screen, print_catalog, print_kernels, print_plan
+from benchd.daemon.errors import NotAvailable
 from benchd.daemon.plan import Machine
 from benchd.daemon.records import Case, Check, Energy, Memory, Summary, Variant, encode
+from benchd.kernels.shipped import CannotCompile, Compiled
 
 PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
 
@@ -104,3 +108,59 @@ def test_the_catalog_names_every_model_and_option(as_json):
     print_catalog(out, as_json)
     for name in ("vim_tiny", "snn_stbif_resnet18", "square", "time_steps", "p_scale", "compile-amp"):
         assert name in out.getvalue()
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """One kernel, as if Triton 3.8.0 had compiled it."""
+    row = Compiled("lif", "fp16, [256]", 87, 4, 46, 0, 512, 5 / 6, ("registers", "shared memory"), "")
+    monkeypatch.setattr(console, "compile_all", lambda **_: [row])
+    monkeypatch.setattr(console, "triton_version", lambda: "3.8.0")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_kernels_are_listed_with_what_they_take():
+    out, err = io.StringIO(), io.StringIO()
+    print_kernels(out, err, as_json=False)
+    assert "compiled by Triton 3.8.0" in out.getvalue()
+    row = next(line for line in out.getvalue().splitlines() if "lif" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["lif", "fp16, [256]", "87", "4", "46", "0", "512", "83", "registers, shared memory"]
+    assert err.getvalue().startswith("compiling the kernels: ")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_program_gets_every_field_of_a_kernel():
+    out = io.StringIO()
+    print_kernels(out, io.StringIO(), as_json=True)
+    listed = msgspec.json.decode(out.getvalue())
+    assert listed["triton"] == "3.8.0"
+    assert set(listed["kernels"][0]) == set(Compiled.__dataclass_fields__)
+    assert listed["kernels"][0]["occupancy"] == 5 / 6
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_terminal_sees_how_far_it_is(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def compile_all(progress):
+        progress(3, 12)
+        return []
+
+    monkeypatch.setattr(console, "compile_all", compile_all)
+    err = Terminal()
+    print_kernels(io.StringIO(), err, as_json=True)
+    assert "3/12" in err.getvalue()
+
+
+def test_kernels_that_cannot_be_compiled_are_unavailable(monkeypatch):
+    def compile_all():
+        raise CannotCompile("the package 'triton' is not installed")
+
+    monkeypatch.setattr(console, "compile_all", compile_all)
+    out = io.StringIO()
+    with pytest.raises(NotAvailable, match=r"unavailable: .*'triton' is not installed"):
+        print_kernels(out, io.StringIO(), as_json=True)
+    assert out.getvalue() == ""

@@ -1,0 +1,92 @@
+"""How many warps of a kernel a multiprocessor (SM) can hold at once, and what holds it back: arithmetic, no GPU.
+
+The limits of each compute capability are those of the tables "Compute Capabilities" in the CUDA Programming Guide; how
+registers and shared memory are handed out follows NVIDIA's occupancy calculator, against which the tests hold this one.
+Left out: barriers and thread block clusters, which our kernels do not use, and a grid too small to fill the GPU.
+"""
+
+from dataclasses import dataclass
+
+WARP_THREADS = 32
+MAX_THREADS = 1024  # a block, on every architecture
+MAX_REGISTERS = 255  # a thread, likewise
+KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What one SM can hold at once, and the units in which it hands that out."""
+
+    warps: int
+    blocks: int
+    shared_bytes: int
+    reserved_bytes: int = KIB  # the driver's own part of every block's shared memory
+    shared_unit: int = 128  # bytes
+    registers: int = 64 * KIB  # for all blocks, and the most that one may have
+    register_unit: int = 256  # for a warp
+    partitions: int = 4  # each with its share of the registers
+
+
+ARCHITECTURES = {
+    75: Architecture(warps=32, blocks=16, shared_bytes=64 * KIB, reserved_bytes=0, shared_unit=256),
+    80: Architecture(warps=64, blocks=32, shared_bytes=164 * KIB),
+    86: Architecture(warps=48, blocks=16, shared_bytes=100 * KIB),
+    87: Architecture(warps=48, blocks=16, shared_bytes=164 * KIB),
+    89: Architecture(warps=48, blocks=24, shared_bytes=100 * KIB),
+    90: Architecture(warps=64, blocks=32, shared_bytes=228 * KIB),
+    100: Architecture(warps=64, blocks=32, shared_bytes=228 * KIB),
+    103: Architecture(warps=64, blocks=32, shared_bytes=228 * KIB),
+    110: Architecture(warps=48, blocks=24, shared_bytes=228 * KIB),
+    120: Architecture(warps=48, blocks=24, shared_bytes=100 * KIB),
+    121: Architecture(warps=48, blocks=24, shared_bytes=100 * KIB),
+}
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """The blocks and warps that fit on an SM together, the share of its warps, and the resources that allow no more.
+
+    `limits` holds one or several of "warps", "blocks", "registers" and "shared memory". A kernel that cannot be
+    launched has no blocks, and `limits` says which resource it asks too much of.
+    """
+
+    blocks: int
+    warps: int
+    share: float
+    limits: tuple[str, ...]
+
+
+def theoretical(architecture: Architecture, registers: int, shared_bytes: int, threads: int) -> Occupancy:
+    """Return the occupancy of a kernel by its registers a thread, and its shared memory and threads a block."""
+    if threads < 1:
+        raise ValueError(f"a block has at least one thread, not {threads}")
+    warps = -(-threads // WARP_THREADS)
+    allowed = {
+        "warps": architecture.warps // warps if threads <= MAX_THREADS else 0,
+        "blocks": architecture.blocks,
+        "registers": _blocks_by_registers(architecture, registers, warps),
+        "shared memory": _blocks_by_shared_memory(architecture, shared_bytes),
+    }
+    blocks = min(allowed.values())
+    limits = tuple(resource for resource, most in allowed.items() if most == blocks)
+    return Occupancy(blocks, blocks * warps, blocks * warps / architecture.warps, limits)
+
+
+def _blocks_by_registers(architecture: Architecture, registers: int, warps: int) -> int:
+    a_warp = _rounded_up(max(registers, 1) * WARP_THREADS, architecture.register_unit)
+    # the check at launch counts a block's warps as if they filled every partition evenly
+    checked = a_warp * _rounded_up(warps, architecture.partitions)
+    if registers > MAX_REGISTERS or checked > architecture.registers:
+        return 0
+    in_partition = architecture.registers // architecture.partitions // a_warp
+    return in_partition * architecture.partitions // warps
+
+
+def _blocks_by_shared_memory(architecture: Architecture, shared_bytes: int) -> int:
+    unit = architecture.shared_unit
+    a_block = _rounded_up(shared_bytes + architecture.reserved_bytes, unit)
+    return architecture.shared_bytes // max(a_block, unit)
+
+
+def _rounded_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
