@@ -5,7 +5,7 @@
     v[t] = 0 where spiked (reset "zero"), or v[t] - threshold * spike[t] (reset "subtract")
 
 T time steps lead; the other dimensions are neurons and never mix. The membrane v is kept in float32 for float16 and
-bfloat16 currents and in the current's own dtype otherwise. `lif_pool` averages the spikes over windows of 2x2.
+bfloat16 currents and in the current's own dtype otherwise. `lif_pool` averages or counts the spikes of 2x2 windows.
 """
 
 from types import ModuleType
@@ -19,8 +19,10 @@ from benchd.kernels.lif import native, reference, torch_impl
 __all__ = ["lif", "lif_pool"]
 
 Reset = Literal["zero", "subtract"]
+Output = Literal["mean", "counts"]
 
-# imported above rather than looked up by name, so that torch.compile can trace the call
+# imported above rather than looked up by name, so that torch.compile can trace the call; Triton's, which may be absent,
+# joins them at its first call
 _TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
 
 
@@ -55,28 +57,36 @@ def lif_pool(
     threshold: float = 1.0,
     reset: Reset = "zero",
     time_steps: int | None = None,
+    output: Output = "mean",
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, (T, B, C, H//2, W//2), in its dtype.
 
-    The averages 0, 1/4 .. 1 are exact in every dtype; an odd last row or column of neurons is in no window. With
-    `time_steps` = T, `current` is one step (B, C, H, W) that all T steps receive. Gradient and errors are those of
-    `lif`; ValueError also for another number of dimensions or a side below 2.
+    The averages 0, 1/4 .. 1 are exact in every dtype; `output` "counts" returns the number of spikes instead, 0 .. 4
+    as uint8, without a gradient. An odd last row or column of neurons is in no window. With `time_steps` = T, `current`
+    is one step (B, C, H, W) that all T steps receive. Gradient and errors are those of `lif`; ValueError also for
+    another output, another number of dimensions or a side below 2.
     """
     if time_steps is not None:
         current = current.expand(time_steps, *current.shape)
     _check("lif_pool", current, reset)
     if current.dim() != 5 or min(current.shape[3:]) < 2:
         raise ValueError(f"lif_pool: current must be (T, B, C, H, W), H and W at least 2, not {tuple(current.shape)}")
+    if output not in {"mean", "counts"}:
+        raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
     module = _module(implementation, current.device)
-    pooled: torch.Tensor = module.lif_pool(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    pooled: torch.Tensor = module.lif_pool(
+        current, decay=decay, gain=gain, threshold=threshold, reset=reset, output=output
+    )
     return pooled
 
 
 def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "auto" and device.type == "cpu":
-        implementation = "native"
-    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
+    if implementation == "auto":
+        implementation = "triton" if device.type == "cuda" else "native"
+    if implementation not in _TRACEABLE:
+        _TRACEABLE[implementation] = implementation_module(__name__, implementation, device)
+    return _TRACEABLE[implementation]
 
 
 def _check(op: str, current: torch.Tensor, reset: str) -> None:

@@ -1,7 +1,7 @@
-/* LIF over all time steps: a tile's membranes stay in the cache while t runs, so that each current is read once.
+/* LIF over all time steps: a block's membranes stay in registers while t runs, so that each current is read once.
 
-   REAL is the state's type, float or double; the caller compiles the file for each. `step` is the distance of two time
-   steps of the current in elements, 0 where one current is read at all of them. */
+   REAL is the state's type, float or double; the caller compiles the file for each. Blocks are always inlined with
+   their width, layout and reset known, so that a membrane block becomes vectors and its loops vectorise. */
 
 #include <stdint.h>
 
@@ -9,35 +9,48 @@
 #define REAL float
 #endif
 #define PUBLIC __attribute__((visibility("default")))
-#define TILE 1024   /* membranes a tile */
-#define COLUMNS 64  /* columns of a row a pooling tile; four membranes each */
-#define ROWS 8
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16          /* windows a pooling block; four membranes each */
+#define BLOCK (4 * LANES) /* membranes a block without pooling */
+#define LINE ((int64_t)(64 / sizeof(REAL)))
 
 typedef struct {
     REAL decay, gain, threshold;
-    int subtract; /* reset by subtraction, else to zero */
 } neuron;
 
-/* always inlined, with `subtract` known, so that the loops around it vectorise */
-static inline __attribute__((always_inline)) REAL fire(REAL *v, REAL current, neuron p, int subtract) {
+/* T, and the distance of two time steps in the current and in the output, in elements; `from` is 0 where one current
+   is read at all of them */
+typedef struct {
+    int64_t steps, from, to;
+} walk;
+
+INLINE REAL fire(REAL *v, REAL current, neuron p, int subtract) {
     REAL charged = p.decay * *v + p.gain * current;
     int fired = charged >= p.threshold;
     *v = fired ? (subtract ? charged - p.threshold : (REAL)0) : charged;
     return fired ? (REAL)1 : (REAL)0;
 }
 
-static inline __attribute__((always_inline)) void spike_row(
-    REAL *restrict v, const REAL *restrict current, REAL *restrict spikes, int64_t n, neuron p, int subtract) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) spikes[i] = fire(&v[i], current[i], p, subtract);
+/* Starts loads that a later block needs: T steps are as many streams, too many for a CPU to foresee. Into the second
+   level, because the streams lie a power of two apart and would throw each other out of the first. */
+INLINE void fetch(const REAL *current, int64_t n) {
+    for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(current + i, 0, 2);
 }
 
-static void spike_tile(
-    const REAL *current, REAL *spikes, int64_t steps, int64_t step, int64_t stride, int64_t n, neuron p) {
-    REAL v[TILE] = {0};
-    for (int64_t t = 0; t < steps; t++) {
-        if (p.subtract) spike_row(v, current + t * step, spikes + t * stride, n, p, 1);
-        else spike_row(v, current + t * step, spikes + t * stride, n, p, 0);
+INLINE void spike_block(const REAL *current, REAL *spikes, walk w, int64_t n, neuron p, int subtract) {
+    REAL v[BLOCK] = {0};
+    for (int64_t t = 0; t < w.steps; t++, current += w.from, spikes += w.to) {
+        fetch(current + 4 * BLOCK, n);
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) spikes[i] = fire(&v[i], current[i], p, subtract);
+    }
+}
+
+INLINE void spike_blocks(const REAL *current, REAL *spikes, walk w, int64_t n, neuron p, int subtract, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        if (n - i >= BLOCK) spike_block(current + i, spikes + i, w, BLOCK, p, subtract);
+        else spike_block(current + i, spikes + i, w, n - i, p, subtract);
     }
 }
 
@@ -45,80 +58,96 @@ static void spike_tile(
 PUBLIC void lif(
     const REAL *current, REAL *spikes, int64_t steps, int64_t step, int64_t n, double decay, double gain,
     double threshold, int subtract, int threads) {
-    neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold, subtract};
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t first = 0; first < n; first += TILE) {
-        int64_t width = n - first < TILE ? n - first : TILE;
-        spike_tile(current + first, spikes + first, steps, step, n, width, p);
-    }
+    neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold};
+    walk w = {steps, step, n};
+    if (subtract) spike_blocks(current, spikes, w, n, p, 1, threads);
+    else spike_blocks(current, spikes, w, n, p, 0, threads);
 }
 
-/* Where a pooled element's window lies: `pitch` between two outputs of a row, then to its right and lower neighbours. */
+/* A row of `n` windows: channels last the channels of a pooled pixel, else the pooled line of a channel. `pitch` lies
+   between the corners of two windows, `right` and `below` between a corner and its neighbours, `ahead` between a corner
+   and that of a row worth fetching. */
 typedef struct {
-    int64_t pitch, right, below;
-} window;
+    int64_t n, pitch, right, below, ahead;
+} row;
 
-static inline __attribute__((always_inline)) void pool_row(
-    REAL (*restrict v)[COLUMNS], const REAL *restrict current, REAL *restrict pooled, int64_t n, window w,
-    int64_t pitch, neuron p, int subtract) {
+/* the output holds counts (uint8_t) or means (REAL) */
+INLINE void put(void *pooled, int64_t i, REAL count, int counts) {
+    if (counts) ((uint8_t *)pooled)[i] = (uint8_t)count;
+    else ((REAL *)pooled)[i] = count * (REAL)0.25;
+}
+
+INLINE void fetch_windows(const REAL *corner, row r, int lanes) {
+    fetch(corner, lanes * r.pitch);
+    fetch(corner + r.below, lanes * r.pitch);
+    if (r.pitch == 2) return;
+    fetch(corner + r.right, lanes);
+    fetch(corner + r.below + r.right, lanes);
+}
+
+INLINE void pool_block(
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, int subtract, int counts) {
+    REAL v[4][LANES] = {0};
+    for (int64_t t = 0; t < w.steps; t++, current += w.from, at += w.to) {
+        if (lanes > 1) fetch_windows(current + r.ahead, r, lanes);
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) {
-        const REAL *corner = current + i * pitch;
-        REAL count = fire(&v[0][i], corner[0], p, subtract) + fire(&v[1][i], corner[w.right], p, subtract);
-        count += fire(&v[2][i], corner[w.below], p, subtract);
-        count += fire(&v[3][i], corner[w.below + w.right], p, subtract);
-        pooled[i] = count * (REAL)0.25;
+        for (int i = 0; i < lanes; i++) {
+            const REAL *corner = current + i * r.pitch;
+            REAL count = fire(&v[0][i], corner[0], p, subtract) + fire(&v[1][i], corner[r.right], p, subtract);
+            count += fire(&v[2][i], corner[r.below], p, subtract);
+            count += fire(&v[3][i], corner[r.below + r.right], p, subtract);
+            put(pooled, at + i, count, counts);
+        }
     }
 }
 
-/* the pitch and the reset are known in each call: a loop with a pitch of its own does not vectorise well */
-static void pool_any(
-    REAL (*v)[COLUMNS], const REAL *current, REAL *pooled, int64_t n, window w, neuron p) {
-    if (w.pitch == 1 && p.subtract) pool_row(v, current, pooled, n, w, 1, p, 1);
-    else if (w.pitch == 1) pool_row(v, current, pooled, n, w, 1, p, 0);
-    else if (p.subtract) pool_row(v, current, pooled, n, (window){2, 1, w.below}, 2, p, 1);
-    else pool_row(v, current, pooled, n, (window){2, 1, w.below}, 2, p, 0);
+/* the last block of a row overlaps the one before, where it would be ragged: it writes the same again */
+INLINE void pool_blocks(
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, int subtract, int counts) {
+    for (int64_t i = 0; i < r.n; i += lanes) {
+        int64_t first = i + lanes <= r.n ? i : r.n - lanes;
+        pool_block(current + first * r.pitch, pooled, at + first, w, r, p, lanes, subtract, counts);
+    }
 }
 
-/* Pooled rows of `n` elements, numbered over images, `planes` and `lines`; `image`, `plane`, `line` are the distances
-   of the currents. Channels last a row is a pooled pixel, else the pooled line of a channel. */
-typedef struct {
-    int64_t planes, lines, n, image, plane, line;
-    window w;
-} layout;
-
-static const REAL *row_start(const REAL *current, int64_t row, const layout *l) {
-    int64_t line = row % l->lines, plane = row / l->lines % l->planes, image = row / l->lines / l->planes;
-    return current + image * l->image + plane * l->plane + line * l->line;
+INLINE void pool_row(const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int subtract, int counts) {
+    if (r.n >= LANES) pool_blocks(current, pooled, at, w, r, p, LANES, subtract, counts);
+    else if (r.n >= LANES / 2) pool_blocks(current, pooled, at, w, r, p, LANES / 2, subtract, counts);
+    else pool_blocks(current, pooled, at, w, r, p, 1, subtract, counts);
 }
 
-static void pool_tile(
-    const REAL *current, REAL *pooled, int64_t steps, int64_t step, int64_t stride, int64_t first, int64_t rows,
-    int64_t column, const layout *l, neuron p) {
-    REAL v[ROWS][4][COLUMNS] = {0};
-    int64_t n = l->n - column < COLUMNS ? l->n - column : COLUMNS;
-    for (int64_t t = 0; t < steps; t++)
-        for (int64_t row = 0; row < rows; row++) {
-            const REAL *start = row_start(current, first + row, l) + column * l->w.pitch + t * step;
-            pool_any(v[row], start, pooled + t * stride + (first + row) * l->n + column, n, l->w, p);
-        }
+INLINE void pool_layout(
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int subtract, int counts) {
+    if (subtract && counts) pool_row(current, pooled, at, w, r, p, 1, 1);
+    else if (subtract) pool_row(current, pooled, at, w, r, p, 1, 0);
+    else if (counts) pool_row(current, pooled, at, w, r, p, 0, 1);
+    else pool_row(current, pooled, at, w, r, p, 0, 0);
+}
+
+static void pool_any(const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int subtract, int counts) {
+    row last = {r.n, 1, r.right, r.below, r.ahead}, first = {r.n, 2, 1, r.below, r.ahead};
+    if (r.pitch == 1) pool_layout(current, pooled, at, w, last, p, subtract, counts);
+    else pool_layout(current, pooled, at, w, first, p, subtract, counts);
 }
 
 /* current (T, B, C, H, W) or (B, C, H, W), pooled (T, B, C, H/2, W/2); channels last both lie as (..., H, W, C) */
 PUBLIC void lif_pool(
-    const REAL *current, REAL *pooled, int64_t steps, int64_t step, int64_t batch, int64_t channels, int64_t height,
-    int64_t width, int channels_last, double decay, double gain, double threshold, int subtract, int threads) {
-    neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold, subtract};
-    int64_t image = channels * height * width;
-    layout first = {channels, height / 2, width / 2, image, height * width, 2 * width, {2, 1, width}};
-    layout last = {height / 2,           width / 2,    channels, image, 2 * width * channels,
-                   2 * channels, {1, channels, width * channels}};
-    layout l = channels_last ? last : first;
-    int64_t rows = batch * l.planes * l.lines;
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < rows; row += ROWS)
-        for (int64_t column = 0; column < l.n; column += COLUMNS) {
-            int64_t count = rows - row < ROWS ? rows - row : ROWS;
-            pool_tile(current, pooled, steps, step, rows * l.n, row, count, column, &l, p);
-        }
+    const REAL *current, void *pooled, int64_t steps, int64_t step, int64_t batch, int64_t channels, int64_t height,
+    int64_t width, int channels_last, double decay, double gain, double threshold, int subtract, int counts,
+    int threads) {
+    neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold};
+    int64_t lines = height / 2, columns = width / 2, pixel = channels_last ? channels : 1, line = width * pixel;
+    int64_t planes = channels_last ? lines : channels, rows = channels_last ? columns : lines;
+    int64_t plane = channels_last ? 2 * line : height * line, next = channels_last ? 2 * pixel : 2 * line;
+    row r = {channels_last ? channels : columns, channels_last ? 1 : 2, pixel, line, 0};
+    r.ahead = r.n ? next * ((4 * LANES + r.n - 1) / r.n) : 0;
+    walk w = {steps, step, batch * planes * rows * r.n};
+#pragma omp parallel for collapse(3) num_threads(threads) schedule(static)
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < planes; i++)
+            for (int64_t j = 0; j < rows; j++) {
+                const REAL *start = current + b * channels * height * width + i * plane + j * next;
+                int64_t at = ((b * planes + i) * rows + j) * r.n;
+                pool_any(start, pooled, at, w, r, p, subtract, counts);
+            }
 }

@@ -17,8 +17,10 @@ def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, r
     return torch.stack(spikes)
 
 
-def lif_pool(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
-    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, without a gradient."""
+def lif_pool(
+    current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str, output: str
+) -> torch.Tensor:
+    """Return the spikes of `current` (T, B, C, H, W) averaged, or counted, over 2x2, without a gradient."""
     spikes = lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
     pooled: torch.Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
-    return pooled
+    return (4 * pooled).to(torch.uint8) if output == "counts" else pooled

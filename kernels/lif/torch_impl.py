@@ -22,11 +22,14 @@ def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, r
     return _in_place(current, None, decay, gain, threshold, reset)
 
 
-def lif_pool(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
-    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, differentiable as `lif` is."""
+def lif_pool(
+    current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str, output: str
+) -> torch.Tensor:
+    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, differentiable as `lif` is, or counted."""
+    current = current.detach() if output == "counts" else current
     spikes = lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
     pooled: torch.Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
-    return pooled
+    return (4 * pooled).to(torch.uint8) if output == "counts" else pooled
 
 
 @torch.no_grad()

@@ -186,12 +186,8 @@ def test_an_unusable_call_says_what_was_expected(current, options, error, words)
         lif(current, decay=0.9, **{"implementation": "torch", **options})
 
 
-def test_an_implementation_that_does_not_exist_is_named():
-    with pytest.raises(Unavailable, match="lif has no 'triton' implementation"):
-        lif(torch.ones(3), decay=0.9, implementation="triton")
-
-
 def channels_last(current):
+    """Return (T, B, C, H, W) with the channels innermost in memory."""
     return current.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, current.shape[:2])
 
 
@@ -207,7 +203,12 @@ def poisoned():
 @pytest.mark.parametrize("implementation", PLAIN)
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 2, 3, 2, 2), (6, 1, 70, 7, 9), (3, 3, 2, 40, 134), (4, 0, 2, 4, 4)], ids=str)
+@pytest.mark.parametrize(
+    # rows of one window, of less than a block of the C kernel, of blocks with a ragged rest, and none
+    "shape",
+    [(1, 2, 3, 2, 2), (4, 2, 11, 5, 18), (6, 1, 70, 7, 9), (3, 3, 2, 40, 134), (4, 0, 2, 4, 4)],
+    ids=str,
+)
 def test_pooled_spikes_are_the_average_of_the_spikes(implementation, reset, dtype, shape):
     current = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
     arguments = {"decay": 0.95, "gain": 1.7, "threshold": 0.83, "reset": reset}
@@ -217,6 +218,9 @@ def test_pooled_spikes_are_the_average_of_the_spikes(implementation, reset, dtyp
         pooled = lif_pool(layout, **arguments, implementation=implementation)
         assert pooled.dtype == dtype
         assert torch.equal(pooled, want)
+        counts = lif_pool(layout, **arguments, output="counts", implementation=implementation)
+        assert counts.dtype == torch.uint8
+        assert torch.equal(counts, (4 * want).to(torch.uint8))
 
 
 @pytest.mark.parametrize("implementation", PLAIN)
@@ -251,7 +255,8 @@ def test_the_native_ops_are_registered_as_torch_wants(repeats, dtype):
         current = one if repeats else torch.stack([one, one])
         arguments = (current, repeats, 0.5, 1.0, 0.5, True)
         torch.library.opcheck(torch.ops.benchd.lif.default, arguments)
-        torch.library.opcheck(torch.ops.benchd.lif_pool.default, arguments)
+        for counts in (False, True):
+            torch.library.opcheck(torch.ops.benchd.lif_pool.default, (*arguments, counts))
 
 
 @pytest.mark.parametrize("op", [lif, lif_pool])
@@ -274,6 +279,19 @@ def test_a_pooled_gradient_is_that_of_the_pool_of_the_spikes():
     (got,) = torch.autograd.grad((lif_pool(current, **arguments) * weights).sum(), current)
     assert expected.any()
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_counts_have_no_gradient(implementation):
+    current = torch.ones(2, 1, 1, 2, 2, requires_grad=True)
+    counts = lif_pool(current, decay=0.9, output="counts", implementation=implementation)
+    assert counts.flatten().tolist() == [4, 4]
+    assert not counts.requires_grad
+
+
+def test_an_unknown_output_is_refused():
+    with pytest.raises(ValueError, match="'mean' or 'counts', not 'sum'"):
+        lif_pool(torch.ones(1, 1, 1, 2, 2), decay=0.9, output="sum")
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 1, 1, 1, 4)])

@@ -1,0 +1,42 @@
+"""How the kernels read a current and lay out their spikes: one step for all T is read once, channels last stays so."""
+
+import torch
+
+
+def one_of_equal_steps(current: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return (one step, T) of a current expanded over T, else (current, 0)."""
+    if len(current) > 1 and current.stride(0) == 0:
+        return current[0], len(current)
+    return current, 0
+
+
+def spikes_room(current: torch.Tensor, repeats: int) -> tuple[torch.Tensor, bool]:
+    """Return room for the spikes (T, ...), and whether its steps lie in memory as those of `current` do."""
+    one = current if repeats else current[0]
+    # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
+    same_layout = torch.empty_like(one).stride() == one.stride() and (repeats > 0 or current.stride(0) == one.numel())
+    shape = (repeats or len(current), *one.shape)
+    if same_layout:
+        return current.new_empty_strided(shape, (one.numel(), *one.stride())), True
+    return current.new_empty(shape), False
+
+
+def frames(current: torch.Tensor, repeats: int) -> torch.Tensor:
+    """Return (T, B, C, H, W), or one step (B, C, H, W) for all T, as images (N, C, H, W)."""
+    return current if repeats else current.flatten(0, 1)
+
+
+def pooled_room(
+    current: torch.Tensor, images: torch.Tensor, repeats: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, bool]:
+    """Return room for (T, B, C, H//2, W//2) and whether it is, as `images` (N, C, H, W) are, channels last."""
+    channels_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+    steps, batch = (repeats, len(current)) if repeats else current.shape[:2]
+    shape = (steps * batch, images.shape[1], images.shape[2] // 2, images.shape[3] // 2)
+    flat = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format(channels_last))
+    return flat.unflatten(0, (steps, batch)), channels_last
+
+
+def memory_format(channels_last: bool) -> torch.memory_format:
+    """Return torch's name of the layout."""
+    return torch.channels_last if channels_last else torch.contiguous_format

@@ -1,0 +1,266 @@
+"""LIF in Triton: a program keeps the membranes of its neurons in registers over all T steps; inference only.
+
+The membrane is float32, a float64 current is refused, and nothing is fused into a multiply-add, so spikes equal the
+reference's bit for bit. Loops over T are unrolled, one compilation per T, and read step t + 1 before they store step t:
+no load may move above a store to memory that might be its own. A current expanded over T is read once.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from benchd.kernels import launch
+from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.lif import layout
+
+__all__ = ["SHIPPED", "lif", "lif_pool"]
+
+
+def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
+    """Return the spikes of `current` (T, ...); Unavailable for float64, a gradient or where Triton cannot run."""
+    _check("lif", current)
+    one, repeats = layout.one_of_equal_steps(current)
+    spikes: torch.Tensor = _lif_op(one, repeats, decay, gain, threshold, reset == "subtract")
+    return spikes
+
+
+def lif_pool(
+    current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str, output: str
+) -> torch.Tensor:
+    """Return pooled spikes or counts (T, B, C, H//2, W//2) of `current` (T, B, C, H, W); channels last stays so."""
+    if output == "counts":  # these have no gradient in any implementation
+        current = current.detach()
+    _check("lif_pool", current)
+    one, repeats = layout.one_of_equal_steps(current)
+    subtract, counts = reset == "subtract", output == "counts"
+    pooled: torch.Tensor = _lif_pool_op(one, repeats, decay, gain, threshold, subtract, counts)
+    return pooled
+
+
+def _check(op: str, current: torch.Tensor) -> None:
+    launch.require_device(op, current)
+    if torch.is_grad_enabled() and current.requires_grad:
+        raise Unavailable(f"{op}: the Triton kernel has no gradient; use implementation='torch', or torch.no_grad()")
+    if current.dtype == torch.float64:
+        raise Unavailable(f"{op}: the Triton kernel computes in float32; use implementation='torch' for float64")
+
+
+@torch.library.custom_op("benchd::lif_triton", mutates_args=())
+def _lif_op(
+    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
+) -> torch.Tensor:
+    """Return the spikes (T, ...) of `current`, which is (T, ...) or, with `repeats` = T, one step for all T."""
+    spikes, same_layout = layout.spikes_room(current, repeats)
+    current = current if same_layout else current.contiguous()
+    neurons = spikes[0].numel()
+    if neurons:
+        cut = _cut(current.device, neurons)
+        with torch.cuda.device_of(current):
+            _lif_kernel[(triton.cdiv(neurons, cut.block),)](
+                current, spikes, neurons, decay, gain, threshold,
+                T=len(spikes), REPEAT=repeats > 0, SUBTRACT=subtract, BLOCK=cut.block,
+                num_warps=cut.warps, enable_fp_fusion=False,
+            )  # fmt: skip
+    return spikes
+
+
+@_lif_op.register_fake
+def _(current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool) -> torch.Tensor:
+    return layout.spikes_room(current, repeats)[0]
+
+
+@torch.library.custom_op("benchd::lif_pool_triton", mutates_args=())
+def _lif_pool_op(
+    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
+) -> torch.Tensor:
+    """Return (T, B, C, H//2, W//2) for (T, B, C, H, W) or, with `repeats` = T, for one step (B, C, H, W) for all T."""
+    images = layout.frames(current, repeats)
+    pooled, channels_last = layout.pooled_room(current, images, repeats, torch.uint8 if counts else current.dtype)
+    images = images.contiguous(memory_format=layout.memory_format(channels_last))
+    steps, batch = pooled.shape[:2]
+    if pooled.numel():
+        cut = _cut(images.device, pooled[0].numel())
+        with torch.cuda.device_of(images):
+            _pool_kernel[(batch * triton.cdiv(pooled[0, 0].numel(), cut.block),)](
+                images, pooled, batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold,
+                **_pool_constants(steps, images.shape[1:], channels_last, cut), REPEAT=repeats > 0, SUBTRACT=subtract,
+                num_warps=cut.warps, enable_fp_fusion=False,
+            )  # fmt: skip
+    return pooled
+
+
+@_lif_pool_op.register_fake
+def _(
+    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
+) -> torch.Tensor:
+    dtype = torch.uint8 if counts else current.dtype
+    return layout.pooled_room(current, layout.frames(current, repeats), repeats, dtype)[0]
+
+
+class _Cut(NamedTuple):
+    """The neurons or windows of a program, and its warps: four a thread, which are read in one instruction."""
+
+    block: int
+    warps: int
+
+
+# By architecture, 0 being any other: for less than _FEW neurons or windows, to have more programs, and for more
+_CUTS: Mapping[int, tuple[_Cut, _Cut]] = {0: (_Cut(256, 2), _Cut(512, 4))}
+_FEW = 2**16
+
+
+def _cut(device: torch.device, work: int) -> _Cut:
+    return _CUTS.get(launch.architecture(device), _CUTS[0])[work >= _FEW]
+
+
+def _pool_constants(steps: int, image: tuple[int, ...], channels_last: bool, cut: _Cut) -> dict[str, Any]:
+    C, H, W = image
+    return {"T": steps, "C": C, "H": H, "W": W, "CHANNELS_LAST": channels_last, "BLOCK": cut.block}
+
+
+@triton.jit
+def _fire(v, current, decay, gain, threshold, SUBTRACT: tl.constexpr):
+    """Return the membrane after one step and its spike, 0 or 1."""
+    charged = decay * v + gain * current.to(tl.float32)
+    fired = charged >= threshold
+    reset = charged - threshold if SUBTRACT else 0.0
+    return tl.where(fired, reset, charged), tl.where(fired, 1.0, 0.0)
+
+
+@triton.jit
+def _lif_kernel(
+    current,
+    spikes,
+    neurons,
+    decay,
+    gain,
+    threshold,
+    T: tl.constexpr,
+    REPEAT: tl.constexpr,
+    SUBTRACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Walk over T with a block of neurons, which lie in memory in any order that all steps share."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < neurons
+    x = tl.load(current + i, mask=inside, other=0.0)
+    v = tl.zeros([BLOCK], tl.float32)
+    for t in tl.static_range(T):
+        v, spike = _fire(v, x, decay, gain, threshold, SUBTRACT)
+        if t + 1 < T and not REPEAT:
+            current += neurons
+            x = tl.load(current + i, mask=inside, other=0.0)
+        tl.store(spikes + i, spike.to(spikes.dtype.element_ty), mask=inside)
+        spikes += neurons
+
+
+@triton.jit
+def _pool_kernel(
+    current,
+    pooled,
+    step,
+    pooled_step,
+    decay,
+    gain,
+    threshold,
+    T: tl.constexpr,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    REPEAT: tl.constexpr,
+    SUBTRACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Walk over T with a block of windows of one image, counted as they lie in memory; uint8 `pooled` takes counts."""
+    WINDOWS: tl.constexpr = C * (H // 2) * (W // 2)
+    BLOCKS: tl.constexpr = (WINDOWS + BLOCK - 1) // BLOCK
+    RIGHT: tl.constexpr = C if CHANNELS_LAST else 1
+    COUNTS: tl.constexpr = pooled.dtype.element_ty == tl.uint8
+    # an image has less than 2^31 neurons, a batch may have more
+    image = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    i = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WINDOWS
+    current += image * (C * H * W)
+    pooled += image * WINDOWS
+    corner = _corner(i, C, H, W, CHANNELS_LAST)
+
+    x0, x1, x2, x3 = _window(current + corner, inside, RIGHT, W * RIGHT)
+    rest = tl.zeros([BLOCK], tl.float32)
+    v0, v1, v2, v3 = rest, rest, rest, rest
+    for t in tl.static_range(T):
+        v0, spike0 = _fire(v0, x0, decay, gain, threshold, SUBTRACT)
+        v1, spike1 = _fire(v1, x1, decay, gain, threshold, SUBTRACT)
+        v2, spike2 = _fire(v2, x2, decay, gain, threshold, SUBTRACT)
+        v3, spike3 = _fire(v3, x3, decay, gain, threshold, SUBTRACT)
+        if t + 1 < T and not REPEAT:
+            current += step
+            x0, x1, x2, x3 = _window(current + corner, inside, RIGHT, W * RIGHT)
+        count = spike0 + spike1 + spike2 + spike3
+        value = count if COUNTS else count * 0.25
+        tl.store(pooled + i, value.to(pooled.dtype.element_ty), mask=inside)
+        pooled += pooled_step
+
+
+@triton.jit
+def _corner(i, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNELS_LAST: tl.constexpr):
+    """Return where the upper left neuron of window `i` lies in its image."""
+    if CHANNELS_LAST:
+        pixel = i // C
+        return (pixel // (W // 2) * (2 * W) + pixel % (W // 2) * 2) * C + i % C
+    line = i // (W // 2)
+    return (line // (H // 2) * H + line % (H // 2) * 2) * W + i % (W // 2) * 2
+
+
+@triton.jit
+def _window(corner, inside, RIGHT: tl.constexpr, BELOW: tl.constexpr):
+    return (
+        tl.load(corner, mask=inside, other=0.0),
+        tl.load(corner + RIGHT, mask=inside, other=0.0),
+        tl.load(corner + BELOW, mask=inside, other=0.0),
+        tl.load(corner + BELOW + RIGHT, mask=inside, other=0.0),
+    )
+
+
+def _shipped() -> Iterator[launch.Shipped]:
+    """Yield what OnePass launches at 8 steps, half and full: both layers, the first with either encoding."""
+    layers = {"lif1 repeat": ((64, 32, 32), True), "lif1 rate": ((64, 32, 32), False), "lif2": ((128, 16, 16), False)}
+    for precision in ("fp16", "fp32"):
+        for layer, (image, repeat) in layers.items():
+            for cut, architectures in _shipped_cuts():
+                constants = _pool_constants(8, image, True, cut) | {"REPEAT": repeat, "SUBTRACT": False}
+                yield _specialised(
+                    f"lif_pool {layer} {cut.block} {precision}", precision, constants, cut, architectures
+                )
+
+
+def _shipped_cuts() -> Iterator[tuple[_Cut, tuple[int, ...]]]:
+    """Yield each cut with the architectures that use it."""
+    used = {which: _CUTS.get(which, _CUTS[0]) for which in launch.ARCHITECTURES}
+    for cut in dict.fromkeys(cut for cuts in used.values() for cut in cuts):
+        yield cut, tuple(which for which, cuts in used.items() if cut in cuts)
+
+
+def _specialised(
+    name: str, precision: str, constants: Mapping[str, Any], cut: _Cut, architectures: tuple[int, ...]
+) -> launch.Shipped:
+    """Return the pooling kernel as it is launched on images without gaps, whose sizes divide by 16."""
+    tensors = dict.fromkeys(("current", "pooled"), f"*{precision}")
+    sizes = dict.fromkeys(("step", "pooled_step"), "i32")
+    numbers = dict.fromkeys(("decay", "gain", "threshold"), "fp32")
+    return launch.Shipped(
+        name=name,
+        kernel=_pool_kernel,
+        signature=tensors | sizes | numbers | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        aligned=(*tensors, *sizes),
+        num_warps=cut.warps,
+        fp_fusion=False,
+        architectures=architectures,
+    )
+
+
+SHIPPED = tuple(_shipped())

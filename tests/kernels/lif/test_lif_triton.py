@@ -1,0 +1,157 @@
+"""The Triton kernels of LIF against the reference, bit for bit: on a GPU where there is one, else interpreted."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.lif import lif, lif_pool
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RESETS = ("zero", "subtract")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+NEURON = {"decay": 0.95, "gain": 1.7, "threshold": 0.83}
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def channels_last(current):
+    """Return (T, B, C, H, W) with the channels innermost in memory."""
+    return current.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, current.shape[:2])
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 255), (8, 2, 7, 37), (4, 0, 3)], ids=str)
+def test_spikes_are_those_of_the_reference(reset, dtype, shape):
+    current = randn(*shape, dtype=dtype)
+    want = lif(current, **NEURON, reset=reset, implementation="reference")
+    spikes = lif(current, **NEURON, reset=reset, implementation="triton")
+    assert spikes.dtype == dtype
+    assert torch.equal(spikes, want)
+    if current.numel() > 1:
+        assert want.any()
+        assert not want.all()
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 3, 2, 2), (3, 2, 5, 7, 9), (2, 1, 70, 6, 8), (4, 0, 2, 4, 4)], ids=str)
+def test_pooled_spikes_are_those_of_the_reference(reset, dtype, shape):
+    current = randn(*shape, dtype=dtype, seed=1)
+    want = lif_pool(current, **NEURON, reset=reset, implementation="reference")
+    for layout in (current, channels_last(current)):
+        assert torch.equal(lif_pool(layout, **NEURON, reset=reset, implementation="triton"), want)
+    counts = lif_pool(current, **NEURON, reset=reset, output="counts", implementation="triton")
+    assert counts.dtype == torch.uint8
+    assert torch.equal(counts, (4 * want).to(torch.uint8))
+
+
+def test_a_product_and_a_sum_round_twice():
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(2))
+    decay = torch.tensor(0.95)
+    twice, once = decay * x + x, (decay.double() * x.double() + x.double()).float()
+    (neuron, *_) = (twice > once).nonzero().flatten()
+    current = x[neuron].to(DEVICE).repeat(2, 1)
+    # a fused multiply-add would stay below this threshold
+    spikes = lif(current, decay=0.95, threshold=twice[neuron].item(), implementation="triton")
+    assert spikes.flatten().tolist() == [0, 1]
+
+
+def test_the_membrane_of_a_half_current_is_kept_in_float32():
+    # 2048 + 1 is 2048 in float16: a half membrane would never reach 2050
+    current = torch.tensor([2048.0, 1.0, 1.0], dtype=torch.float16, device=DEVICE)
+    assert lif(current, decay=1.0, threshold=2050.0, implementation="triton").tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_one_step_may_stand_for_all(memory_format):
+    one = randn(2, 5, 6, 4, dtype=torch.float16).contiguous(memory_format=memory_format)
+    want = lif_pool(one, **NEURON, time_steps=7, implementation="reference")
+    pooled = lif_pool(one, **NEURON, time_steps=7, implementation="triton")
+    assert torch.equal(pooled, want)
+    assert pooled.flatten(0, 1).is_contiguous(memory_format=memory_format)
+    current = one.expand(7, *one.shape)
+    want = lif(current, **NEURON, implementation="reference")
+    assert torch.equal(lif(current, **NEURON, implementation="triton"), want)
+
+
+def test_a_layout_does_not_change_the_spikes():
+    dense = randn(3, 4, 5, 3)
+    want = lif(dense, **NEURON, implementation="reference")
+    gaps = dense.repeat_interleave(2, 1)[:, ::2]
+    for current in (dense.to(memory_format=torch.channels_last), gaps, dense.mT.contiguous().mT):
+        assert torch.equal(current, dense)
+        assert not current.is_contiguous()
+        assert torch.equal(lif(current, **NEURON, implementation="triton"), want)
+    images = randn(3, 1, 2, 4, 6)
+    want = lif_pool(images, **NEURON, implementation="reference")
+    assert torch.equal(lif_pool(images.mT.contiguous().mT, **NEURON, implementation="triton"), want)
+
+
+@pytest.mark.parametrize("repeats", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_ops_are_registered_as_torch_wants(repeats, dtype):
+    step = randn(2, 3, 4, 6, dtype=dtype)
+    lif_pool(step, **NEURON, time_steps=2, implementation="triton")  # registers the ops
+    for one in (step, step.contiguous(memory_format=torch.channels_last)):
+        arguments = (one if repeats else torch.stack([one, one]), repeats, 0.5, 1.0, 0.5, True)
+        torch.library.opcheck(torch.ops.benchd.lif_triton.default, arguments)
+        torch.library.opcheck(torch.ops.benchd.lif_pool_triton.default, (*arguments, False))
+    torch.library.opcheck(torch.ops.benchd.lif_pool_triton.default, (*arguments, True))
+
+
+def test_a_compiler_traces_it_whole():
+    def layer(current):
+        return lif_pool(lif(current, **NEURON, implementation="triton"), **NEURON, implementation="triton")
+
+    current = randn(2, 1, 3, 4, 4)
+    want = layer(current)  # and the module is imported, which a compiler cannot trace
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(current), want)
+
+
+@pytest.mark.parametrize("op", [lif, lif_pool])
+def test_triton_refuses_what_it_cannot_do(op):
+    current = torch.ones(2, 1, 1, 2, 2, device=DEVICE, requires_grad=True)
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        op(current, decay=0.9, implementation="triton")
+    with torch.no_grad():
+        assert op(current, decay=0.9, implementation="triton").all()
+    with pytest.raises(Unavailable, match="computes in float32"):
+        op(current.detach().double(), decay=0.9, implementation="triton")
+    with pytest.raises(Unavailable, match="cannot run on meta: it is for CUDA tensors"):
+        op(current.detach().to("meta"), decay=0.9, implementation="triton")
+
+
+def test_counts_have_no_gradient():
+    current = torch.ones(2, 1, 1, 2, 2, device=DEVICE, requires_grad=True)
+    counts = lif_pool(current, decay=0.9, output="counts", implementation="triton")
+    assert counts.flatten().tolist() == [4, 4]
+    assert not counts.requires_grad
+
+
+def test_a_cpu_tensor_needs_the_interpreter():
+    program = (
+        "import torch; from benchd.kernels.lif import lif; lif(torch.ones(1, 2), decay=0.9, implementation='triton')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "a CPU tensor needs TRITON_INTERPRET=1" in done.stderr
+
+
+def test_what_ships_is_what_the_launcher_makes():
+    from benchd.kernels.lif import triton_impl
+
+    names = [shipped.name for shipped in triton_impl.SHIPPED]
+    assert len(names) == len(set(names))
+    for shipped in triton_impl.SHIPPED:
+        assert set(shipped.signature) == set(shipped.kernel.arg_names)
+        assert set(shipped.constants) == {name for name, kind in shipped.signature.items() if kind == "constexpr"}
+        assert not shipped.fp_fusion
