@@ -192,7 +192,7 @@ def why_not(case: Case, machine: Machine) -> str | None:
         "custom kernels run on the CPU only in this version": custom and machine.device == "cuda",
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         f"the scenario {case.scenario} is not part of this version": case.scenario not in SCENARIOS_HERE,
-        "training is measured on eager only": case.direction == "training" and variant != Variant(),
+        catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
         "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
         "torch.compile needs a C++ compiler; install g++ or set CXX": variant.backend == "compile"
         and not machine.has_cxx,
