@@ -197,7 +197,7 @@ def why_not(case: Case, machine: Machine) -> str | None:
         and not machine.has_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         f"the scenario {case.scenario} is not part of this version": case.scenario not in SCENARIOS_HERE,
-        "training is measured on eager only": case.direction == "training" and variant != Variant(),
+        catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
         "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
         "torch.compile needs a C++ compiler; install g++ or set CXX": variant.backend == "compile"
         and not machine.has_cxx,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 OptionValue = int | float | bool | str
+TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
 
 
 class UnknownName(ValueError):
@@ -73,7 +74,8 @@ class Model:
     nn.Module in eval mode. `input_shape` is one image's shape, an option's name standing for its value. `inputs` says
     how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard normal (a normalised image).
     Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
-    combination of options makes no sense, else None. `custom_kernels` says that the model can run ours.
+    combination of options makes no sense, else None. `custom_kernels` says that the model can run ours, and
+    `custom_training` that they have gradients.
     """
 
     summary: str
@@ -85,6 +87,7 @@ class Model:
     options: Mapping[str, Option] = field(default_factory=dict)
     refuse: Callable[[Mapping[str, Any]], str | None] = lambda options: None
     custom_kernels: bool = False
+    custom_training: bool = False
 
     def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Return every option with its value, defaults filled in; raise UnknownName or BadOption."""
@@ -172,6 +175,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             {"level": _LEVEL, "time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
             _too_few_steps,
             custom_kernels=True,
+            custom_training=True,
         ),
         "square": Model(
             "torch.square of a tensor: the microbenchmark",
@@ -183,6 +187,12 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         ),
     }
 )
+
+
+def trains(name: str, variant: str) -> bool:
+    """Return whether training is measured on this variant of the model; a module of a user's own trains on eager."""
+    custom = name in MODELS and MODELS[name].custom_training
+    return variant == "eager" or (custom and variant == "custom")
 
 
 def entry(name: str) -> Model:

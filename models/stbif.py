@@ -172,9 +172,9 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
     """Return the spiking form of `qann` over `time_steps` steps, in its dtype and on its device, in eval mode.
 
     `qann` stays as it was. The result has its parameter and state-dict names. Batch norm uses the running statistics in
-    training too. `kernels` "custom" is for inference: bias and shortcut are added in the neurons' kernel. Raises
-    ValueError where time_steps < step, or naming the first layer that has no spiking form, and
-    benchd.kernels.dispatch.Unavailable where `kernels` "custom" cannot run on the default device.
+    training too. With `kernels` "custom", bias and shortcut are added in the neurons' kernel. Raises ValueError where
+    time_steps < step, or naming the first layer that has no spiking form, and benchd.kernels.dispatch.Unavailable
+    where `kernels` "custom" cannot run on the default device.
     """
     implementation = _implementation(kernels)
     body = copy.deepcopy(qann)
@@ -330,8 +330,26 @@ def _absorbed(
     layer = _module(body, current)
     if isinstance(layer, _Folded) and layer.scheduled and len(current.users) == 1:
         layer.adds_bias = False
-        bias = graph.get_attr(f"{current.target}.bias")
+        layer.add_module("taken_bias", _TakenBias(layer))
+        bias = graph.call_module(f"{current.target}.taken_bias")
     return current, bias, residual
+
+
+class _TakenBias(nn.Module):
+    """The bias schedule of a folded layer, for the neurons that add it in its place."""
+
+    def __init__(self, layer: _Folded) -> None:
+        super().__init__()
+        self._layer = (layer,)  # a tuple keeps it out of this module's own children
+
+    def forward(self) -> torch.Tensor | None:
+        """Return (T, 1, out, ...), derived anew where autograd records."""
+        (layer,) = self._layer
+        return layer._derive()[1] if _learns() else layer.bias
+
+
+def _learns() -> bool:
+    return torch.is_grad_enabled() and not torch.compiler.is_exporting()
 
 
 class StBif(nn.Module):
@@ -470,8 +488,7 @@ class _Folded(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for `x`, (T*B, ...) with a schedule and (B, ...) without one."""
-        learns = torch.is_grad_enabled() and not torch.compiler.is_exporting()
-        weight, bias = self._derive() if learns else (self.weight, self.bias)
+        weight, bias = self._derive() if _learns() else (self.weight, self.bias)
         if self._schedule is None:
             return self._apply_layer(x, weight, bias)
         y = self._apply_layer(x, weight, None)

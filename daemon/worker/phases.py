@@ -28,6 +28,7 @@ from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check
 from benchd.daemon.worker.stages import StageClock
 from benchd.daemon.worker.subject import build
+from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
 DEVICE_PARTS_S = 1.0
@@ -104,8 +105,8 @@ def run(job: Job, findings: Findings) -> None:
 def _open_device(job: Job) -> torch.device:
     if job.device == "cuda" and not torch.cuda.is_available():
         raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
-    if job.case.direction == "training" and job.case.variant.name != "eager":
-        raise Unsupported("training is measured on eager only")
+    if job.case.direction == "training" and not catalog.trains(job.case.model, job.case.variant.name):
+        raise Unsupported(catalog.TRAINING)
     torch.set_num_threads(job.threads or len(os.sched_getaffinity(0)))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return torch.device(job.device)

@@ -11,11 +11,13 @@ the input is quiet, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P
 `stbif_block` adds a folded bias and a residual on the way in; `max_pool_delta` is the max pool between such layers.
 """
 
+from contextlib import suppress
 from types import ModuleType
 from typing import Literal
 
 import torch
 
+from benchd.kernels import launch
 from benchd.kernels.dispatch import implementation_module
 from benchd.kernels.stbif import native, reference, torch_impl
 
@@ -25,6 +27,11 @@ Output = Literal["codes", "values"]
 
 # imported above rather than looked up by name, so that torch.compile can trace the call
 _TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
+if torch.cuda.is_available() or launch.INTERPRETED:  # a CPU alone never runs it and need not wait for the import
+    with suppress(ModuleNotFoundError):  # what is missing is said when it is asked for
+        from benchd.kernels.stbif import triton_impl
+
+        _TRACEABLE["triton"] = triton_impl
 
 
 def stbif(
@@ -38,12 +45,11 @@ def stbif(
 ) -> torch.Tensor:
     """Return q as int8 ("codes", no gradient) or s * q in the dtype of `current` ("values"), shaped (T, ...).
 
-    `threshold` is a positive float or a tensor of one element on the device of `current`. "torch" with "values" is
-    differentiable in both: the comparisons v >= s and v < 0 take the derivative of sigmoid(4 x / s), which is
-    (4 / s) sig (1 - sig); the bounds on the tracer are constants. Raises TypeError for a current that is not floating
-    point, ValueError for one without time steps, a threshold that is not one positive number, bounds that do not hold
-    0, or an unknown output or implementation, and dispatch.Unavailable where the implementation cannot run here or
-    has no gradient and would need one.
+    `threshold` is a positive float or a tensor of one element on the device of `current`. "values" are differentiable
+    in both, those of "reference" aside: the comparisons v >= s and v < 0 take the derivative of sigmoid(4 x / s), which
+    is (4 / s) sig (1 - sig); the bounds on the tracer are constants. Raises TypeError for a current that is not
+    floating point, ValueError for one without time steps, a threshold that is not one positive number, bounds that do
+    not hold 0, or an unknown output or implementation, and dispatch.Unavailable where the implementation cannot run.
     """
     _check_steps("stbif", current)
     _check_neuron(threshold, pos_max, neg_min, output)
@@ -90,9 +96,9 @@ def max_pool_delta(
 
     (T, B, C, H, W) to (T, B, C, H', W') with H' = (H + 2 padding - kernel_size) // stride + 1, in the dtype of
     `values`; windows are square, padding is never the largest. A is summed in float64 and rounded to float32 for
-    float16, bfloat16 and float32 values. "torch" is differentiable. Raises TypeError for values that are not floating
-    point, ValueError for another number of dimensions, no time steps or windows that do not fit, and
-    dispatch.Unavailable as `stbif` does.
+    float16, bfloat16 and float32 values. Differentiable, "reference" aside: the first of equals in a window takes all.
+    Raises TypeError for values that are not floating point, ValueError for another number of dimensions, no time steps
+    or windows that do not fit, and dispatch.Unavailable as `stbif` does.
     """
     _check_steps("max_pool_delta", values)
     _check_windows(values, kernel_size, stride, padding)
@@ -102,8 +108,8 @@ def max_pool_delta(
 
 
 def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "auto" and device.type == "cpu":
-        implementation = "native"
+    if implementation == "auto":
+        implementation = "triton" if device.type == "cuda" else "native"
     return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
 
 
@@ -115,7 +121,7 @@ def _check_steps(op: str, tensor: torch.Tensor) -> None:
 
 
 def _check_terms(current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
-    if bias is not None and bias.shape != (current.shape[0], *current.shape[2:3]):
+    if bias is not None and (current.dim() < 3 or bias.shape != (current.shape[0], current.shape[2])):
         raise ValueError(f"stbif_block: bias must be (T, C), not {tuple(bias.shape)} for {tuple(current.shape)}")
     if residual is not None and residual.shape != current.shape:
         raise ValueError(f"stbif_block: residual must be {tuple(current.shape)}, not {tuple(residual.shape)}")

@@ -1,97 +1,201 @@
-/* ST-BIF over all time steps and the max pool of running sums: state stays in the cache while t runs.
+/* ST-BIF over all time steps and the max pool of running sums, forwards and backwards: state stays in the cache while t
+   runs.
 
    REAL is the state's type, float or double; the caller compiles the file for each. */
 
+#define _DEFAULT_SOURCE /* madvise */
+#include <math.h>
+#include <omp.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
 
 #ifndef REAL
 #define REAL float
 #endif
 #define PUBLIC __attribute__((visibility("default")))
-#define TILE 1024           /* neurons a tile */
-#define PAD 80              /* rows of exactly a page would share their places in the cache */
-#define LANES 64            /* channels a pooling tile */
+#define INLINE static inline __attribute__((always_inline))
+#define TILE 64              /* neurons a tile: few, so that its rows of all steps share the cache */
+#define LANES 64             /* channels a pooling tile */
 #define WORTH_A_THREAD 16384 /* below so many elements a step, waking a thread costs more than it saves */
+#define FRESH (32 << 20)     /* bytes from which on malloc takes new pages from the kernel in every call */
 
 /* What a step adds to the membrane: current + bias[channel] + residual. A bias lies on `run` neighbours, then comes the
    next of `channels`. Null pointers are left out. */
 typedef struct {
     const REAL *current, *bias, *residual;
-    int64_t channels, run;
+    int64_t steps, n, channels, run;
 } charge;
 
-static void add_bias(REAL *restrict x, int64_t first, int64_t n, const REAL *restrict bias, int64_t channels) {
+/* the tracer and its bounds are REALs, so that every lane of the loops has one width */
+typedef struct {
+    REAL s, pos_max, neg_min;
+} neuron;
+
+/* Ask for large pages where they are new: thousands of page faults would cost more than the kernel itself. */
+static void expect_writes(void *start, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t page = 4096, first = ((uintptr_t)start + page - 1) / page * page;
+    if (bytes >= FRESH) madvise((void *)first, ((uintptr_t)start + bytes - first) / page * page, MADV_HUGEPAGE);
+#endif
+}
+
+/* Return the bias of `n` neurons from `first` on: in place where they lie side by side, else written to `row`. */
+static const REAL *bias_row(REAL *restrict row, const charge *c, int64_t t, int64_t first, int64_t n) {
+    if (!c->bias) return 0;
+    const REAL *bias = c->bias + t * c->channels;
+    int64_t channel = first / c->run % c->channels;
+    if (c->run == 1 && channel + n <= c->channels) return bias + channel;
     for (int64_t i = 0; i < n;) {
-        int64_t channel = (first + i) % channels, left = channels - channel, m = left < n - i ? left : n - i;
-        for (int64_t j = 0; j < m; j++) x[i + j] += bias[channel + j];
+        int64_t left = c->run == 1 ? c->channels - channel : c->run - (first + i) % c->run;
+        int64_t m = left < n - i ? left : n - i;
+        if (c->run == 1) memcpy(row + i, bias + channel, m * sizeof(REAL));
+        else for (int64_t j = 0; j < m; j++) row[i + j] = bias[channel];
+        channel = c->run == 1 || channel + 1 == c->channels ? 0 : channel + 1;
         i += m;
     }
+    return row;
 }
 
-static void add_bias_in_runs(REAL *restrict x, int64_t first, int64_t n, const REAL *restrict bias, const charge *c) {
-    for (int64_t i = 0; i < n;) {
-        int64_t at = first + i, left = c->run - at % c->run, m = left < n - i ? left : n - i;
-        REAL b = bias[at / c->run % c->channels];
-        for (int64_t j = 0; j < m; j++) x[i + j] += b;
-        i += m;
-    }
+/* x = current + bias + residual; a caller that passes a null literal has the term compiled out */
+INLINE REAL charge_of(const REAL *current, const REAL *bias, const REAL *residual, int64_t i) {
+    REAL x = current[i];
+    if (bias) x += bias[i];
+    return residual ? x + residual[i] : x;
 }
 
-static void gather(REAL *restrict x, const charge *c, int64_t t, int64_t stride, int64_t first, int64_t n) {
-    const REAL *restrict current = c->current + t * stride + first;
-    for (int64_t i = 0; i < n; i++) x[i] = current[i];
-    if (c->bias && c->run == 1) add_bias(x, first, n, c->bias + t * c->channels, c->channels);
-    else if (c->bias) add_bias_in_runs(x, first, n, c->bias + t * c->channels, c);
-    if (!c->residual) return;
-    const REAL *restrict residual = c->residual + t * stride + first;
-    for (int64_t i = 0; i < n; i++) x[i] += residual[i];
+/* With k inside its bounds, the two gated comparisons are one clamp. */
+INLINE REAL next_tracer(REAL charged, REAL k, neuron p) {
+    REAL next = k + (charged >= p.s ? (REAL)1 : (REAL)0) - (charged < 0 ? (REAL)1 : (REAL)0);
+    next = next < p.neg_min ? p.neg_min : next;
+    return next > p.pos_max ? p.pos_max : next;
 }
 
-/* the tracer and the codes are REALs, so that every lane of the loop has one width */
-static void fire(
-    REAL *restrict v, REAL *restrict k, REAL *restrict codes, const REAL *restrict x, int64_t n, REAL s, REAL pos_max,
-    REAL neg_min) {
+/* One step of a tile, to codes or values; membranes and tracers before the spike go to `trace` where it is given. */
+INLINE void fire(
+    REAL *restrict v, REAL *restrict k, const REAL *restrict current, const REAL *restrict bias,
+    const REAL *restrict residual, int8_t *restrict codes, REAL *restrict values, REAL *restrict trace, int64_t n,
+    neuron p) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        REAL charged = v[i] + x[i];
-        REAL up = (charged >= s) & (k[i] < pos_max) ? (REAL)1 : (REAL)0;
-        REAL q = (charged < 0) & (k[i] > neg_min) ? (REAL)-1 : up;
-        v[i] = charged - s * q;
-        k[i] += q;
-        codes[i] = q;
+        REAL charged = v[i] + charge_of(current, bias, residual, i);
+        REAL next = next_tracer(charged, k[i], p), q = next - k[i];
+        if (trace) trace[i] = charged, trace[TILE + i] = k[i];
+        v[i] = charged - p.s * q;
+        k[i] = next;
+        if (codes) codes[i] = (int8_t)(int32_t)q;
+        if (values) values[i] = p.s * q;
     }
 }
 
-static void emit(const REAL *restrict q, int64_t n, REAL s, int8_t *restrict codes, REAL *restrict values) {
-    if (codes)
-        for (int64_t i = 0; i < n; i++) codes[i] = (int8_t)q[i];
-    else
-        for (int64_t i = 0; i < n; i++) values[i] = s * q[i];
+INLINE void fire_steps(
+    const charge *c, int64_t first, int64_t n, int8_t *codes, REAL *values, REAL *trace, neuron p, int biased,
+    int shortcut) {
+    REAL v[TILE], k[TILE], row[TILE];
+    for (int64_t i = 0; i < n; i++) v[i] = p.s / 2, k[i] = 0;
+    for (int64_t t = 0; t < c->steps; t++) {
+        int64_t at = t * c->n + first;
+        const REAL *bias = biased ? bias_row(row, c, t, first, n) : 0, *residual = shortcut ? c->residual + at : 0;
+        fire(
+            v, k, c->current + at, bias, residual, codes ? codes + at : 0, values ? values + at : 0,
+            trace ? trace + 2 * TILE * t : 0, n, p);
+    }
 }
 
-static void tile(
-    const charge *c, int8_t *codes, REAL *values, int64_t steps, int64_t stride, int64_t first, int64_t n, REAL s,
-    REAL pos_max, REAL neg_min) {
-    REAL v[TILE + PAD], k[TILE + PAD], q[TILE + PAD], x[TILE + PAD];
-    int adds = c->bias || c->residual;
-    for (int64_t i = 0; i < n; i++) v[i] = s / 2, k[i] = 0;
-    for (int64_t t = 0; t < steps; t++) {
-        int64_t at = t * stride + first;
-        if (adds) gather(x, c, t, stride, first, n);
-        fire(v, k, q, adds ? x : c->current + at, n, s, pos_max, neg_min);
-        emit(q, n, s, codes ? codes + at : 0, values ? values + at : 0);
-    }
+/* A loop of its own for each pair of terms: what it tests is known, and state stays in registers where n is too. */
+INLINE void fire_tile(const charge *c, int64_t first, int64_t n, int8_t *codes, REAL *values, REAL *trace, neuron p) {
+    if (c->bias && c->residual) fire_steps(c, first, n, codes, values, trace, p, 1, 1);
+    else if (c->bias) fire_steps(c, first, n, codes, values, trace, p, 1, 0);
+    else if (c->residual) fire_steps(c, first, n, codes, values, trace, p, 0, 1);
+    else fire_steps(c, first, n, codes, values, trace, p, 0, 0);
+}
+
+static void spike_tile(const charge *c, int64_t first, int8_t *codes, REAL *values, neuron p) {
+    if (c->n - first < TILE) fire_tile(c, first, c->n - first, codes, values, 0, p);
+    else if (codes) fire_tile(c, first, TILE, codes, 0, 0, p);
+    else fire_tile(c, first, TILE, 0, values, 0, p);
 }
 
 /* current, residual and either codes or values (T, n); bias (T, channels) */
 PUBLIC void stbif(
     const REAL *current, const REAL *bias, const REAL *residual, int8_t *codes, REAL *values, int64_t steps, int64_t n,
     int64_t channels, int64_t run, const REAL *threshold, double pos_max, double neg_min, int threads) {
-    charge c = {current, bias, residual, channels, run};
+    charge c = {current, bias, residual, steps, n, channels, run};
+    neuron p = {*threshold, (REAL)pos_max, (REAL)neg_min};
+    expect_writes(codes ? (void *)codes : values, steps * n * (int64_t)(codes ? 1 : sizeof(REAL)));
+#pragma omp parallel for num_threads(threads) schedule(static) if (n >= WORTH_A_THREAD)
+    for (int64_t first = 0; first < n; first += TILE) spike_tile(&c, first, codes, values, p);
+}
+
+#define LOG2_E (REAL)1.44269504088896341
+#define ROUND 12582912.0f /* x + ROUND has round(x) in its low bits */
+
+/* e^x for x <= 0; what would be below 2^-125 is as good as 0 here */
+INLINE REAL exp_of(REAL x) {
+    if (sizeof(REAL) == sizeof(double)) return (REAL)exp(x);
+    float scaled = (float)(x * LOG2_E) < -125 ? -125 : (float)(x * LOG2_E);
+    float shifted = scaled + ROUND, rest = scaled - (shifted - ROUND);
+    union {
+        float real;
+        uint32_t bits;
+    } whole = {shifted}, p;
+    p.real = 1.33988750e-3f + rest * 1.53533328e-4f;
+    p.real = 5.55033237e-2f + rest * (9.61843785e-3f + rest * p.real);
+    p.real = 1.0f + rest * (6.93147182e-1f + rest * (2.40226477e-1f + rest * p.real));
+    p.bits += whole.bits << 23;
+    return p.real;
+}
+
+/* The derivative of sigmoid(slope x), which is even: no exponential overflows. */
+INLINE REAL surrogate(REAL x, REAL slope) {
+    REAL e = exp_of(x < 0 ? slope * x : -slope * x);
+    return slope * e / ((1 + e) * (1 + e));
+}
+
+/* One step backwards: `carried` is the gradient of v after the spike, then that of the charge. */
+INLINE void unfire(
+    REAL *restrict carried, REAL *restrict to_s, const REAL *restrict grad, REAL *restrict to_charge,
+    const REAL *restrict trace, int64_t n, neuron p) {
+    REAL slope = 4 / p.s;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        REAL charged = trace[i], k = trace[TILE + i], q = next_tracer(charged, k, p) - k;
+        REAL up = surrogate(charged - p.s, slope), down = surrogate(charged, slope);
+        REAL fires = k < p.pos_max ? up : 0, retracts = k > p.neg_min ? down : 0;
+        REAL to_value = grad[i] - carried[i], to_code = to_value * p.s;
+        to_s[i] += to_value * q - to_code * fires;
+        to_charge[i] = carried[i] += to_code * (fires + retracts);
+    }
+}
+
+/* Fire once more, keeping `trace` (steps, 2, TILE), and walk it back; returns the gradient of the threshold. */
+static double unspike_tile(
+    const charge *c, int64_t first, const REAL *grad, REAL *to_charge, REAL *trace, neuron p) {
+    REAL carried[TILE] = {0}, to_s[TILE] = {0};
+    int64_t n = c->n - first < TILE ? c->n - first : TILE;
+    if (n < TILE) fire_tile(c, first, n, 0, 0, trace, p);
+    else fire_tile(c, first, TILE, 0, 0, trace, p);
+    for (int64_t t = c->steps - 1; t >= 0; t--) {
+        int64_t at = t * c->n + first;
+        unfire(carried, to_s, grad + at, to_charge + at, trace + 2 * TILE * t, n, p);
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += to_s[i] + carried[i] / 2;
+    return sum;
+}
+
+/* grad and to_charge (T, n); `traces` (threads, T, 2, TILE) is scratch; to_threshold has an element a tile */
+PUBLIC void stbif_backward(
+    const REAL *grad, const REAL *current, const REAL *bias, const REAL *residual, REAL *to_charge, REAL *traces,
+    double *to_threshold, int64_t steps, int64_t n, int64_t channels, int64_t run, const REAL *threshold,
+    double pos_max, double neg_min, int threads) {
+    charge c = {current, bias, residual, steps, n, channels, run};
+    neuron p = {*threshold, (REAL)pos_max, (REAL)neg_min};
+    expect_writes(to_charge, steps * n * (int64_t)sizeof(REAL));
 #pragma omp parallel for num_threads(threads) schedule(static) if (n >= WORTH_A_THREAD)
     for (int64_t first = 0; first < n; first += TILE) {
-        int64_t width = n - first < TILE ? n - first : TILE;
-        tile(&c, codes, values, steps, n, first, width, *threshold, (REAL)pos_max, (REAL)neg_min);
+        REAL *trace = traces + omp_get_thread_num() * steps * 2 * TILE;
+        to_threshold[first / TILE] = unspike_tile(&c, first, grad, to_charge, trace, p);
     }
 }
 
@@ -134,8 +238,8 @@ static void emit_step(const double *sums, REAL *restrict previous, REAL *restric
 /* values (T, B, H, W, C), out (T, B, H', W', C); sums (B, H, W, C) and previous (B, H', W', C) arrive as zeros */
 PUBLIC void max_pool_delta(
     const REAL *values, REAL *out, double *sums, REAL *previous, int64_t steps, int64_t batch, int64_t height,
-    int64_t width, int64_t channels, int64_t kernel, int64_t stride, int64_t padding, int64_t out_height,
-    int64_t out_width, int threads) {
+    int64_t width, int64_t channels, int64_t out_height, int64_t out_width, int64_t kernel, int64_t stride,
+    int64_t padding, int threads) {
     pooling p = {height, width, channels, kernel, stride, padding, out_height, out_width};
     int64_t pixels = height * width, image = pixels * channels, out_image = out_height * out_width * channels;
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (batch * image >= WORTH_A_THREAD)
@@ -145,6 +249,67 @@ PUBLIC void max_pool_delta(
             for (int64_t t = 0; t < steps; t++) {
                 add_step(sums + at, values + t * batch * image + at, pixels, channels, n);
                 emit_step(sums + at, previous + out_at, out + t * batch * out_image + out_at, n, &p);
+            }
+        }
+}
+
+/* Winners, the pixel of `sums` that a window takes its maximum from: the first one that is the largest. */
+static void find_winners(const double *sums, int32_t *restrict winners, int64_t n, const pooling *p) {
+    for (int64_t y = 0; y < p->out_height; y++)
+        for (int64_t x = 0; x < p->out_width; x++) {
+            int64_t top = y * p->stride - p->padding, left = x * p->stride - p->padding;
+            int64_t y1 = clipped(top + p->kernel, p->height), x1 = clipped(left + p->kernel, p->width);
+            int32_t *restrict winner = winners + (y * p->out_width + x) * p->channels;
+            REAL best[LANES];
+            for (int64_t i = 0; i < n; i++) best[i] = -__builtin_inff(), winner[i] = 0;
+            for (int64_t row = clipped(top, p->height); row < y1; row++)
+                for (int64_t column = clipped(left, p->width); column < x1; column++) {
+                    int32_t pixel = (int32_t)(row * p->width + column);
+                    const double *restrict at = sums + pixel * p->channels;
+                    for (int64_t i = 0; i < n; i++) {
+                        winner[i] = (REAL)at[i] > best[i] ? pixel : winner[i];
+                        best[i] = (REAL)at[i] > best[i] ? (REAL)at[i] : best[i];
+                    }
+                }
+        }
+}
+
+/* to_values = later + what the winners of a step receive: grad less the later step's, which took the pool away again */
+static void scatter_step(
+    const REAL *restrict grad, const REAL *restrict later_grad, const int32_t *restrict winners,
+    const REAL *restrict later, REAL *restrict to_values, int64_t n, const pooling *p) {
+    for (int64_t pixel = 0; pixel < p->height * p->width; pixel++)
+        for (int64_t i = 0; i < n; i++)
+            to_values[pixel * p->channels + i] = later ? later[pixel * p->channels + i] : 0;
+    for (int64_t window = 0; window < p->out_height * p->out_width; window++)
+        for (int64_t i = 0; i < n; i++) {
+            int64_t at = window * p->channels + i;
+            to_values[winners[at] * p->channels + i] += later_grad ? grad[at] - later_grad[at] : grad[at];
+        }
+}
+
+/* grad and winners (T, B, H', W', C), values and to_values (T, B, H, W, C); sums (B, H, W, C) arrives as zeros */
+PUBLIC void max_pool_delta_backward(
+    const REAL *grad, const REAL *values, REAL *to_values, double *sums, int32_t *winners, int64_t steps, int64_t batch,
+    int64_t height, int64_t width, int64_t channels, int64_t out_height, int64_t out_width, int64_t kernel,
+    int64_t stride, int64_t padding, int threads) {
+    pooling p = {height, width, channels, kernel, stride, padding, out_height, out_width};
+    int64_t pixels = height * width, image = pixels * channels, out_image = out_height * out_width * channels;
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (batch * image >= WORTH_A_THREAD)
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t c = 0; c < channels; c += LANES) {
+            int64_t n = channels - c < LANES ? channels - c : LANES, at = b * image + c, out_at = b * out_image + c;
+            int64_t step = batch * image, out_step = batch * out_image;
+            for (int64_t t = 0; t < steps; t++) {
+                add_step(sums + at, values + t * step + at, pixels, channels, n);
+                find_winners(sums + at, winners + t * out_step + out_at, n, &p);
+            }
+            for (int64_t t = steps - 1; t >= 0; t--) {
+                const REAL *here = grad + t * out_step + out_at;
+                REAL *to = to_values + t * step + at;
+                int last = t == steps - 1;
+                scatter_step(
+                    here, last ? 0 : here + out_step, winners + t * out_step + out_at, last ? 0 : to + step, to, n, &p);
             }
         }
 }

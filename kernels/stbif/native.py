@@ -1,22 +1,27 @@
-"""ST-BIF and the max pool of running sums in C on the CPU: one pass, with the state in the cache; inference only.
+"""ST-BIF and the max pool of running sums in C on the CPU: one pass, with the state in the cache, and its gradient.
 
 Float32 and float64 are computed as they are and half tensors as float32, so codes equal the reference's bit for bit.
+The forward pass keeps nothing for a gradient: backwards, a tile of neurons fires once more while it is in the cache.
 """
 
 import ctypes
-import math
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from benchd.kernels import compiler
+from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.stbif.gradient import learns, pool_learns
+from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype
+
+_TILE = 64  # TILE of native.c
 
 
 def stbif(
     current: torch.Tensor, *, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str
 ) -> torch.Tensor:
-    """Return codes (int8) or values of `current` (T, ...); raises Unavailable for a gradient or another device."""
+    """Return codes (int8) or values of `current` (T, ...); raises Unavailable for another device."""
     return stbif_block(
         current, bias=None, residual=None, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
     )
@@ -33,21 +38,41 @@ def stbif_block(
     output: str,
 ) -> torch.Tensor:
     """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
-    s = torch.as_tensor(threshold, dtype=_state_dtype(current), device=current.device)
-    tensors = [current, s, *(tensor for tensor in (bias, residual) if tensor is not None)]
-    if output == "codes":  # these have no gradient in any implementation
-        current, s = current.detach(), s.detach()
-        tensors = [current]
-    compiler.require_inference("stbif", *tensors)
-    result: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, output == "codes")
-    return result
+    _require_cpu("stbif", current)
+    s = torch.as_tensor(threshold, dtype=state_dtype(current), device=current.device)
+    codes = output == "codes"
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not codes):
+        spikes: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, codes)
+    return spikes
 
 
 def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     """Return the pooled running sum of `values` (T, B, C, H, W), differenced over T; the result lies channels last."""
-    compiler.require_inference("max_pool_delta", values)
+    _require_cpu("max_pool_delta", values)
     result: torch.Tensor = _max_pool_delta_op(values, kernel_size, stride, padding)
     return result
+
+
+def _require_cpu(op: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise Unavailable(f"{op}: the native kernel is for CPU tensors, not {tensor.device.type}")
+
+
+class _Charge:
+    """What a step adds to the membrane, laid out as native.c reads it; it holds the tensors behind `pointers`."""
+
+    def __init__(self, current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
+        dtype = state_dtype(current)
+        self.current = laid_out(current.to(dtype), by_channel=bias is not None)
+        self._bias = None if bias is None else bias.to(dtype).contiguous()
+        self._residual = None if residual is None else like(self.current, residual, dtype)
+        run = (1, 1) if bias is None else channels(self.current)
+        self.pointers = [_pointer(tensor) for tensor in (self.current, self._bias, self._residual)]
+        self.sizes = len(current), current[0].numel(), *run
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 @torch.library.custom_op("benchd::stbif", mutates_args=(), device_types="cpu")
@@ -61,16 +86,12 @@ def _stbif_op(
     codes: bool,
 ) -> torch.Tensor:
     """Return codes (int8) or values in the dtype of `current` (T, B, C, ...); bias (T, C), threshold one element."""
-    dtype = _state_dtype(current)
-    wide = _laid_out(current.to(dtype), bias is not None)
-    other = None if residual is None else torch.empty_like(wide).copy_(residual)
-    schedule = None if bias is None else bias.to(dtype).contiguous()
-    spikes = torch.empty_like(wide, dtype=torch.int8 if codes else dtype)
-    channels, run = _channels(wide) if bias is not None else (1, 1)
-    _library(dtype).stbif(
-        wide.data_ptr(), _pointer(schedule), _pointer(other), *_outputs(spikes), len(wide), wide[0].numel(),
-        channels, run, threshold.data_ptr(), pos_max, neg_min, compiler.threads(),
-    )  # fmt: skip
+    charge = _Charge(current, bias, residual)
+    dtype = charge.current.dtype
+    spikes = torch.empty_like(charge.current, dtype=torch.int8 if codes else dtype)
+    outputs = (spikes.data_ptr(), None) if codes else (None, spikes.data_ptr())
+    neuron = threshold.data_ptr(), pos_max, neg_min
+    _library(dtype).stbif(*charge.pointers, *outputs, *charge.sizes, *neuron, compiler.threads())
     return spikes if codes else spikes.to(current.dtype)
 
 
@@ -84,69 +105,93 @@ def _(
     neg_min: int,
     codes: bool,
 ) -> torch.Tensor:
-    wide = _laid_out(current, bias is not None)
+    wide = laid_out(current.to(state_dtype(current)), by_channel=bias is not None)
     return torch.empty_like(wide, dtype=torch.int8 if codes else current.dtype)
 
 
-def _laid_out(current: torch.Tensor, by_channel: bool) -> torch.Tensor:
-    """Return `current` with T outermost and no gaps; `by_channel`, channels last or contiguous inside a step."""
-    one = current[0]
-    # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
-    dense = torch.empty_like(current).stride() == current.stride() and current.stride(0) == one.numel()
-    known = not by_channel or one.is_contiguous() or _channels_last(one)
-    return current if dense and known else current.contiguous()
+@torch.library.custom_op("benchd::stbif_backward", mutates_args=(), device_types="cpu")
+def _stbif_backward_op(
+    grad: torch.Tensor,
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor,
+    pos_max: int,
+    neg_min: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of current + bias + residual (T, B, C, ...) and of the threshold, in the state's dtype."""
+    charge, threads = _Charge(current, bias, residual), compiler.threads()
+    to_charge = torch.empty_like(charge.current)
+    grad = like(to_charge, grad, to_charge.dtype)
+    traces = charge.current.new_empty(threads, len(current), 2, _TILE)
+    to_threshold = torch.empty(-(-current[0].numel() // _TILE), dtype=torch.float64)
+    results = to_charge.data_ptr(), traces.data_ptr(), to_threshold.data_ptr()
+    neuron = threshold.data_ptr(), pos_max, neg_min
+    library = _library(to_charge.dtype)
+    library.stbif_backward(grad.data_ptr(), *charge.pointers, *results, *charge.sizes, *neuron, threads)
+    return to_charge, to_threshold.sum().to(threshold.dtype).reshape(threshold.shape)
 
 
-def _channels_last(one: torch.Tensor) -> bool:
-    return one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)
-
-
-def _channels(current: torch.Tensor) -> tuple[int, int]:
-    """Return the number of channels and how many neighbours share one."""
-    one = current[0]
-    return one.shape[1], 1 if _channels_last(one) else math.prod(one.shape[2:])
-
-
-def _outputs(spikes: torch.Tensor) -> tuple[int | None, int | None]:
-    """Return pointers for codes and for values, one of them null."""
-    return (spikes.data_ptr(), None) if spikes.dtype == torch.int8 else (None, spikes.data_ptr())
-
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+@_stbif_backward_op.register_fake
+def _(
+    grad: torch.Tensor,
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor,
+    pos_max: int,
+    neg_min: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = laid_out(current.to(state_dtype(current)), by_channel=bias is not None)
+    return torch.empty_like(wide), torch.empty_like(threshold, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("benchd::max_pool_delta", mutates_args=(), device_types="cpu")
 def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    dtype = _state_dtype(values)
-    steps, batch, channels, height, width = values.shape
-    frames = values.flatten(0, 1).to(dtype).contiguous(memory_format=torch.channels_last)
-    out = _pooled(values, dtype, kernel_size, stride, padding)
-    sums = torch.zeros(batch * channels * height * width, dtype=torch.float64)
-    previous = torch.zeros(out[0].numel(), dtype=dtype)
-    _library(dtype).max_pool_delta(
-        frames.data_ptr(), out.data_ptr(), sums.data_ptr(), previous.data_ptr(), steps, batch, height, width, channels,
-        kernel_size, stride, padding, *out.shape[3:], compiler.threads(),
-    )  # fmt: skip
+    wide = frames(values, state_dtype(values))
+    out = pooled(values, wide.dtype, kernel_size, stride, padding)
+    sums = torch.zeros(values[0].numel(), dtype=torch.float64)
+    previous = torch.zeros(out[0].numel(), dtype=wide.dtype)
+    tensors = wide.data_ptr(), out.data_ptr(), sums.data_ptr(), previous.data_ptr()
+    _library(wide.dtype).max_pool_delta(
+        *tensors, *_sizes(values, out), kernel_size, stride, padding, compiler.threads()
+    )
     return out.to(values.dtype)
 
 
 @_max_pool_delta_op.register_fake
 def _(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    return _pooled(values, values.dtype, kernel_size, stride, padding)
+    return pooled(values, values.dtype, kernel_size, stride, padding)
 
 
-def _pooled(values: torch.Tensor, dtype: torch.dtype, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    steps, batch, channels, *size = values.shape
-    height, width = ((side + 2 * padding - kernel_size) // stride + 1 for side in size)
-    shape = (steps * batch, channels, height, width)
-    flat = torch.empty(shape, dtype=dtype, device=values.device, memory_format=torch.channels_last)
-    out: torch.Tensor = flat.unflatten(0, (steps, batch))
-    return out
+@torch.library.custom_op("benchd::max_pool_delta_backward", mutates_args=(), device_types="cpu")
+def _max_pool_delta_backward_op(
+    grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
+) -> torch.Tensor:
+    """Return the gradient of `values` (T, B, C, H, W) in the state's dtype."""
+    wide = frames(values, state_dtype(values))
+    to_values = pictures(values)
+    out = like(pooled(values, wide.dtype, kernel_size, stride, padding), grad, wide.dtype)
+    sums = torch.zeros(values[0].numel(), dtype=torch.float64)
+    winners = torch.empty(out.numel(), dtype=torch.int32)
+    tensors = out.data_ptr(), wide.data_ptr(), to_values.data_ptr(), sums.data_ptr(), winners.data_ptr()
+    library = _library(wide.dtype)
+    library.max_pool_delta_backward(*tensors, *_sizes(values, out), kernel_size, stride, padding, compiler.threads())
+    return to_values
 
 
-def _state_dtype(current: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(current.dtype, torch.float32)
+@_max_pool_delta_backward_op.register_fake
+def _(grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+    return pictures(values)
+
+
+learns(_stbif_op, _stbif_backward_op)
+pool_learns(_max_pool_delta_op, _max_pool_delta_backward_op)
+
+
+def _sizes(values: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
+    steps, batch, width, *size = values.shape
+    return steps, batch, *size, width, *out.shape[3:]
 
 
 @cache
@@ -155,7 +200,11 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     real = "double" if dtype == torch.float64 else "float"
     library = compiler.load(Path(__file__).with_name("native.c"), (*compiler.EXACT, f"-DREAL={real}"))
     pointer, size, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
-    library.stbif.argtypes = [*[pointer] * 5, *[size] * 4, pointer, number, number, threads]
-    library.max_pool_delta.argtypes = [*[pointer] * 4, *[size] * 10, threads]
-    library.stbif.restype = library.max_pool_delta.restype = None
+    neuron, windows = (pointer, number, number, threads), (*[size] * 10, threads)
+    library.stbif.argtypes = [*[pointer] * 5, *[size] * 4, *neuron]
+    library.stbif_backward.argtypes = [*[pointer] * 7, *[size] * 4, *neuron]
+    library.max_pool_delta.argtypes = [*[pointer] * 4, *windows]
+    library.max_pool_delta_backward.argtypes = [*[pointer] * 5, *windows]
+    for kernel in (library.stbif, library.stbif_backward, library.max_pool_delta, library.max_pool_delta_backward):
+        kernel.restype = None
     return library

@@ -107,7 +107,16 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
             "need a C compiler; install gcc or set CC",
         ),
         (Suite(scenarios=["periodic"]), CPU, "scenario periodic is not part of this version"),
-        (Suite(variants=["amp"], directions=["training"]), CPU, "training is measured on eager only"),
+        (
+            Suite(variants=["amp"], directions=["training"]),
+            CPU,
+            "training is measured on eager and, for the ST-BIF net",
+        ),
+        (
+            Suite(models=["vim_tiny"], variants=["custom"], directions=["training"]),
+            CPU,
+            "for the ST-BIF net, on custom",
+        ),
         (Suite(variants=["compile"]), Machine("cpu", has_cxx=False), "install g\\+\\+ or set CXX"),
     ],
 )
@@ -117,6 +126,12 @@ def test_what_cannot_run_stays_in_the_plan_with_its_reason(suite, machine, reaso
     for entry in planned:
         assert re.search(reason, str(entry.reason))
         assert entry.seconds == 0
+
+
+def test_a_model_whose_kernels_have_gradients_trains_on_them():
+    suite = Suite(models=["snn_stbif_resnet18"], variants=["custom"], directions=["training"])
+    (planned,) = plan.plan([suite], LimitsConfig(), CPU)
+    assert planned.reason is None
 
 
 def test_the_plan_knows_the_backends_that_the_worker_has():

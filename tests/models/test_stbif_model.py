@@ -408,8 +408,33 @@ def test_custom_kernels_refuse_pools_that_they_do_not_have(sizes):
         convert(nn.Sequential(Quantiser(LEVEL), nn.MaxPool2d(**sizes)), 9, kernels="custom")
 
 
-def test_custom_kernels_are_for_inference_and_for_spiking_nets():
-    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
-        convert(small_qann(), 9, kernels="custom")(dyadic_images())
+def test_custom_kernels_learn_what_plain_ones_do():
+    torch.manual_seed(0)
+    plain = build("snn_stbif_resnet18").double()
+    custom = build("snn_stbif_resnet18", kernels="custom").double()
+    custom.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    for model in (plain, custom):
+        model.train()(images).square().sum().backward()
+    wanted = dict(plain.named_parameters())
+    for name, parameter in custom.named_parameters():
+        assert wanted[name].grad.any(), name
+        torch.testing.assert_close(
+            parameter.grad, wanted[name].grad, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_custom_kernels_learn_in_float32_and_compute_the_same_afterwards():
+    network, images = convert(small_qann(), 9, kernels="custom"), dyadic_images()
+    plain = convert(small_qann(), 9)
+    for model in (network, plain):
+        model(images).square().sum().backward()
+    for (name, parameter), want in zip(network.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, want.grad, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    with torch.no_grad():
+        assert torch.equal(network(images), small_qann()(images))
+
+
+def test_a_qann_has_no_custom_kernels():
     with pytest.raises(Unavailable, match="qann_resnet18 has no custom kernels"):
         build("qann_resnet18", kernels="custom")

@@ -1,0 +1,57 @@
+"""How the kernels lay their tensors out: T outermost, then a step without gaps, channels last or contiguous."""
+
+import math
+
+import torch
+
+
+def state_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype of membranes and sums: float32 for half tensors, else the tensor's own."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def laid_out(current: torch.Tensor, *, by_channel: bool) -> torch.Tensor:
+    """Return `current` with T outermost and no gaps; `by_channel`, channels last or contiguous inside a step."""
+    one = current[0]
+    # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
+    dense = torch.empty_like(current).stride() == current.stride() and current.stride(0) == one.numel()
+    known = not by_channel or one.is_contiguous() or _channels_last(one)
+    return current if dense and known else current.contiguous()
+
+
+def like(dense: torch.Tensor, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `tensor` in `dtype` and with the strides of `dense`, which has no gaps."""
+    if tensor.dtype == dtype and tensor.stride() == dense.stride():
+        return tensor
+    return torch.empty_like(dense, dtype=dtype).copy_(tensor)
+
+
+def channels(current: torch.Tensor) -> tuple[int, int]:
+    """Return the number of channels of what `laid_out` returned, and how many neighbours share one."""
+    one = current[0]
+    return one.shape[1], 1 if _channels_last(one) else math.prod(one.shape[2:])
+
+
+def _channels_last(one: torch.Tensor) -> bool:
+    return one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)
+
+
+def frames(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `values` (T, B, C, H, W) as (T B, C, H, W), channels last without gaps."""
+    return values.flatten(0, 1).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def pictures(values: torch.Tensor) -> torch.Tensor:
+    """Return room for the gradient of `values` (T, B, C, H, W) in the state's dtype, channels last inside a step."""
+    room: torch.Tensor = torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
+    return room
+
+
+def pooled(values: torch.Tensor, dtype: torch.dtype, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+    """Return room for the windows of `values` (T, B, C, H, W), channels last inside a step."""
+    steps, batch, width, *size = values.shape
+    sides = ((side + 2 * padding - kernel_size) // stride + 1 for side in size)
+    shape = (steps * batch, width, *sides)
+    flat = torch.empty(shape, dtype=dtype, device=values.device, memory_format=torch.channels_last)
+    out: torch.Tensor = flat.unflatten(0, (steps, batch))
+    return out

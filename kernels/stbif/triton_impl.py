@@ -1,0 +1,591 @@
+"""ST-BIF and the max pool of running sums in Triton, with gradients: a program walks T with its state in registers.
+
+State is float32, or float64 for float64 tensors, and nothing is fused into a multiply-add, so codes equal the
+reference's bit for bit. The forward pass keeps nothing for a gradient: backwards, a block of neurons fires once more
+and leaves its membranes where their gradients will be, the codes beside them. Loops over the T of a neuron are
+unrolled, one compilation per T, and read step t + 1 before they store step t: no load may move above a store to memory
+that might be its own.
+
+The pool sums each pixel once, in a launch of its own, because float64 is slow on a GPU (1/64 of float32 on Orin): with
+the sums taken by each window, one of 3x3 and stride 2 would add every pixel 2.25 times.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from benchd.kernels import launch
+from benchd.kernels.stbif import layout
+from benchd.kernels.stbif.gradient import learns, pool_learns
+from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype
+
+__all__ = ["SHIPPED", "max_pool_delta", "stbif", "stbif_block"]
+
+
+def stbif(
+    current: torch.Tensor, *, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str
+) -> torch.Tensor:
+    """Return codes (int8) or values of `current` (T, ...); raises Unavailable where Triton cannot run."""
+    return stbif_block(
+        current, bias=None, residual=None, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
+    )
+
+
+def stbif_block(
+    current: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor | float,
+    pos_max: int,
+    neg_min: int,
+    output: str,
+) -> torch.Tensor:
+    """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
+    launch.require_device("stbif", current)
+    s = torch.as_tensor(threshold, dtype=state_dtype(current), device=current.device)
+    codes = output == "codes"
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not codes):
+        spikes: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, codes)
+    return spikes
+
+
+def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+    """Return the pooled running sum of `values` (T, B, C, H, W), differenced over T; the result lies channels last."""
+    launch.require_device("max_pool_delta", values)
+    result: torch.Tensor = _max_pool_delta_op(values, kernel_size, stride, padding)
+    return result
+
+
+class _Cut(NamedTuple):
+    """The neurons, pixels or windows of a program, and its warps: four a thread where there are enough of them."""
+
+    block: int
+    warps: int
+
+
+# By architecture, 0 being any other: how many neurons fill the device, then the cut for fewer and that for more
+_CUTS: Mapping[int, tuple[int, _Cut, _Cut]] = {
+    0: (2**16, _Cut(128, 4), _Cut(512, 4)),
+    87: (2**13, _Cut(128, 4), _Cut(512, 4)),
+}
+
+
+# the gradients hold more in registers: four neurons a thread would leave a third of the occupancy, or less
+_LEARNING = _Cut(128, 4)
+
+
+def _cut(device: torch.device, work: int) -> _Cut:
+    full, few, many = _CUTS.get(launch.architecture(device), _CUTS[0])
+    return many if work >= full else few
+
+
+@torch.library.custom_op("benchd::stbif_triton", mutates_args=())
+def _stbif_op(
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor,
+    pos_max: int,
+    neg_min: int,
+    codes: bool,
+) -> torch.Tensor:
+    """Return codes (int8) or values in the dtype of `current` (T, B, C, ...); bias (T, C), threshold one element."""
+    current, bias, residual, width, run = _terms(current, bias, residual)
+    spikes = torch.empty_like(current, dtype=torch.int8 if codes else current.dtype)
+    n = current[0].numel()
+    cut = _cut(current.device, n)
+    if n:
+        with torch.cuda.device_of(current):
+            _stbif_kernel[(triton.cdiv(n, cut.block),)](
+                current, bias, residual, threshold, spikes, n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
+                **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
+            )  # fmt: skip
+    return spikes
+
+
+@_stbif_op.register_fake
+def _(
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor,
+    pos_max: int,
+    neg_min: int,
+    codes: bool,
+) -> torch.Tensor:
+    dense = laid_out(current, by_channel=bias is not None)
+    return torch.empty_like(dense, dtype=torch.int8 if codes else current.dtype)
+
+
+@torch.library.custom_op("benchd::stbif_triton_backward", mutates_args=())
+def _stbif_backward_op(
+    grad: torch.Tensor,
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor,
+    pos_max: int,
+    neg_min: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of current + bias + residual (T, B, C, ...) and of the threshold, in the state's dtype."""
+    current, bias, residual, width, run = _terms(current, bias, residual)
+    to_charge = torch.empty_like(current, dtype=threshold.dtype)
+    codes = torch.empty_like(current, dtype=torch.int8)
+    grad = like(current, grad, grad.dtype)
+    n, cut = current[0].numel(), _LEARNING
+    blocks = triton.cdiv(n, cut.block)
+    to_threshold = torch.empty(blocks, dtype=threshold.dtype, device=current.device)
+    if n:
+        with torch.cuda.device_of(current):
+            _stbif_backward_kernel[(blocks,)](
+                grad, current, bias, residual, threshold, codes, to_charge, to_threshold,
+                n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
+                **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
+            )  # fmt: skip
+    return to_charge, to_threshold.sum(dtype=torch.float64).to(threshold.dtype).reshape(threshold.shape)
+
+
+@_stbif_backward_op.register_fake
+def _(
+    grad: torch.Tensor,
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor,
+    pos_max: int,
+    neg_min: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dense = laid_out(current, by_channel=bias is not None)
+    to_threshold = torch.empty_like(threshold, memory_format=torch.contiguous_format)
+    return torch.empty_like(dense, dtype=threshold.dtype), to_threshold
+
+
+def _terms(
+    current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, int, int]:
+    """Return the terms laid out as the kernels read them, the number of channels and how many neighbours share one."""
+    current = laid_out(current, by_channel=bias is not None)
+    width, run = (1, 1) if bias is None else layout.channels(current)
+    schedule = None if bias is None else bias.contiguous()
+    return current, schedule, None if residual is None else like(current, residual, residual.dtype), width, run
+
+
+def _constants(steps: int, n: int, cut: _Cut) -> dict[str, Any]:
+    return {"T": steps, "WIDE": n > 2**30, "BLOCK": cut.block}
+
+
+@triton.jit
+def _index(n, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the places of this program's elements, and which of them there are."""
+    program = tl.program_id(0)
+    if WIDE:
+        program = program.to(tl.int64)
+    i = program * BLOCK + tl.arange(0, BLOCK)
+    return i, i < n
+
+
+@triton.jit
+def _charge(current, bias, residual, i, channel, inside, STATE: tl.constexpr):
+    x = tl.load(current + i, mask=inside, other=0.0).to(STATE)
+    if bias is not None:
+        x += tl.load(bias + channel, mask=inside, other=0.0).to(STATE)
+    if residual is not None:
+        x += tl.load(residual + i, mask=inside, other=0.0).to(STATE)
+    return x
+
+
+@triton.jit
+def _code(v, k, s, pos_max, neg_min):
+    up = (v >= s) & (k < pos_max)
+    down = (v < 0) & (k > neg_min)
+    return up.to(tl.int32) - down.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["run", "pos_max", "neg_min"])
+def _stbif_kernel(
+    current,
+    bias,
+    residual,
+    threshold,
+    spikes,
+    n,
+    channels,
+    run,
+    pos_max,
+    neg_min,
+    CHANNELS_LAST: tl.constexpr,
+    T: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Walk over T with a block of neurons, which lie in memory in any order that all steps share."""
+    STATE: tl.constexpr = threshold.dtype.element_ty
+    CODES: tl.constexpr = spikes.dtype.element_ty == tl.int8
+    i, inside = _index(n, WIDE, BLOCK)
+    channel = (i if CHANNELS_LAST else i // run) % channels
+    s = tl.load(threshold)
+    x = _charge(current, bias, residual, i, channel, inside, STATE)
+    v = tl.zeros([BLOCK], STATE) + s / 2
+    k = tl.zeros([BLOCK], tl.int32)
+    for t in tl.static_range(T):
+        v += x
+        q = _code(v, k, s, pos_max, neg_min)
+        v -= s * q.to(STATE)
+        k += q
+        if t + 1 < T:
+            current += n
+            if bias is not None:
+                bias += channels
+            if residual is not None:
+                residual += n
+            x = _charge(current, bias, residual, i, channel, inside, STATE)
+        spike = q if CODES else s * q.to(STATE)
+        tl.store(spikes + i, spike.to(spikes.dtype.element_ty), mask=inside)
+        spikes += n
+
+
+@triton.jit
+def _surrogate(x, s):
+    """Return the derivative of sigmoid(4 x / s), which is even: no exponential overflows."""
+    slope = 4.0 / s
+    e = tl.exp(-tl.abs(slope * x))
+    return slope * e / ((1.0 + e) * (1.0 + e))
+
+
+@triton.jit(do_not_specialize=["run", "pos_max", "neg_min"])
+def _stbif_backward_kernel(
+    grad,
+    current,
+    bias,
+    residual,
+    threshold,
+    codes,
+    to_charge,
+    to_threshold,
+    n,
+    channels,
+    run,
+    pos_max,
+    neg_min,
+    CHANNELS_LAST: tl.constexpr,
+    T: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Fire over T once more, leaving membranes in `to_charge`, and walk back; to_threshold has one sum a program."""
+    STATE: tl.constexpr = threshold.dtype.element_ty
+    i, inside = _index(n, WIDE, BLOCK)
+    channel = (i if CHANNELS_LAST else i // run) % channels
+    s = tl.load(threshold)
+    v = tl.zeros([BLOCK], STATE) + s / 2
+    k = tl.zeros([BLOCK], tl.int32)
+    for _ in tl.static_range(T):
+        v += _charge(current, bias, residual, i, channel, inside, STATE)
+        q = _code(v, k, s, pos_max, neg_min)
+        tl.store(to_charge + i, v, mask=inside)
+        tl.store(codes + i, q.to(tl.int8), mask=inside)
+        v -= s * q.to(STATE)
+        k += q
+        current += n
+        if bias is not None:
+            bias += channels
+        if residual is not None:
+            residual += n
+        codes += n
+        grad += n
+        to_charge += n
+    # another thread may read what this one wrote
+    tl.debug_barrier()
+    carried = tl.zeros([BLOCK], STATE)
+    to_s = tl.zeros([BLOCK], STATE)
+    for _ in tl.static_range(T):
+        codes -= n
+        grad -= n
+        to_charge -= n
+        v = tl.load(to_charge + i, mask=inside, other=0.0)
+        q = tl.load(codes + i, mask=inside, other=0).to(tl.int32)
+        k -= q
+        fires = tl.where(k < pos_max, _surrogate(v - s, s), 0.0)
+        retracts = tl.where(k > neg_min, _surrogate(v, s), 0.0)
+        to_value = tl.load(grad + i, mask=inside, other=0.0).to(STATE) - carried
+        to_code = to_value * s
+        to_s += to_value * q.to(STATE) - to_code * fires
+        carried += to_code * (fires + retracts)
+        tl.store(to_charge + i, carried, mask=inside)
+    tl.store(to_threshold + tl.program_id(0), tl.sum(tl.where(inside, to_s + carried / 2, 0.0)))
+
+
+@torch.library.custom_op("benchd::max_pool_delta_triton", mutates_args=())
+def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+    out = pooled(values, values.dtype, kernel_size, stride, padding)
+    if out.numel():
+        _pool(_running_sums(values), out, kernel_size, stride, padding)
+    return out
+
+
+@_max_pool_delta_op.register_fake
+def _(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+    return pooled(values, values.dtype, kernel_size, stride, padding)
+
+
+@torch.library.custom_op("benchd::max_pool_delta_triton_backward", mutates_args=())
+def _max_pool_delta_backward_op(
+    grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
+) -> torch.Tensor:
+    """Return the gradient of `values` (T, B, C, H, W) in the state's dtype."""
+    winners = pooled(values, torch.int32, kernel_size, stride, padding)
+    grad = like(winners, grad, grad.dtype)
+    to_values = pictures(values)
+    n = values[0].numel()
+    if n:
+        _pool(_running_sums(values), winners, kernel_size, stride, padding)
+        cut = _LEARNING
+        with torch.cuda.device_of(values):
+            _unpool_kernel[(triton.cdiv(n, cut.block),)](
+                grad, winners, to_values, n, winners[0].numel(), *_sizes(values, winners),
+                KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(values), n, cut),
+                num_warps=cut.warps, enable_fp_fusion=False,
+            )  # fmt: skip
+    return to_values
+
+
+@_max_pool_delta_backward_op.register_fake
+def _(grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+    return pictures(values)
+
+
+learns(_stbif_op, _stbif_backward_op)
+pool_learns(_max_pool_delta_op, _max_pool_delta_backward_op)
+
+
+def _running_sums(values: torch.Tensor) -> torch.Tensor:
+    """Return the running sums of `values` over T, (T, B, C, H, W), channels last in the state's dtype."""
+    dense = frames(values, values.dtype).unflatten(0, values.shape[:2])
+    sums = torch.empty_like(dense, dtype=state_dtype(values))
+    n = dense[0].numel()
+    cut = _cut(values.device, n)
+    with torch.cuda.device_of(values):
+        _sum_kernel[(triton.cdiv(n, cut.block),)](
+            dense, sums, n, **_constants(len(values), n, cut), num_warps=cut.warps, enable_fp_fusion=False
+        )
+    return sums
+
+
+def _pool(sums: torch.Tensor, out: torch.Tensor, kernel_size: int, stride: int, padding: int) -> None:
+    """Write to `out` the pools of `sums`, differenced over T, or where it is int32 which tap of a window won."""
+    n = out[0].numel()
+    cut = _cut(sums.device, n)
+    with torch.cuda.device_of(sums):
+        _pool_kernel[(triton.cdiv(n, cut.block),)](
+            sums, out, sums[0].numel(), n, *_sizes(sums, out),
+            KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(sums), sums[0].numel(), cut),
+            num_warps=cut.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def _sizes(values: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
+    """Return channels, height and width of the pictures, height and width of what is pooled from them."""
+    return *values.shape[2:], *out.shape[3:]
+
+
+@triton.jit
+def _sum_kernel(values, sums, n, T: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside = _index(n, WIDE, BLOCK)
+    x = tl.load(values + i, mask=inside, other=0.0)
+    total = tl.zeros([BLOCK], tl.float64)
+    for t in tl.static_range(T):
+        total += x.to(tl.float64)
+        if t + 1 < T:
+            values += n
+            x = tl.load(values + i, mask=inside, other=0.0)
+        tl.store(sums + i, total.to(sums.dtype.element_ty), mask=inside)
+        sums += n
+
+
+_SIDES = ["height", "width", "out_height", "out_width"]
+
+
+@triton.jit(do_not_specialize=_SIDES)
+def _pool_kernel(
+    sums,
+    out,
+    step,
+    out_step,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    T: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Walk over T with a block of windows; the first of equals wins, as in torch."""
+    STATE: tl.constexpr = sums.dtype.element_ty
+    WINNERS: tl.constexpr = out.dtype.element_ty == tl.int32
+    i, inside = _index(out_step, WIDE, BLOCK)
+    window = i // channels
+    top = window // out_width % out_height * STRIDE - PADDING
+    left = window % out_width * STRIDE - PADDING
+    image = window // out_width // out_height
+    corner = ((image * height + top) * width + left) * channels + i % channels
+    before = tl.zeros([BLOCK], STATE)
+    lowest = tl.where(inside, float("-inf"), before)
+    for _ in range(T):
+        best = lowest
+        winner = tl.zeros([BLOCK], tl.int32)
+        for tap in tl.static_range(KERNEL * KERNEL):
+            y = top + tap // KERNEL
+            x = left + tap % KERNEL
+            there = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+            at = corner + (tap // KERNEL * width + tap % KERNEL) * channels
+            candidate = tl.load(sums + at, mask=there, other=float("-inf"))
+            winner = tl.where(candidate > best, tap, winner)
+            best = tl.maximum(best, candidate)
+        result = winner if WINNERS else best - before
+        tl.store(out + i, result.to(out.dtype.element_ty), mask=inside)
+        before = best
+        sums += step
+        out += out_step
+
+
+@triton.jit(do_not_specialize=_SIDES)
+def _unpool_kernel(
+    grad,
+    winners,
+    to_values,
+    step,
+    out_step,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    T: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Walk back over T with a block of pixels, each of which collects from the windows that it won."""
+    STATE: tl.constexpr = to_values.dtype.element_ty
+    i, inside = _index(step, WIDE, BLOCK)
+    pixel = i // channels
+    bottom = pixel // width % height + PADDING
+    right = pixel % width + PADDING
+    image = pixel // width // height
+    carried = tl.zeros([BLOCK], STATE)
+    for _ in range(T - 1):
+        grad += out_step
+        winners += out_step
+        to_values += step
+    for back in range(T):
+        for tap in tl.static_range(KERNEL * KERNEL):
+            y = bottom - tap // KERNEL
+            x = right - tap % KERNEL
+            meets = (y >= 0) & (y % STRIDE == 0) & (x >= 0) & (x % STRIDE == 0)
+            meets = inside & meets & (y // STRIDE < out_height) & (x // STRIDE < out_width)
+            at = ((image * out_height + y // STRIDE) * out_width + x // STRIDE) * channels + i % channels
+            won = meets & (tl.load(winners + at, mask=meets, other=-1) == tap)
+            carried += tl.load(grad + at, mask=won, other=0.0).to(STATE)
+            # the next step takes the pool away again
+            carried -= tl.load(grad + out_step + at, mask=won & (back > 0), other=0.0).to(STATE)
+        tl.store(to_values + i, carried, mask=inside)
+        grad -= out_step
+        winners -= out_step
+        to_values -= step
+
+
+def _shipped() -> Iterator[launch.Shipped]:
+    """Yield what the spiking ResNet-18 launches at 8 steps: neurons and pool, and in float32 their gradients."""
+    for cut, architectures in _shipped_cuts():
+        for precision in ("fp16", "fp32"):
+            yield from _shipped_neurons(precision, cut, architectures)
+            yield from _shipped_pools(precision, cut, architectures)
+    yield from _shipped_gradients()
+
+
+def _shipped_cuts() -> Iterator[tuple[_Cut, tuple[int, ...]]]:
+    """Yield each cut with the architectures that use it."""
+    used = {which: _CUTS.get(which, _CUTS[0])[1:] for which in launch.ARCHITECTURES}
+    for cut in dict.fromkeys(cut for cuts in used.values() for cut in cuts):
+        yield cut, tuple(which for which, cuts in used.items() if cut in cuts)
+
+
+# The neurons behind the first layer, behind a convolution and behind one with a shortcut; the last two in each layout
+_LAYERS = ((), True), *((terms, last) for terms in (("bias",), ("bias", "residual")) for last in (True, False))
+
+_WINDOWS = {"KERNEL": 3, "STRIDE": 2, "PADDING": 1}
+
+
+def _shipped_neurons(precision: str, cut: _Cut, architectures: tuple[int, ...]) -> Iterator[launch.Shipped]:
+    for terms, last in _LAYERS:
+        name = " ".join(("stbif", *terms, "last" if last else "first", str(cut.block), precision))
+        tensors = {"current": precision, **dict.fromkeys(terms, precision), "threshold": "fp32", "spikes": precision}
+        yield _specialised(name, _stbif_kernel, tensors, _neuron_constants(terms, last, cut), cut, architectures)
+
+
+def _neuron_constants(terms: tuple[str, ...], channels_last: bool, cut: _Cut) -> dict[str, Any]:
+    absent: dict[str, Any] = {term: None for term in ("bias", "residual") if term not in terms}
+    one = {} if terms else {"channels": 1}
+    return absent | one | {"CHANNELS_LAST": channels_last} | _constants(8, 0, cut)
+
+
+def _shipped_pools(precision: str, cut: _Cut, architectures: tuple[int, ...]) -> Iterator[launch.Shipped]:
+    suffix, steps = f"{cut.block} {precision}", _constants(8, 0, cut)
+    tensors = {"values": precision, "sums": "fp32"}
+    yield _specialised(f"max_pool_delta sums {suffix}", _sum_kernel, tensors, steps, cut, architectures)
+    outputs = {"": precision} | ({" winners": "i32"} if precision == "fp32" else {})
+    for what, out in outputs.items():
+        tensors = {"sums": "fp32", "out": out}
+        yield _specialised(
+            f"max_pool_delta{what} {suffix}", _pool_kernel, tensors, _WINDOWS | steps, cut, architectures
+        )
+
+
+def _shipped_gradients() -> Iterator[launch.Shipped]:
+    cut = _LEARNING
+    results = {"threshold": "fp32", "codes": "i8", "to_charge": "fp32", "to_threshold": "fp32"}
+    for terms, last in _LAYERS:
+        name = " ".join(("stbif backward", *terms, "last" if last else "first", "fp32"))
+        tensors = {"grad": "fp32", "current": "fp32", **dict.fromkeys(terms, "fp32"), **results}
+        yield _specialised(name, _stbif_backward_kernel, tensors, _neuron_constants(terms, last, cut), cut)
+    tensors = {"grad": "fp32", "winners": "i32", "to_values": "fp32"}
+    yield _specialised("max_pool_delta backward fp32", _unpool_kernel, tensors, _WINDOWS | _constants(8, 0, cut), cut)
+
+
+def _specialised(
+    name: str,
+    kernel: Any,
+    tensors: Mapping[str, str],
+    constants: Mapping[str, Any],
+    cut: _Cut,
+    architectures: tuple[int, ...] = launch.ARCHITECTURES,
+) -> launch.Shipped:
+    """Return `kernel` as it is launched on tensors without gaps; what is neither tensor nor constant is a size."""
+    kinds = {name: f"*{kind}" for name, kind in tensors.items()} | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
+    return launch.Shipped(
+        name=name,
+        kernel=kernel,
+        signature=signature,
+        constants=constants,
+        aligned=tuple(name for name in signature if name not in (*constants, *_UNSPECIALISED)),
+        num_warps=cut.warps,
+        fp_fusion=False,
+        architectures=architectures,
+    )
+
+
+# what the kernels are compiled once for, whatever its value: it may divide by 16 or not
+_UNSPECIALISED = ("run", "pos_max", "neg_min", *_SIDES)
+
+SHIPPED = tuple(_shipped())

@@ -1,0 +1,156 @@
+"""The Triton kernels of ST-BIF against the reference and the plain gradients, on a GPU or in Triton's interpreter."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from benchd.kernels import launch
+from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block, triton_impl
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# the interpreter cuts the last bits of a bfloat16 off where a GPU rounds them
+DTYPES = [torch.float64, torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+NEURON = {"threshold": 0.731, "pos_max": 3, "neg_min": -1}
+WINDOWS = {"kernel_size": 3, "stride": 2, "padding": 1}
+
+
+def draw(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def channels_last(tensor):
+    return tensor.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, tensor.shape[:2])
+
+
+@pytest.mark.parametrize("output", ["codes", "values"])
+@pytest.mark.parametrize("names", [[], ["bias"], ["residual"], ["bias", "residual"]], ids=" ".join)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_block_is_the_reference_bit_for_bit(dtype, names, output):
+    current, residual = (draw(4, 2, 9, 3, 5, seed=seed, dtype=dtype) for seed in (0, 1))
+    terms = {"bias": draw(4, 9, seed=2, dtype=dtype), "residual": residual}
+    terms = {name: terms[name] for name in names}
+    for layout in (current, channels_last(current), current.mT.contiguous().mT):
+        want = stbif_block(layout, **terms, **NEURON, output=output, implementation="reference")
+        got = stbif_block(layout, **terms, **NEURON, output=output, implementation="triton")
+        assert got.dtype == want.dtype
+        assert torch.equal(got, want)
+        assert want.unique().numel() == 3
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 129), (2, 513), (9, 1), (4, 0, 3)], ids=str)
+def test_any_size_and_one_step_are_served(shape):
+    current = 2 * draw(*shape)
+    for output in ("codes", "values"):
+        want = stbif(current, **NEURON, output=output, implementation="reference")
+        assert torch.equal(stbif(current, **NEURON, output=output, implementation="triton"), want)
+
+
+def test_a_full_device_and_wide_tracers_are_cut_otherwise(monkeypatch):
+    monkeypatch.setattr(triton_impl, "_CUTS", {0: (0, *triton_impl._CUTS[0][1:])})
+    current, residual = draw(3, 2, 130, 2, 2), draw(3, 2, 130, 2, 2, seed=1)
+    arguments = {"bias": draw(3, 130), "residual": residual, "threshold": 0.25, "pos_max": 7, "neg_min": -8}
+    want = stbif_block(current, **arguments, implementation="reference")
+    assert torch.equal(stbif_block(current, **arguments, implementation="triton"), want)
+
+
+@pytest.mark.parametrize("windows", [(3, 2, 1), (2, 2, 0), (5, 3, 2)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_deltas_are_the_reference_s_bit_for_bit(dtype, windows):
+    values = draw(4, 2, 5, 6, 5, dtype=dtype)
+    sizes = dict(zip(WINDOWS, windows, strict=True))
+    for layout in (values, channels_last(values)):
+        want = max_pool_delta(layout, **sizes, implementation="reference")
+        got = max_pool_delta(layout, **sizes, implementation="triton")
+        assert got.dtype == dtype
+        assert torch.equal(got, want)
+
+
+def test_an_empty_batch_pools_to_an_empty_one():
+    values = torch.empty(4, 0, 3, 4, 4, device=DEVICE, requires_grad=True)
+    out = max_pool_delta(values, **WINDOWS, implementation="triton")
+    assert out.shape == (4, 0, 3, 2, 2)
+    assert torch.autograd.grad(out.sum(), values)[0].shape == values.shape
+
+
+def gradients(current, s, terms, weights, implementation):
+    leaves = [tensor.detach().requires_grad_() for tensor in (current, s, *terms.values())]
+    arguments = {**NEURON, "threshold": leaves[1], "implementation": implementation}
+    values = stbif_block(leaves[0], **dict(zip(terms, leaves[2:], strict=True)), **arguments)
+    return torch.autograd.grad((values * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize("names", [[], ["bias", "residual"]], ids=" ".join)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_the_gradients_are_the_plain_ones_in_double(dtype, names):
+    current, residual, weights = (draw(5, 2, 7, 3, 4, seed=seed, dtype=dtype) for seed in range(3))
+    terms = {"bias": draw(5, 7, seed=3, dtype=dtype), "residual": residual}
+    terms = {name: terms[name] for name in names}
+    s = torch.tensor(0.731, dtype=torch.promote_types(dtype, torch.float32), device=DEVICE)
+    double = {name: term.double() for name, term in terms.items()}
+    wanted = gradients(current.double(), s.double(), double, weights.double(), "torch")
+    for layout in (current, channels_last(current)):
+        for got, want in zip(gradients(layout, s, terms, weights, "triton"), wanted, strict=True):
+            # a threshold and a bias collect from many neurons
+            limit = 32 * torch.finfo(dtype).eps * (current.numel() / want.numel()) ** 0.5
+            torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("windows", [(3, 2, 1), (2, 2, 0)], ids=str)
+def test_a_pool_hands_its_gradient_to_the_first_of_equals(windows):
+    values = draw(5, 2, 7, 6, 5).round().clamp(-1, 1) / 2
+    sizes, results = dict(zip(WINDOWS, windows, strict=True)), []
+    for implementation in ("torch", "triton"):
+        leaf = values.detach().requires_grad_()
+        out = max_pool_delta(leaf, **sizes, implementation=implementation)
+        results += torch.autograd.grad((out * draw(*out.shape, seed=1)).sum(), leaf)
+    assert results[0].any()
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # opcheck reads it of its own copies
+def test_the_ops_are_registered_as_torch_wants():
+    current, bias = draw(2, 1, 3, 2, 3).requires_grad_(), draw(2, 3).requires_grad_()
+    s = torch.tensor(0.5, device=DEVICE)
+    torch.library.opcheck(torch.ops.benchd.stbif_triton.default, (current, bias, current, s, 3, 0, False))
+    torch.library.opcheck(torch.ops.benchd.stbif_triton.default, (current.detach(), None, None, s, 3, 0, True))
+    arguments = (current.detach(), current.detach(), bias.detach(), None, s, 3, 0)
+    torch.library.opcheck(torch.ops.benchd.stbif_triton_backward.default, arguments)
+    torch.library.opcheck(torch.ops.benchd.max_pool_delta_triton.default, (current, 3, 2, 1))
+    arguments = (torch.ones(2, 1, 3, 1, 2, device=DEVICE), current.detach(), 3, 2, 1)
+    torch.library.opcheck(torch.ops.benchd.max_pool_delta_triton_backward.default, arguments)
+
+
+def test_a_compiler_traces_it_with_its_gradient():
+    s = torch.tensor(0.5, device=DEVICE, requires_grad=True)
+    current = draw(3, 2, 3, 4, 4).requires_grad_()
+
+    def layer(x):
+        spikes = stbif_block(x, threshold=s, pos_max=3, neg_min=0, implementation="triton")
+        return max_pool_delta(spikes, **WINDOWS, implementation="triton")
+
+    want, got = layer(current), torch.compile(layer, fullgraph=True, backend="aot_eager")(current)
+    assert torch.equal(got, want)
+    wanted = torch.autograd.grad(want.square().sum(), (current, s))
+    torch.testing.assert_close(torch.autograd.grad(got.square().sum(), (current, s)), wanted)
+
+
+def test_what_cannot_run_is_refused(monkeypatch):
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    for device, reason in (("cpu", "needs TRITON_INTERPRET=1"), ("meta", "it is for CUDA tensors")):
+        current = torch.ones(2, 1, 1, 2, 2, device=device)
+        with pytest.raises(Unavailable, match=f"stbif: the Triton kernel cannot run on {device}: .*{reason}"):
+            stbif(current, **NEURON, implementation="triton")
+        with pytest.raises(Unavailable, match=f"max_pool_delta: the Triton kernel cannot run on {device}"):
+            max_pool_delta(current, **WINDOWS, implementation="triton")
+
+
+def test_what_ships_names_every_argument_once():
+    names = [shipped.name for shipped in triton_impl.SHIPPED]
+    assert len(names) == len(set(names))
+    for shipped in triton_impl.SHIPPED:
+        assert list(shipped.signature) == list(shipped.kernel.arg_names)
+        constants = {name for name, kind in shipped.signature.items() if kind == "constexpr"}
+        assert constants == set(shipped.constants)
+        assert not constants & set(shipped.aligned)
