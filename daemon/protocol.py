@@ -7,7 +7,7 @@ from msgspec import Struct
 from benchd.daemon.records import Case, Check, ModelFacts, OptionValue, ProcessResult
 from benchd.daemon.statistics import StopRule
 
-StageName = Literal["import", "build", "load", "check", "warm_up", "measure"]
+StageName = Literal["import", "build", "load", "check", "warm_up", "measure", "probe"]
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -35,6 +35,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             "check": self.check_deadline_s,
             "warm_up": self.warm_up_cap_s + self.grace_s,
             "measure": self.rule.cap_s + self.grace_s,
+            "probe": self.grace_s,
         }[stage]
 
 

@@ -8,14 +8,25 @@ from typing import Literal
 
 import msgspec
 
-from benchd.daemon import statistics
+from benchd.daemon import floor, statistics
 from benchd.daemon.protocol import Outcome
-from benchd.daemon.records import Case, Check, Environment, Memory, Record, Status, Summary, Timing
+from benchd.daemon.records import (
+    Case,
+    Check,
+    Environment,
+    Floor,
+    Memory,
+    ModelFacts,
+    Probes,
+    Record,
+    Status,
+    Summary,
+    Timing,
+)
 
 MISSING = {
     "energy": "no_sensor",
     "occupancy": "not measured in this version",
-    "x_of_floor": "not measured in this version",
 }
 FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
 PERCENTILES = (90, 95, 99)
@@ -53,6 +64,10 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
     measured = [outcome for outcome in outcomes if outcome.process.timing]
     timing = _combined([outcome.process.timing for outcome in measured]) if status == "ok" else None
     telemetry = _summaries(outcomes)
+    probes = floor.combined([outcome.process.probes for outcome in outcomes if outcome.process.probes])
+    model = next((outcome.model for outcome in outcomes if outcome.model), None)
+    least = _floor(case, model, probes, reason)
+    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) else None
     return Record(
         run_id=begun.run_id,
         suite_id=shared.suite_id,
@@ -67,7 +82,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         environment=_with_worker_facts(shared.environment, outcomes),
         reason=reason,
         preset=preset,
-        model=next((outcome.model for outcome in outcomes if outcome.model), None),
+        model=model,
         kernels_ran=next((outcome.kernels_ran for outcome in outcomes if outcome.kernels_ran), None),
         timing=timing,
         parts=_parts(outcomes) if timing else {},
@@ -78,8 +93,11 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         temperature=_ending(telemetry, "_temp_c"),
         memory=_memory(outcomes),
         check=_worst_check(outcomes),
-        flags=_flags(telemetry, shared.environment.cpu_count, outcomes),
-        missing=_missing(timing, telemetry, outcomes, reason),
+        x_of_floor=x_of_floor,
+        floor=least if isinstance(least, Floor) else None,
+        probes=probes,
+        flags=_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
+        missing=_missing(timing, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )
 
@@ -162,6 +180,14 @@ def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
     return min(checks, key=lambda check: (check.passed, -check.error_share)) if checks else None
 
 
+def _floor(case: Case, model: ModelFacts | None, probes: Probes | None, reason: str | None) -> Floor | str:
+    """Return the floor of one run, or why there is none."""
+    if model is None or probes is None:
+        return reason or "the device was not probed"
+    cost = floor.cost_of(case, model)
+    return cost if isinstance(cost, str) else floor.of(cost, probes)
+
+
 def _summaries(outcomes: Sequence[Outcome]) -> dict[str, Summary]:
     """Return each metric over all processes' windows."""
     found: dict[str, list[Summary]] = {}
@@ -182,8 +208,12 @@ def _pooled(summaries: Sequence[Summary]) -> Summary:
     )
 
 
-def _flags(telemetry: dict[str, Summary], cpu_count: int, outcomes: Sequence[Outcome]) -> list[str]:
+def _flags(
+    telemetry: dict[str, Summary], cpu_count: int, x_of_floor: float | None, outcomes: Sequence[Outcome]
+) -> list[str]:
     flags = {flag for outcome in outcomes for flag in outcome.flags}
+    if x_of_floor is not None and x_of_floor < 1:
+        flags.add("faster_than_floor")
     if _foreign_cpus(telemetry, cpu_count) > FOREIGN_CPUS:
         flags.add("busy_machine")
     return sorted(flags)
@@ -211,20 +241,31 @@ def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) ->
 
 
 def _missing(
-    timing: Timing | None, telemetry: dict[str, Summary], outcomes: Sequence[Outcome], reason: str | None
+    timing: Timing | None,
+    telemetry: dict[str, Summary],
+    probes: Probes | None,
+    least: Floor | str,
+    outcomes: Sequence[Outcome],
+    reason: str | None,
 ) -> dict[str, str]:
     """Return why each field that is null is null."""
     missing = dict(MISSING)
     if timing is None:
-        missing["timing"] = reason or "not measured"
+        missing["timing"] = missing["x_of_floor"] = reason or "not measured"
     else:
         for q in PERCENTILES:
             if getattr(timing, f"p{q}_ms") is None:
                 missing[f"timing.p{q}_ms"] = f"needs {statistics.minimum_samples(q)} runs a process, has {timing.runs}"
+    if isinstance(least, str):
+        missing["floor"] = missing["x_of_floor"] = least
     if not _ending(telemetry, "_clock_hz"):
         missing["clocks"] = "no_sensor"
     if not _ending(telemetry, "_temp_c"):
         missing["temperature"] = "no_sensor"
     for outcome in outcomes:
         missing |= outcome.missing
+    if probes:  # of the processes that could
+        missing.pop("probes", None)
+    else:
+        missing.setdefault("probes", reason or "not measured")
     return missing

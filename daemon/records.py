@@ -24,6 +24,8 @@ Precision = Literal["fp32", "fp16", "bf16", "amp"]
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
 Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained"]
+ExponentialsBy = Literal["triton", "c", "torch"]
+Bound = Literal["matrix", "bytes", "exponentials"]
 Status = Literal["ok", "failed", "timeout", "unsupported", "aborted"]
 OptionValue = int | float | bool | str
 
@@ -164,6 +166,7 @@ class Stages(Struct, frozen=True, kw_only=True):
     second_run_s: float | None = None
     warm_up_s: float | None = None
     measure_s: float | None = None
+    probe_s: float | None = None
 
 
 class WarmUp(Struct, frozen=True):
@@ -281,6 +284,39 @@ class SamplerReport(Struct, frozen=True, kw_only=True):
     failures: dict[str, str] = {}
 
 
+class Probes(Struct, frozen=True, kw_only=True):
+    """What the device reached right after the timed section, in its process, at its clocks and with its threads.
+
+    A copy counts what it reads and what it writes. `matrix_dtype` is the type of the products, the case's own or
+    float32 where that is faster; `exponentials_by` says whose exponential was the fastest at hand.
+    """
+
+    copy_bytes_per_s: float
+    matrix_flops_per_s: float
+    matrix_dtype: str
+    exponentials_per_s: float
+    exponentials_by: ExponentialsBy
+
+
+class Floor(Struct, frozen=True, kw_only=True):
+    """The least time that one run of the case could take at the probed rates, and what it has to do in it.
+
+    A device copies, multiplies and takes exponentials at the same time, so that the longest of the three times stands
+    as `floor_ms` and `bound_by` names it. Copies between host and device are not part of it.
+    """
+
+    floor_ms: float
+    bound_by: Bound
+    matrix_ms: float
+    bytes_ms: float
+    exponentials_ms: float
+    matrix_flops: int
+    elementwise_flops: int
+    bytes: int
+    parameters_bytes: int
+    exponentials: int
+
+
 class ProcessResult(Struct, frozen=True, kw_only=True):
     """One worker process of a case, from spawn to exit."""
 
@@ -297,6 +333,7 @@ class ProcessResult(Struct, frozen=True, kw_only=True):
     throughput_per_s: float | None = None
     telemetry: dict[str, Summary] = {}
     sampler: SamplerReport | None = None
+    probes: Probes | None = None
 
 
 class Environment(Struct, frozen=True, kw_only=True):
@@ -361,6 +398,8 @@ class Record(Struct, frozen=True, kw_only=True):
     occupancy: float | None = None
     check: Check | None = None
     x_of_floor: float | None = None
+    floor: Floor | None = None
+    probes: Probes | None = None
     flags: list[str] = []
     missing: dict[str, str] = {}
     processes: list[ProcessResult] = []

@@ -89,7 +89,9 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
     table = Table(title=_title(records[0].environment), title_justify="left", title_style="")
     for heading in ("model", "variant", "batch"):
         table.add_column(heading, no_wrap=heading != "model", overflow="fold")
-    for heading in ("median ms [95 %]", "p99 ms", "per second", "energy mJ", "power W", "memory MiB"):
+    # in two lines, so that a row fits 160 columns
+    figures = ("median ms\n[95 %]", "p99\nms", "x of\nfloor", "per\nsecond", "energy\nmJ", "power\nW", "memory\nMiB")
+    for heading in figures:
         table.add_column(heading, justify="right")
     table.add_column("check")
     for record in records:
@@ -117,11 +119,12 @@ def _row(record: Record) -> list[str]:
         variant = variant.replace("custom", f"custom ({record.kernels_ran})", 1)
     head = [f"{case.model}{options}", variant, str(case.batch_size)]
     if record.timing is None:
-        return [*head, record.status, "", "", "", "", "", ""]
+        return [*head, record.status, "", "", "", "", "", "", ""]
     return [
         *head,
         _median(record.timing),
         _figure(record.timing.p99_ms),
+        _x_of_floor(record),
         _figure(record.throughput_per_s),
         _energy(record),
         _power(record),
@@ -141,6 +144,13 @@ def _figure(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _x_of_floor(record: Record) -> str:
+    """Return how many times the floor a run takes, and which of its times the floor is."""
+    if record.x_of_floor is None or record.floor is None:
+        return "-"
+    return f"{record.x_of_floor:.3g} ({record.floor.bound_by.replace('exponentials', 'exp')})"
 
 
 def _energy(record: Record) -> str:
@@ -185,6 +195,10 @@ def _notes(records: Sequence[Record]) -> list[str]:
     busy = [record.case.model for record in measured if "busy_machine" in record.flags]
     if busy:
         notes.append(f"busy machine: others used the CPU while {', '.join(dict.fromkeys(busy))} ran; run it again")
+    below = [record.case.model for record in measured if "faster_than_floor" in record.flags]
+    if below:
+        names = ", ".join(dict.fromkeys(below))
+        notes.append(f"x of floor: {names} below 1: it ran in the caches, or the probes were disturbed")
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")

@@ -1,4 +1,4 @@
-"""The phases of one process in order: build, load, check, warm up, measure."""
+"""The phases of one process in order: build, load, check, warm up, measure, probe."""
 
 import ctypes
 import os
@@ -16,6 +16,7 @@ from benchd.daemon.records import (
     Check,
     Memory,
     ModelFacts,
+    Probes,
     ProcessResult,
     RawFile,
     Status,
@@ -23,7 +24,7 @@ from benchd.daemon.records import (
     WarmUp,
     Window,
 )
-from benchd.daemon.worker import backends, measure, steps
+from benchd.daemon.worker import backends, measure, probes, steps
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check
 from benchd.daemon.worker.stages import StageClock
@@ -51,6 +52,7 @@ class Findings:
     memory: Memory | None = None
     raw: dict[str, RawFile] = field(default_factory=dict)
     throughput_per_s: float | None = None
+    probes: Probes | None = None
     flags: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -68,6 +70,7 @@ class Findings:
             memory=self.memory,
             raw=self.raw,
             throughput_per_s=self.throughput_per_s,
+            probes=self.probes,
         )
         return Outcome(
             process=process,
@@ -100,6 +103,8 @@ def run(job: Job, findings: Findings) -> None:
     findings.check = check(subject, loaded, job)
     del subject
     _timed(job, loaded, pool, findings)
+    del loaded, pool
+    _probed(job, device, findings)
 
 
 def _open_device(job: Job) -> torch.device:
@@ -176,6 +181,16 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: 
         values.append(step(len(values)))
     columns = zip(step.parts, zip(*values, strict=True), strict=True)
     findings.parts |= {part: measure.part_timing(column) for part, column in columns}
+
+
+def _probed(job: Job, device: torch.device, findings: Findings) -> None:
+    """Take the device's rates; a probe that finds no memory costs the floor and not the measurement."""
+    findings.stages.enter("probe")
+    try:
+        findings.probes = probes.probe(device, job.case.variant.precision)
+    except (RuntimeError, MemoryError) as error:
+        findings.missing["probes"] = f"the probes did not run: {error}"
+    findings.stages.leave()
 
 
 def _forget_peaks(device: torch.device) -> bool:

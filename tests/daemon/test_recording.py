@@ -1,18 +1,40 @@
 """From processes to a Record: statuses, intervals between processes, throughput, and reasons for what is missing."""
 
+import msgspec
 import pytest
 from records_made import ENVIRONMENT, timing
 
 from benchd.daemon import recording
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
-from benchd.daemon.records import Case, Check, Memory, ProcessResult, Summary
+from benchd.daemon.records import Case, Check, Memory, ModelFacts, Probes, ProcessResult, Summary
+from benchd.models.cost import cost, parameters
 
 SHARED = Pass("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
 
 
-def outcome(status="ok", *, reason=None, check=None, **process):
-    return Outcome(process=ProcessResult(status=status, reason=reason, **process), check=check)
+VIM = ModelFacts(
+    options={},
+    input_shape=[3, 224, 224],
+    parameters=parameters("vim_tiny", {}),
+    weights="random",
+    weights_sha256="0",
+    data="random",
+)
+
+
+def outcome(status="ok", *, reason=None, check=None, model=None, **process):
+    return Outcome(process=ProcessResult(status=status, reason=reason, **process), check=check, model=model)
+
+
+def probes(matrix=1e12):
+    return Probes(
+        copy_bytes_per_s=1e11,
+        matrix_flops_per_s=matrix,
+        matrix_dtype="float32",
+        exponentials_per_s=1e12,
+        exponentials_by="c",
+    )
 
 
 def record(*outcomes, case=None):
@@ -122,3 +144,47 @@ def test_parts_are_combined_by_name():
     parts = {"forward": timing(2.0), "backward": timing(3.0)}
     made = record(outcome(timing=timing(5.0), parts=parts), case=Case(model="vim_tiny", direction="training"))
     assert made.parts == parts
+
+
+def test_x_of_floor_is_the_median_over_the_floor_of_all_processes():
+    rates, medians = (1e12, 4e12), (30.0, 40.0)
+    processes = [
+        outcome(timing=timing(ms), model=VIM, probes=probes(rate)) for ms, rate in zip(medians, rates, strict=True)
+    ]
+    made = record(*processes)
+    flops = cost("vim_tiny", {}, 4, "fp32", "inference").matrix_flops
+    alone = [ms / (1e3 * flops / rate) for ms, rate in zip(medians, rates, strict=True)]
+    assert made.x_of_floor == pytest.approx((alone[0] * alone[1]) ** 0.5)
+    assert made.x_of_floor == made.timing.median_ms / made.floor.floor_ms
+    assert made.floor.bound_by == "matrix"
+    assert made.probes.matrix_flops_per_s == pytest.approx(2e12)
+    assert not {"x_of_floor", "floor", "probes"} & made.missing.keys()
+
+
+@pytest.mark.parametrize(("rate", "flags"), [(1e9, ["faster_than_floor"]), (1e12, [])])
+def test_a_case_that_is_faster_than_its_floor_is_flagged(rate, flags):
+    made = record(outcome(timing=timing(100.0), model=VIM, probes=probes(rate)))
+    assert (made.flags, made.x_of_floor < 1) == (flags, bool(flags))
+
+
+def test_without_a_formula_there_are_probes_and_a_reason():
+    own = record(outcome(timing=timing(), model=VIM, probes=probes()), case=Case(model="own.net.build"))
+    assert (own.x_of_floor, own.floor) == (None, None)
+    assert own.probes is not None
+    assert "module of your own" in own.missing["x_of_floor"]
+    assert own.missing["floor"] == own.missing["x_of_floor"]
+
+
+def test_without_probes_there_is_no_floor_and_a_reason():
+    spoiled = msgspec.structs.replace(outcome(timing=timing(), model=VIM), missing={"probes": "no room"})
+    assert record(spoiled).missing["probes"] == "no room"
+    assert record(spoiled).missing["x_of_floor"] == "the device was not probed"
+    both = record(spoiled, outcome(timing=timing(), model=VIM, probes=probes()))
+    assert both.x_of_floor is not None
+    assert "probes" not in both.missing
+
+
+def test_a_case_that_failed_after_one_process_has_no_x_of_floor():
+    made = record(outcome(timing=timing(), model=VIM, probes=probes()), outcome("failed", reason="gone"))
+    assert made.x_of_floor is None
+    assert made.missing["x_of_floor"] == "gone"

@@ -12,10 +12,20 @@ from benchd.daemon.delivery import console
 from benchd.daemon.delivery.console import Screen, print_catalog, print_kernels, print_plan
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.plan import Machine
-from benchd.daemon.records import Case, Check, Energy, Memory, Summary, Variant, encode
+from benchd.daemon.records import Case, Check, Energy, Floor, Memory, Summary, Variant, encode
 from benchd.kernels.shipped import CannotCompile, Compiled
 
 PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
+
+ENERGY = Energy(
+    energy_j=10.0,
+    energy_err_j=0.2,
+    gross_per_inference_j=0.0315,
+    scope="module",
+    source="fake",
+    sensor_period_s=0.1,
+    updates=50,
+)
 
 
 def shown(*records, as_json=False):
@@ -35,6 +45,11 @@ def check(**fields):
     return Check(**given | {"tolerance": 1e-4, "argmax_disagreements": 0} | fields)
 
 
+def least(bound):
+    costs = dict.fromkeys(("matrix_flops", "elementwise_flops", "bytes", "parameters_bytes", "exponentials"), 1)
+    return Floor(floor_ms=1.0, bound_by=bound, matrix_ms=1.0, bytes_ms=1.0, exponentials_ms=1.0, **costs)
+
+
 def test_a_row_holds_what_was_measured():
     record = made(
         case=Case(model="snn_onepass", variant=Variant(precision="fp16"), batch_size=64, options={"time_steps": 4}),
@@ -42,15 +57,7 @@ def test_a_row_holds_what_was_measured():
         throughput_per_s=5184.0,
         memory=Memory(rss_peak_bytes=300 * 2**20),
         check=check(),
-        energy=Energy(
-            energy_j=10.0,
-            energy_err_j=0.2,
-            gross_per_inference_j=0.0315,
-            scope="module",
-            source="fake",
-            sensor_period_s=0.1,
-            updates=50,
-        ),
+        energy=ENERGY,
         telemetry={"power_w@VDD_IN": Summary(5, 6.5, 7, 50, "fake")},
     )
     table, _ = shown(record)
@@ -58,6 +65,36 @@ def test_a_row_holds_what_was_measured():
         assert cell in table
     for cell in ("31.5 ±2 %", "6.5", "300", "ok 3.0e-07", "cpu: cpu, 2 threads | clocks unknown"):
         assert cell in table
+
+
+@pytest.mark.parametrize(
+    ("bound", "cell"), [("matrix", "3.42 (matrix)"), ("bytes", "3.42 (bytes)"), ("exponentials", "3.42 (exp)")]
+)
+def test_x_of_floor_names_what_binds(bound, cell):
+    table, _ = shown(made(x_of_floor=3.4156, floor=least(bound)))
+    assert cell in table
+    assert "below 1" not in table
+
+
+def test_a_case_below_its_floor_is_named():
+    table, _ = shown(made(flags=["faster_than_floor"]))
+    assert "x of floor: vim_tiny below 1" in table
+
+
+def test_a_full_row_fits_160_columns():
+    busy = made(
+        case=Case(model="snn_stbif_resnet18", direction="training", batch_size=64),
+        timing=timing(123.4567, low_ms=120.12, high_ms=125.67, p99_ms=131.45),
+        throughput_per_s=518.4,
+        memory=Memory(rss_peak_bytes=1300 * 2**20),
+        check=check(rule="codes", flipped_share=2e-7),
+        energy=ENERGY,
+        telemetry={"power_w": Summary(5, 16.54, 7, 50, "fake")},
+        x_of_floor=13.4156,
+        floor=least("matrix"),
+    )
+    table, _ = shown(busy)
+    assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 160
 
 
 def test_what_was_not_measured_is_a_dash_with_its_note():

@@ -1,0 +1,57 @@
+"""How far a case is from the least time that its device allows: its cost by formula over the rates that were probed."""
+
+import math
+from collections.abc import Sequence
+
+from benchd.daemon.records import Bound, Case, Floor, ModelFacts, Probes
+from benchd.models import catalog
+from benchd.models.cost import Cost, cost, parameters
+
+
+def of(case_cost: Cost, probes: Probes) -> Floor:
+    """Return the floor of one run: the longest of its three times, because a device does all three at once."""
+    times_ms: dict[Bound, float] = {
+        "matrix": 1e3 * case_cost.matrix_flops / probes.matrix_flops_per_s,
+        "bytes": 1e3 * case_cost.bytes / probes.copy_bytes_per_s,
+        "exponentials": 1e3 * case_cost.exponentials / probes.exponentials_per_s,
+    }
+    bound_by = max(times_ms, key=lambda bound: times_ms[bound])
+    return Floor(
+        floor_ms=times_ms[bound_by],
+        bound_by=bound_by,
+        matrix_ms=times_ms["matrix"],
+        bytes_ms=times_ms["bytes"],
+        exponentials_ms=times_ms["exponentials"],
+        matrix_flops=case_cost.matrix_flops,
+        elementwise_flops=case_cost.elementwise_flops,
+        bytes=case_cost.bytes,
+        parameters_bytes=case_cost.parameters_bytes,
+        exponentials=case_cost.exponentials,
+    )
+
+
+def cost_of(case: Case, model: ModelFacts) -> Cost | str:
+    """Return the cost of one run of the case, or why it is not known."""
+    if case.model not in catalog.MODELS:
+        return "the cost of a module of your own is not known"
+    expected = parameters(case.model, model.options)
+    if model.parameters != expected:
+        return f"the cost is known for the catalog's {expected} parameters, and these weights make {model.parameters}"
+    return cost(case.model, model.options, case.batch_size, case.variant.precision, case.direction)
+
+
+def combined(probes: Sequence[Probes]) -> Probes | None:
+    """Return the rates over all processes as the record's median is made of theirs: geometric means."""
+    if not probes:
+        return None
+    return Probes(
+        copy_bytes_per_s=_mean([one.copy_bytes_per_s for one in probes]),
+        matrix_flops_per_s=_mean([one.matrix_flops_per_s for one in probes]),
+        matrix_dtype=probes[0].matrix_dtype,
+        exponentials_per_s=_mean([one.exponentials_per_s for one in probes]),
+        exponentials_by=probes[0].exponentials_by,
+    )
+
+
+def _mean(rates: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, rates)) / len(rates))

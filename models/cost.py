@@ -1,0 +1,217 @@
+"""What one run of a catalogued model has to do at the least, by formula: operations, exponentials, bytes; torch-free.
+
+    matrix_flops       2 a multiply-add of the convolutions, linear layers and projections. A convolution is counted
+                       directly, and with the taps that fall on padding, as every counter does
+    elementwise_flops  the other additions, multiplications, divisions and comparisons
+    exponentials       those of the scan, of softplus and of SiLU; softplus' logarithm counts as one, because the same
+                       unit of a GPU does it
+    bytes              each parameter once, the images, the logits, and what crosses from one fused step to the next,
+                       written once and read by each step that needs it
+
+The fused steps, and what crosses between them, whatever the precision:
+
+    Vision Mamba   patch embedding; each layer but the last; the last one and the head, for the class token alone.
+                   The residual stream crosses, in float32
+    OnePass        conv1, LIF and pool; conv2, LIF and pool; the head. Counts of spikes cross, one byte a pooled number
+                   and time step
+    ResNet-18      stem and its pool; each convolution with batch norm, shortcut and neurons; pool and fc. Codes cross,
+                   one byte a number, and time step where it spikes
+
+What is the same at every time step counts once: OnePass' conv1 on a repeated image, stem and fc of the ST-BIF net.
+
+Training is forward and backward without an optimiser. Each figure is the least by itself: the operations and the
+exponentials as if all values of the forward pass were kept, the bytes as if only what crosses were.
+
+    matrix_flops       three times the forward's, less the gradient that the image does not need
+    elementwise_flops  three times the forward's
+    exponentials       the forward's: the derivatives are made of the same values
+    bytes              parameters twice and their gradients once; images and what crosses are read once more; a gradient
+                       for each number that a step reads of another, written and read; the logits and their gradient
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from benchd.models import catalog
+from benchd.models.catalog import OptionValue
+
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "amp": 4}
+_SILU, _NORM, _LIF, _QUANTISER, _ST_BIF = 2, 5, 5, 7, 9  # elementwise operations a number, exponentials apart
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of a batch has to do at the least; `parameters_bytes` is the parameters' part of `bytes`."""
+
+    matrix_flops: int
+    elementwise_flops: int
+    exponentials: int
+    bytes: int
+    parameters_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Return all floating-point operations, exponentials apart."""
+        return self.matrix_flops + self.elementwise_flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Forward:
+    """The forward pass of one image. `first_flops` are those of `matrix_flops` whose input is the image.
+
+    `written` and `read` are the numbers that cross between the steps, of `width` bytes each.
+    """
+
+    parameters: int = 0
+    matrix_flops: int = 0
+    first_flops: int = 0
+    elementwise_flops: int
+    exponentials: int = 0
+    inputs: int
+    outputs: int
+    written: int = 0
+    read: int = 0
+    width: int = 0
+
+
+def parameters(model: str, options: Mapping[str, OptionValue]) -> int:
+    """Return how many numbers the parameters of the catalogued model hold."""
+    return _forward(model, options).parameters
+
+
+def cost(
+    model: str,
+    options: Mapping[str, OptionValue],
+    batch_size: int,
+    precision: Literal["fp32", "fp16", "bf16", "amp"],
+    direction: Literal["inference", "training"],
+) -> Cost:
+    """Return the cost of one run of the catalogued model over a batch; raises UnknownName or BadOption.
+
+    The model is the catalog's: weights with another image size or number of classes make another model. `options`
+    left out have their defaults.
+    """
+    one = _forward(model, options)
+    training = direction == "training"
+    return Cost(
+        matrix_flops=batch_size * ((3 * one.matrix_flops - one.first_flops) if training else one.matrix_flops),
+        elementwise_flops=batch_size * one.elementwise_flops * (3 if training else 1),
+        exponentials=batch_size * one.exponentials,
+        bytes=(_training_bytes if training else _inference_bytes)(one, batch_size, _BYTES[precision]),
+        parameters_bytes=one.parameters * _BYTES[precision] * (3 if training else 1),
+    )
+
+
+def _inference_bytes(one: _Forward, batch_size: int, number: int) -> int:
+    image = number * (one.inputs + one.outputs) + one.width * (one.written + one.read)
+    return number * one.parameters + batch_size * image
+
+
+def _training_bytes(one: _Forward, batch_size: int, number: int) -> int:
+    # a model without parameters learns its input, whose gradient is written
+    images = number * one.inputs * (2 if one.parameters else 3)
+    crossing = one.width * (one.written + 2 * one.read) + number * 2 * one.read
+    return 3 * number * one.parameters + batch_size * (images + crossing + 2 * number * one.outputs)
+
+
+def _forward(model: str, options: Mapping[str, OptionValue]) -> _Forward:
+    entry = catalog.entry(model)
+    return _FORWARD[model](model, entry.resolve(options))
+
+
+_VIM_DIMS = {"vim_tiny": 192, "vim_small": 384, "vim_base": 768}
+_DEPTH, _STATES, _TAPS, _SIDE, _CLASSES = 24, 16, 4, 224, 1000
+
+
+def _vim(model: str, options: Mapping[str, Any]) -> _Forward:
+    dim, patch = _VIM_DIMS[model], options["patch_size"]
+    inner, rank, patch_numbers = 2 * dim, -(-dim // 16), 3 * patch**2
+    patches = ((_SIDE - patch) // options["stride"] + 1) ** 2
+    tokens = _DEPTH * (patches + 1)
+    # the last layer: its scans meet at the class token, the one token that passes its gate
+    scanned = 2 * (tokens - patches - 1) + patches + 2
+    gated = tokens - patches
+    low = rank + 2 * _STATES
+    embedding = 2 * patches * dim * patch_numbers
+    layer = dim + 3 * dim * inner + 2 * inner * (_TAPS + 1 + low + rank + 1 + _STATES + 1)
+    return _Forward(
+        parameters=dim * (patch_numbers + 1 + 1 + patches + 1) + _DEPTH * layer + dim + (dim + 1) * _CLASSES,
+        # in_proj to u, to z and out_proj; x_proj and dt_proj
+        matrix_flops=embedding + 2 * inner * (dim * (tokens + 2 * gated) + scanned * (low + rank)) + 2 * dim * _CLASSES,
+        first_flops=embedding,
+        # norms and residual; the short convolution; the scan with its softplus; sum of the directions and gate
+        elementwise_flops=_NORM * dim * (tokens + 1)
+        + inner * scanned * (2 * _TAPS + _SILU + 6 * _STATES + 5)
+        + inner * gated * (_SILU + 2),
+        exponentials=inner * (scanned * (_STATES + 2 + 1) + gated),
+        inputs=3 * _SIDE**2,
+        outputs=_CLASSES,
+        written=tokens * dim,
+        read=tokens * dim,
+        width=4,
+    )
+
+
+def _onepass(model: str, options: Mapping[str, Any]) -> _Forward:
+    steps, repeats = options["time_steps"], options["encoding"] == "repeat"
+    conv1, conv2, fc = 64 * 27, 128 * 64 * 9, 8192 * 256 + 256 * 10
+    stem = 2 * conv1 * 32**2 * (1 if repeats else steps)
+    pooled = steps * (64 * 16**2 + 128 * 8**2)
+    return _Forward(
+        parameters=conv1 + conv2 + fc + (64 + 128) * (3 if options["batch_norm"] else 1) + 256 + 10,
+        matrix_flops=stem + 2 * steps * (conv2 * 16**2 + fc),
+        first_flops=stem,
+        elementwise_flops=4 * pooled * _LIF + steps * (256 + 10),
+        inputs=3 * 32**2,
+        outputs=10,
+        written=pooled,
+        read=pooled,
+        width=1,
+    )
+
+
+_STAGES = ((64, 64, 8), (64, 128, 4), (128, 256, 2), (256, 512, 1))  # channels in and out, side of a 32x32 image
+
+
+def _resnet(model: str, options: Mapping[str, Any]) -> _Forward:
+    steps, neuron = (options["time_steps"], _ST_BIF) if "time_steps" in options else (1, _QUANTISER)
+    stem, pooled, fc = 64 * 3 * 49, 64 * 8**2, 512 * 10
+    weights, norms, products, numbers = 0, 64, 0, 0
+    for before, width, side in _STAGES:
+        # two blocks of two convolutions; where the width changes, a fifth takes the shortcut there
+        changes = before != width
+        convolutions = 9 * before * width + 27 * width**2 + changes * before * width
+        weights += convolutions
+        norms += (4 + changes) * width
+        products += convolutions * side**2
+        numbers += width * side**2
+    return _Forward(
+        parameters=stem + weights + fc + 10 + 2 * norms + 17,
+        matrix_flops=2 * (stem * 16**2 + steps * products + fc),
+        first_flops=2 * stem * 16**2,
+        # the neurons with their bias, the comparisons of the pool, the additions of the shortcuts
+        elementwise_flops=steps * (neuron * (64 * 16**2 + 4 * numbers) + 8 * pooled + 2 * numbers),
+        inputs=3 * 32**2,
+        outputs=10,
+        # the first half of a block is read once, its output by the next block and by its shortcut, the last by the head
+        written=steps * (pooled + 4 * numbers),
+        read=steps * (2 * pooled + 6 * numbers - 512),
+        width=1,
+    )
+
+
+def _square(model: str, options: Mapping[str, Any]) -> _Forward:
+    numbers = options["size"] ** 2
+    return _Forward(elementwise_flops=numbers, inputs=numbers, outputs=numbers)
+
+
+_FORWARD: Mapping[str, Callable[[str, Mapping[str, Any]], _Forward]] = {
+    **dict.fromkeys(_VIM_DIMS, _vim),
+    "snn_onepass": _onepass,
+    "qann_resnet18": _resnet,
+    "snn_stbif_resnet18": _resnet,
+    "square": _square,
+}

@@ -1,0 +1,92 @@
+"""The probes: finite rates in every precision, right arithmetic in the chains, and probes that fail."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from worker_jobs import job, own_module, run
+
+from benchd.daemon.worker import probes
+from benchd.kernels import compiler
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("precision", "types"),
+    [
+        ("fp32", {"float32"}),
+        ("fp16", {"float16", "float32"}),
+        ("bf16", {"bfloat16", "float32"}),
+        ("amp", {"float16", "bfloat16", "float32"}),
+    ],
+)
+def test_every_precision_has_finite_rates(precision, types):
+    found = probes.probe(DEVICE, precision)
+    rates = (found.copy_bytes_per_s, found.matrix_flops_per_s, found.exponentials_per_s)
+    assert all(0 < rate < math.inf for rate in rates)
+    assert found.matrix_dtype in types
+    assert found.exponentials_by in {"triton", "c", "torch"}
+
+
+def test_the_shortest_run_decides_and_the_first_does_not_count():
+    class Work:
+        runs = 0
+
+        def __call__(self):
+            self.runs += 1
+
+    work = Work()
+    rate = probes._rate(work, 10**9, CPU)
+    assert work.runs > probes.MIN_RUNS
+    assert 0 < rate < math.inf
+
+
+def test_the_chain_in_c_is_powers_of_two():
+    chain, _ = probes._by_c(CPU)
+    assert chain() is None
+    library = compiler.load(probes.C_SOURCE)
+    x = torch.linspace(-120, 120, 3 * 5 * 7).reshape(3, 35)
+    wanted = np.exp2(-x.double().numpy())
+    library.exp2_chain(x.data_ptr(), 3, 35, 1, 2)
+    np.testing.assert_allclose(x.numpy(), wanted, rtol=2e-7)
+    x = torch.rand(2, 9)
+    library.exp2_chain(x.data_ptr(), 2, 9, 100, 2)
+    np.testing.assert_allclose(x.numpy(), 0.6411857, rtol=1e-6)  # where x = 2^-x
+
+
+def test_the_chain_in_triton_is_powers_of_two():
+    probes_triton = pytest.importorskip("benchd.daemon.worker.probes_triton")
+    x = torch.rand(2 * probes_triton.BLOCK, device=DEVICE)
+    wanted = torch.exp2(-torch.exp2(-torch.exp2(-x.double())))
+    probes_triton.exp2_chain(x, 3)
+    torch.testing.assert_close(x.double(), wanted, rtol=1e-6, atol=0)
+
+
+def test_without_a_compiler_the_exponentials_are_torch_s_and_named_so(monkeypatch):
+    compiler.load.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    rate, by = probes.exponential_rate(CPU)
+    assert by == "torch"
+    assert 0 < rate < math.inf
+
+
+def test_a_real_worker_probes_after_what_it_timed(tmp_path):
+    outcome = run(job(tmp_path))
+    found = outcome.process.probes
+    assert found is not None
+    assert all(value > 0 for value in msgspec.structs.asdict(found).values() if isinstance(value, float))
+    assert outcome.process.stages.probe_s > 0
+    assert "probes" not in outcome.missing
+
+
+def test_probes_that_fail_cost_the_floor_and_not_the_measurement(tmp_path):
+    spoils = "def mm(*_, **__): raise RuntimeError('no room')\n    torch.mm = mm"
+    outcome = run(job(tmp_path, module=own_module(tmp_path, build=spoils)))
+    assert outcome.process.status == "ok"
+    assert outcome.process.timing is not None
+    assert outcome.process.probes is None
+    assert outcome.missing["probes"] == "the probes did not run: no room"
