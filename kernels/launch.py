@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import INTERPRETED, Unavailable
 
 # Turing, Ampere on the desktop, Orin, Ada, Hopper
 ARCHITECTURES = (75, 86, 87, 89, 90)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @dataclass(frozen=True, kw_only=True)

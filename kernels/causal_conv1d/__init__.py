@@ -7,18 +7,16 @@ None. `reverse` looks ahead instead: x[t+W-1-k,d], 0 after the last token. Sums 
 x, and y is in the dtype of x.
 """
 
-from types import ModuleType
 from typing import Literal
 
 import torch
 
 from benchd.kernels.causal_conv1d import native, reference, torch_impl
-from benchd.kernels.dispatch import implementation_module
+from benchd.kernels.dispatch import Implementations
 
 __all__ = ["causal_conv1d"]
 
-# imported above rather than looked up by name, so that torch.compile can trace the call
-_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
+_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
 
 def causal_conv1d(
@@ -38,15 +36,9 @@ def causal_conv1d(
     "native" neither learns nor computes in float64.
     """
     _check(x, weight, bias, activation)
-    run = _module(implementation, x.device).causal_conv1d
+    run = _implementation(implementation, x.device).causal_conv1d
     y: torch.Tensor = run(x, weight, bias, activation, reverse)
     return y
-
-
-def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "auto" and device.type == "cpu":
-        implementation = "native"
-    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:

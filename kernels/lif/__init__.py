@@ -8,12 +8,11 @@ T time steps lead; the other dimensions are neurons and never mix. The membrane 
 bfloat16 currents and in the current's own dtype otherwise. `lif_pool` averages or counts the spikes of 2x2 windows.
 """
 
-from types import ModuleType
 from typing import Literal
 
 import torch
 
-from benchd.kernels.dispatch import implementation_module
+from benchd.kernels.dispatch import Implementations
 from benchd.kernels.lif import native, reference, torch_impl
 
 __all__ = ["lif", "lif_pool"]
@@ -21,9 +20,7 @@ __all__ = ["lif", "lif_pool"]
 Reset = Literal["zero", "subtract"]
 Output = Literal["mean", "counts"]
 
-# imported above rather than looked up by name, so that torch.compile can trace the call; Triton's, which may be absent,
-# joins them at its first call
-_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
+_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
 
 def lif(
@@ -44,7 +41,7 @@ def lif(
     run here or has no gradient and would need one.
     """
     _check("lif", current, reset)
-    module = _module(implementation, current.device)
+    module = _implementation(implementation, current.device)
     spikes: torch.Tensor = module.lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
     return spikes
 
@@ -74,19 +71,11 @@ def lif_pool(
         raise ValueError(f"lif_pool: current must be (T, B, C, H, W), H and W at least 2, not {tuple(current.shape)}")
     if output not in {"mean", "counts"}:
         raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
-    module = _module(implementation, current.device)
+    module = _implementation(implementation, current.device)
     pooled: torch.Tensor = module.lif_pool(
         current, decay=decay, gain=gain, threshold=threshold, reset=reset, output=output
     )
     return pooled
-
-
-def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "auto":
-        implementation = "triton" if device.type == "cuda" else "native"
-    if implementation not in _TRACEABLE:
-        _TRACEABLE[implementation] = implementation_module(__name__, implementation, device)
-    return _TRACEABLE[implementation]
 
 
 def _check(op: str, current: torch.Tensor, reset: str) -> None:

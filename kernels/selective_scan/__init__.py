@@ -9,17 +9,14 @@ outputs in their natural order. h, delta and every sum are in float32, in float6
 of u (Gu and Dao, 2023, algorithm 2).
 """
 
-from types import ModuleType
-
 import torch
 
-from benchd.kernels.dispatch import implementation_module
+from benchd.kernels.dispatch import Implementations
 from benchd.kernels.selective_scan import native, reference, torch_impl
 
 __all__ = ["selective_scan", "selective_scan_pair"]
 
-# imported above rather than looked up by name, so that torch.compile can trace the call
-_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
+_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
 
 def selective_scan(
@@ -44,7 +41,7 @@ def selective_scan(
     run here: "native" neither learns nor computes in float64.
     """
     _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
-    run = _module(implementation, u.device).selective_scan
+    run = _implementation(implementation, u.device).selective_scan
     y: torch.Tensor = run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse)
     return y
 
@@ -67,15 +64,9 @@ def selective_scan_pair(
     since a bidirectional layer gates the sum. Errors are those of `selective_scan`.
     """
     _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
-    run = _module(implementation, u.device).selective_scan_pair
+    run = _implementation(implementation, u.device).selective_scan_pair
     y: torch.Tensor = run(u, delta, A, B, C, D, delta_bias, delta_softplus)
     return y
-
-
-def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "auto" and device.type == "cpu":
-        implementation = "native"
-    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
 
 
 def _check(op: str, lead: tuple[int, ...], **tensors: torch.Tensor | None) -> None:

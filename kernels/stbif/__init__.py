@@ -11,27 +11,18 @@ the input is quiet, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P
 `stbif_block` adds a folded bias and a residual on the way in; `max_pool_delta` is the max pool between such layers.
 """
 
-from contextlib import suppress
-from types import ModuleType
 from typing import Literal
 
 import torch
 
-from benchd.kernels import launch
-from benchd.kernels.dispatch import implementation_module
+from benchd.kernels.dispatch import Implementations
 from benchd.kernels.stbif import native, reference, torch_impl
 
 __all__ = ["max_pool_delta", "stbif", "stbif_block"]
 
 Output = Literal["codes", "values"]
 
-# imported above rather than looked up by name, so that torch.compile can trace the call
-_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
-if torch.cuda.is_available() or launch.INTERPRETED:  # a CPU alone never runs it and need not wait for the import
-    with suppress(ModuleNotFoundError):  # what is missing is said when it is asked for
-        from benchd.kernels.stbif import triton_impl
-
-        _TRACEABLE["triton"] = triton_impl
+_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
 
 def stbif(
@@ -53,7 +44,7 @@ def stbif(
     """
     _check_steps("stbif", current)
     _check_neuron(threshold, pos_max, neg_min, output)
-    module = _module(implementation, current.device)
+    module = _implementation(implementation, current.device)
     spikes: torch.Tensor = module.stbif(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
     return spikes
 
@@ -80,7 +71,7 @@ def stbif_block(
     _check_steps("stbif_block", current)
     _check_neuron(threshold, pos_max, neg_min, output)
     _check_terms(current, bias, residual)
-    module = _module(implementation, current.device)
+    module = _implementation(implementation, current.device)
     spikes: torch.Tensor = module.stbif_block(
         current, bias=bias, residual=residual, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
     )
@@ -102,15 +93,9 @@ def max_pool_delta(
     """
     _check_steps("max_pool_delta", values)
     _check_windows(values, kernel_size, stride, padding)
-    module = _module(implementation, values.device)
+    module = _implementation(implementation, values.device)
     pooled: torch.Tensor = module.max_pool_delta(values, kernel_size=kernel_size, stride=stride, padding=padding)
     return pooled
-
-
-def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "auto":
-        implementation = "triton" if device.type == "cuda" else "native"
-    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
 
 
 def _check_steps(op: str, tensor: torch.Tensor) -> None:
