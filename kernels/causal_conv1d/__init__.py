@@ -4,7 +4,7 @@
 
 Tokens are t < length, channels d, taps k < W = width; the last tap meets the token itself. act is silu, or nothing for
 None. `reverse` looks ahead instead: x[t+W-1-k,d], 0 after the last token. Sums are in float32, in float64 for a float64
-x, and y is in the dtype of x.
+x, and y is in the dtype of x. `causal_conv1d_pair` does both with weights of their own, from one read of x.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ import torch
 from benchd.kernels.causal_conv1d import native, reference, torch_impl
 from benchd.kernels.dispatch import Implementations
 
-__all__ = ["causal_conv1d"]
+__all__ = ["causal_conv1d", "causal_conv1d_pair"]
 
 _implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
@@ -33,26 +33,58 @@ def causal_conv1d(
     x (batch, length, channels); weight (channels, width); bias (channels,). "reference" and "torch" are differentiable
     in every tensor. Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second
     device, an unknown activation or implementation, and dispatch.Unavailable where the implementation cannot run here:
-    "native" neither learns nor computes in float64.
+    "native" and "triton" neither learn nor compute in float64.
     """
-    _check(x, weight, bias, activation)
+    _check("causal_conv1d", (), x, weight, bias, activation)
     run = _implementation(implementation, x.device).causal_conv1d
     y: torch.Tensor = run(x, weight, bias, activation, reverse)
     return y
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
-    tensors = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
-    for name, tensor in tensors.items():
+def causal_conv1d_pair(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Literal["silu"] | None = "silu",
+    *,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Return the y of both directions, (2, batch, length, channels) in the dtype of x: [0] looks back and [1] ahead.
+
+    x (batch, length, channels); weight (2, channels, width); bias (2, channels). Gradients and errors are those of
+    `causal_conv1d`.
+    """
+    _check("causal_conv1d_pair", (2,), x, weight, bias, activation)
+    run = _implementation(implementation, x.device).causal_conv1d_pair
+    y: torch.Tensor = run(x, weight, bias, activation)
+    return y
+
+
+def _check(
+    op: str,
+    lead: tuple[int, ...],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> None:
+    """Raise where something does not fit x (batch, length, channels); weight and bias have the dimensions `lead`."""
+    for name, tensor in (("x", x), ("weight", weight), ("bias", x if bias is None else bias)):
         if not tensor.is_floating_point():
-            raise TypeError(f"causal_conv1d: {name} must be floating point, not {tensor.dtype}")
+            raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
         if tensor.device != x.device:
-            raise ValueError(f"causal_conv1d: {name} must be on {x.device} as x is, not on {tensor.device}")
+            raise ValueError(f"{op}: {name} must be on {x.device} as x is, not on {tensor.device}")
     if x.dim() != 3:
-        raise ValueError(f"causal_conv1d: x must be (batch, length, channels), not {tuple(x.shape)}")
-    if weight.dim() != 2 or weight.shape[0] != x.shape[-1] or weight.shape[1] == 0:
-        raise ValueError(f"causal_conv1d: weight must be ({x.shape[-1]}, width), not {tuple(weight.shape)}")
-    if bias is not None and bias.shape != x.shape[-1:]:
-        raise ValueError(f"causal_conv1d: bias must be ({x.shape[-1]},), not {tuple(bias.shape)}")
+        raise ValueError(f"{op}: x must be (batch, length, channels), not {tuple(x.shape)}")
+    *channels, width = weight.shape or (0,)
+    expected = (*lead, x.shape[2])
+    if tuple(channels) != expected or width == 0:
+        raise ValueError(f"{op}: weight must be {_text(*expected, 'width')}, not {tuple(weight.shape)}")
+    if bias is not None and bias.shape != expected:
+        raise ValueError(f"{op}: bias must be {expected}, not {tuple(bias.shape)}")
     if activation not in {"silu", None}:
-        raise ValueError(f"causal_conv1d: activation must be 'silu' or None, not {activation!r}")
+        raise ValueError(f"{op}: activation must be 'silu' or None, not {activation!r}")
+
+
+def _text(*sizes: int | str) -> str:
+    return f"({', '.join(map(str, sizes))})"

@@ -23,6 +23,15 @@ def causal_conv1d(
     return y
 
 
+def causal_conv1d_pair(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """Return y (2, batch, length, channels) in the dtype of x: [0] looks back, [1] ahead; raises the same."""
+    _check(x, weight, bias)
+    y: torch.Tensor = _op(x, weight, bias, activation == "silu", False)
+    return y
+
+
 def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
     compiler.require_inference("causal_conv1d", x, *others)
     if x.dtype == torch.float64:
@@ -36,30 +45,43 @@ class _Problem(ctypes.Structure):
 
     _fields_ = (
         ("x", ctypes.c_void_p),
-        ("image", ctypes.c_int64),
-        ("token", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("taps", "bias", "y")),
-        *((name, ctypes.c_int64) for name in ("images", "length", "channels", "width", "silu", "reverse", "threads")),
+        *((name, ctypes.c_int64) for name in ("image", "token")),
+        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("direction", "channel", "tap")),
+        *((name, ctypes.c_void_p) for name in ("bias", "y")),
+        *((name, ctypes.c_int64) for name in ("directions", "images", "length", "channels", "width")),
+        *((name, ctypes.c_int64) for name in ("reverse", "silu", "threads")),
     )
 
 
 @torch.library.custom_op("benchd::causal_conv1d", mutates_args=(), device_types="cpu")
 def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
-    rows = x.float()
+    """Return y (batch, length, channels), or (2, batch, length, channels) for the weight of a pair.
+
+    weight (channels, width) and bias (channels,) have a first dimension of 2 for a pair.
+    """
+    rows, taps = x.float(), weight.float()
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    taps = weight.float().T.contiguous()
-    shift = rows.new_zeros(x.shape[2]) if bias is None else bias.float().contiguous()
-    y = x.new_empty(x.shape, dtype=torch.float32)
+    shift = None if bias is None else bias.float().contiguous()
+    y = rows.new_empty(_shape(x, weight))
     image, token, _ = rows.stride()
-    pointers = taps.data_ptr(), shift.data_ptr(), y.data_ptr()
-    sizes = *x.shape, weight.shape[1], silu, reverse, compiler.threads()
-    _library().causal_conv1d(_Problem(rows.data_ptr(), image, token, *pointers, *sizes))
-    return y.to(x.dtype)
+    strides, directions = (taps.stride(), 2) if taps.dim() == 3 else ((0, *taps.stride()), 1)
+    problem = _Problem(
+        rows.data_ptr(), image, token, taps.data_ptr(), *strides,
+        None if shift is None else shift.data_ptr(), y.data_ptr(),
+        directions, *x.shape, taps.shape[-1], reverse, silu, compiler.threads(),
+    )  # fmt: skip
+    _library().causal_conv1d(problem)
+    return y if x.dtype is torch.float32 else y.to(x.dtype)
 
 
 @_op.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
-    return x.new_empty(x.shape)
+    return x.new_empty(_shape(x, weight))
+
+
+def _shape(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
+    return (*weight.shape[:-2], *x.shape)
 
 
 @cache

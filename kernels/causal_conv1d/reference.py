@@ -22,3 +22,13 @@ def causal_conv1d(
             y = y + bias.to(state_dtype)
         tokens.append(functional.silu(y) if activation == "silu" else y)
     return (torch.stack(tokens, 1) if tokens else inputs).to(x.dtype)
+
+
+def causal_conv1d_pair(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """Return y (2, batch, length, channels) in the dtype of x: [0] looks back and [1] ahead."""
+    back, ahead = (
+        causal_conv1d(x, weight[g], None if bias is None else bias[g], activation, reverse=g == 1) for g in (0, 1)
+    )
+    return torch.stack((back, ahead))

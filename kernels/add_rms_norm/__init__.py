@@ -1,0 +1,54 @@
+"""The sum of a residual stream with what a layer adds to it, and its root mean square norm, from one read.
+
+    residual'[d] = residual[d] + hidden[d]
+    normed[d] = residual'[d] / sqrt(sum over d < dim of residual'[d]^2 / dim + eps) * weight[d]
+
+Rows of dim numbers never mix. residual' and every sum are in float32, in float64 where hidden or the residual is, and
+normed is in the dtype of the weight (Zhang and Sennrich, 2019, without their bias).
+"""
+
+import torch
+
+from benchd.kernels.add_rms_norm import native, reference, torch_impl
+from benchd.kernels.dispatch import Implementations
+
+__all__ = ["add_rms_norm"]
+
+_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+
+
+def add_rms_norm(
+    hidden: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    *,
+    eps: float = 1e-5,
+    implementation: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (normed, residual'), both (..., dim).
+
+    hidden and residual (..., dim); without a residual, residual' is hidden, widened; weight (dim,). "reference" and
+    "torch" are differentiable in every tensor, and with nothing to add or widen they return hidden itself as residual'.
+    Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second device or an
+    unknown implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and "triton"
+    neither learn nor compute in float64, and a row of "triton" has at most 8192 numbers.
+    """
+    _check(hidden, residual, weight)
+    run = _implementation(implementation, hidden.device).add_rms_norm
+    results: tuple[torch.Tensor, torch.Tensor] = run(hidden, residual, weight, eps)
+    return results
+
+
+def _check(hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> None:
+    stream = hidden if residual is None else residual
+    for name, tensor in (("hidden", hidden), ("residual", stream), ("weight", weight)):
+        if not tensor.is_floating_point():
+            raise TypeError(f"add_rms_norm: {name} must be floating point, not {tensor.dtype}")
+        if tensor.device != hidden.device:
+            raise ValueError(f"add_rms_norm: {name} must be on {hidden.device} as hidden is, not on {tensor.device}")
+    if hidden.dim() == 0 or hidden.shape[-1] == 0:
+        raise ValueError(f"add_rms_norm: hidden must be (..., dim), dim at least 1, not {tuple(hidden.shape)}")
+    if stream.shape != hidden.shape:
+        raise ValueError(f"add_rms_norm: residual must be {tuple(hidden.shape)}, not {tuple(stream.shape)}")
+    if weight.shape != hidden.shape[-1:]:
+        raise ValueError(f"add_rms_norm: weight must be ({hidden.shape[-1]},), not {tuple(weight.shape)}")

@@ -1,0 +1,66 @@
+"""The sum and its norm in C on the CPU, in one pass over rows that are each in the cache; inference only.
+
+Everything is float32, half-precision inputs are converted at the border, and a float64 sum is refused: rounding it
+quietly would answer in a precision that was not asked for.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from benchd.kernels import compiler
+from benchd.kernels.dispatch import Unavailable
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (normed, residual'), both (..., dim); Unavailable for float64, a gradient or another device."""
+    compiler.require_inference("add_rms_norm", hidden, residual, weight)
+    if hidden.dtype == torch.float64 or (residual is not None and residual.dtype == torch.float64):
+        raise Unavailable("add_rms_norm: the native kernel computes in float32; use implementation='torch' for float64")
+    results: tuple[torch.Tensor, torch.Tensor] = _op(hidden, residual, weight, eps)
+    return results
+
+
+class _Problem(ctypes.Structure):
+    """`problem` of native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "residual", "weight", "normed", "total")),
+        *((name, ctypes.c_int64) for name in ("rows", "dim", "threads")),
+        ("eps", ctypes.c_float),
+    )
+
+
+@torch.library.custom_op("benchd::add_rms_norm", mutates_args=(), device_types="cpu")
+def _op(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    added, scale = hidden.float().contiguous(), weight.float().contiguous()
+    stream = None if residual is None else residual.float().contiguous()
+    normed, total, dim = torch.empty_like(added), torch.empty_like(added), scale.numel()
+    problem = _Problem(
+        added.data_ptr(), None if stream is None else stream.data_ptr(), scale.data_ptr(), normed.data_ptr(),
+        total.data_ptr(), added.numel() // dim, dim, compiler.threads(), eps,
+    )  # fmt: skip
+    _library().add_rms_norm(problem)
+    return normed if weight.dtype is torch.float32 else normed.to(weight.dtype), total
+
+
+@_op.register_fake
+def _(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = hidden.shape
+    return hidden.new_empty(shape, dtype=weight.dtype), hidden.new_empty(shape, dtype=torch.float32)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    # ISO C rounds every product of its own; here a fused multiply-add is both faster and nearer to the equation
+    library = compiler.load(Path(__file__).with_name("native.c"), ("-ffp-contract=fast",))
+    library.add_rms_norm.argtypes, library.add_rms_norm.restype = [ctypes.POINTER(_Problem)], None
+    return library

@@ -1,0 +1,110 @@
+"""The sum and its norm on a GPU: a program holds one row in registers, so nothing is read twice; inference only.
+
+Four neighbours a thread are what a thread can move at once, on every architecture; more rows or more numbers a thread
+go through shared memory to change hands. Sums are float32 whatever the tensors are; a float64 sum is refused.
+"""
+
+import torch
+import triton
+from triton import language as tl
+
+from benchd.kernels import launch
+from benchd.kernels.dispatch import Unavailable
+
+_FP_FUSION = True  # one rounding less a square; no bit is promised
+_MAX_DIM = 2**13  # 16 numbers a thread; more leave less than half of the warps
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (normed, residual'), both (..., dim); Unavailable for float64, a gradient, a long row, another device."""
+    _check(hidden, hidden if residual is None else residual, weight)
+    results: tuple[torch.Tensor, torch.Tensor] = _op(hidden, residual, weight, eps)
+    return results
+
+
+def _check(hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
+    launch.require_device("add_rms_norm", hidden)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, residual, weight)):
+        raise Unavailable(
+            "add_rms_norm: the Triton kernel has no gradient; use implementation='torch', or torch.no_grad()"
+        )
+    if torch.float64 in {hidden.dtype, residual.dtype}:
+        raise Unavailable("add_rms_norm: the Triton kernel computes in float32; use implementation='torch' for float64")
+    if hidden.shape[-1] > _MAX_DIM:
+        raise Unavailable(f"add_rms_norm: the Triton kernel holds rows of at most {_MAX_DIM}, not {hidden.shape[-1]}")
+
+
+@torch.library.custom_op("benchd::add_rms_norm_triton", mutates_args=())
+def _op(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    normed, total = _room(hidden, weight)
+    dim = weight.numel()
+    block, warps = _tile(dim)
+    added, scale = hidden.contiguous(), weight.contiguous()
+    stream = added if residual is None else residual.contiguous()
+    if hidden.numel():
+        with torch.cuda.device_of(hidden):
+            _kernel[hidden.numel() // dim,](
+                added, stream, scale, normed, total, dim, eps, RESIDUAL=residual is not None, BLOCK=block,
+                num_warps=warps, enable_fp_fusion=_FP_FUSION,
+            )  # fmt: skip
+    return normed, total
+
+
+@_op.register_fake
+def _(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _room(hidden, weight)
+
+
+def _room(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = hidden.shape
+    return hidden.new_empty(shape, dtype=weight.dtype), hidden.new_empty(shape, dtype=torch.float32)
+
+
+def _tile(dim: int) -> tuple[int, int]:
+    """Return the numbers of a program, at least dim, and its warps: four numbers a thread while 16 warps suffice."""
+    block = triton.next_power_of_2(dim)
+    return block, min(max(block // 128, 1), 16)
+
+
+@triton.jit
+def _kernel(hidden, residual, weight, normed, total, dim, eps, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
+    # all but weight (dim,) are (rows, dim), dense; a program is a row
+    column = tl.arange(0, BLOCK)
+    inside = column < dim
+    at = tl.program_id(0).to(tl.int64) * dim + column
+    x = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        x += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(x * x, 0) / dim + eps)
+    tl.store(total + at, x, mask=inside)
+    tl.store(normed + at, (x * inverse * scale).to(normed.dtype.element_ty), mask=inside)
+
+
+def _shipped(dtype: str, dim: int, residual: bool) -> launch.Shipped:
+    """Return what the launcher makes for rows of `dim`, which 16 divides, and a residual in float32."""
+    block, warps = _tile(dim)
+    pointers = {"hidden": dtype, "residual": "fp32" if residual else dtype, "weight": dtype, "normed": dtype}
+    pointers |= {"total": "fp32"}
+    constants = {"RESIDUAL": residual, "BLOCK": block}
+    return launch.Shipped(
+        name=f"add_rms_norm {dtype} {block}{'' if residual else ' first'}",
+        kernel=_kernel,
+        signature={name: f"*{kind}" for name, kind in pointers.items()}
+        | {"dim": "i32", "eps": "fp32"}
+        | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        aligned=(*pointers, "dim"),
+        num_warps=warps,
+        fp_fusion=_FP_FUSION,
+    )
+
+
+# Vision Mamba tiny; its first norm has no residual
+SHIPPED = tuple(_shipped(dtype, 192, residual) for dtype in ("fp16", "fp32") for residual in (True, False))

@@ -1,0 +1,197 @@
+"""The short convolution on a GPU: a program reads a few tokens and those beside them once, for one direction or both.
+
+All its reads come first, since the compiler moves none above a write; then every output is summed from registers.
+Sums are float32 whatever the tensors are; a float64 x is refused. Inference only.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from triton import language as tl
+
+from benchd.kernels import launch
+from benchd.kernels.dispatch import Unavailable
+
+_FP_FUSION = True  # one rounding less a tap; no bit is promised
+
+
+class _Tile(NamedTuple):
+    """What a program computes, tokens by channels, and with how many warps."""
+
+    tokens: int
+    channels: int
+    warps: int
+
+
+# two channels a thread; more tokens share more reads, until their registers leave less than half of the warps
+_TILE = _Tile(8, 128, 2)
+_SMALL_TILES = {90: _Tile(4, 128, 2)}
+_SMALL_NUMBERS = 2**17  # of x, one image of Vim tiny: up to here a large GPU is not full and takes small tiles
+
+
+def causal_conv1d(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, reverse: bool
+) -> torch.Tensor:
+    """Return y (batch, length, channels) in the dtype of x; Unavailable for float64, a gradient or another device."""
+    _check(x, weight, bias)
+    y: torch.Tensor = _op(x, weight, bias, activation == "silu", reverse)
+    return y
+
+
+def causal_conv1d_pair(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """Return y (2, batch, length, channels) in the dtype of x: [0] looks back, [1] ahead; raises the same."""
+    _check(x, weight, bias)
+    y: torch.Tensor = _op(x, weight, bias, activation == "silu", False)
+    return y
+
+
+def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
+    launch.require_device("causal_conv1d", x)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (x, *others)):
+        raise Unavailable(
+            "causal_conv1d: the Triton kernel has no gradient; use implementation='torch', or torch.no_grad()"
+        )
+    if x.dtype == torch.float64:
+        raise Unavailable(
+            "causal_conv1d: the Triton kernel computes in float32; use implementation='torch' for float64"
+        )
+
+
+@torch.library.custom_op("benchd::causal_conv1d_triton", mutates_args=())
+def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
+    """Return y (batch, length, channels), or (2, batch, length, channels) for the weight of a pair.
+
+    weight (channels, width) and bias (channels,) have a first dimension of 2 for a pair.
+    """
+    y = x.new_empty(_shape(x, weight))
+    if not y.numel():
+        return y
+    rows = x if x.stride(-1) == 1 else x.contiguous()
+    taps, pair = weight.contiguous(), weight.dim() == 3
+    batch, length, channels = x.shape
+    tile = _tile(launch.architecture(x.device), x.numel())
+    blocks = triton.cdiv(length, tile.tokens)
+    with torch.cuda.device_of(x):
+        _kernel[batch * blocks, triton.cdiv(channels, tile.channels)](
+            rows, taps, taps if bias is None else bias.contiguous(), y, *rows.stride()[:2], x.numel(), channels,
+            length, blocks, BACK=pair or not reverse, AHEAD=pair or reverse, BIAS=bias is not None, SILU=silu,
+            WIDTH=weight.shape[-1], TOKENS=tile.tokens, CHANNELS=tile.channels,
+            num_warps=tile.warps, enable_fp_fusion=_FP_FUSION,
+        )  # fmt: skip
+    return y
+
+
+@_op.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
+    return x.new_empty(_shape(x, weight))
+
+
+def _shape(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
+    return (*weight.shape[:-2], *x.shape)
+
+
+def _tile(architecture: int, numbers: int) -> _Tile:
+    return _SMALL_TILES.get(architecture, _TILE) if numbers <= _SMALL_NUMBERS else _TILE
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp2(x * -1.4426950408889634))  # -log2(e)
+
+
+@triton.jit(do_not_specialize=("length", "blocks"))
+def _kernel(
+    x,
+    weight,
+    bias,
+    y,
+    image_stride,
+    token_stride,
+    direction_stride,
+    channels,
+    length,
+    blocks,
+    BACK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    # x (batch, length, channels) with strides; weight (directions, channels, WIDTH), bias (directions, channels) and
+    # y (directions, batch, length, channels) dense; blocks = cdiv(length, TOKENS)
+    image = (tl.program_id(0) // blocks).to(tl.int64)
+    first = tl.program_id(0) % blocks * TOKENS
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < channels
+    seen_back: tl.constexpr = WIDTH - 1 if BACK else 0
+    seen_ahead: tl.constexpr = WIDTH - 1 if AHEAD else 0
+
+    rows = ()
+    row = x + image * image_stride + (first - seen_back).to(tl.int64) * token_stride + channel
+    for i in tl.static_range(seen_back + TOKENS + seen_ahead):
+        token = first - seen_back + i
+        loaded = tl.load(row, mask=inside & (token >= 0) & (token < length), other=0.0)
+        rows += (loaded.to(tl.float32),)  # type: ignore[assignment]  # unrolled: each is a tuple of its own
+        row += token_stride
+
+    out = y + (image * length + first) * channels + channel
+    for g in tl.static_range(BACK + AHEAD):
+        taps = ()
+        for k in tl.static_range(WIDTH):
+            loaded = tl.load(weight + (g * channels + channel) * WIDTH + k, mask=inside, other=0.0)
+            taps += (loaded.to(tl.float32),)  # type: ignore[assignment]
+        start = tl.zeros((CHANNELS,), tl.float32)
+        if BIAS:
+            start = tl.load(bias + g * channels + channel, mask=inside, other=0.0).to(tl.float32)
+        for i in tl.static_range(TOKENS):
+            total = start
+            for k in tl.static_range(WIDTH):
+                if BACK and g == 0:
+                    total += taps[k] * rows[i + k]
+                else:
+                    total += taps[k] * rows[seen_back + i + WIDTH - 1 - k]
+            total = _silu(total) if SILU else total
+            stored = inside & (first + i < length)
+            tl.store(out + g * direction_stride + i * channels, total.to(y.dtype.element_ty), mask=stored)
+
+
+def _shipped(
+    name: str, dtype: str, back: bool, ahead: bool, tile: _Tile, architectures: tuple[int, ...]
+) -> launch.Shipped:
+    """Return what the launcher makes for dense weights, a bias, SiLU and channels that 16 divides."""
+    constants = {"BACK": back, "AHEAD": ahead, "BIAS": True, "SILU": True, "WIDTH": 4}
+    constants |= {"TOKENS": tile.tokens, "CHANNELS": tile.channels}
+    pointers, strides = ("x", "weight", "bias", "y"), ("image_stride", "token_stride", "direction_stride", "channels")
+    return launch.Shipped(
+        name=f"{name} {dtype} {tile.tokens}x{tile.channels}",
+        kernel=_kernel,
+        signature=dict.fromkeys(pointers, f"*{dtype}")
+        | dict.fromkeys((*strides, "length", "blocks"), "i32")
+        | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        aligned=(*pointers, *strides),
+        num_warps=tile.warps,
+        fp_fusion=_FP_FUSION,
+        architectures=architectures,
+    )
+
+
+# Vision Mamba: the pair, and one direction where its last block reads half of the tokens
+SHIPPED = tuple(
+    _shipped(name, dtype, back, ahead, tile, architectures)
+    for name, back, ahead in (
+        ("causal_conv1d_pair", True, True),
+        ("causal_conv1d", True, False),
+        ("causal_conv1d reverse", False, True),
+    )
+    for dtype in ("fp16", "fp32")
+    for tile, architectures in (
+        (_TILE, launch.ARCHITECTURES),
+        *((tile, (architecture,)) for architecture, tile in _SMALL_TILES.items()),
+    )
+)

@@ -1,0 +1,247 @@
+"""The sum and its root mean square norm against the equation in float64."""
+
+import pytest
+import torch
+
+from benchd.kernels.add_rms_norm import add_rms_norm
+from benchd.kernels.dispatch import Unavailable
+
+PLAIN = ("reference", "torch", "native")
+IMPLEMENTATIONS = (*PLAIN, "triton")
+GPU = "cuda" if torch.cuda.is_available() else "cpu"
+HALVES = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def inputs(*shape, dtype=torch.float32, residual=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden, stream = (torch.randn(shape, generator=generator) for _ in range(2))
+    weight = torch.rand(shape[-1], generator=generator) + 0.5
+    return hidden.to(dtype), stream if residual else None, weight.to(dtype)
+
+
+def equation(hidden, residual, weight, eps=1e-5):
+    """Return (normed, residual') in float64."""
+    total = hidden.double() if residual is None else residual.double() + hidden.double()
+    return total / (total.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double(), total
+
+
+def computed(implementation, hidden, residual, weight, **options):
+    """Return what the op does, on a GPU where the implementation is for one."""
+    device = GPU if implementation == "triton" else "cpu"
+    tensors = (None if tensor is None else tensor.to(device) for tensor in (hidden, residual, weight))
+    return [result.cpu() for result in add_rms_norm(*tensors, **options, implementation=implementation)]
+
+
+def assert_right(results, want, limit=2e-6):
+    for result, expected in zip(results, want, strict=True):
+        torch.testing.assert_close(result.double(), expected, rtol=0, atol=limit * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "none"])
+@pytest.mark.parametrize("shape", [(1, 1), (7,), (2, 5, 192), (3, 130), (2, 1, 2, 9), (2, 1000), (1, 5000)], ids=str)
+def test_float32_agrees_with_the_equation(implementation, shape, residual):
+    tensors = inputs(*shape, residual=residual)
+    normed, total = computed(implementation, *tensors)
+    assert normed.dtype == total.dtype == torch.float32
+    assert_right((normed, total), equation(*tensors))
+
+
+def test_native_agrees_where_threads_share_the_rows():
+    tensors = inputs(4, 197, 192)
+    assert_right(computed("native", *tensors), equation(*tensors))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "none"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_halves_keep_the_residual_in_float32(implementation, residual, dtype):
+    tensors = inputs(3, 48, dtype=dtype, residual=residual)
+    normed, total = computed(implementation, *tensors)
+    assert (normed.dtype, total.dtype) == (dtype, torch.float32)
+    want_normed, want_total = equation(*tensors)
+    assert_right((normed,), (want_normed,), HALVES[dtype])
+    assert_right((total,), (want_total,), 1e-7)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_norm_is_in_the_dtype_of_the_weight(implementation):
+    hidden, residual, weight = inputs(3, 48)
+    tensors = hidden.half(), residual.half(), weight
+    normed, total = computed(implementation, *tensors)
+    assert normed.dtype == total.dtype == torch.float32
+    assert_right((normed, total), equation(*tensors))
+
+
+@pytest.mark.parametrize("implementation", PLAIN[:2])
+@pytest.mark.parametrize("wide", ["hidden", "residual", "both"])
+def test_float64_stays_float64(implementation, wide):
+    hidden, residual, weight = inputs(3, 48, dtype=torch.float64)
+    tensors = (
+        hidden if wide != "residual" else hidden.float(),
+        residual.double() if wide != "hidden" else residual,
+        weight,
+    )
+    normed, total = computed(implementation, *tensors)
+    assert normed.dtype == total.dtype == torch.float64
+    assert_right((normed, total), equation(*tensors), 1e-14)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_eps_counts_where_a_row_is_small(implementation):
+    hidden, residual, weight = inputs(3, 48)
+    hidden[0], residual[0] = 0, 0
+    hidden[1], residual[1] = hidden[1] * 1e-3, residual[1] * 1e-3
+    for eps in (1e-5, 1e-2):
+        results = computed(implementation, hidden, residual, weight, eps=eps)
+        for row in range(3):
+            assert_right((results[0][row],), (equation(hidden, residual, weight, eps)[0][row],))
+    assert not results[0][0].any()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_strided_inputs_stay_as_they_are(implementation):
+    hidden, residual, weight = inputs(4, 6, 20)
+    want = equation(hidden, residual, weight)
+    strided = (
+        hidden.mT.contiguous().mT,
+        torch.cat((residual, residual), -1)[..., :20],
+        torch.stack((weight, weight), 1)[:, 1],
+    )
+    assert not any(tensor.is_contiguous() for tensor in strided)
+    before = [tensor.clone() for tensor in strided]
+    assert_right(computed(implementation, *strided), want)
+    assert all(map(torch.equal, strided, before))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_no_rows_give_no_rows(implementation):
+    for result in computed(implementation, *inputs(0, 3, 20)):
+        assert result.shape == (0, 3, 20)
+
+
+@pytest.mark.parametrize("implementation", ["native", "triton"])
+def test_a_nan_spoils_its_own_row_only(implementation):
+    hidden, residual, weight = inputs(3, 40)
+    hidden[1, 7] = torch.nan
+    normed, total = computed(implementation, hidden, residual, weight)
+    assert normed.isnan().any(1).tolist() == [False, True, False]
+    assert normed[1].isnan().all()
+    assert total.isnan().sum() == 1
+
+
+@pytest.mark.parametrize("implementation", ["native", "triton"])
+def test_without_a_residual_the_sum_is_memory_of_its_own(implementation):
+    device = GPU if implementation == "triton" else "cpu"
+    hidden, _, weight = (None if each is None else each.to(device) for each in inputs(2, 20, residual=False))
+    _, total = add_rms_norm(hidden, None, weight, implementation=implementation)
+    assert torch.equal(total, hidden)
+    assert total.data_ptr() != hidden.data_ptr()
+
+
+@pytest.mark.parametrize("implementation", PLAIN[:2])
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "none"])
+def test_gradients_are_those_of_finite_differences(implementation, residual):
+    hidden, stream, weight = inputs(2, 3, dtype=torch.float64, residual=residual)
+    tensors = [tensor.double().requires_grad_() for tensor in (hidden, weight, stream) if tensor is not None]
+
+    def op(hidden, weight, *stream):
+        return add_rms_norm(hidden, stream[0] if stream else None, weight, implementation=implementation)
+
+    assert torch.autograd.gradcheck(op, tensors)
+
+
+def test_native_gives_the_same_on_one_thread_as_on_two():
+    tensors = inputs(37, 700)
+    before, results = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(computed("native", *tensors))
+    torch.set_num_threads(before)
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "none"])
+@pytest.mark.parametrize("implementation", ["native", "triton"])
+def test_the_ops_are_registered_as_torch_wants(implementation, residual, dtype):
+    computed(implementation, *inputs(1, 4))  # registers the op
+    op = torch.ops.benchd.add_rms_norm if implementation == "native" else torch.ops.benchd.add_rms_norm_triton
+    device = GPU if implementation == "triton" else "cpu"
+    tensors = [None if each is None else each.to(device) for each in inputs(2, 3, 20, dtype=dtype, residual=residual)]
+    torch.library.opcheck(op.default, (*tensors, 1e-5))
+
+
+@pytest.mark.parametrize("implementation", ["torch", "native", "triton"])
+def test_compiled_as_one_graph(implementation):
+    tensors = [tensor.to(GPU if implementation == "triton" else "cpu") for tensor in inputs(2, 3, 20)]
+    compiled = torch.compile(add_rms_norm, fullgraph=True, backend="aot_eager")
+    results = compiled(*tensors, implementation=implementation)
+    for result, expected in zip(results, add_rms_norm(*tensors, implementation=implementation), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["native", "triton"])
+def test_kernels_refuse_what_they_cannot_do(implementation):
+    hidden, residual, weight = inputs(2, 20)
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        computed(implementation, hidden, residual, weight.clone().requires_grad_())
+    with torch.no_grad():
+        computed(implementation, hidden, residual, weight.clone().requires_grad_())
+    for wide in ((hidden.double(), residual), (hidden.double(), None), (hidden, residual.double())):
+        with pytest.raises(Unavailable, match="computes in float32; use implementation='torch' for float64"):
+            computed(implementation, *wide, weight)
+    with pytest.raises(Unavailable, match="meta"):
+        add_rms_norm(*(tensor.to("meta") for tensor in (hidden, residual, weight)), implementation=implementation)
+
+
+def test_triton_refuses_a_row_that_it_cannot_hold():
+    with pytest.raises(Unavailable, match="rows of at most 8192, not 8193"):
+        computed("triton", *inputs(1, 8193))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("hidden", torch.zeros(()), r"hidden must be \(\.\.\., dim\), dim at least 1, not \(\)"),
+        ("hidden", torch.zeros(2, 0), r"hidden must be \(\.\.\., dim\), dim at least 1, not \(2, 0\)"),
+        ("residual", torch.zeros(3), r"residual must be \(2, 3\), not \(3,\)"),
+        ("weight", torch.zeros(4), r"weight must be \(3,\), not \(4,\)"),
+        ("residual", torch.zeros(2, 3, device="meta"), "residual must be on cpu"),
+        ("implementation", "fast", "unknown implementation 'fast'"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_was_expected(name, value, expected):
+    hidden, residual, weight = inputs(2, 3)
+    arguments = {"hidden": hidden, "residual": residual, "weight": weight, "implementation": "torch"}
+    with pytest.raises(ValueError, match=expected):
+        add_rms_norm(**arguments | {name: value})
+
+
+def test_integers_are_refused():
+    hidden, _, weight = inputs(2, 3)
+    with pytest.raises(TypeError, match=r"residual must be floating point, not torch.int64"):
+        add_rms_norm(hidden, torch.zeros(2, 3, dtype=torch.int64), weight)
+
+
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "first"])
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "fp16"), (torch.float32, "fp32")], ids=str)
+def test_what_ships_is_what_the_launcher_makes(monkeypatch, dtype, name, residual):
+    triton_impl = pytest.importorskip("benchd.kernels.add_rms_norm.triton_impl", exc_type=ImportError)
+    launched = []
+
+    class Recorded:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launched.append((arguments, options))
+
+    monkeypatch.setattr(triton_impl, "_kernel", Recorded())
+    computed("triton", *inputs(2, 197, 192, dtype=dtype, residual=residual))
+    ((arguments, options),) = launched
+    (shipped,) = (
+        each for each in triton_impl.SHIPPED if f" {name} " in each.name and each.constants["RESIDUAL"] == residual
+    )
+    assert shipped.constants.items() <= options.items()
+    assert (options["num_warps"], options["enable_fp_fusion"]) == (shipped.num_warps, shipped.fp_fusion)
+    kinds = {torch.float16: "*fp16", torch.float32: "*fp32"}
+    types = [kinds[each.dtype] for each in arguments if isinstance(each, torch.Tensor)]
+    assert types == [kind for kind in shipped.signature.values() if kind.startswith("*")]
