@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from benchd.kernels.lif import lif, lif_pool
+from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d
 from benchd.models import encoders
 
 
@@ -48,6 +49,37 @@ class PooledLif(Lif):
         )
 
 
+class SpikeConv2d(nn.Conv2d):
+    """A convolution of spikes that skips the zeros where `skips_zeros_in` says so, and is a plain one elsewhere."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, padding=padding)
+        self._sides, self._packed = padding, Packed()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output for `x` (N, C, H, W)."""
+        if not skips_zeros_in(x):
+            return super().forward(x)
+        return spike_conv2d(x, self.weight, self.bias, padding=self._sides, packed=self._packed(self.weight))
+
+
+class SpikeLinear(nn.Linear):
+    """A linear layer over pictures of spikes (N, C, H, W) that skips the zeros where `SpikeConv2d` does."""
+
+    def __init__(self, channels: int, side: int, out_features: int) -> None:
+        super().__init__(channels * side * side, out_features)
+        self._shape = (out_features, channels, side, side)
+        self._packed = Packed(self._shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output (N, out) for `x` (N, C, H, W)."""
+        if not skips_zeros_in(x):
+            return super().forward(x.flatten(1))
+        # one window as large as the picture: a channels-last one need not be flattened into the weight's order
+        weight = self.weight.view(self._shape)
+        return spike_conv2d(x, weight, self.bias, packed=self._packed(self.weight)).flatten(1)
+
+
 class OnePass(nn.Module):
     """The network; `build` makes one. Images (B, 3, 32, 32) in [0, 1] to logits (B, 10), the mean over T."""
 
@@ -64,14 +96,16 @@ class OnePass(nn.Module):
         super().__init__()
         self.time_steps, self.encoding, self.p_scale = time_steps, encoding, p_scale
         self.conv1 = nn.Conv2d(3, 64, 3, padding=1)
-        self.conv2 = nn.Conv2d(64, 128, 3, padding=1)
+        custom = isinstance(neurons[0], PooledLif)
+        self.conv2 = SpikeConv2d(64, 128, 3, padding=1) if custom else nn.Conv2d(64, 128, 3, padding=1)
         if batch_norm:
             self.bn1 = nn.BatchNorm2d(64)
             self.bn2 = nn.BatchNorm2d(128)
         self.batch_norm = batch_norm
         self.lif1, self.lif2 = neurons
-        self.pool = nn.Identity() if isinstance(self.lif1, PooledLif) else nn.AvgPool2d(2)
-        self.fc1 = nn.Linear(128 * 8 * 8, 256)
+        self.pool = nn.Identity() if custom else nn.AvgPool2d(2)
+        self.flatten = nn.Identity() if custom else nn.Flatten()
+        self.fc1 = SpikeLinear(128, 8, 256) if custom else nn.Linear(128 * 8 * 8, 256)
         self.fc2 = nn.Linear(256, 10)
 
     def neurons(self) -> list[nn.Module]:
@@ -85,7 +119,7 @@ class OnePass(nn.Module):
         if self.batch_norm:
             current = self.bn2(current)
         pooled = self.pool(self.lif2(current.unflatten(0, (self.time_steps, -1))).flatten(0, 1))
-        hidden = self.fc1(pooled.flatten(1)).relu()
+        hidden = self.fc1(self.flatten(pooled)).relu()
         logits: torch.Tensor = self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
         return logits
 

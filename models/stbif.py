@@ -27,6 +27,7 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d, spike_linear
 from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.models import encoders
 
@@ -184,7 +185,7 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
         raise ValueError(f"time_steps {time_steps} is less than step {step}: part of the input would never arrive")
     neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
     zones = _zones(body, graph)
-    _fold_layers(body, graph, zones, time_steps, step, packs=implementation != "torch")
+    _fold_layers(body, graph, zones, time_steps, step, custom=implementation != "torch")
     _cross_zones(graph, zones, time_steps, step)
     _spike(body, graph, zones, time_steps, implementation)
     return SpikingNetwork(body, graph, neurons, time_steps, step).eval()
@@ -247,7 +248,7 @@ def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
 
 
 def _fold_layers(
-    body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, *, packs: bool
+    body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, *, custom: bool
 ) -> None:
     """Put a `_Folded` layer in the place of each convolution or linear layer and the batch norm right behind it."""
     folded = nn.ModuleDict()
@@ -258,7 +259,7 @@ def _fold_layers(
         norm = follows if isinstance(follows, nn.BatchNorm2d) else None
         schedule = (time_steps, step) if zones[node] == "spiking" else None
         layer = cast("nn.Conv2d | nn.Linear", _module(body, node))
-        folded[node.name] = _Folded(layer, norm, schedule, packs=packs)
+        folded[node.name] = _Folded(layer, norm, schedule, custom=custom)
         node.target = f"{_FOLDED}.{node.name}"
         if norm is not None:
             follower.replace_all_uses_with(node)
@@ -410,34 +411,15 @@ def _squares(pool: nn.MaxPool2d) -> tuple[int, int, int] | None:
     return kernel_size, stride, padding
 
 
-class _Packed:
-    """A convolution's weight in oneDNN's own layout, which it otherwise makes from the plain one in each call."""
-
-    def __init__(self, layer: nn.Conv2d, weight: torch.Tensor) -> None:
-        padding = cast("tuple[int, ...]", layer.padding)
-        self._shape = (list(padding), list(layer.stride), list(layer.dilation), layer.groups)
-        self._plain = weight
-        self._weight, self._input_size = weight, [0]
-
-    def __deepcopy__(self, _: object) -> _Packed:
-        # nothing writes to it, and a tensor in that layout cannot be copied this way
-        return self
-
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the convolution of `x` (B, C, H, W), channels last."""
-        if self._input_size != list(x.shape):  # the layout is chosen for a size
-            self._input_size = list(x.shape)
-            self._weight = torch.ops.mkldnn._reorder_convolution_weight(self._plain, *self._shape, self._input_size)
-        dense = x.contiguous(memory_format=torch.channels_last)
-        none: tuple[str, list[float], str] = ("none", [], "")  # no elementwise operation behind it
-        y: torch.Tensor = torch.ops.mkldnn._convolution_pointwise(dense, self._weight, bias, *self._shape, *none)
-        return y
-
-
-def _packed(layer: nn.Module, weight: torch.Tensor) -> _Packed | None:
-    plain = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    return _Packed(cast("nn.Conv2d", layer), weight) if plain and fits else None
+def _square_sizes(layer: nn.Conv2d | nn.Linear) -> tuple[int, int] | None:
+    """Return the stride and padding of a layer that `spike_conv2d` can be, None where it cannot."""
+    if isinstance(layer, nn.Linear):
+        return 1, 0
+    (stride, *strides), padding = set(layer.stride), layer.padding
+    plain = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+    if not plain or strides or isinstance(padding, str) or len(set(padding)) > 1:
+        return None
+    return stride, padding[0]
 
 
 class _Folded(nn.Module):
@@ -456,12 +438,12 @@ class _Folded(nn.Module):
         norm: nn.BatchNorm2d | None,
         schedule: tuple[int, int] | None,
         *,
-        packs: bool,
+        custom: bool,
     ) -> None:
         super().__init__()
         self.adds_bias = True
-        self._packs = packs
-        self._packed: _Packed | None = None
+        self._sizes = _square_sizes(layer) if custom and schedule is not None else None
+        self._packed = Packed()
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
         self._schedule = schedule
@@ -478,7 +460,6 @@ class _Folded(nn.Module):
                 weight, bias = self._derive()
             # a layer without a norm derives its own Parameter, which must not be registered a second time
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
-            self._packed = _packed(self._sources[0], self.weight) if self._packs else None
             self._derived_from = state
 
     @property
@@ -499,12 +480,18 @@ class _Folded(nn.Module):
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer = self._sources[0]
-        if self._packed is not None and weight is self.weight and _runs_packed(x):
-            return self._packed(x, bias)
+        if self._sizes is not None and skips_zeros_in(x):
+            return self._apply_to_spikes(x, *self._sizes)
         if isinstance(layer, nn.Conv2d):
             y: torch.Tensor = layer._conv_forward(x, weight, bias)
             return y
         return functional.linear(x, weight, bias)
+
+    def _apply_to_spikes(self, x: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
+        packed = self._packed(self.weight)
+        if self.weight.dim() == 2:
+            return spike_linear(x, self.weight, packed=packed)
+        return spike_conv2d(x, self.weight, stride=stride, padding=padding, packed=packed)
 
     def _tensors(self) -> list[torch.Tensor | None]:
         layer, norm = self._sources
@@ -522,12 +509,6 @@ class _Folded(nn.Module):
         if bias is not None and self._schedule is not None:
             bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
         return weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def _runs_packed(x: torch.Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False
-    return x.dtype == torch.float32 and x.numel() > 0
 
 
 def _folded(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from benchd.kernels.dispatch import Unavailable
+from benchd.models import stbif
 from benchd.models.catalog import build
 from benchd.models.stbif import Quantiser, build_snn, convert, settling_steps
 
@@ -363,6 +364,51 @@ def test_custom_kernels_give_the_resnet_s_codes():
     for want, got in zip(*seen, strict=True):
         assert want.any()
         assert torch.equal(got, want)
+
+
+@torch.no_grad()
+def test_custom_kernels_give_the_resnet_s_codes_in_float32(monkeypatch):
+    torch.manual_seed(0)
+    plain, custom = build("snn_stbif_resnet18"), build("snn_stbif_resnet18", kernels="custom")
+    custom.load_state_dict(plain.state_dict())
+    seen, codes = [], ([], [])
+    run = stbif.spike_conv2d
+    monkeypatch.setattr(stbif, "spike_conv2d", lambda x, *rest, **sizes: seen.append(x) or run(x, *rest, **sizes))
+    for model, kept in zip((plain, custom), codes, strict=True):
+        for neuron in model.neurons():
+            neuron.register_forward_hook(lambda _module, _inputs, output, kept=kept: kept.append(output.flatten()))
+        model(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)))
+    assert len(seen) == 19, "all convolutions but the first one skip zeros"
+    # sums in another order may move a neuron over its threshold, and with it those behind it
+    assert (torch.cat(codes[0]) != torch.cat(codes[1])).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("layer", "skips"),
+    [
+        (nn.Linear(4, 3), 1),
+        (nn.Conv2d(4, 3, 3, stride=2, padding=1, bias=False), 1),
+        (nn.Conv2d(4, 3, (3, 1), padding=2), 1),
+        (nn.Conv2d(4, 4, 3, groups=2), 0),
+        (nn.Conv2d(4, 3, 2, dilation=2), 0),
+        (nn.Conv2d(4, 3, 3, stride=(1, 2)), 0),
+        (nn.Conv2d(4, 3, 3, padding=(1, 0)), 0),
+        (nn.Conv2d(4, 3, 3, padding="same"), 0),
+        (nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"), 0),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_custom_kernels_skip_zeros_in_every_layer_that_they_can_be(layer, skips, monkeypatch):
+    called = []
+    for name in ("spike_conv2d", "spike_linear"):
+        run = getattr(stbif, name)
+        monkeypatch.setattr(stbif, name, lambda *a, run=run, **sizes: called.append(a) or run(*a, **sizes))
+    torch.manual_seed(0)
+    qann = nn.Sequential(Quantiser(LEVEL), layer, Quantiser(LEVEL)).eval()
+    images = torch.randn(2, 4) if isinstance(layer, nn.Linear) else torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(convert(qann, 9, kernels="custom")(images), convert(qann, 9)(images))
+    assert len(called) == skips
 
 
 @torch.no_grad()

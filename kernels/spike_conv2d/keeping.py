@@ -1,0 +1,41 @@
+"""What a layer needs that runs on `spike_conv2d` where it can: whether it can, and its weight packed once."""
+
+import torch
+
+from benchd.kernels.spike_conv2d.native import pack
+
+
+def skips_zeros_in(x: torch.Tensor) -> bool:
+    """Return whether the native kernel is the right tool for `x`: float32 on a CPU, and nobody learns or compiles."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.device.type == "cpu" and x.dtype == torch.float32
+
+
+class Packed:
+    """`pack` of a layer's weight, made at first use and again when the weight was replaced or written to.
+
+    A weight that is used in another shape is packed in `shape`. What is written to an inference tensor, or through
+    `.data`, goes unseen.
+    """
+
+    def __init__(self, shape: tuple[int, ...] | None = None) -> None:
+        self._shape = shape
+        self._kept: tuple[torch.Tensor, int, torch.Tensor, torch.Tensor] | None = None
+
+    def __deepcopy__(self, _: object) -> "Packed":
+        return Packed(self._shape)
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return `pack` of `weight`."""
+        version = -1 if weight.is_inference() else weight._version
+        if self._kept is not None:
+            kept, kept_version, values, packed = self._kept
+            if kept is weight and kept_version == version and values.data_ptr() == weight.data_ptr():
+                return packed
+        # an ordinary tensor even where inference mode asks for one of its own: it may outlive it
+        with torch.inference_mode(False), torch.no_grad():
+            packed = pack(weight if self._shape is None else weight.view(self._shape))
+        # weight and values are kept, because the id and the address of what is gone may come again
+        self._kept = weight, version, weight.detach(), packed
+        return packed

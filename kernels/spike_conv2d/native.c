@@ -1,0 +1,154 @@
+/* Convolution over what is not zero. Every row of a picture is written once as a list of its nonzeros; an output pixel
+   then walks, for each row of its window, the part of that list that lies in the window, and adds value * weights for
+   64 output channels, which stay in registers.
+
+   A nonzero's place in its row, column * channels + channel, minus the window's left edge is also the row of weights
+   that it meets: (window_height, window_width, channels) lie in this order. Where a window hangs over the picture's
+   edge its list is shorter, and nothing is padded. */
+
+#include <stdint.h>
+#include <string.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16
+#define VECTORS 4 /* sums of an output pixel in registers: 64 channels, also where a register holds 4 floats */
+#define BLOCK (LANES * VECTORS)
+#define TILE 128 /* output pixels of a task: for all of them, one row of the window's weights stays in the cache */
+#define SMALL_TILE 8
+
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
+
+typedef struct {
+    uint32_t place;
+    float value;
+} nonzero;
+
+/* x (images, height, width, channels) and y (images, out_height, out_width, out_channels) dense; weight as `pack` of
+   native.py makes it; bias (out_channels,) or null. `lists` is scratch for `group` images, for each row: where a
+   column's nonzeros begin, width + 1 numbers, then the nonzeros, width * channels at most. */
+typedef struct {
+    const float *x, *weight, *bias;
+    float *y;
+    int64_t *lists;
+    int64_t images, channels, height, width, out_channels, window_height, window_width, stride, padding, out_height,
+        out_width, group, threads;
+} problem;
+
+static int64_t *starts_of(const problem *p, int64_t row) {
+    return p->lists + row * (p->width + 1 + p->width * p->channels);
+}
+
+/* NaN is not equal to zero and stays; without a branch, because a spike cannot be foretold */
+static void list_row(const float *restrict x, int64_t *restrict starts, const problem *p) {
+    nonzero *restrict list = (nonzero *)(starts + p->width + 1);
+    int64_t n = 0, place = 0;
+    for (int64_t column = 0; column < p->width; column++) {
+        starts[column] = n;
+        for (int64_t end = place + p->channels; place < end; place++) {
+            list[n] = (nonzero){(uint32_t)place, x[place]};
+            n += x[place] != 0;
+        }
+    }
+    starts[p->width] = n;
+}
+
+INLINE void walk(
+    lanes *sums, const nonzero *restrict list, int64_t n, const float *restrict weight, int64_t shift, int vectors) {
+    for (int64_t i = 0; i < n; i++) {
+        const lanes *row = (const lanes *)(weight + (shift + list[i].place) * vectors * LANES);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sums[v] += list[i].value * row[v];
+    }
+}
+
+static int64_t clipped(int64_t at, int64_t end) { return at < 0 ? 0 : at < end ? at : end; }
+
+static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
+
+/* Adds row k of the window of one output pixel, numbered over the group's images. */
+INLINE void add_row(lanes *sums, int64_t pixel, int64_t k, const float *weight, const problem *p, int vectors) {
+    int64_t column = pixel % p->out_width, line = pixel / p->out_width % p->out_height;
+    int64_t image = pixel / p->out_width / p->out_height;
+    int64_t left = column * p->stride - p->padding, row = line * p->stride - p->padding + k;
+    if (row < 0 || row >= p->height) return;
+    row += image * p->height;
+    const int64_t *starts = starts_of(p, row);
+    int64_t first = starts[clipped(left, p->width)], last = starts[clipped(left + p->window_width, p->width)];
+    const nonzero *list = (const nonzero *)(starts + p->width + 1) + first;
+    walk(sums, list, last - first, weight, (k * p->window_width - left) * p->channels, vectors);
+}
+
+/* Reads the weights of row k of the window that some output pixel needs, one after the other: they come from memory
+   faster in this order than in that of the spikes. */
+static void fetch_row(const float *weight, int64_t k, const problem *p, int64_t block) {
+    int64_t lowest = p->padding - (p->out_height - 1) * p->stride, highest = p->height + p->padding;
+    if (k < lowest || k >= highest) return;
+    int64_t left = clipped(p->padding - (p->out_width - 1) * p->stride, p->window_width);
+    int64_t right = at_most(p->width + p->padding, p->window_width), column = p->channels * block;
+    const volatile float *row = weight + k * p->window_width * column;
+    for (int64_t i = left * column; i < right * column; i += LANES) (void)row[i];
+}
+
+INLINE void emit(float *restrict y, const float *restrict sums, const float *restrict bias, int64_t n) {
+    if (bias)
+        for (int64_t i = 0; i < n; i++) y[i] = sums[i] + bias[i];
+    else memcpy(y, sums, (size_t)n * sizeof(float));
+}
+
+/* `n` output pixels from `first` of the group that begins at image `origin`, and the channels of a block */
+INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p, int vectors) {
+    lanes sums[TILE][VECTORS];
+    const float *weight = p->weight + block * BLOCK * p->window_height * p->window_width * p->channels;
+    memset(sums, 0, (size_t)n * sizeof sums[0]);
+    for (int64_t k = 0; k < p->window_height; k++) {
+        if (origin + first == 0) fetch_row(weight, k, p, vectors * LANES);
+        for (int64_t i = 0; i < n; i++) {
+            lanes kept[VECTORS];
+            for (int v = 0; v < vectors; v++) kept[v] = sums[i][v];
+            add_row(kept, first + i, k, weight, p, vectors);
+            for (int v = 0; v < vectors; v++) sums[i][v] = kept[v];
+        }
+    }
+    int64_t channel = block * BLOCK, channels = at_most(p->out_channels - channel, BLOCK);
+    float *y = p->y + (origin * p->out_height * p->out_width + first) * p->out_channels + channel;
+    for (int64_t i = 0; i < n; i++)
+        emit(y + i * p->out_channels, (const float *)sums[i], p->bias ? p->bias + channel : 0, channels);
+}
+
+/* the number of vectors is known in each call: sums in an array of a length of its own would not stay in registers */
+static void convolve_any(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p) {
+    switch ((at_most(p->out_channels - block * BLOCK, BLOCK) + LANES - 1) / LANES) {
+    case 1: convolve(origin, first, n, block, p, 1); break;
+    case 2: convolve(origin, first, n, block, p, 2); break;
+    case 3: convolve(origin, first, n, block, p, 3); break;
+    default: convolve(origin, first, n, block, p, 4);
+    }
+}
+
+static int64_t tiles_of(int64_t pixels, int64_t tile) { return (pixels + tile - 1) / tile; }
+
+static int64_t tile_for(int64_t pixels, int64_t blocks, int64_t threads) {
+    int64_t tile = TILE;
+    while (tile > SMALL_TILE && tiles_of(pixels, tile) * blocks < threads) tile /= 2;
+    return tile;
+}
+
+PUBLIC void spike_conv2d(const problem *p) {
+    int64_t row = p->width * p->channels, blocks = (p->out_channels + BLOCK - 1) / BLOCK;
+    int threads = (int)p->threads;
+#pragma omp parallel num_threads(threads)
+    for (int64_t origin = 0; origin < p->images; origin += p->group) {
+        int64_t images = at_most(p->images - origin, p->group), pixels = images * p->out_height * p->out_width;
+        int64_t tile = tile_for(pixels, blocks, threads), tiles = tiles_of(pixels, tile);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < images * p->height; i++)
+            list_row(p->x + (origin * p->height + i) * row, starts_of(p, i), p);
+        /* block by block: a thread reads its part of the weights for all pixels before the next part */
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < blocks * tiles; task++) {
+            int64_t first = task % tiles * tile;
+            convolve_any(origin, first, at_most(pixels - first, tile), task / tiles, p);
+        }
+    }
+}

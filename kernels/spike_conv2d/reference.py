@@ -1,0 +1,29 @@
+"""The equation of `benchd.kernels.spike_conv2d` pixel by pixel: the oracle of the others, not meant to be fast."""
+
+import torch
+from torch.nn import functional
+
+
+def spike_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: int,
+    padding: int,
+    packed: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return y (N, O, H', W') in the dtype of x; nothing is read from `packed`."""
+    state_dtype = torch.promote_types(x.dtype, torch.float32)
+    padded = functional.pad(x.to(state_dtype), [padding] * 4)
+    taps = weight.to(state_dtype)
+    height, width = ((padded.shape[2 + d] - weight.shape[2 + d]) // stride + 1 for d in range(2))
+    rows = []
+    for i in range(height):
+        row = []
+        for j in range(width):
+            top, left = i * stride, j * stride
+            window = padded[:, :, top : top + weight.shape[2], left : left + weight.shape[3]]
+            y = (window[:, None] * taps).sum((2, 3, 4))
+            row.append(y if bias is None else y + bias.to(state_dtype))
+        rows.append(torch.stack(row, -1))
+    return torch.stack(rows, -2).to(x.dtype)
