@@ -12,34 +12,22 @@ from typing import Literal
 import torch
 from torch import nn
 
-from benchd.kernels.lif import lif, lif_pool
+from benchd.kernels.lif import lif_pool
 from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d
 from benchd.models import encoders
 
 
-class Lif(nn.Module):
-    """A layer of LIF neurons: currents (T, B, ...) to spikes 0/1 of the same shape."""
+class PooledLif(nn.Module):
+    """LIF neurons whose spikes leave as 2x2 averages: currents (T, B, C, H, W) to (T, B, C, H//2, W//2)."""
+
+    scale = 0.25  # of what leaves: the number of spikes in a window, 0 to 4
 
     def __init__(self, decay: float, threshold: float, reset: Literal["zero", "subtract"], implementation: str) -> None:
         super().__init__()
         self.decay, self.threshold, self.reset, self.implementation = decay, threshold, reset, implementation
 
     def forward(self, current: torch.Tensor) -> torch.Tensor:
-        """Return the spikes of `current`, both (T, B, ...)."""
-        return lif(
-            current,
-            decay=self.decay,
-            threshold=self.threshold,
-            reset=self.reset,
-            implementation=self.implementation,
-        )
-
-
-class PooledLif(Lif):
-    """LIF neurons whose kernel averages the spikes over 2x2 and never writes them."""
-
-    def forward(self, current: torch.Tensor) -> torch.Tensor:
-        """Return the pooled spikes (T, B, C, H//2, W//2) of `current` (T, B, C, H, W)."""
+        """Return the pooled spikes of `current`."""
         return lif_pool(
             current,
             decay=self.decay,
@@ -91,34 +79,33 @@ class OnePass(nn.Module):
         encoding: Literal["repeat", "rate"],
         p_scale: float,
         batch_norm: bool,
-        neurons: tuple[Lif, Lif],
+        neurons: tuple[PooledLif, PooledLif],
+        *,
+        custom: bool,
     ) -> None:
         super().__init__()
         self.time_steps, self.encoding, self.p_scale = time_steps, encoding, p_scale
         self.conv1 = nn.Conv2d(3, 64, 3, padding=1)
-        custom = isinstance(neurons[0], PooledLif)
         self.conv2 = SpikeConv2d(64, 128, 3, padding=1) if custom else nn.Conv2d(64, 128, 3, padding=1)
         if batch_norm:
             self.bn1 = nn.BatchNorm2d(64)
             self.bn2 = nn.BatchNorm2d(128)
         self.batch_norm = batch_norm
         self.lif1, self.lif2 = neurons
-        self.pool = nn.Identity() if custom else nn.AvgPool2d(2)
         self.flatten = nn.Identity() if custom else nn.Flatten()
         self.fc1 = SpikeLinear(128, 8, 256) if custom else nn.Linear(128 * 8 * 8, 256)
         self.fc2 = nn.Linear(256, 10)
 
     def neurons(self) -> list[nn.Module]:
-        """Return the modules whose outputs are spikes (T, B, ...), in forward order; none where a kernel pools them."""
-        return [layer for layer in (self.lif1, self.lif2) if not isinstance(layer, PooledLif)]
+        """Return the modules whose outputs are `scale` times counts of spikes (T, B, ...), in forward order."""
+        return [self.lif1, self.lif2]
 
     def forward(self, images: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits (B, 10); `uniforms` (T, B, 3, 32, 32), rate encoding only, default to torch.rand."""
-        pooled = self.pool(self.lif1(self._stem(images, uniforms)).flatten(0, 1))
-        current = self.conv2(pooled)
+        current = self.conv2(self.lif1(self._stem(images, uniforms)).flatten(0, 1))
         if self.batch_norm:
             current = self.bn2(current)
-        pooled = self.pool(self.lif2(current.unflatten(0, (self.time_steps, -1))).flatten(0, 1))
+        pooled = self.lif2(current.unflatten(0, (self.time_steps, -1))).flatten(0, 1)
         hidden = self.fc1(self.flatten(pooled)).relu()
         logits: torch.Tensor = self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
         return logits
@@ -157,11 +144,12 @@ def build(
     `kernels` "custom" is for inference: its neurons pool their spikes in one kernel. Raises
     benchd.kernels.dispatch.Unavailable where that kernel cannot run on the default device.
     """
-    layer, implementation = (PooledLif, "auto") if kernels == "custom" else (Lif, "torch")
-    neurons = (layer(decay, threshold, reset, implementation), layer(decay, threshold, reset, implementation))
-    if kernels == "custom":
+    custom = kernels == "custom"
+    implementation = "auto" if custom else "torch"
+    first, second = (PooledLif(decay, threshold, reset, implementation) for _ in range(2))
+    if custom:
         # whether the kernel is there, or compiles, shows here and not in the run
-        neurons[0](torch.zeros(1, 1, 1, 2, 2))
-    model = OnePass(time_steps, encoding, p_scale, batch_norm, neurons)
+        first(torch.zeros(1, 1, 1, 2, 2))
+    model = OnePass(time_steps, encoding, p_scale, batch_norm, (first, second), custom=custom)
     # channels-last weights make convolutions and neurons run channels-last: a fifth faster on a CPU at batch 64
     return model.eval().to(memory_format=torch.channels_last)

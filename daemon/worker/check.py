@@ -23,6 +23,7 @@ from benchd.daemon.worker.subject import Subject
 ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
 REFERENCE_BATCH = 8
+KEPT_FORM = 2  # what the codes of a model are; one more where that changes
 # one neuron at the edge flips thousands behind it; in few images eager may have none, and nothing would be allowed
 CODES_IMAGES = 64
 OVERFLOW = 1e99  # in place of inf and NaN, which no record holds
@@ -222,7 +223,7 @@ def _cached(name: str, subject: Subject, job: Job, count: int, run: Callable[[],
     """Return the observation kept from an earlier process, else make and keep it."""
     facts = subject.facts
     inputs = [facts.data, facts.input_shape, job.case.seed, count]
-    key = [name, job.case.model, facts.options, facts.weights_sha256, inputs, str(torch.__version__)]
+    key = [KEPT_FORM, name, job.case.model, facts.options, facts.weights_sha256, inputs, str(torch.__version__)]
     pieces = msgspec.json.encode(key)
     path = Path(job.cache) / "references" / f"{hashlib.sha256(pieces).hexdigest()[:32]}.npz"
     if path.exists():

@@ -19,15 +19,14 @@ from types import ModuleType
 
 import torch
 
-from benchd.kernels.dispatch import Unavailable, implementation_module
+from benchd.kernels.dispatch import Implementations, Unavailable
 from benchd.kernels.spike_conv2d import native, reference, torch_impl
 from benchd.kernels.spike_conv2d.keeping import Packed, skips_zeros_in
 from benchd.kernels.spike_conv2d.native import pack
 
 __all__ = ["Packed", "pack", "skips_zeros_in", "spike_conv2d", "spike_linear"]
 
-# imported above rather than looked up by name, so that torch.compile can trace the call
-_TRACEABLE: dict[str, ModuleType] = {"reference": reference, "torch": torch_impl, "native": native}
+_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
 
 def spike_conv2d(
@@ -76,11 +75,9 @@ def spike_linear(
 
 
 def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "auto" and device.type == "cpu":
-        implementation = "native"
     if implementation == "triton" or (implementation == "auto" and device.type == "cuda"):
         raise Unavailable("spike_conv2d has no 'triton' implementation: on a GPU use implementation='torch', cuDNN's")
-    return _TRACEABLE.get(implementation) or implementation_module(__name__, implementation, device)
+    return _implementation(implementation, device)
 
 
 def _check(

@@ -71,7 +71,7 @@ def test_logits_and_spikes_are_those_of_the_step_by_step_network(options):
     torch.testing.assert_close(logits, want, rtol=1e-9, atol=1e-12)
     for got, expected in zip(fired, spikes, strict=True):
         assert 0 < expected.mean() < 1
-        assert torch.equal(got, expected)
+        assert torch.equal(got, functional.avg_pool2d(expected.flatten(0, 1), 2).unflatten(0, expected.shape[:2]))
 
 
 def test_its_names_are_the_published_ones():
@@ -201,9 +201,8 @@ def test_custom_kernels_skip_zeros_in_float32_only(monkeypatch):
 
 
 @torch.no_grad()
-def test_custom_kernels_hide_their_spikes_and_are_traced_whole():
+def test_custom_kernels_are_traced_whole():
     model, images = build("snn_onepass", kernels="custom", time_steps=2), torch.rand(2, 3, 32, 32)
-    assert model.neurons() == []
     want = model(images)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), want)
