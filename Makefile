@@ -24,7 +24,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test check types occupancy wheel test-jetpack62 programs clean
+.PHONY: help once test test-gpu bench-kernels check types occupancy wheel test-jetpack62 programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -36,10 +36,17 @@ once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
 test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
 	@$(BIN)/pytest $(ARGS)
 
+test-gpu: $(TEST)  ## the kernels and the models on this machine's GPU; ARGS goes to pytest
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'
+	$(BIN)/pytest tests/kernels tests/gpu $(ARGS)
+
+bench-kernels: $(ONCE)  ## race the kernels against torch and the peers installed here; ARGS="--list" shows the ops
+	@$(BIN)/python -m benchmarks.kernels $(ARGS)
+
 check: $(TEST) types  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p benchd
+	$(BIN)/mypy -p benchd -p benchmarks
 
 types:  ## the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd
@@ -63,7 +70,7 @@ programs: $(TEST)
 
 clean:  ## remove what builds and checks leave; the environments stay
 	rm -rf build dist *.egg-info .typing .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(ONCE): pyproject.toml $(CONSTRAINTS)
 	@.ci/setup $(VENV) $(PLATFORM) $(PLATFORM) $(CONSTRAINTS)

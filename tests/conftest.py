@@ -17,7 +17,16 @@ if not torch.cuda.is_available():
 settings.register_profile("benchd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("benchd")
 
+NEEDS_GPU = pytest.mark.skip(reason="no CUDA device")
 OURS = ("BENCHD_", "TRITON_INTERPRET", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(NEEDS_GPU)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,10 +26,7 @@ def add_rms_norm(
 
 def _check(hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
     launch.require_device("add_rms_norm", hidden)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, residual, weight)):
-        raise Unavailable(
-            "add_rms_norm: the Triton kernel has no gradient; use implementation='torch', or torch.no_grad()"
-        )
+    launch.require_no_gradient("add_rms_norm", hidden, residual, weight)
     if torch.float64 in {hidden.dtype, residual.dtype}:
         raise Unavailable("add_rms_norm: the Triton kernel computes in float32; use implementation='torch' for float64")
     if hidden.shape[-1] > _MAX_DIM:

@@ -50,10 +50,7 @@ def causal_conv1d_pair(
 
 def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
     launch.require_device("causal_conv1d", x)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (x, *others)):
-        raise Unavailable(
-            "causal_conv1d: the Triton kernel has no gradient; use implementation='torch', or torch.no_grad()"
-        )
+    launch.require_no_gradient("causal_conv1d", x, *others)
     if x.dtype == torch.float64:
         raise Unavailable(
             "causal_conv1d: the Triton kernel computes in float32; use implementation='torch' for float64"

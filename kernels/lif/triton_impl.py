@@ -42,8 +42,7 @@ def lif_pool(
 
 def _check(op: str, current: torch.Tensor) -> None:
     launch.require_device(op, current)
-    if torch.is_grad_enabled() and current.requires_grad:
-        raise Unavailable(f"{op}: the Triton kernel has no gradient; use implementation='torch', or torch.no_grad()")
+    launch.require_no_gradient(op, current)
     if current.dtype == torch.float64:
         raise Unavailable(f"{op}: the Triton kernel computes in float32; use implementation='torch' for float64")
 

@@ -7,14 +7,22 @@ Tokens are t < L = length, channels d < E, states n < N; the batch never mixes. 
 softplus is taken where `delta_softplus` says so (linear above 20). `reverse` runs t from L-1 down to 0, with inputs and
 outputs in their natural order. h, delta and every sum are in float32, in float64 for a float64 u, and y is in the dtype
 of u (Gu and Dao, 2023, algorithm 2).
+
+`bidirectional_scan` is all of a bidirectional layer between two matrix products: delta = softplus(low W^T + bias) from
+R numbers a token, both scans, and their sum times silu(z). `form` is how "triton" goes through the tokens, one by one
+or parallel in two levels; the others have one form, which is exact, and take either.
 """
+
+from typing import Literal
 
 import torch
 
 from benchd.kernels.dispatch import Implementations
 from benchd.kernels.selective_scan import native, reference, torch_impl
 
-__all__ = ["selective_scan", "selective_scan_pair"]
+__all__ = ["Form", "bidirectional_scan", "delta_projection", "selective_scan", "selective_scan_pair"]
+
+Form = Literal["serial", "two_level"]
 
 _implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
@@ -31,18 +39,20 @@ def selective_scan(
     delta_softplus: bool = False,
     reverse: bool = False,
     *,
+    form: Form = "serial",
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Return y (batch, L, E) in the dtype of u.
 
     u, delta, z (batch, L, E); A (E, N), negative; B, C (batch, L, N); D, delta_bias (E,). "reference" and "torch" are
     differentiable in every tensor, once. Raises TypeError for a tensor that is not floating point, ValueError for a
-    wrong shape, a second device or an unknown implementation, and dispatch.Unavailable where the implementation cannot
-    run here: "native" neither learns nor computes in float64.
+    wrong shape, a second device, an unknown form or implementation, and dispatch.Unavailable where the implementation
+    cannot run here: "native" and "triton" neither learn nor compute in float64.
     """
+    _check_form("selective_scan", form)
     _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
     run = _implementation(implementation, u.device).selective_scan
-    y: torch.Tensor = run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse)
+    y: torch.Tensor = run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
     return y
 
 
@@ -56,6 +66,7 @@ def selective_scan_pair(
     delta_bias: torch.Tensor | None = None,
     delta_softplus: bool = False,
     *,
+    form: Form = "serial",
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Return the y of two scans at once, (2, batch, L, E) in the dtype of u: [0] runs forward and [1] in reverse.
@@ -63,10 +74,69 @@ def selective_scan_pair(
     Every tensor is that of `selective_scan` with a first dimension of 2, all in natural token order; there is no gate,
     since a bidirectional layer gates the sum. Errors are those of `selective_scan`.
     """
+    _check_form("selective_scan_pair", form)
     _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
     run = _implementation(implementation, u.device).selective_scan_pair
-    y: torch.Tensor = run(u, delta, A, B, C, D, delta_bias, delta_softplus)
+    y: torch.Tensor = run(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
     return y
+
+
+def delta_projection(
+    low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, implementation: str = "auto"
+) -> torch.Tensor:
+    """Return delta = softplus(low W^T + bias) of two directions, (2, batch, L, E) in the dtype of low.
+
+    low (2, batch, L, R), weight (2, E, R), bias (2, E). Errors are those of `selective_scan`.
+    """
+    op = "delta_projection"
+    if low.dim() != 4 or len(low) != 2:
+        raise ValueError(f"{op}: low must be (2, batch, length, rank), not {tuple(low.shape)}")
+    if weight.dim() != 3 or (weight.shape[0], weight.shape[2]) != (2, low.shape[3]):
+        raise ValueError(f"{op}: weight must be (2, channels, {low.shape[3]}), not {tuple(weight.shape)}")
+    _check_tensor(op, "low", low, low.device, low.shape)
+    _check_tensor(op, "weight", weight, low.device, weight.shape)
+    _check_tensor(op, "bias", bias, low.device, weight.shape[:2])
+    delta: torch.Tensor = _implementation(implementation, low.device).delta_projection(low, weight, bias)
+    return delta
+
+
+def bidirectional_scan(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    *,
+    form: Form = "serial",
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Return (the scan of u[0] + the scan of u[1] in reverse) * silu(z), (batch, L, E) in the dtype of u.
+
+    u (2, batch, L, E), B, C (2, batch, L, N) and low (2, batch, L, R) in natural token order; weight (2, E, R),
+    bias (2, E), A (2, E, N), negative, D (2, E) and z (batch, L, E). delta is that of `delta_projection`. Gradients and
+    errors are those of `selective_scan`.
+    """
+    op = "bidirectional_scan"
+    _check_form(op, form)
+    _check(op, (2,), u=u, A=A, B=B, C=C, D=D)
+    per_channel, rank, device = D.shape, low.shape[-1:], u.device
+    _check_tensor(op, "low", low, device, u.shape[:-1] + rank)
+    _check_tensor(op, "weight", weight, device, per_channel + rank)
+    _check_tensor(op, "bias", bias, device, per_channel)
+    _check_tensor(op, "z", z, device, u.shape[1:])
+    y: torch.Tensor = _implementation(implementation, device).bidirectional_scan(
+        u, low, weight, bias, A, B, C, D, z, form
+    )
+    return y
+
+
+def _check_form(op: str, form: str) -> None:
+    if form not in {"serial", "two_level"}:
+        raise ValueError(f"{op}: form must be 'serial' or 'two_level', not {form!r}")
 
 
 def _check(op: str, lead: tuple[int, ...], **tensors: torch.Tensor | None) -> None:
@@ -80,15 +150,17 @@ def _check(op: str, lead: tuple[int, ...], **tensors: torch.Tensor | None) -> No
     per_channel, per_state = (*lead, u.shape[-1]), (*u.shape[:-1], A.shape[-1])
     expected = {"A": A.shape, "B": per_state, "C": per_state, "D": per_channel, "delta_bias": per_channel}
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if not tensor.is_floating_point():
-            raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
-        if tensor.device != u.device:
-            raise ValueError(f"{op}: {name} must be on {u.device} as u is, not on {tensor.device}")
-        shape = expected.get(name, u.shape)
-        if tensor.shape != shape:
-            raise ValueError(f"{op}: {name} must be {tuple(shape)}, not {tuple(tensor.shape)}")
+        if tensor is not None:
+            _check_tensor(op, name, tensor, u.device, expected.get(name, u.shape))
+
+
+def _check_tensor(op: str, name: str, tensor: torch.Tensor, device: torch.device, shape: tuple[int, ...]) -> None:
+    if not tensor.is_floating_point():
+        raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
+    if tensor.device != device:
+        raise ValueError(f"{op}: {name} must be on {device} as the others are, not on {tensor.device}")
+    if tensor.shape != shape:
+        raise ValueError(f"{op}: {name} must be {tuple(shape)}, not {tuple(tensor.shape)}")
 
 
 def _text(lead: tuple[int, ...]) -> str:

@@ -1,17 +1,36 @@
-/* The selective scan, serial in tokens: a task owns the states of LANES channels of one image and direction and walks
-   the sequence tile by tile, so that only u, delta, B, C, z are read and y is written, each once for every 16 states.
+/* The selective scan, serial in tokens: a task owns the states of CHANNELS channels of one image and walks the sequence
+   tile by tile, so that what comes in is read and y is written once for every 16 states.
 
-   A direction that runs in reverse reads its tokens from the last to the first; nothing is flipped. */
+   A direction that runs in reverse reads its tokens from the last to the first; nothing is flipped. Where the directions
+   are summed, one task does both, and the second finds what the first wrote in its own core's cache. */
 
-#include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 #define PUBLIC __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
-#define LANES 16  /* channels of a task, one a vector lane: a cache line of a token */
-#define STATES 16 /* states that a pass carries; more are summed up in further passes */
-#define TILE 16   /* tokens between reading and writing: their inputs stay in the first-level cache */
+#define CHANNELS 16 /* of a task: a cache line of a token */
+#define STATES 16   /* that a pass carries; more are summed up in further passes */
+#define RANKS 64    /* columns of the projection that a pass keeps at hand; more are gathered for every group */
+#define TILE 16     /* tokens between reading and writing: their inputs stay in the first-level cache */
+#define GROUP 4     /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
+
+/* LANES numbers with the operators of C: one register, since compilers split a longer vector badly */
+#if defined __AVX512F__
+#define LANES 16
+#elif defined __AVX__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define PARTS (CHANNELS / LANES)
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t whole __attribute__((vector_size(4 * LANES)));
+
+typedef struct {
+    lanes part[PARTS];
+} row; /* one number of every channel */
 
 /* (directions, images, length, n), the last dimension without gaps; distances in elements, `at` null where absent */
 typedef struct {
@@ -19,23 +38,27 @@ typedef struct {
     int64_t direction, image, token;
 } tokens;
 
-/* A (directions, channels, states); D and bias (directions, channels) or null; y (directions, images, length, channels)
-   `reverse` is that of the first direction, a second one runs the other way */
+/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (directions, channels,
+   rank) or null, A (directions, channels, states), D and bias (directions, channels) or null; y (directions, images,
+   length, channels), or (images, length, channels) of the sum over directions, which then read the same z. `reverse` is
+   that of the first direction, a second one runs the other way. */
 typedef struct {
-    tokens u, delta, B, C, z;
-    const float *A, *D, *bias;
+    tokens u, steps, B, C, z;
+    const float *weight, *A, *D, *bias;
     float *y;
-    int64_t directions, images, length, channels, states, softplus, reverse, threads;
+    int64_t directions, images, length, channels, rank, states, softplus, reverse, summed, threads;
 } problem;
 
+/* One walk over the sequence: channels [channel, + width), states [first, + count). */
 typedef struct {
-    int64_t direction, image, channel, width, first, count; /* channels [channel, + width), states [first, + count) */
-} task;
+    int64_t direction, image, channel, width, first, count;
+} pass;
 
 typedef struct {
-    float rate[STATES][LANES], h[STATES][LANES]; /* A log2(e), and the states */
-    float fastest[LANES], D[LANES], bias[LANES]; /* fastest: max |rate| of a channel */
-    float u[TILE][LANES], delta[TILE][LANES], x[TILE][LANES], y[TILE][LANES]; /* x = delta u */
+    row rate[STATES], h[STATES]; /* A log2(e), and the states */
+    row fastest, D, bias;        /* fastest: max |rate| of a channel */
+    row weight[RANKS];
+    row u[TILE], delta[TILE], x[TILE], y[TILE]; /* x = delta u */
     float B[TILE][STATES], C[TILE][STATES];
 } workspace;
 
@@ -45,143 +68,193 @@ typedef struct {
 #define LOG2_E 1.44269504f
 #define LOG2_E_REST 1.92596303e-8f /* log2(e) - LOG2_E */
 
-INLINE float clamped(float x, float low, float high) {
-    x = low > x ? low : x; /* in this order a NaN stays */
-    return high < x ? high : x;
+INLINE lanes every(float x) {
+    return (lanes){0} + x;
 }
 
-/* 2^(n + rest) for |rest| <= 1/2 and shifted = n + ROUND, to 9e-8 of itself */
-INLINE float power(float rest, float shifted) {
-    union {
-        float real;
-        uint32_t bits;
-    } n = {shifted}, p;
-    p.real = 1.33988750e-3f + rest * 1.53533328e-4f;
-    p.real = 5.55033237e-2f + rest * (9.61843785e-3f + rest * p.real);
-    p.real = 1.0f + rest * (6.93147182e-1f + rest * (2.40226477e-1f + rest * p.real));
-    p.bits += n.bits << 23;
-    return p.real;
+INLINE lanes chosen(whole mask, lanes yes, lanes no) {
+    return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
+}
+
+INLINE lanes magnitude(lanes x) {
+    return (lanes)((whole)x & INT32_MAX);
+}
+
+/* 2^(n + rest) for |rest| <= 1/2 and shifted = n + ROUND, to 3e-7 of itself, and to as much of its distance from 1:
+   what a slow state forgets is as exact as what it keeps. */
+INLINE lanes power(lanes rest, lanes shifted) {
+    lanes p = 9.66637295e-3f + rest * 1.34004366e-3f;
+    p = 2.40223490e-1f + rest * (5.55033318e-2f + rest * p);
+    p = 1.0f + rest * (6.93147196e-1f + rest * p);
+    return (lanes)((whole)p + ((whole)shifted << 23));
 }
 
 /* 2^x; `wild` says that |x| may reach REACH: the ends of the clamp are as good as 0 and infinity in what follows */
-INLINE float exp2_of(float x, int wild) {
-    x = wild ? clamped(x, -126.0f, 127.0f) : x;
-    float shifted = x + ROUND;
+INLINE lanes exp2_of(lanes x, int wild) {
+    if (wild) {
+        x = chosen(x < -126.0f, every(-126.0f), x); /* a NaN stays */
+        x = chosen(x > 127.0f, every(127.0f), x);
+    }
+#ifdef __AVX512F__
+    /* keeps x from melting into two fused multiply-adds, whose ports are the full ones */
+    __asm__("" : "+v"(x));
+#endif
+    lanes shifted = x + ROUND;
     return power(x - (shifted - ROUND), shifted);
 }
 
-/* e^x; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
-INLINE float exp_of(float x) {
-    x = clamped(x, -87.0f, 88.0f);
-    float shifted = x * LOG2_E + ROUND;
+/* e^x for x <= 0; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
+INLINE lanes exp_of(lanes x) {
+    x = chosen(x < -87.0f, every(-87.0f), x);
+    lanes shifted = x * LOG2_E + ROUND;
     return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
 }
 
-/* max(x, 0) + log(1 + e^-|x|), the logarithm as 2 atanh(e / (2 + e)): nothing cancels for small e */
-INLINE float softplus_of(float x) {
-    float e = exp_of(x < 0 ? x : -x), s = e / (2.0f + e), q = s * s;
-    float rest = 4.00215685e-1f + q * (2.80010343e-1f + q * 2.80160964e-1f);
-    float series = 2.0f + q * (6.66664183e-1f + q * rest);
-    return (x > 0 ? x : 0) + s * series;
+/* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a division would take as long as all of it */
+INLINE lanes softplus_of(lanes x) {
+    lanes e = exp_of(-magnitude(x)), p = -3.01109641e-2f + e * 5.38406172e-3f;
+    p = -1.37466220e-1f + e * (7.92107383e-2f + e * p);
+    p = -2.48529457e-1f + e * (1.91451163e-1f + e * p);
+    p = -4.99995526e-1f + e * (3.33203435e-1f + e * p);
+    return chosen(x > 0.0f, x, every(0.0f)) + e * (9.99999975e-1f + e * p);
 }
 
-INLINE float silu_of(float x) {
-    return x / (1.0f + exp_of(-x));
+INLINE lanes silu_of(lanes x) {
+    lanes e = exp_of(-magnitude(x));
+    return chosen(x > 0.0f, x, x * e) / (1.0f + e);
 }
 
-static void read_row(float *restrict to, const float *restrict from, int64_t width, int64_t room) {
-    if (width == room) {
-        memcpy(to, from, LANES * sizeof(float));
-        return;
-    }
-    memset(to, 0, LANES * sizeof(float));
-    memcpy(to, from, (size_t)width * sizeof(float));
+/* The usual size is a single move. */
+INLINE void copy(void *to, const void *from, int64_t numbers) {
+    if (numbers == CHANNELS) memcpy(to, from, CHANNELS * sizeof(float));
+    else memcpy(to, from, (size_t)numbers * sizeof(float));
 }
 
-_Static_assert(LANES == STATES, "read_row reads rows of either");
+_Static_assert(CHANNELS == STATES, "copy takes either");
 
-static const float *row_of(const tokens *from, const task *k, int64_t t) {
+INLINE row read_row(const float *from, int64_t width) {
+    row to = {0};
+    copy(&to, from, width);
+    return to;
+}
+
+INLINE const float *token_of(const tokens *from, const pass *k, int64_t t) {
     return from->at + k->direction * from->direction + k->image * from->image + t * from->token;
 }
 
-static void begin(workspace *w, const problem *p, const task *k) {
-    memset(w, 0, sizeof *w);
-    int64_t channel = k->direction * p->channels + k->channel;
-    for (int64_t i = 0; i < k->width; i++) {
-        for (int64_t n = 0; n < k->count; n++) {
-            float rate = p->A[(channel + i) * p->states + k->first + n] * LOG2_E;
-            w->rate[n][i] = rate;
-            w->fastest[i] = fabsf(rate) <= w->fastest[i] ? w->fastest[i] : fabsf(rate);
+/* Column n of a parameter (directions, channels, columns). */
+static row column(const problem *p, const pass *k, const float *from, int64_t n, int64_t columns) {
+    float of_channels[CHANNELS] = {0};
+    from += (k->direction * p->channels + k->channel) * columns + n;
+    for (int64_t i = 0; i < k->width; i++) of_channels[i] = from[i * columns];
+    return read_row(of_channels, CHANNELS);
+}
+
+static void begin(workspace *w, const problem *p, const pass *k) {
+    memset(w, 0, offsetof(workspace, weight));
+    memset(w->B, 0, sizeof w->B + sizeof w->C);
+    for (int64_t n = 0; n < k->count; n++) {
+        w->rate[n] = column(p, k, p->A, k->first + n, p->states);
+        for (int64_t i = 0; i < PARTS; i++) {
+            lanes rate = w->rate[n].part[i] *= LOG2_E, size = magnitude(rate);
+            w->fastest.part[i] = chosen(size <= w->fastest.part[i], w->fastest.part[i], size);
         }
-        if (p->D) w->D[i] = p->D[channel + i];
-        if (p->bias) w->bias[i] = p->bias[channel + i];
+    }
+    if (p->D && !k->first) w->D = column(p, k, p->D, 0, 1);
+    if (p->bias) w->bias = column(p, k, p->bias, 0, 1);
+    for (int64_t i = 0; p->weight && i < p->rank && i < RANKS; i++) w->weight[i] = column(p, k, p->weight, i, p->rank);
+}
+
+/* Set delta of the tile to the step sizes before their softplus; token[r] is where row r lies in the sequence. */
+static void read_steps(workspace *w, const problem *p, const pass *k, const int64_t *token) {
+    for (int64_t start = 0; start < TILE; start += GROUP) {
+        const float *from[GROUP];
+        row delta[GROUP];
+        for (int64_t r = 0; r < GROUP; r++) {
+            from[r] = token_of(&p->steps, k, token[start + r]);
+            delta[r] = w->bias;
+            row given = p->weight ? (row){0} : read_row(from[r] + k->channel, k->width);
+            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += given.part[i];
+        }
+        for (int64_t n = 0; p->weight && n < p->rank; n++) {
+            row weight = n < RANKS ? w->weight[n] : column(p, k, p->weight, n, p->rank);
+            for (int64_t r = 0; r < GROUP; r++)
+                for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += from[r][n] * weight.part[i];
+        }
+        memcpy(w->delta + start, delta, sizeof delta);
     }
 }
 
-/* token[r] is where row r of the tile lies in the sequence */
-static void read_tile(workspace *w, const problem *p, const task *k, const int64_t *token, int64_t rows) {
+static void read_tile(workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t rows) {
+    read_steps(w, p, k, token);
     for (int64_t r = 0; r < rows; r++) {
-        read_row(w->u[r], row_of(&p->u, k, token[r]) + k->channel, k->width, LANES);
-        read_row(w->delta[r], row_of(&p->delta, k, token[r]) + k->channel, k->width, LANES);
-        read_row(w->B[r], row_of(&p->B, k, token[r]) + k->first, k->count, STATES);
-        read_row(w->C[r], row_of(&p->C, k, token[r]) + k->first, k->count, STATES);
+        w->u[r] = read_row(token_of(&p->u, k, token[r]) + k->channel, k->width);
+        copy(w->B[r], token_of(&p->B, k, token[r]) + k->first, k->count);
+        copy(w->C[r], token_of(&p->C, k, token[r]) + k->first, k->count);
     }
 }
 
 /* Make delta and x of what was read; return whether an exponent of the tile may reach REACH. */
 static int step_sizes(workspace *w, int64_t rows, int softplus) {
-    int wild = 0;
+    whole wild = {0};
     for (int64_t r = 0; r < rows; r++)
-#pragma omp simd reduction(| : wild)
-        for (int64_t i = 0; i < LANES; i++) {
-            float delta = w->delta[r][i] + w->bias[i];
-            delta = softplus ? softplus_of(delta) : delta;
-            w->delta[r][i] = delta;
-            w->x[r][i] = delta * w->u[r][i];
-            wild |= !(fabsf(delta) * w->fastest[i] < REACH);
+        for (int64_t i = 0; i < PARTS; i++) {
+            lanes delta = softplus ? softplus_of(w->delta[r].part[i]) : w->delta[r].part[i];
+            w->delta[r].part[i] = delta;
+            w->x[r].part[i] = delta * w->u[r].part[i];
+            wild |= ~(magnitude(delta) * w->fastest.part[i] < REACH);
         }
-    return wild;
+    int any = 0;
+    for (int64_t i = 0; i < LANES; i++) any |= wild[i];
+    return any;
 }
 
 INLINE void advance(workspace *w, int64_t rows, int wild) {
     for (int64_t r = 0; r < rows; r++)
-#pragma omp simd
-        for (int64_t i = 0; i < LANES; i++) {
-            float delta = w->delta[r][i], x = w->x[r][i], y = 0;
+        for (int64_t i = 0; i < PARTS; i++) {
+            lanes delta = w->delta[r].part[i], x = w->x[r].part[i], y = {0};
 #pragma GCC unroll 16
             for (int64_t n = 0; n < STATES; n++) {
-                float h = exp2_of(delta * w->rate[n][i], wild) * w->h[n][i] + x * w->B[r][n];
-                w->h[n][i] = h;
+                lanes h = exp2_of(delta * w->rate[n].part[i], wild) * w->h[n].part[i] + x * w->B[r][n];
+                w->h[n].part[i] = h;
                 y += h * w->C[r][n];
             }
-            w->y[r][i] = y;
+            w->y[r].part[i] = y;
         }
 }
 
-static void gate(float *restrict y, const float *restrict z, int64_t width) {
-#pragma omp simd
-    for (int64_t i = 0; i < width; i++) y[i] *= silu_of(z[i]);
-}
-
-static void write_tile(const workspace *w, const problem *p, const task *k, const int64_t *token, int64_t rows) {
-    int64_t sequence = k->direction * p->images + k->image;
+static void write_tile(const workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t rows) {
+    int64_t direction = p->summed ? 0 : k->direction, last = k->first + k->count == p->states;
+    int adds = k->first || k->direction > direction;
+    int gates = p->z.at && last && (!p->summed || k->direction + 1 == p->directions);
+    float *sequence = p->y + (direction * p->images + k->image) * p->length * p->channels + k->channel;
     for (int64_t r = 0; r < rows; r++) {
-        float *y = p->y + (sequence * p->length + token[r]) * p->channels + k->channel;
-        for (int64_t i = 0; i < k->width; i++) {
-            float before = k->first ? y[i] : w->D[i] * w->u[r][i];
-            y[i] = before + w->y[r][i];
+        float *to = sequence + token[r] * p->channels;
+        row y = adds ? read_row(to, k->width) : (row){0};
+        row z = gates ? read_row(token_of(&p->z, k, token[r]) + k->channel, k->width) : (row){0};
+        for (int64_t i = 0; i < PARTS; i++) {
+            y.part[i] += w->D.part[i] * w->u[r].part[i] + w->y[r].part[i];
+            if (gates) y.part[i] *= silu_of(z.part[i]);
         }
-        if (p->z.at && k->first + k->count == p->states) gate(y, row_of(&p->z, k, token[r]) + k->channel, k->width);
+        copy(to, &y, k->width);
     }
 }
 
-static void scan_states(const problem *p, const task *k) {
+/* Set token[r] to where row r of a tile lies, the last one again beyond the end; return the rows before that. */
+static int64_t tile_of(int64_t *token, const problem *p, int64_t start, int64_t backward) {
+    int64_t rows = p->length - start < TILE ? p->length - start : TILE;
+    for (int64_t r = 0; r < TILE; r++) {
+        int64_t t = start + (r < rows ? r : rows - 1);
+        token[r] = backward ? p->length - 1 - t : t;
+    }
+    return rows;
+}
+
+static void scan_states(const problem *p, const pass *k) {
     workspace w;
     begin(&w, p, k);
-    int64_t backward = (p->reverse + k->direction) % 2;
     for (int64_t start = 0; start < p->length; start += TILE) {
-        int64_t token[TILE], rows = p->length - start < TILE ? p->length - start : TILE;
-        for (int64_t r = 0; r < rows; r++) token[r] = backward ? p->length - 1 - start - r : start + r;
+        int64_t token[TILE], rows = tile_of(token, p, start, (p->reverse + k->direction) % 2);
         read_tile(&w, p, k, token, rows);
         if (step_sizes(&w, rows, (int)p->softplus)) advance(&w, rows, 1);
         else advance(&w, rows, 0);
@@ -189,17 +262,51 @@ static void scan_states(const problem *p, const task *k) {
     }
 }
 
+static void scan_direction(const problem *p, pass k) {
+    do { /* also once without states */
+        k.count = p->states - k.first < STATES ? p->states - k.first : STATES;
+        scan_states(p, &k);
+        k.first += STATES;
+    } while (k.first < p->states);
+}
+
+/* Block i of the channels, in the image and direction where it lies; no states yet. */
+static pass block(const problem *p, int64_t i) {
+    int64_t blocks = (p->channels + CHANNELS - 1) / CHANNELS, left = p->channels - i % blocks * CHANNELS;
+    pass k = {i / blocks / p->images, i / blocks % p->images, i % blocks * CHANNELS, left < CHANNELS ? left : CHANNELS, 0, 0};
+    return k;
+}
+
+static int64_t blocks_of(const problem *p, int64_t directions) {
+    return directions * p->images * ((p->channels + CHANNELS - 1) / CHANNELS);
+}
+
 PUBLIC void selective_scan(const problem *p) {
-    int64_t blocks = (p->channels + LANES - 1) / LANES, tasks = p->directions * p->images * blocks;
+    int64_t together = p->summed ? p->directions : 1, tasks = blocks_of(p, p->directions / together);
     int threads = (int)p->threads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t i = 0; i < tasks; i++) {
-        task k = {i / blocks / p->images, i / blocks % p->images, i % blocks * LANES, 0, 0, 0};
-        k.width = p->channels - k.channel < LANES ? p->channels - k.channel : LANES;
-        do { /* also once without states */
-            k.count = p->states - k.first < STATES ? p->states - k.first : STATES;
-            scan_states(p, &k);
-            k.first += STATES;
-        } while (k.first < p->states);
+        pass k = block(p, i);
+        for (int64_t last = k.direction + together; k.direction < last; k.direction++) scan_direction(p, k);
+    }
+}
+
+/* y = the step sizes themselves, of a problem with a weight */
+PUBLIC void delta_projection(const problem *p) {
+    int64_t blocks = blocks_of(p, p->directions);
+    int threads = (int)p->threads;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < blocks; i++) {
+        pass k = block(p, i);
+        workspace w;
+        begin(&w, p, &k);
+        memset(w.u, 0, sizeof w.u);
+        float *y = p->y + (k.direction * p->images + k.image) * p->length * p->channels + k.channel;
+        for (int64_t start = 0; start < p->length; start += TILE) {
+            int64_t token[TILE], rows = tile_of(token, p, start, 0);
+            read_steps(&w, p, &k, token);
+            step_sizes(&w, rows, 1);
+            for (int64_t r = 0; r < rows; r++) copy(y + token[r] * p->channels, &w.delta[r], k.width);
+        }
     }
 }

@@ -15,6 +15,7 @@ def selective_scan(
     delta_bias: torch.Tensor | None,
     delta_softplus: bool,
     reverse: bool,
+    _form: str,
 ) -> torch.Tensor:
     """Return y (batch, length, channels) in the dtype of u."""
     state_dtype = torch.promote_types(u.dtype, torch.float32)
@@ -44,6 +45,7 @@ def selective_scan_pair(
     D: torch.Tensor | None,
     delta_bias: torch.Tensor | None,
     delta_softplus: bool,
+    form: str,
 ) -> torch.Tensor:
     """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse."""
     directions = [
@@ -58,7 +60,39 @@ def selective_scan_pair(
             None if delta_bias is None else delta_bias[g],
             delta_softplus,
             bool(g),
+            form,
         )
         for g in (0, 1)
     ]
     return torch.stack(directions)
+
+
+def delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return softplus(low W^T + bias), (2, batch, length, channels) in the dtype of low."""
+    return functional.softplus(_projected(low, weight) + _widened(bias)[:, None, None]).to(low.dtype)
+
+
+def bidirectional_scan(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    """Return the gated sum of both scans, (batch, length, channels) in the dtype of u."""
+    forward, backward = selective_scan_pair(_widened(u), _projected(low, weight), A, B, C, D, bias, True, form)
+    gated: torch.Tensor = (forward + backward) * functional.silu(_widened(z))
+    return gated.to(u.dtype)
+
+
+def _projected(low: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return _widened(low) @ _widened(weight).mT.unsqueeze(1)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -38,6 +38,7 @@ def selective_scan(
     delta_bias: torch.Tensor | None,
     delta_softplus: bool,
     reverse: bool,
+    _form: str,
 ) -> torch.Tensor:
     """Return y (batch, length, channels) in the dtype of u."""
     state_dtype = torch.promote_types(u.dtype, torch.float32)
@@ -68,6 +69,7 @@ def selective_scan_pair(
     D: torch.Tensor | None,
     delta_bias: torch.Tensor | None,
     delta_softplus: bool,
+    _form: str,
 ) -> torch.Tensor:
     """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse.
 
@@ -88,6 +90,35 @@ def selective_scan_pair(
         return y.to(u.dtype)
 
     return _in_groups(scanned, 1, rates.numel(), u, delta, B, C)
+
+
+def delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return softplus(low W^T + bias), (2, batch, length, channels) in the dtype of low."""
+    state_dtype = torch.promote_types(low.dtype, torch.float32)
+    return _steps(_projected(low, weight).to(state_dtype), bias[:, None, None], softplus=True).to(low.dtype)
+
+
+def bidirectional_scan(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    """Return the gated sum of both scans, (batch, length, channels) in the dtype of u."""
+    y = selective_scan_pair(u, _projected(low, weight), A, B, C, D, bias, True, form)
+    gated: torch.Tensor = (y[0] + y[1]) * functional.silu(z).to(u.dtype)
+    return gated
+
+
+def _projected(low: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    projected: torch.Tensor = torch.bmm(low.flatten(1, 2), weight.mT.to(low.dtype)).unflatten(1, low.shape[1:3])
+    return projected
 
 
 def _in_groups(scanned: Callable[..., torch.Tensor], dim: int, numbers: int, *tensors: torch.Tensor) -> torch.Tensor:

@@ -271,14 +271,6 @@ def test_on_a_gpu_values_and_gradients_are_those_of_the_cpu(reverse):
     torch.testing.assert_close(y.cpu(), equation(**on_cpu, delta_softplus=True, reverse=reverse), rtol=1e-9, atol=1e-9)
 
 
-def test_implementations_still_to_come_say_so():
-    tensors = inputs(1, 2, 3, 4)
-    with pytest.raises(Unavailable, match="selective_scan has no"):
-        selective_scan(**tensors, implementation="triton")
-    with pytest.raises(Unavailable, match="selective_scan has no"):
-        selective_scan_pair(**pair_of(tensors, tensors), implementation="triton")
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 35)),

@@ -1,0 +1,287 @@
+"""The ops that are raced: their inputs at a shape, the work they are, and whose code computes them beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchd.kernels.add_rms_norm import add_rms_norm
+from benchd.kernels.causal_conv1d import causal_conv1d, causal_conv1d_pair
+from benchd.kernels.lif import lif, lif_pool
+from benchd.kernels.selective_scan import bidirectional_scan, delta_projection, selective_scan
+from benchd.kernels.spike_conv2d import spike_conv2d
+from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block
+from benchmarks import peers
+
+T = 8
+# max abs error over max |y|, against the equation in float64
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+FLIPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One op at one shape. `exact` says that outputs are spikes: they are judged by how many differ.
+
+    `exponentials` and `flops` are those of the equation; the least bytes are those of the tensors in and out.
+    """
+
+    public: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    exact: bool = False
+    flops: float = 0.0
+    exponentials: float = 0.0
+    peers: Mapping[str, Callable[[Mapping[str, Any]], Callable[[], Any]]] = field(default_factory=dict)
+
+    def call(self, implementation: str) -> Callable[[], Any]:
+        """Return a call of the public function on an implementation of ours."""
+        return lambda: self.public(**self.arguments, implementation=implementation)
+
+    def expected(self) -> Any:
+        """Return the equation's answer: in float64, or for spikes in the precision that defines them."""
+        arguments = self.arguments if self.exact else {name: _wide(value) for name, value in self.arguments.items()}
+        return self.public(**arguments, implementation="reference")
+
+    def least_bytes(self, result: Any) -> int:
+        """Return the bytes of every tensor read and written once."""
+        tensors = [*self.arguments.values(), *(result if isinstance(result, tuple) else (result,))]
+        return sum(_bytes(tensor) for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return the bytes of what a tensor really holds: one step of a current that was expanded over T."""
+    sides = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(sides) * tensor.element_size()
+
+
+@dataclass(frozen=True)
+class Op:
+    """How to make a Problem; `letters` names the numbers of a shape."""
+
+    make: Callable[[Sequence[int], torch.dtype, torch.device], Problem]
+    letters: str
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def _normal(*shape: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(*shape)).to(device, dtype)
+
+
+def _scan_inputs(
+    lead: tuple[int, ...], batch: int, length: int, channels: int, states: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Return inputs as a trained layer sees them: A = -(1..N), steps around 0.01 after the softplus."""
+    rows = (*lead, batch, length)
+    A = -torch.arange(1.0, states + 1).expand(*lead, channels, states)
+    return {
+        "u": _normal(*rows, channels, dtype=dtype, device=device),
+        "A": A.contiguous().to(device),
+        "B": _normal(*rows, states, dtype=dtype, device=device),
+        "C": _normal(*rows, states, dtype=dtype, device=device),
+        "D": torch.ones(*lead, channels, device=device),
+    }
+
+
+def _selective_scan(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    batch, length, channels, states = shape
+    arguments: dict[str, Any] = _scan_inputs((), batch, length, channels, states, dtype, device)
+    arguments["delta"] = _normal(batch, length, channels, dtype=dtype, device=device, scale=0.5)
+    arguments["delta_bias"] = torch.full((channels,), -4.0, device=device)
+    elements = math.prod(shape)
+    return Problem(
+        selective_scan,
+        arguments | {"delta_softplus": True},
+        flops=6.0 * elements,
+        exponentials=elements + batch * length * channels,
+        peers={"onnxruntime Scan": peers.onnxruntime_scan, "mamba-ssm": peers.mamba_scan},
+    )
+
+
+def _mixer_inputs(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, rank: int
+) -> tuple[dict[str, Any], float, float]:
+    """Return the arguments of `bidirectional_scan`, its flops and exponentials."""
+    batch, length, channels, states = shape
+    arguments: dict[str, Any] = _scan_inputs((2,), batch, length, channels, states, dtype, device)
+    arguments["low"] = _normal(2, batch, length, rank, dtype=dtype, device=device)
+    arguments["weight"] = _normal(2, channels, rank, dtype=dtype, device=device, scale=rank**-0.5)
+    arguments["bias"] = torch.full((2, channels), -4.0, device=device)
+    arguments["z"] = _normal(batch, length, channels, dtype=dtype, device=device)
+    tokens = batch * length * channels
+    return arguments, 2 * tokens * (6.0 * states + 2.0 * rank), tokens * (2.0 * states + 3.0)
+
+
+def _bidirectional_scan(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    *sizes, rank = shape
+    arguments, flops, exponentials = _mixer_inputs(sizes, dtype, device, rank)
+    return Problem(bidirectional_scan, arguments, flops=flops, exponentials=exponentials)
+
+
+def _conv_scan_gate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    *sizes, rank = shape
+    arguments, flops, exponentials = _mixer_inputs(sizes, dtype, device, rank)
+    batch, length, channels, _ = sizes
+    del arguments["u"]
+    arguments["x"] = _normal(batch, length, channels, dtype=dtype, device=device)
+    arguments["taps"] = _normal(2, channels, 4, dtype=dtype, device=device, scale=0.5)
+    arguments["shift"] = _normal(2, channels, dtype=dtype, device=device)
+    tokens = batch * length * channels
+    return Problem(
+        conv_scan_gate,
+        arguments,
+        flops=flops + 16.0 * tokens,
+        exponentials=exponentials + 2.0 * tokens,
+        peers={"mamba-ssm + causal-conv1d + flip": peers.mamba_mixer},
+    )
+
+
+def conv_scan_gate(
+    x: Tensor, taps: Tensor, shift: Tensor, z: Tensor, *, implementation: str = "auto", **scan: Any
+) -> Tensor:
+    """Return what lies between Vim's in and out projections, its x projection aside; x and z (batch, L, E)."""
+    u = causal_conv1d_pair(x, taps, shift, implementation=implementation)
+    y: Tensor = bidirectional_scan(u, z=z, **scan, implementation=implementation)
+    return y
+
+
+def _delta_projection(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    batch, length, channels, rank = shape
+    arguments, _, _ = _mixer_inputs((batch, length, channels, 1), dtype, device, rank)
+    chosen = {name: arguments[name] for name in ("low", "weight", "bias")}
+    tokens = 2 * batch * length * channels
+    return Problem(delta_projection, chosen, flops=2.0 * tokens * rank, exponentials=tokens)
+
+
+def _causal_conv1d(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    return _convolution(causal_conv1d, (), shape, dtype, device, {"causal-conv1d": peers.causal_conv1d})
+
+
+def _causal_conv1d_pair(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    return _convolution(causal_conv1d_pair, (2,), shape, dtype, device, {})
+
+
+def _convolution(
+    public: Callable[..., Tensor],
+    lead: tuple[int, ...],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    others: Mapping[str, Callable[[Mapping[str, Any]], Callable[[], Any]]],
+) -> Problem:
+    batch, length, channels, width = shape
+    arguments = {
+        "x": _normal(batch, length, channels, dtype=dtype, device=device),
+        "weight": _normal(*lead, channels, width, dtype=dtype, device=device, scale=width**-0.5),
+        "bias": _normal(*lead, channels, dtype=dtype, device=device),
+    }
+    outputs = math.prod(lead) * batch * length * channels
+    return Problem(public, arguments, flops=2.0 * outputs * width, exponentials=outputs, peers=others)
+
+
+def _add_rms_norm(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    rows, dim = shape
+    arguments = {
+        "hidden": _normal(rows, dim, dtype=dtype, device=device),
+        "residual": _normal(rows, dim, dtype=torch.float32, device=device),
+        "weight": _normal(dim, dtype=dtype, device=device),
+    }
+    return Problem(
+        add_rms_norm, arguments, flops=5.0 * rows * dim, peers={"mamba-ssm rms_norm_fn": peers.mamba_add_rms_norm}
+    )
+
+
+def _current(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # about one neuron in ten fires, as in the catalogued nets
+    return _normal(*shape, dtype=dtype, device=device, scale=0.6)
+
+
+def _lif(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    arguments = {"current": _current(shape, dtype, device), "decay": 0.95}
+    return Problem(lif, arguments, exact=True, flops=4.0 * math.prod(shape), peers=peers.spikingjelly_lif())
+
+
+def _lif_pool(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    arguments = {"current": _current(shape, dtype, device), "decay": 0.95}
+    others = peers.spikingjelly_lif(then=_pool) | {"lif by torch steps + avg_pool2d": peers.plain_lif_pool}
+    return Problem(lif_pool, arguments, exact=True, flops=5.0 * math.prod(shape), peers=others)
+
+
+def _lif_pool_repeat(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    steps, *one = shape
+    current = _current(one, dtype, device).expand(steps, *one)
+    arguments = {"current": current, "decay": 0.95}
+    others = peers.spikingjelly_lif(then=_pool) | {"lif by torch steps + avg_pool2d": peers.plain_lif_pool}
+    return Problem(lif_pool, arguments, exact=True, flops=5.0 * math.prod(shape), peers=others)
+
+
+def _pool(spikes: Tensor) -> Tensor:
+    pooled: Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, spikes.shape[:2])
+    return pooled
+
+
+def _stbif(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    arguments = {"current": _current(shape, dtype, device), "threshold": 0.5, "pos_max": 3, "neg_min": 0}
+    others = {"spikingjelly STBIFNode": peers.spikingjelly_stbif, "st-bif by torch steps": peers.plain_stbif}
+    return Problem(stbif, arguments, exact=True, flops=7.0 * math.prod(shape), peers=others)
+
+
+def _stbif_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    arguments = {
+        "current": _current(shape, dtype, device),
+        "bias": _normal(*shape[:1], shape[2], dtype=dtype, device=device),
+        "residual": _current(shape, dtype, device),
+        "threshold": 0.5,
+        "pos_max": 3,
+        "neg_min": 0,
+    }
+    return Problem(stbif_block, arguments, exact=True, flops=9.0 * math.prod(shape))
+
+
+def _max_pool_delta(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    codes = torch.randint(-1, 2, tuple(shape)).to(device, dtype)
+    arguments = {"values": codes, "kernel_size": 3, "stride": 2, "padding": 1}
+    return Problem(max_pool_delta, arguments, exact=True, flops=4.0 * math.prod(shape))
+
+
+def _spike_conv2d(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    images, channels, height, width, out, kernel, percent = shape
+    x = torch.rand(images, channels, height, width).lt(percent / 100).to(device, dtype)
+    weight = _normal(out, channels, kernel, kernel, dtype=dtype, device=device, scale=(channels * kernel**2) ** -0.5)
+    arguments = {"x": x.contiguous(memory_format=torch.channels_last), "weight": weight, "padding": kernel // 2}
+    spikes = float(x.sum())
+    return Problem(spike_conv2d, arguments, flops=2.0 * spikes * out * kernel**2)
+
+
+_VIM = ((1, 197, 384, 16), (4, 197, 384, 16), (64, 197, 384, 16))
+_VIM_MIXER = tuple((*shape, 12) for shape in _VIM)
+_CONV = tuple((*shape[:3], 4) for shape in _VIM)
+_NEURONS = ((T, 64, 64, 32, 32),)
+
+OPS: Mapping[str, Op] = {
+    "selective_scan": Op(_selective_scan, "batch,length,channels,state", _VIM[:2]),
+    "bidirectional_scan": Op(_bidirectional_scan, "batch,length,channels,state,rank", _VIM_MIXER[:2]),
+    "conv_scan_gate": Op(_conv_scan_gate, "batch,length,channels,state,rank", _VIM_MIXER),
+    "delta_projection": Op(_delta_projection, "batch,length,channels,rank", ((1, 197, 384, 12),)),
+    "causal_conv1d": Op(_causal_conv1d, "batch,length,channels,width", _CONV[:2]),
+    "causal_conv1d_pair": Op(_causal_conv1d_pair, "batch,length,channels,width", _CONV[:2]),
+    "add_rms_norm": Op(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192))),
+    "lif": Op(_lif, "T,...", _NEURONS),
+    "lif_pool": Op(_lif_pool, "T,batch,channels,height,width", _NEURONS),
+    "lif_pool_repeat": Op(_lif_pool_repeat, "T,batch,channels,height,width", _NEURONS),
+    "stbif": Op(_stbif, "T,...", _NEURONS),
+    "stbif_block": Op(_stbif_block, "T,batch,channels,...", ((T, 1, 64, 8, 8), (T, 32, 64, 8, 8))),
+    "max_pool_delta": Op(_max_pool_delta, "T,batch,channels,height,width", ((T, 1, 64, 16, 16), (T, 32, 64, 16, 16))),
+    "spike_conv2d": Op(
+        _spike_conv2d, "images,channels,height,width,out,kernel,percent", ((512, 64, 16, 16, 128, 3, 19),)
+    ),
+}

@@ -1,0 +1,229 @@
+"""Other people's code for the same ops, where it is installed: each takes an op's arguments and returns a call.
+
+Layouts that a peer wants are made before the clock runs. A peer that is not there raises Missing with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Arguments = Mapping[str, Any]
+Call = Callable[[], Any]
+
+
+class Missing(RuntimeError):
+    """A peer is not installed here, or does not run on this device."""
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Missing(f"{name.partition('.')[0]} is not installed") from error
+
+
+def _channels_first(tensor: Tensor) -> Tensor:
+    return tensor.transpose(-1, -2).contiguous()
+
+
+def mamba_scan(arguments: Arguments) -> Call:
+    """mamba-ssm's CUDA scan, on (batch, channels, length)."""
+    scan = _module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+    u, delta, B, C = (_channels_first(arguments[name]) for name in ("u", "delta", "B", "C"))
+    _needs_cuda(u)
+    A, D, bias = (arguments[name] for name in ("A", "D", "delta_bias"))
+    return lambda: scan(u, delta, A, B, C, D, None, bias, True).transpose(1, 2)
+
+
+def mamba_mixer(arguments: Arguments) -> Call:
+    """Run the path of the official Vim: per direction a flip, causal-conv1d, the scan with its gate, a flip back."""
+    scan = _module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+    convolve = _module("causal_conv1d").causal_conv1d_fn
+    x, z, low, B, C = (_channels_first(arguments[name]) for name in ("x", "z", "low", "B", "C"))
+    _needs_cuda(x)
+    taps, shift, weight, bias, A, D = (arguments[name] for name in ("taps", "shift", "weight", "bias", "A", "D"))
+
+    def direction(g: int, x: Tensor, z: Tensor, low: Tensor, B: Tensor, C: Tensor) -> Tensor:
+        u = convolve(x, taps[g], shift[g], activation="silu")
+        y: Tensor = scan(u, weight[g] @ low, A[g], B, C, D[g], z, bias[g], True)
+        return y
+
+    def run() -> Tensor:
+        flipped = (tensor.flip(-1) for tensor in (x, z, low[1], B[1], C[1]))
+        y = direction(0, x, z, low[0], B[0], C[0]) + direction(1, *flipped).flip(-1)
+        return y.transpose(1, 2)
+
+    return run
+
+
+def causal_conv1d(arguments: Arguments) -> Call:
+    """Dao's CUDA convolution, on (batch, channels, length)."""
+    convolve = _module("causal_conv1d").causal_conv1d_fn
+    x = _channels_first(arguments["x"])
+    _needs_cuda(x)
+    return lambda: convolve(x, arguments["weight"], arguments["bias"], activation="silu").transpose(1, 2)
+
+
+def mamba_add_rms_norm(arguments: Arguments) -> Call:
+    """mamba-ssm's Triton norm with its residual in float32."""
+    norm = _module("mamba_ssm.ops.triton.layer_norm").rms_norm_fn
+    hidden, residual, weight = (arguments[name] for name in ("hidden", "residual", "weight"))
+    _needs_cuda(hidden)
+    return lambda: norm(hidden, weight, None, residual=residual, prenorm=True, residual_in_fp32=True, eps=1e-5)
+
+
+def _needs_cuda(tensor: Tensor) -> None:
+    if tensor.device.type != "cuda":
+        raise Missing("it runs on CUDA only")
+
+
+def onnxruntime_scan(arguments: Arguments) -> Call:
+    """ONNX Runtime's Scan op on the CPU, whose body takes the exponential of each step; float32."""
+    runtime = _module("onnxruntime")
+    u = arguments["u"]
+    if u.device.type != "cpu" or u.dtype != torch.float32:
+        raise Missing("raced on the CPU in float32 only")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    model = _scan_model(tuple(u.shape), arguments["A"].shape[-1])
+    session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = ("u", "delta", "A", "B", "C", "D", "delta_bias")
+    feed = {name: arguments[name].numpy() for name in names}
+    return lambda: torch.from_numpy(session.run(None, feed)[0])
+
+
+def _scan_model(shape: tuple[int, ...], states: int) -> Any:
+    """Return softplus(delta + bias), the recurrence in a Scan and D u as an ONNX model."""
+    parser = _module("onnx.parser")
+    batch, length, channels = shape
+    state, tokens = f"float[{batch},{channels},{states}]", f"float[{batch},{length},{channels}]"
+    rows = f"float[{batch},{length},{states}]"
+    return parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 20]>
+        scan ({tokens} u, {tokens} delta, float[{channels},{states}] A, {rows} B, {rows} C, float[{channels}] D,
+              float[{channels}] delta_bias) => ({tokens} y)
+        <int64[1] last = {{-1}}, int64[1] before_last = {{-2}}, int64[3] sizes = {{{batch}, {channels}, {states}}},
+         float zero = {{0}}>
+        {{
+            biased = Add(delta, delta_bias)
+            step = Softplus(biased)
+            x = Mul(step, u)
+            start = Expand(zero, sizes)
+            last_state, scanned = Scan <num_scan_inputs = 4, scan_input_axes = [1, 1, 1, 1], scan_output_axes = [1],
+                body = token ({state} h, float[{batch},{channels}] d, float[{batch},{channels}] v,
+                              float[{batch},{states}] b, float[{batch},{states}] c)
+                    => ({state} next, float[{batch},{channels}] out)
+                {{
+                    d3 = Unsqueeze(d, last)
+                    v3 = Unsqueeze(v, last)
+                    b3 = Unsqueeze(b, before_last)
+                    c3 = Unsqueeze(c, before_last)
+                    exponent = Mul(d3, A)
+                    decay = Exp(exponent)
+                    kept = Mul(decay, h)
+                    input = Mul(v3, b3)
+                    next = Add(kept, input)
+                    weighted = Mul(next, c3)
+                    out = ReduceSum <keepdims = 0> (weighted, last)
+                }}> (start, step, x, B, C)
+            through = Mul(u, D)
+            y = Add(scanned, through)
+        }}
+    """)
+
+
+def spikingjelly_lif(
+    then: Callable[[Tensor], Tensor] = lambda spikes: spikes,
+) -> dict[str, Callable[[Arguments], Call]]:
+    """Return spikingjelly's LIF on every back end that its version lets one choose; `then` pools the spikes."""
+    return {f"spikingjelly LIF{name}": _spikingjelly_lif(backend, then) for backend, name in _BACKENDS.items()}
+
+
+# 0.0.0.0.14 takes a back end by name, 2.0 chooses one itself
+_BACKENDS = {None: "", "cupy": " (cupy)", "triton": " (triton)"}
+
+
+def _spikingjelly_lif(backend: str | None, then: Callable[[Tensor], Tensor]) -> Callable[[Arguments], Call]:
+    def prepare(arguments: Arguments) -> Call:
+        neurons = _module("spikingjelly.activation_based.neuron")
+        reset = _module("spikingjelly.activation_based.functional").reset_net
+        current = arguments["current"].contiguous()
+        chosen = {} if backend is None else {"backend": backend}
+        try:
+            tau = 1 / (1 - arguments["decay"])
+            node = neurons.LIFNode(tau=tau, decay_input=False, v_reset=0.0, step_mode="m", **chosen).to(current.device)
+        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+            raise Missing(f"this version does not offer it: {error}") from error
+        node.eval()
+
+        def run() -> Tensor:
+            reset(node)
+            return then(node(current))
+
+        return run
+
+    return prepare
+
+
+def spikingjelly_stbif(arguments: Arguments) -> Call:
+    """Run the SpikeZIP neuron of spikingjelly, as codes."""
+    neurons = _module("spikingjelly.activation_based.neuron")
+    reset = _module("spikingjelly.activation_based.functional").reset_net
+    if not hasattr(neurons, "STBIFNode"):
+        raise Missing("this version has no STBIFNode")
+    bounds = {"pos_max": arguments["pos_max"], "neg_min": arguments["neg_min"]}
+    node = neurons.STBIFNode(arguments["threshold"], level=8, **bounds, step_mode="m").to(arguments["current"].device)
+    node.eval()
+
+    def run() -> Tensor:
+        reset(node)
+        codes: Tensor = (node(arguments["current"]) / arguments["threshold"]).round().to(torch.int8)
+        return codes
+
+    return run
+
+
+def plain_lif_pool(arguments: Arguments) -> Call:
+    """LIF as it is usually written, five operations a step, then avg_pool2d."""
+    current, decay = arguments["current"], arguments["decay"]
+
+    def run() -> Tensor:
+        v = torch.zeros_like(current[0])
+        spikes = []
+        for x in current:
+            v = decay * v + x
+            fired = (v >= 1.0).to(v.dtype)
+            v = torch.where(fired.bool(), torch.zeros_like(v), v)
+            spikes.append(fired)
+        pooled: Tensor = functional.avg_pool2d(torch.stack(spikes).flatten(0, 1), 2).unflatten(0, current.shape[:2])
+        return pooled
+
+    return run
+
+
+def plain_stbif(arguments: Arguments) -> Call:
+    """ST-BIF as it is usually written, a comparison and a write by mask for each sign."""
+    current, s = arguments["current"], arguments["threshold"]
+    high, low = arguments["pos_max"], arguments["neg_min"]
+
+    def run() -> Tensor:
+        v = torch.full_like(current[0], s / 2)
+        k = torch.zeros_like(v)
+        codes = []
+        for x in current:
+            v = v + x
+            q = torch.zeros_like(v)
+            q[(v >= s) & (k < high)] = 1
+            q[(v < 0) & (k > low)] = -1
+            v = v - s * q
+            k = k + q
+            codes.append(q)
+        return torch.stack(codes).to(torch.int8)
+
+    return run

@@ -1,0 +1,770 @@
+"""The selective scan in Triton: a tile of channels and all their states in registers; inference only.
+
+State and sums are float32 whatever the inputs are, and a float64 u is refused. Both forms are exact:
+
+- Serial: one program owns a tile of channels and walks over the tokens. It reads a group of them before it computes
+  and stores any, because no load may move above a store to memory that might be its own.
+- Two levels: an associative scan over the tokens of a chunk, then one step that hands the state on. Two to three times
+  the instructions, and a tenth of the operations in a row: for one image on a large GPU, which the serial form leaves
+  empty.
+
+`bidirectional_scan` is three launches: the projection of delta for both directions, which also lays B and C out as the
+scan reads them best, in float32 without gaps; both scans; and the gate. Doing the projection inside the scan would
+repeat softplus in every lane that shares a channel, and gating there would put one direction after the other.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from benchd.kernels import launch
+from benchd.kernels.dispatch import Unavailable
+
+
+def selective_scan(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    reverse: bool,
+    form: str,
+) -> torch.Tensor:
+    """Return y (batch, length, channels) in the dtype of u; Unavailable for float64, a gradient or another device."""
+    _check("selective_scan", u, delta, A, B, C, D, z, delta_bias)
+    u, delta, A, B, C = (tensor.unsqueeze(0) for tensor in (u, delta, A, B, C))
+    D, z, delta_bias = (None if tensor is None else tensor.unsqueeze(0) for tensor in (D, z, delta_bias))
+    y: torch.Tensor = _scan_op(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
+    return y.squeeze(0)
+
+
+def selective_scan_pair(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    form: str,
+) -> torch.Tensor:
+    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse; raises the same."""
+    _check("selective_scan_pair", u, delta, A, B, C, D, delta_bias)
+    y: torch.Tensor = _scan_op(u, delta, A, B, C, D, None, delta_bias, delta_softplus, False, form)
+    return y
+
+
+def delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return softplus(low W^T + bias) (2, batch, length, channels) in the dtype of low; raises the same."""
+    _check("delta_projection", low, weight, bias)
+    delta: torch.Tensor = _delta_op(low, weight, bias)
+    return delta
+
+
+def bidirectional_scan(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    """Return the gated sum of both directions (batch, length, channels) in the dtype of u; raises the same."""
+    _check("bidirectional_scan", u, low, weight, bias, A, B, C, D, z)
+    y: torch.Tensor = _bidirectional_op(u, low, weight, bias, A, B, C, D, z, form)
+    return y
+
+
+def _check(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
+    launch.require_device(op, first)
+    launch.require_no_gradient(op, first, *others)
+    if first.dtype == torch.float64:
+        raise Unavailable(f"{op}: the Triton kernel computes in float32; use implementation='torch' for float64")
+
+
+@torch.library.custom_op("benchd::selective_scan_triton", mutates_args=())
+def _scan_op(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    reverse: bool,
+    form: str,
+) -> torch.Tensor:
+    """Return y (G, batch, length, channels) of G = 1 or 2 scans that lead every tensor; the second runs the other way.
+
+    `reverse` is the direction of the first.
+    """
+    return _scan(u, delta, A, B, C, D, z, bias, softplus, reverse, form)
+
+
+@_scan_op.register_fake
+def _(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    reverse: bool,
+    form: str,
+) -> torch.Tensor:
+    return u.new_empty(u.shape)
+
+
+@torch.library.custom_op("benchd::delta_projection_triton", mutates_args=())
+def _delta_op(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    delta, _ = _project(low, weight, bias)
+    return delta
+
+
+@_delta_op.register_fake
+def _(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return low.new_empty(*low.shape[:-1], weight.shape[1])
+
+
+@torch.library.custom_op("benchd::bidirectional_scan_triton", mutates_args=())
+def _bidirectional_op(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    delta, (B, C) = _project(low, weight, bias, B, C)
+    return _gated(_scan(u, delta, A, B, C, D, None, None, False, False, form), z)
+
+
+@_bidirectional_op.register_fake
+def _(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    return u.new_empty(u.shape[1:])
+
+
+class _Cut(NamedTuple):
+    """How a launch is cut: the channels and tokens of a tile, its warps, and whether it reads one group ahead."""
+
+    channels: int
+    tokens: int
+    warps: int
+    ahead: bool = False
+
+
+# The cuts of each architecture, by the largest batch * directions * channels that they are for; 0 is any other one.
+# Little work takes few channels a program, to have programs at all, and reads ahead, at the cost of registers that
+# nobody else asks for. Much of it takes many channels a warp, since adding up the states costs shuffles by the register
+# and not by the channel. On 8.7 blocks of one warp, or of more than 80 registers a thread, would not fill half of it.
+_CUTS: Mapping[str, Mapping[int, tuple[tuple[float, _Cut], ...]]] = {
+    "serial": {
+        0: ((6144, _Cut(16, 8, 2, ahead=True)), (math.inf, _Cut(64, 2, 2))),
+        87: ((1536, _Cut(16, 8, 2)), (math.inf, _Cut(64, 2, 2))),
+        90: ((12288, _Cut(8, 8, 1, ahead=True)), (math.inf, _Cut(32, 4, 1))),
+    },
+    "two_level": {0: ((math.inf, _Cut(8, 16, 4)),), 90: ((math.inf, _Cut(4, 32, 4)),)},
+}
+_DELTA = _Cut(32, 32, 4)
+_GATE = _Cut(128, 8, 4)
+# arguments that change with the input and are not worth a specialisation
+_COUNTS = ("length", "rows")
+
+
+def _cut(form: str, architecture: int, work: int) -> _Cut:
+    tables = _CUTS[form]
+    return next(cut for most, cut in tables.get(architecture, tables[0]) if work <= most)
+
+
+def _scan(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    reverse: bool,
+    form: str,
+) -> torch.Tensor:
+    y = u.new_empty(u.shape)
+    if y.numel() == 0:
+        return y
+    rows = [None if tensor is None else _rows(tensor) for tensor in (u, delta, B, C, z)]
+    strides = [(0, 0, 0) if tensor is None else tensor.stride()[:3] for tensor in rows]
+    dense = [None if tensor is None else tensor.contiguous() for tensor in (A, D, bias)]
+    directions, batch, length, channels = y.shape
+    cut = _cut(form, launch.architecture(y.device), directions * batch * channels)
+    with torch.cuda.device_of(y):
+        _scan_kernel[batch * triton.cdiv(channels, cut.channels), directions](
+            *rows, *dense, y, length, *(stride for tensor in strides for stride in tensor[:2]),
+            *(tensor[2] for tensor in strides), SOFTPLUS=softplus, REVERSE=reverse, BOTH=directions == 2,
+            **_scan_constants(form, cut, channels, A.shape[-1]), num_warps=cut.warps, enable_fp_fusion=True,
+        )  # fmt: skip
+    return y
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with its last dimension dense; the others may lie anywhere."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _scan_constants(form: str, cut: _Cut, channels: int, states: int) -> dict[str, Any]:
+    return {
+        "CHANNELS": channels,
+        "STATES": states,
+        "CHANNEL_TILE": cut.channels,
+        "STATE_TILE": triton.next_power_of_2(max(states, 1)),
+        "TOKENS": cut.tokens,
+        "AHEAD": cut.ahead,
+        "TWO_LEVEL": form == "two_level",
+    }
+
+
+def _project(
+    low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *copied: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return delta in the dtype of low, and B and C, where `copied` has them, in float32 without gaps."""
+    delta = low.new_empty(*low.shape[:-1], weight.shape[1])
+    copies = [tensor.new_empty(tensor.shape, dtype=torch.float32) for tensor in copied]
+    if delta.numel() == 0:
+        return delta, copies
+    # flattening images and tokens copies a tensor whose images do not follow each other, which is a narrow one
+    rows = [_rows(tensor).flatten(1, 2) for tensor in (low, *copied)]
+    missing = [None] * (2 - len(copied))
+    directions = [tensor.stride(0) for tensor in rows] + [0] * len(missing)
+    steps = [tensor.stride(1) for tensor in rows] + [0] * len(missing)
+    channels, rank = weight.shape[1:]
+    constants = _delta_constants(channels, rank, copied[0].shape[-1] if copied else 0)
+    tiles = triton.cdiv(channels, _DELTA.channels) + bool(copied)
+    with torch.cuda.device_of(delta):
+        _delta_kernel[triton.cdiv(rows[0].shape[1], _DELTA.tokens) * tiles, 2](
+            *rows, *missing, weight.contiguous(), bias.contiguous(), delta, *copies, *missing, rows[0].shape[1],
+            *directions, *steps, **constants, num_warps=_DELTA.warps, enable_fp_fusion=True,
+        )  # fmt: skip
+    return delta, copies
+
+
+def _delta_constants(channels: int, rank: int, states: int) -> dict[str, int]:
+    return {
+        "CHANNELS": channels,
+        "RANK": rank,
+        "STATES": states,
+        "CHANNEL_TILE": _DELTA.channels,
+        "ROW_TILE": _DELTA.tokens,
+        "RANK_TILE": max(16, triton.next_power_of_2(rank)),  # the least that a matrix product takes
+        "STATE_TILE": triton.next_power_of_2(max(states, 1)),
+    }
+
+
+def _gated(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Return (y[0] + y[1]) silu(z) in the dtype of y (2, batch, length, channels), which has no gaps."""
+    gated = y.new_empty(y.shape[1:])
+    if gated.numel() == 0:
+        return gated
+    z = _rows(z).flatten(0, 1)
+    rows, channels = z.shape
+    grid = (triton.cdiv(rows, _GATE.tokens) * triton.cdiv(channels, _GATE.channels),)
+    with torch.cuda.device_of(gated):
+        _gate_kernel[grid](
+            y, z, gated, rows, z.stride(0), **_gate_constants(channels), num_warps=_GATE.warps, enable_fp_fusion=True
+        )
+    return gated
+
+
+def _gate_constants(channels: int) -> dict[str, int]:
+    return {"CHANNELS": channels, "CHANNEL_TILE": _GATE.channels, "ROW_TILE": _GATE.tokens}
+
+
+_LOG2_E: tl.constexpr = tl.constexpr(1 / math.log(2))
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+@no_type_check
+def _scan_kernel(
+    u,
+    delta,
+    B,
+    C,
+    z,
+    A,
+    D,
+    bias,
+    y,
+    length,
+    u_direction,
+    u_image,
+    delta_direction,
+    delta_image,
+    B_direction,
+    B_image,
+    C_direction,
+    C_image,
+    z_direction,
+    z_image,
+    u_token: tl.constexpr,
+    delta_token: tl.constexpr,
+    B_token: tl.constexpr,
+    C_token: tl.constexpr,
+    z_token: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    REVERSE: tl.constexpr,
+    BOTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STATES: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    STATE_TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    TWO_LEVEL: tl.constexpr,
+):
+    """Scan a tile of channels of one image in one direction; REVERSE is that of the first direction."""
+    TILES: tl.constexpr = (CHANNELS + CHANNEL_TILE - 1) // CHANNEL_TILE
+    g = tl.program_id(1).to(tl.int64)
+    image = (tl.program_id(0) // TILES).to(tl.int64)
+    d = tl.program_id(0) % TILES * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
+    n = tl.arange(0, STATE_TILE)
+    # a mask that is constantly true is no mask: only ragged tiles pay for one
+    of_channels = tl.full([CHANNEL_TILE], True, tl.int1) if CHANNELS % CHANNEL_TILE == 0 else d < CHANNELS
+    of_states = tl.full([STATE_TILE], True, tl.int1) if STATES == STATE_TILE else n < STATES
+
+    of_both = of_channels[:, None] & of_states[None, :]
+    a = tl.load(A + (g * CHANNELS + d[:, None]) * STATES + n[None, :], mask=of_both, other=0.0)
+    rates = a.to(tl.float32) * _LOG2_E
+    skip = None
+    if D is not None:
+        skip = tl.load(D + g * CHANNELS + d, mask=of_channels, other=0.0).to(tl.float32)
+    offset = None
+    if bias is not None:
+        offset = tl.load(bias + g * CHANNELS + d, mask=of_channels, other=0.0).to(tl.float32)
+
+    # where the rows of token 0 start, y's first; the gate comes last because it may be absent
+    images = tl.num_programs(0) // TILES
+    rows = (
+        y + (g * images + image) * length * CHANNELS + d,
+        u + g * u_direction + image * u_image + d,
+        delta + g * delta_direction + image * delta_image + d,
+        B + g * B_direction + image * B_image + n,
+        C + g * C_direction + image * C_image + n,
+    )
+    steps: tl.constexpr = (CHANNELS, u_token, delta_token, B_token, C_token, z_token)
+    masks = (of_channels, of_channels, of_channels, of_states, of_states)
+    if z is not None:
+        rows += (z + g * z_direction + image * z_image + d,)
+        masks += (of_channels,)
+
+    # a direction known when it is compiled makes every stride of the loop a constant
+    if BOTH:
+        if g == 0:
+            _directed(rows, masks, length, rates, skip, offset, steps, SOFTPLUS, REVERSE, TOKENS, AHEAD, TWO_LEVEL)
+        else:
+            _directed(rows, masks, length, rates, skip, offset, steps, SOFTPLUS, not REVERSE, TOKENS, AHEAD, TWO_LEVEL)
+    else:
+        _directed(rows, masks, length, rates, skip, offset, steps, SOFTPLUS, REVERSE, TOKENS, AHEAD, TWO_LEVEL)
+
+
+@triton.jit
+def _directed(
+    rows,
+    masks,
+    length,
+    rates,
+    skip,
+    offset,
+    steps: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    REVERSE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    TWO_LEVEL: tl.constexpr,
+):
+    """Point every row at its first token in the order of time, each step at the next, and scan."""
+    if REVERSE:
+        rows = _after(rows, steps, (length - 1).to(tl.int64))
+    SIGN: tl.constexpr = -1 if REVERSE else 1
+    if TWO_LEVEL:
+        _in_chunks(rows, masks, length, rates, skip, offset, steps, SIGN, SOFTPLUS, TOKENS)
+    else:
+        _in_groups(rows, masks, length, rates, skip, offset, steps, SIGN, SOFTPLUS, TOKENS, AHEAD)
+
+
+@triton.jit
+@no_type_check
+def _after(rows, steps: tl.constexpr, tokens):
+    """Return the rows that lie `tokens` tokens further on."""
+    after = ()
+    for k in tl.static_range(len(rows)):
+        after += (rows[k] + tokens * steps[k],)
+    return after
+
+
+@triton.jit
+def _in_groups(
+    rows,
+    masks,
+    length,
+    rates,
+    skip,
+    offset,
+    steps: tl.constexpr,
+    SIGN: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Scan TOKENS tokens at once, then what is left; a last group with a mask would take far more registers.
+
+    AHEAD reads a group while the one before it is computed: a program that has its scheduler to itself waits for every
+    read otherwise. What is left then goes one by one, for pairs cost registers beside a group in flight.
+    """
+    h = tl.zeros_like(rates)
+    groups = length // TOKENS
+    if AHEAD:
+        if groups > 0:
+            read = _read(rows, masks, steps, SIGN, TOKENS)
+            for _ in range(groups - 1):
+                following = _after(rows, steps, SIGN * TOKENS)
+                coming = _read(following, masks, steps, SIGN, TOKENS)
+                h = _scan_group(read, rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS)
+                read, rows = coming, following
+            h = _scan_group(read, rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS)
+            rows = _after(rows, steps, SIGN * TOKENS)
+        for _ in range(length % TOKENS):
+            h, rows = _next_group(rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS, 1)
+    else:
+        for _ in range(groups):
+            h, rows = _next_group(rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS, TOKENS)
+        for _ in range(length % TOKENS // 2):
+            h, rows = _next_group(rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS, 2)
+        if length % 2 != 0:
+            _next_group(rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS, 1)
+
+
+@triton.jit
+@no_type_check
+def _next_group(
+    rows,
+    masks,
+    h,
+    rates,
+    skip,
+    offset,
+    steps: tl.constexpr,
+    SIGN: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    read = _read(rows, masks, steps, SIGN, TOKENS)
+    h = _scan_group(read, rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS)
+    return h, _after(rows, steps, SIGN * TOKENS)
+
+
+@triton.jit
+@no_type_check
+def _read(rows, masks, steps: tl.constexpr, SIGN: tl.constexpr, TOKENS: tl.constexpr):
+    """Return u, delta, B, C and, where there is one, z of each token of a group."""
+    read = ()
+    for k in tl.static_range(TOKENS):
+        now = _after(rows, steps, SIGN * k)
+        token = ()
+        for i in tl.static_range(1, len(rows)):
+            token += (tl.load(now[i], mask=masks[i], other=0.0),)
+        read += (token,)
+    return read
+
+
+@triton.jit
+@no_type_check
+def _scan_group(
+    read, rows, masks, h, rates, skip, offset, steps: tl.constexpr, SIGN: tl.constexpr, SOFTPLUS: tl.constexpr
+):
+    """Store y of each token that was read, after computing them all, and return the state."""
+    ys = ()
+    for k in tl.static_range(len(read)):
+        x = read[k][0].to(tl.float32)
+        dt = _step_size(read[k][1], offset, SOFTPLUS)
+        B, C = read[k][2].to(tl.float32), read[k][3].to(tl.float32)
+        h = tl.exp2(dt[:, None] * rates) * h + (dt * x)[:, None] * B[None, :]
+        y = tl.sum(h * C[None, :], 1)
+        if skip is not None:
+            y += skip * x
+        if len(rows) == 6:
+            y *= _silu(read[k][4].to(tl.float32))
+        ys += (y,)
+    for k in tl.static_range(len(ys)):
+        tl.store(rows[0] + SIGN * k * steps[0], ys[k].to(rows[0].dtype.element_ty), mask=masks[0])
+    return h
+
+
+@triton.jit
+@no_type_check
+def _in_chunks(
+    rows,
+    masks,
+    length,
+    rates,
+    skip,
+    offset,
+    steps: tl.constexpr,
+    SIGN: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Scan TOKENS tokens at once; only the last chunk can be ragged, and nobody reads the state after it."""
+    h = tl.zeros_like(rates)
+    k = tl.arange(0, TOKENS)
+    later = SIGN * k[:, None].to(tl.int64)
+    for start in range(0, length, TOKENS):
+        exists = start + k < length
+        read = ()
+        for i in tl.static_range(1, len(rows)):
+            tile = rows[i][None, :] + later * steps[i]
+            read += (tl.load(tile, mask=exists[:, None] & masks[i][None, :], other=0.0).to(tl.float32),)
+        x = read[0]
+        dt = _step_size(read[1], offset, SOFTPLUS)
+        decays = tl.exp2(dt[:, :, None] * rates[None, :, :])
+        inputs = (dt * x)[:, :, None] * read[2][:, None, :]
+        decays, states = tl.associative_scan((decays, inputs), 0, _then)
+        states += decays * h[None, :, :]
+        h = tl.sum(tl.where((k == TOKENS - 1)[:, None, None], states, 0.0), 0)
+        y = tl.sum(states * read[3][:, None, :], 2)
+        if skip is not None:
+            y += skip[None, :] * x
+        if len(rows) == 6:
+            y *= _silu(read[4])
+        tile = rows[0][None, :] + later * steps[0]
+        tl.store(tile, y.to(rows[0].dtype.element_ty), mask=exists[:, None] & masks[0][None, :])
+        rows = _after(rows, steps, SIGN * TOKENS)
+
+
+@triton.jit
+def _then(decay, state, next_decay, next_state):
+    """Return the decay and the state after two stretches of tokens, the second from a state of 0."""
+    return decay * next_decay, next_decay * state + next_state
+
+
+@triton.jit
+def _step_size(delta, offset, SOFTPLUS: tl.constexpr):
+    delta = delta.to(tl.float32)
+    if offset is not None:
+        delta += offset
+    if SOFTPLUS:
+        delta = _softplus(delta)
+    return delta
+
+
+@triton.jit
+def _softplus(x):
+    """Return max(x, 0) + log(1 + t) where t = exp(-|x|), the logarithm being t times a polynomial in t.
+
+    The polynomial has the least relative error over [0, 1], 1.5e-7 in float32; falling powers come first. It takes half
+    the instructions of a logarithm, and loses no digits where t is small.
+    """
+    t = tl.exp2(tl.abs(x) * -_LOG2_E)
+    p = -0.003243980696424842
+    p = p * t + 0.019851261749863625
+    p = p * t - 0.056959159672260284
+    p = p * t + 0.10603617131710052
+    p = p * t - 0.15305569767951965
+    p = p * t + 0.19675931334495544
+    p = p * t - 0.24954132735729218
+    p = p * t + 0.3332996368408203
+    p = p * t - 0.4999990165233612
+    p = p * t + 1.0
+    return tl.maximum(x, 0.0) + p * t
+
+
+@triton.jit
+def _silu(z):
+    return z / (1.0 + tl.exp2(z * -_LOG2_E))
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def _delta_kernel(
+    low,
+    B,
+    C,
+    weight,
+    bias,
+    delta,
+    B_copy,
+    C_copy,
+    rows,
+    low_direction,
+    B_direction,
+    C_direction,
+    low_row: tl.constexpr,
+    B_row: tl.constexpr,
+    C_row: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    RANK: tl.constexpr,
+    STATES: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    STATE_TILE: tl.constexpr,
+):
+    """Project a tile of rows and channels of one direction; the programs after the last channel copy B and C."""
+    TILES: tl.constexpr = (CHANNELS + CHANNEL_TILE - 1) // CHANNEL_TILE
+    COLUMNS: tl.constexpr = TILES if B is None else TILES + 1
+    g = tl.program_id(1).to(tl.int64)
+    row = (tl.program_id(0) // COLUMNS).to(tl.int64) * ROW_TILE + tl.arange(0, ROW_TILE)
+    tile = tl.program_id(0) % COLUMNS
+    if tile < TILES:
+        d = tile * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
+        low_tile = _tile(low + g * low_direction, row, rows, low_row, RANK, RANK_TILE)
+        r = tl.arange(0, RANK_TILE)
+        weight_tile = tl.load(
+            weight + (g * CHANNELS + d[None, :]) * RANK + r[:, None],
+            mask=(d < CHANNELS)[None, :] & (r < RANK)[:, None],
+            other=0.0,
+        )
+        # two float16 tiles multiply as they are, with float32 sums
+        if low.dtype.element_ty != tl.float16 or weight.dtype.element_ty != tl.float16:
+            low_tile = low_tile.to(tl.float32)
+            weight_tile = weight_tile.to(tl.float32)
+        offset = tl.load(bias + g * CHANNELS + d, mask=d < CHANNELS, other=0.0).to(tl.float32)
+        projected = tl.dot(low_tile, weight_tile, input_precision="ieee") + offset[None, :]
+        tl.store(
+            delta + (g * rows + row[:, None]) * CHANNELS + d[None, :],
+            _softplus(projected).to(delta.dtype.element_ty),
+            mask=(row < rows)[:, None] & (d < CHANNELS)[None, :],
+        )
+    elif B is not None:
+        _copy(B + g * B_direction, B_copy + g * rows * STATES, row, rows, B_row, STATES, STATE_TILE)
+        _copy(C + g * C_direction, C_copy + g * rows * STATES, row, rows, C_row, STATES, STATE_TILE)
+
+
+@triton.jit
+def _tile(matrix, row, rows, step: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    column = tl.arange(0, TILE)
+    mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    return tl.load(matrix + row[:, None] * step + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _copy(matrix, copy, row, rows, step: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    column = tl.arange(0, TILE)
+    mask = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    tile = _tile(matrix, row, rows, step, WIDTH, TILE)
+    tl.store(copy + row[:, None] * WIDTH + column[None, :], tile.to(tl.float32), mask=mask)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def _gate_kernel(
+    y,
+    z,
+    gated,
+    rows,
+    z_row: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+):
+    TILES: tl.constexpr = (CHANNELS + CHANNEL_TILE - 1) // CHANNEL_TILE
+    row = (tl.program_id(0) // TILES).to(tl.int64) * ROW_TILE + tl.arange(0, ROW_TILE)
+    d = tl.program_id(0) % TILES * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
+    mask = (row < rows)[:, None] & (d < CHANNELS)[None, :]
+    at = row[:, None] * CHANNELS + d[None, :]
+    forward = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
+    backward = tl.load(y + rows.to(tl.int64) * CHANNELS + at, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(z + row[:, None] * z_row + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(gated + at, ((forward + backward) * _silu(gate)).to(gated.dtype.element_ty), mask=mask)
+
+
+def _shipped() -> Iterator[launch.Shipped]:
+    """Yield what `bidirectional_scan` launches in vim_tiny, whose x projection has 48 columns, half and full."""
+    channels, states, rank, columns = 384, 16, 12, 48
+    for precision in ("fp16", "fp32"):
+        dtype = f"*{precision}"
+        for form, cut, architectures in _cuts():
+            yield _specialised(
+                f"selective_scan {form} {cut.channels}x{cut.tokens}{' ahead' * cut.ahead} {precision}",
+                _scan_kernel,
+                {"u": dtype, "delta": dtype, "B": "*fp32", "C": "*fp32", "A": "*fp32", "D": dtype, "y": dtype},
+                {"z": None, "bias": None, "SOFTPLUS": False, "REVERSE": False, "BOTH": True}
+                | {"u_token": channels, "delta_token": channels, "B_token": states, "C_token": states, "z_token": 0}
+                | _scan_constants(form, cut, channels, states),
+                cut.warps,
+                architectures,
+            )
+        pointers = dict.fromkeys(("low", "B", "C", "weight", "bias", "delta"), dtype)
+        yield _specialised(
+            f"delta_projection {precision}",
+            _delta_kernel,
+            pointers | {"B_copy": "*fp32", "C_copy": "*fp32"},
+            {"low_row": columns, "B_row": columns, "C_row": columns} | _delta_constants(channels, rank, states),
+            _DELTA.warps,
+        )
+        pointers = dict.fromkeys(("y", "z", "gated"), dtype)
+        constants = {"z_row": 2 * channels} | _gate_constants(channels)
+        yield _specialised(f"gate {precision}", _gate_kernel, pointers, constants, _GATE.warps)
+
+
+def _cuts() -> Iterator[tuple[str, _Cut, tuple[int, ...]]]:
+    """Yield each cut of each form, with the architectures that use it."""
+    for form, tables in _CUTS.items():
+        used = {which: [cut for _, cut in tables.get(which, tables[0])] for which in launch.ARCHITECTURES}
+        for cut in dict.fromkeys(cut for cuts in used.values() for cut in cuts):
+            yield form, cut, tuple(which for which, cuts in used.items() if cut in cuts)
+
+
+def _specialised(
+    name: str,
+    kernel: Any,
+    pointers: Mapping[str, str],
+    constants: Mapping[str, Any],
+    warps: int,
+    architectures: tuple[int, ...] = launch.ARCHITECTURES,
+) -> launch.Shipped:
+    """Return the kernel as it is launched on tensors of whole rows: every start and every stride divides by 16."""
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    return launch.Shipped(
+        name=name,
+        kernel=kernel,
+        signature=signature,
+        constants=constants,
+        aligned=tuple(name for name in names if name not in constants and name not in _COUNTS),
+        num_warps=warps,
+        fp_fusion=True,
+        architectures=architectures,
+    )
+
+
+SHIPPED = tuple(_shipped())

@@ -1,0 +1,126 @@
+"""The race of kernels as a user starts it: answers are judged before anything is timed, and a wrong one shows."""
+
+import json
+import subprocess
+import sys
+import time
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks.kernels import app
+from benchmarks.paired import FEWEST_ROUNDS, race
+
+ROOT = Path(__file__).parents[2]
+RIGHT = """
+import torch
+
+def norm(hidden, residual, weight):
+    total = hidden + residual
+    return total * (total * total).mean(-1, keepdim=True).add(1e-5).rsqrt() * weight, total
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path, child_environment):
+    """Return a function that runs the race on a tiny op and returns the finished process and the rows it wrote."""
+
+    def run(*arguments):
+        rows = tmp_path / "rows.jsonl"
+        command = [sys.executable, "-m", "benchmarks.kernels", "--device", "cpu", "--seconds", "0.1", "--output", rows]
+        done = subprocess.run(
+            [*command, *arguments], check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True
+        )
+        lines = rows.read_text().splitlines() if rows.exists() else []
+        return done, {row["contender"]: row for row in map(json.loads, lines)}
+
+    return run
+
+
+def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels):
+    done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8")
+    assert done.returncode == 0, done.stderr
+    assert rows["benchd"]["ratio"] == 1.0
+    for name in ("benchd", "torch", "reference", "torch.compile of the reference"):
+        assert rows[name]["right"], rows[name]
+        assert rows[name]["median_ms"] > 0
+        assert rows[name]["ratio"] > 0
+    peer = rows["mamba-ssm rms_norm_fn"]
+    assert peer["median_ms"] is None
+    assert "not installed" in peer["verdict"] or "CUDA" in peer["verdict"]
+    assert "add_rms_norm (5, 8) fp32" in done.stdout
+
+
+def test_the_scan_of_onnxruntime_computes_the_same(kernels):
+    done, rows = kernels("--op", "selective_scan", "--shape", "2,5,16,4", "--no-compile")
+    assert done.returncode == 0, done.stderr
+    assert rows["onnxruntime Scan"]["right"], rows["onnxruntime Scan"]
+
+
+@pytest.mark.parametrize("op", ["lif_pool", "lif_pool_repeat", "stbif"])
+def test_spikes_are_judged_bit_by_bit(kernels, op):
+    done, rows = kernels("--op", op, "--shape", "3,2,4,6,6", "--no-compile")
+    assert done.returncode == 0, done.stderr
+    assert rows["benchd"]["verdict"] == rows["torch"]["verdict"] == "bit-equal"
+
+
+def test_a_kernel_of_ones_own_is_raced_against_ours(kernels, tmp_path):
+    (tmp_path / "own.py").write_text(RIGHT)
+    own = f"{tmp_path / 'own.py'}:norm"
+    done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--implementation", own)
+    assert done.returncode == 0, done.stderr
+    assert rows["yours"]["right"]
+    assert rows["yours"]["ratio_low"] <= rows["yours"]["ratio"] <= rows["yours"]["ratio_high"]
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (("1e-5", "1e-2"), "WRONG: error"),
+        (("weight, total", "weight, total[:1]"), "wrong shape"),
+        (("total = ", "raise ValueError('broken')\n    total = "), "ValueError: broken"),
+    ],
+)
+def test_a_wrong_kernel_shows(kernels, tmp_path, change, verdict):
+    (tmp_path / "own.py").write_text(RIGHT.replace(*change))
+    own = f"{tmp_path / 'own.py'}:norm"
+    done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--implementation", own)
+    assert done.returncode == 5
+    assert verdict in rows["yours"]["verdict"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--op", "selectiv_scan"),
+        ("--op", "selective_scan", "--shape", "1,2,3"),
+        ("--op", "selective_scan", "--shape", "1,2,3,x"),
+        ("--op", "selective_scan", "--dtype", "fp8"),
+        ("--shape", "1,2,3,4"),
+        ("--op", "lif", "--implementation", "nowhere.py:f"),
+        ("--op", "lif", "--implementation", f"{__file__}:nothing"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments):
+    done = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
+    assert done.exit_code == 2
+
+
+def test_a_race_visits_everybody_forth_and_back():
+    visits = []
+
+    def contender(name):
+        def call():
+            visits.append(name)
+            time.sleep(0.002)
+
+        return name, call
+
+    results = race([contender(name) for name in "abc"], torch.device("cpu"), 0.0)
+    assert [(result.name, result.rounds) for result in results] == [(name, FEWEST_ROUNDS) for name in "abc"]
+    assert results[0].ratio == 1.0
+    warm_up, turns = "abc", "abcb" * FEWEST_ROUNDS + "a"
+    assert "".join(name for name, _ in groupby(visits)) == warm_up + turns

@@ -1,0 +1,59 @@
+"""Whole models on a CUDA device: every variant of a record checked, CUDA graphs, and what training learns."""
+
+import msgspec
+import pytest
+import torch
+from worker_jobs import job
+
+from benchd.daemon.records import Variant
+from benchd.daemon.worker import backends, check, subject
+from benchd.models import catalog
+
+pytestmark = pytest.mark.gpu
+CUSTOM = [name for name, entry in catalog.MODELS.items() if entry.custom_kernels]
+
+
+def cuda_job(folder, model, variant, **fields):
+    options = catalog.entry(model).resolve({})
+    a_job = job(folder, model=model, variant=Variant.parse(variant), **fields)
+    return msgspec.structs.replace(a_job, options=options, device="cuda")
+
+
+@pytest.mark.parametrize("variant", ["eager", "fp16", "amp", "custom", "custom-fp16", "custom-amp"])
+@pytest.mark.parametrize("model", CUSTOM)
+def test_every_variant_agrees_with_float64(tmp_path, model, variant):
+    a_job = cuda_job(tmp_path, model, variant, batch_size=2)
+    built = subject.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.module, torch.device("cuda"), built.images[:2])
+    result = check.check(built, loaded, a_job)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("model", CUSTOM)
+def test_a_custom_forward_can_be_captured_and_replayed_on_new_images(model):
+    entry = catalog.entry(model)
+    module = catalog.build(model, kernels="custom").cuda()
+    draw = torch.rand if entry.inputs == "unit" else torch.randn
+    held, fresh = (draw(2, *entry.image_shape({}), device="cuda") for _ in range(2))
+    with torch.inference_mode():
+        for _ in range(3):
+            module(held)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = module(held)
+        expected = module(fresh).clone()
+        held.copy_(fresh)
+        graph.replay()
+        torch.cuda.synchronize()
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", CUSTOM)
+def test_a_custom_forward_compiles(model):
+    entry = catalog.entry(model)
+    module = catalog.build(model, kernels="custom").cuda()
+    images = torch.rand(2, *entry.image_shape({}), device="cuda")
+    with torch.inference_mode():
+        expected = module(images)
+        torch.testing.assert_close(torch.compile(module)(images), expected, rtol=1e-3, atol=1e-3)

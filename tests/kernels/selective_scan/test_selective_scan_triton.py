@@ -1,0 +1,307 @@
+"""The scan in Triton against the equation in float64; without a GPU its interpreter runs it, hence the small shapes."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+triton_impl = pytest.importorskip("benchd.kernels.selective_scan.triton_impl", reason="needs triton")
+
+from benchd.kernels import launch  # noqa: E402
+from benchd.kernels.dispatch import Unavailable  # noqa: E402
+from benchd.kernels.selective_scan import reference  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FORMS = ("serial", "two_level")
+OPTIONAL = ("D", "z", "delta_bias")
+
+
+def inputs(batch, length, channels, states, *, lead=(), dtype=torch.float32, seed=0, large=False):
+    """Every tensor of the scan; deltas of about 0.05 after softplus, or up to some hundreds."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*lead, *shape, generator=generator)
+
+    tensors = {
+        "u": normal(batch, length, channels),
+        "delta": normal(batch, length, channels) * (60 if large else 1) - 3,
+        "A": -(torch.arange(1, states + 1) + normal(channels, states).sigmoid()),
+        "B": normal(batch, length, states),
+        "C": normal(batch, length, states),
+        "D": normal(channels),
+        "z": normal(batch, length, channels),
+        "delta_bias": normal(channels),
+    }
+    return {name: tensor.to(DEVICE, dtype) for name, tensor in tensors.items()}
+
+
+def doubled(tensors):
+    return {name: None if tensor is None else tensor.double() for name, tensor in tensors.items()}
+
+
+def scanned(tensors, *, softplus=True, reverse=False, form="serial", module=triton_impl):
+    ordered = [tensors.get(name) for name in ("u", "delta", "A", "B", "C", *OPTIONAL)]
+    return module.selective_scan(*ordered, softplus, reverse, form)
+
+
+def equation(tensors, **options):
+    return scanned(doubled(tensors), module=reference, **options)
+
+
+def error(y, want):
+    return float((y.double() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 2, 5, 3), (1, 9, 17, 2), (2, 19, 4, 1), (1, 8, 16, 5)], ids=str)
+def test_float32_is_within_2e_6_of_the_equation(form, reverse, shape):
+    tensors = inputs(*shape)
+    y = scanned(tensors, reverse=reverse, form=form)
+    assert y.dtype == torch.float32
+    assert error(y, equation(tensors, reverse=reverse)) < 2e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("given_names", [n for r in range(4) for n in itertools.combinations(OPTIONAL, r)], ids=str)
+@pytest.mark.parametrize("softplus", [False, True])
+def test_every_combination_of_options(form, given_names, softplus):
+    tensors = {name: t for name, t in inputs(1, 3, 3, 2).items() if name in given_names or name not in OPTIONAL}
+    if not softplus:
+        tensors["delta"] = tensors["delta"].abs() + 4
+    y = scanned(tensors, softplus=softplus, form=form)
+    assert error(y, equation(tensors, softplus=softplus)) < 2e-6
+
+
+@pytest.mark.parametrize("cut", [(8, 8, 1, True), (16, 8, 2), (32, 4, 1), (64, 2, 2, True)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 21, 64, 16), (1, 7, 67, 9), (1, 8, 8, 1)], ids=str)
+def test_each_cut_of_the_serial_form(monkeypatch, cut, shape):
+    monkeypatch.setattr(triton_impl, "_cut", lambda *_: triton_impl._Cut(*cut))
+    tensors = inputs(*shape)
+    assert error(scanned(tensors, reverse=True), equation(tensors, reverse=True)) < 2e-6
+
+
+@pytest.mark.parametrize("cut", [(8, 16, 4), (4, 32, 4)], ids=str)
+def test_each_cut_of_the_two_level_form_hands_its_state_on(monkeypatch, cut):
+    monkeypatch.setattr(triton_impl, "_cut", lambda *_: triton_impl._Cut(*cut))
+    tensors = inputs(1, 45, cut[0], 2)
+    y = scanned(tensors, reverse=True, form="two_level")
+    assert error(y, equation(tensors, reverse=True)) < 2e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_large_steps_stay_exact(form):
+    tensors = inputs(1, 20, 8, 2, large=True)
+    assert (tensors["delta"] > 20).any()
+    assert (tensors["delta"] < -100).any()
+    assert error(scanned(tensors, form=form), equation(tensors)) < 2e-6
+
+
+def test_softplus_is_accurate_relative_to_itself():
+    raw = torch.cat((torch.linspace(-80, 30, 1901), torch.linspace(-2, 2, 201))).to(DEVICE)
+    low, one = raw.view(1, 1, -1, 1).expand(2, 1, -1, 1), torch.ones(2, 1, 1, device=DEVICE)
+    delta = triton_impl.delta_projection(low, one, torch.zeros(2, 1, device=DEVICE))[0, 0, :, 0]
+    relative = (delta.double() / torch.log1p(raw.double().exp()) - 1).abs()
+    assert float(relative.max()) < 1e-5  # what rounding the exponent of exp(-80) costs
+    assert float(relative[raw.abs() < 2].max()) < 4e-7
+
+
+def test_small_steps_are_accurate_relative_to_themselves():
+    tensors = inputs(1, 20, 8, 4) | {"delta": torch.full((1, 20, 8), -12.3, device=DEVICE)}
+    for name in OPTIONAL:
+        del tensors[name]
+    assert error(scanned(tensors), equation(tensors)) < 2e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str)
+def test_half_precision_rounds_only_what_comes_out(form, dtype, limit):
+    tensors = inputs(1, 11, 5, 3, dtype=dtype)
+    y = scanned(tensors, form=form)
+    assert y.dtype == dtype
+    assert error(y, equation(tensors)) < limit
+
+
+def test_half_activations_with_float32_parameters():
+    tensors = inputs(2, 5, 8, 4, dtype=torch.float16)
+    tensors |= {name: tensors[name].float() for name in ("A", "D", "delta_bias", "B")}
+    y = scanned(tensors)
+    assert y.dtype == torch.float16
+    assert error(y, equation(tensors)) < 1e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_strided_inputs(form):
+    tensors = inputs(3, 10, 12, 4)
+    gaps = {name: torch.stack((tensor, tensor + 1), -1)[..., 0] for name, tensor in tensors.items()}
+    rows = torch.cat([tensors[name] for name in ("B", "u", "C", "delta", "z")], dim=-1)
+    B, u, C, delta, z = rows.split([4, 12, 4, 12, 12], dim=-1)
+    shared = {"u": tensors["u"][:1].expand(3, -1, -1)}
+    shared["delta"] = tensors["delta"].transpose(0, 1).contiguous().transpose(0, 1)
+    for strided in (gaps, tensors | {"u": u, "delta": delta, "B": B, "C": C, "z": z}, tensors | shared):
+        assert not strided["u"].is_contiguous()
+        assert error(scanned(strided, form=form), equation(strided)) < 2e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(1, 5, 9, 4), (2, 9, 16, 2)], ids=str)
+def test_a_pair_is_a_forward_and_a_reverse_scan(form, shape):
+    tensors = inputs(*shape, lead=(2,))
+    y = paired(tensors, form)
+    for reverse in (False, True):
+        one = {name: tensor[int(reverse)] for name, tensor in tensors.items() if name != "z"}
+        assert error(y[int(reverse)], equation(one, reverse=reverse)) < 2e-6
+
+
+def paired(tensors, form):
+    ordered = [tensors[name] for name in ("u", "delta", "A", "B", "C", "D", "delta_bias")]
+    return triton_impl.selective_scan_pair(*ordered, True, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["u", "delta", "A", "B", "C", "D", "z", "delta_bias"])
+def test_nan_is_not_hidden(form, name):
+    tensors = inputs(1, 6, 3, 2)
+    tensors[name] = torch.full_like(tensors[name], torch.nan)
+    assert scanned(tensors, form=form)[:, 1:].isnan().all()
+
+
+def layer(batch, length, channels, states, rank, *, dtype=torch.float32, seed=0):
+    """The tensors of `bidirectional_scan`, with B, C and low as columns of one projection and z as half of another."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+    B, C, low, _ = normal(2, batch, length, 2 * states + rank + 1).split([states, states, rank, 1], dim=-1)
+    A = -(torch.arange(1, states + 1) + torch.rand(2, channels, states, generator=generator)).to(DEVICE)
+    return {
+        "u": normal(2, batch, length, channels),
+        "low": low,
+        "weight": normal(2, channels, rank) / 4,
+        "bias": normal(2, channels) - 3,
+        "A": A,
+        "B": B,
+        "C": C,
+        "D": normal(2, channels),
+        "z": normal(batch, length, 2 * channels)[..., channels:],
+    }
+
+
+def projected(low, weight, bias):
+    return functional.softplus(torch.einsum("gblr,gcr->gblc", low, weight) + bias[:, None, None])
+
+
+def bidirectional(u, low, weight, bias, A, B, C, D, z):
+    delta = projected(low, weight, bias)
+    y = reference.selective_scan_pair(u, delta, A, B, C, D, None, False, "serial")
+    return y.sum(0) * functional.silu(z)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (2, 5, 7, 3, 3), (1, 37, 65, 2, 12), (3, 3, 4, 2, 20)], ids=str)
+def test_the_projection_of_delta(dtype, limit, shape):
+    tensors = [layer(*shape, dtype=dtype)[name] for name in ("low", "weight", "bias")]
+    delta = triton_impl.delta_projection(*tensors)
+    assert delta.dtype == dtype
+    assert error(delta, projected(*(tensor.double() for tensor in tensors))) < limit
+
+
+def test_the_projection_of_half_rows_by_float32_weights():
+    tensors = layer(2, 5, 7, 3, 3, dtype=torch.float16)
+    ordered = [tensors["low"], tensors["weight"].float(), tensors["bias"].float()]
+    delta = triton_impl.delta_projection(*ordered)
+    assert delta.dtype == torch.float16
+    assert error(delta, projected(*(tensor.double() for tensor in ordered))) < 1e-3
+
+
+# the half ones round delta and both directions on their way
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("form", FORMS)
+def test_both_directions_gated(form, dtype, limit):
+    tensors = layer(2, 9, 20, 3, 5, dtype=dtype)
+    y = triton_impl.bidirectional_scan(*tensors.values(), form)
+    assert y.dtype == dtype
+    assert y.is_contiguous()
+    assert error(y, bidirectional(**doubled(tensors))) < limit
+
+
+def test_both_directions_from_any_strides():
+    tensors = layer(3, 5, 6, 2, 4)
+    strided = {name: torch.stack((tensor, tensor + 1), -1)[..., 0] for name, tensor in tensors.items()}
+    for name in ("low", "B", "C"):  # images that do not follow each other
+        strided[name] = tensors[name].transpose(1, 2).contiguous().transpose(1, 2)
+    strided["z"] = tensors["z"].transpose(0, 1).contiguous().transpose(0, 1)
+    y = triton_impl.bidirectional_scan(*strided.values(), "serial")
+    assert error(y, bidirectional(**doubled(tensors))) < 2e-6
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4, 2), (2, 0, 4, 2), (2, 3, 0, 2), (2, 3, 4, 0)], ids=str)
+def test_empty_inputs(shape):
+    tensors = inputs(*shape)
+    for form in FORMS:
+        y = scanned(tensors, form=form)
+        assert y.shape == shape[:3]
+        torch.testing.assert_close(y, scanned(tensors, module=reference), rtol=1e-5, atol=1e-6)
+    if shape[3]:
+        assert triton_impl.bidirectional_scan(*layer(*shape, 3).values(), "serial").shape == shape[:3]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("optional", [True, False])
+def test_the_scan_is_registered_as_torch_wants(form, optional):
+    for lead in ((1,), (2,)):
+        tensors = inputs(1, 3, 3, 2, lead=lead)
+        values = [tensors[name] for name in ("u", "delta", "A", "B", "C")]
+        values += [tensors[name] if optional else None for name in OPTIONAL]
+        torch.library.opcheck(torch.ops.benchd.selective_scan_triton.default, (*values, True, False, form))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_other_ops_are_registered_as_torch_wants(dtype):
+    tensors = layer(1, 3, 3, 2, 2, dtype=dtype)
+    ordered = [tensors[name] for name in ("low", "weight", "bias")]
+    torch.library.opcheck(torch.ops.benchd.delta_projection_triton.default, ordered)
+    torch.library.opcheck(torch.ops.benchd.bidirectional_scan_triton.default, (*tensors.values(), "serial"))
+
+
+def test_traced_whole():
+    tensors = tuple(layer(1, 3, 3, 2, 2).values())
+    compiled = torch.compile(triton_impl.bidirectional_scan, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors, "serial"), triton_impl.bidirectional_scan(*tensors, "serial"))
+
+
+def test_what_it_cannot_do_is_refused():
+    tensors, both = inputs(1, 2, 3, 4), layer(1, 2, 3, 4, 2)
+    projection = [both[name] for name in ("low", "weight", "bias")]
+    learning = tensors | {"A": tensors["A"].clone().requires_grad_()}
+    with pytest.raises(Unavailable, match="selective_scan: the Triton kernel has no gradient; use implementation='to"):
+        scanned(learning)
+    with torch.no_grad():
+        assert scanned(learning).isfinite().all()
+    with pytest.raises(Unavailable, match="delta_projection: the Triton kernel has no gradient"):
+        triton_impl.delta_projection(projection[0], projection[1].clone().requires_grad_(), projection[2])
+    with pytest.raises(Unavailable, match="selective_scan: the Triton kernel computes in float32"):
+        scanned(doubled(tensors))
+    with pytest.raises(Unavailable, match="bidirectional_scan: the Triton kernel computes in float32"):
+        triton_impl.bidirectional_scan(*doubled(both).values(), "serial")
+    with pytest.raises(Unavailable, match="delta_projection: the Triton kernel cannot run on meta"):
+        triton_impl.delta_projection(*(tensor.to("meta") for tensor in projection))
+
+
+def test_shipped_specialisations_are_what_the_tables_launch():
+    names = [shipped.name for shipped in triton_impl.SHIPPED]
+    assert len(set(names)) == len(names)
+    for shipped in triton_impl.SHIPPED:
+        assert list(shipped.signature) == list(shipped.kernel.arg_names)
+        constants = {name for name, kind in shipped.signature.items() if kind == "constexpr"}
+        assert constants == set(shipped.constants)
+        assert set(shipped.aligned) <= set(shipped.signature) - constants
+    for form, architecture, work in itertools.product(FORMS, launch.ARCHITECTURES, (768, 3072, 49152)):
+        cut = triton_impl._cut(form, architecture, work)
+        constants = triton_impl._scan_constants(form, cut, 384, 16)
+        shipped = [one for one in triton_impl.SHIPPED if constants.items() <= one.constants.items()]
+        assert len(shipped) == 2  # fp16 and fp32
+        assert all(architecture in one.architectures and one.num_warps == cut.warps for one in shipped)

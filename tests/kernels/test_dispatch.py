@@ -1,0 +1,39 @@
+"""Choosing an implementation: nothing falls back, and what is missing is named."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchd.kernels import lif
+from benchd.kernels.dispatch import Implementations, Unavailable
+from benchd.kernels.lif import native, reference
+
+CPU = torch.device("cpu")
+
+
+def test_a_name_stands_for_its_module():
+    choose = Implementations("benchd.kernels.lif", reference=reference, native=native)
+    assert choose("reference", CPU) is reference
+    assert choose("auto", CPU) is native
+    assert choose("torch", CPU) is lif.torch_impl
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(
+        ValueError, match="unknown implementation 'cuda'; choose one of reference, torch, triton, native"
+    ):
+        Implementations("benchd.kernels.lif")("cuda", CPU)
+
+
+def test_an_implementation_that_is_not_there_is_named():
+    with pytest.raises(Unavailable, match="made_op has no 'native' implementation here: this version has none"):
+        Implementations("made_op")("auto", CPU)
+
+
+def test_triton_is_imported_where_it_can_run_only(child_environment):
+    code = "import sys, benchd.kernels.lif; sys.exit('benchd.kernels.lif.triton_impl' in sys.modules)"
+    asleep = {**child_environment, "CUDA_VISIBLE_DEVICES": ""}
+    for environment, imported in ((asleep, 0), ({**asleep, "TRITON_INTERPRET": "1"}, 1)):
+        assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == imported
