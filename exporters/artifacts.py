@@ -1,0 +1,420 @@
+"""What was exported once, kept in a folder by what it was made of, and believed only after its bytes were checked.
+
+    FOLDER/vim_tiny-fp16-onnx-3f2a91c04b7d5e60a1b2c3d4e5f60718/
+        model.onnx       the content
+        metadata.json    the facts, size, SHA-256, and when and where it was made; touched at each use
+    FOLDER/.making/      what is being written; after a crash, what was
+    FOLDER/.locks/       one empty file a key, for flock
+
+An entry appears whole, by one rename, or not at all. Locks go with the process that holds them, however it ends.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import msgspec
+
+SCHEMA = "benchd.artifact/1"
+
+_METADATA = "metadata.json"
+_LABELS = ("model", "precision", "format")  # the facts that a key begins with, where they are given
+_KEY = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*-[0-9a-f]{32}")
+_DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "tensorrt")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PIECE = 2**20
+
+
+class ArtifactError(Exception):
+    """The store cannot be used, or an artifact cannot be made; the message names the folder and what to do."""
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an artifact; `facts` is what its key was computed from."""
+
+    schema: str = SCHEMA
+    bytes: int
+    sha256: str
+    made_at: str
+    made_on: str
+    versions: dict[str, str]
+    facts: dict[str, Any]
+
+
+class Artifact(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in the store. `reused` says that it was there before; `note`, why an earlier one was thrown away."""
+
+    key: str
+    path: Path
+    metadata: Metadata
+    used_ns: int  # Unix time of the last use
+    reused: bool = True
+    note: str = ""
+
+
+class _Damaged(Exception):
+    """An entry is there and cannot be believed; the message says why."""
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """Return the name of the artifact made of these facts: readable labels, then a hash of everything.
+
+    Facts are JSON values; their order does not matter. "model", "precision" and "format" are the labels.
+    """
+    labels = [re.sub(r"[^A-Za-z0-9_.]+", "_", str(facts[name]))[:40] for name in _LABELS if facts.get(name)]
+    digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:32]
+    return "-".join([*(labels or ["artifact"]), digest])
+
+
+class Store:
+    """The artifacts in `folder`, made at the first write; together they take at most `limit_bytes`, if given.
+
+    What a store has handed out is in use until it is closed or its process ends: no store removes it. For one thread,
+    and a context manager that closes it. `notes` says what was thrown away as damaged, and why.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._in_use: list[int] = []
+        self.notes: list[str] = []
+
+    def get(self, key: str) -> Artifact | None:
+        """Return the artifact if it is there and its bytes are those that were written, else None.
+
+        A damaged one is removed, with a line in `notes`. A folder that can only be read will do.
+        """
+        try:
+            return self._verified(key)
+        except _Damaged as damage:
+            if not os.access(self._folder, os.W_OK):
+                self.notes.append(f"{key}: {damage}")
+                return None
+        # damaged, or seen while it was being replaced: behind the lock it is one or the other
+        with self._locked(key):
+            return self._verified_or_removed(key)
+
+    def put(self, key: str, facts: Mapping[str, Any], writer: Callable[[Path], object]) -> Artifact:
+        """Return the artifact that `writer(path)` writes, in the place of any earlier one.
+
+        `path` is of a file that is not there yet; its name ends in the fact "format". Raises ArtifactError, leaving
+        nothing behind, where the disk is full or cannot be written, and what the writer raises.
+        """
+        with self._locked(key):
+            made = self._make(key, facts, writer)
+        self._keep_to_limit()
+        return made
+
+    def produce(self, key: str, facts: Mapping[str, Any], writer: Callable[[Path], object]) -> Artifact:
+        """Return the artifact, made by `writer` where it is not there; raises as `put` does.
+
+        Where another process is making it, this waits and takes that one's.
+        """
+        known = len(self.notes)
+        found = self.get(key)
+        if found is not None:
+            return found
+        with self._locked(key):
+            found = self._verified_or_removed(key)
+            if found is not None:
+                return found
+            made = self._make(key, facts, writer)
+        self._keep_to_limit()
+        return msgspec.structs.replace(made, note="; ".join(self.notes[known:]))
+
+    def list(self) -> tuple[Artifact, ...]:
+        """Return what is there by name, its bytes unchecked; without what has no readable metadata."""
+        found = ((entry, _metadata(entry)) for entry in self._entries())
+        return tuple(_artifact(entry, metadata) for entry, metadata in found if metadata is not None)
+
+    def prune(self, limit_bytes: int) -> tuple[str, ...]:
+        """Remove the artifacts not used for longest until the rest take at most `limit_bytes`; return their keys.
+
+        What is in use stays. Remains of processes that were killed, and entries without metadata, go first.
+        """
+        with self._explaining():
+            self._sweep()
+            artifacts = sorted(self.list(), key=lambda artifact: artifact.used_ns)
+            total = sum(artifact.metadata.bytes for artifact in artifacts)
+            removed = []
+            for artifact in artifacts:
+                if total > limit_bytes and self._remove_unused(artifact):
+                    removed.append(artifact.key)
+                    total -= artifact.metadata.bytes
+            return tuple(removed)
+
+    def close(self) -> None:
+        """Give back what this store has handed out; the files stay until somebody needs their room."""
+        while self._in_use:
+            os.close(self._in_use.pop())
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _verified(self, key: str) -> Artifact | None:
+        """Return the artifact, in use from here on, or None where there is none; raise _Damaged."""
+        entry = self._entry(key)
+        if not entry.is_dir():
+            return None
+        metadata = _metadata(entry)
+        if metadata is None:
+            raise _Damaged("its metadata cannot be read")
+        artifact = _artifact(entry, metadata)
+        fd = _opened(artifact.path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            _require_content(fd, metadata)
+            if not _is_at(fd, artifact.path):
+                raise _Damaged("it was removed while it was read")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._in_use.append(fd)
+        with suppress(OSError):  # a folder that can only be read keeps no order of use
+            os.utime(entry / _METADATA)
+        return artifact
+
+    def _verified_or_removed(self, key: str) -> Artifact | None:
+        """Do as `_verified`, behind the lock: what is damaged goes."""
+        try:
+            return self._verified(key)
+        except _Damaged as damage:
+            self.notes.append(f"{key}: {damage}; removed")
+            with self._explaining():
+                shutil.rmtree(self._entry(key))
+            return None
+
+    def _make(self, key: str, facts: Mapping[str, Any], writer: Callable[[Path], object]) -> Artifact:
+        if key != key_of(facts):
+            raise ValueError(f"{key} is not the key of these facts, which is {key_of(facts)}")
+        scratch = self._folder / ".making" / key
+        path = scratch / _file_name(facts)
+        with self._removing(scratch):
+            scratch.mkdir(parents=True)
+            writer(path)
+            self._require_one_file(path)
+            fd = _opened(path)
+            self._in_use.append(fd)
+            # the lock stays with the file when it gets its name: nobody removes what was just made
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            metadata = _describe(fd, facts)
+            _write_synced(scratch / _METADATA, msgspec.json.format(msgspec.json.encode(metadata)))
+            os.fsync(fd)
+            _sync_folder(scratch)
+            entry = self._entry(key)
+            if entry.exists():
+                shutil.rmtree(entry)
+            scratch.rename(entry)
+            _sync_folder(self._folder)
+        return msgspec.structs.replace(_artifact(entry, metadata), reused=False)
+
+    def _require_one_file(self, path: Path) -> None:
+        names = sorted(file.name for file in path.parent.iterdir())
+        if names != [path.name] or path.is_symlink() or not path.is_file() or not path.stat().st_size:
+            raise ArtifactError(f"the exporter wrote {', '.join(names) or 'nothing'}, not one file {path.name}")
+
+    @contextmanager
+    def _removing(self, scratch: Path) -> Iterator[None]:
+        """Start without `scratch` and, after an error, end without it; tell a full disk with the size it takes."""
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed: the lock is ours
+        try:
+            yield
+        except BaseException as error:
+            written = sum(file.stat().st_size for file in scratch.glob("*"))
+            shutil.rmtree(scratch, ignore_errors=True)
+            if _disk_full(error):
+                self._refuse_full(written, error)
+            if isinstance(error, OSError) and str(error.filename or "").startswith(str(self._folder)):
+                self._refuse(error)
+            raise
+
+    def _refuse_full(self, written: int, error: BaseException) -> NoReturn:
+        needed = max(written, shutil.disk_usage(self._folder).free) / 1e6
+        raise ArtifactError(
+            f"artifact store {self._folder}: disk full, and this artifact takes more than {needed:.1f} MB; free some "
+            "space, drop old ones with `benchd export --prune`, or choose another folder"
+        ) from error
+
+    def _refuse(self, error: OSError) -> NoReturn:
+        remedy = "free some space" if error.errno in _FULL else "check that it can be written"
+        raise ArtifactError(f"artifact store {self._folder}: {error.strerror or error}; {remedy}") from error
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._refuse(error)
+
+    @contextmanager
+    def _locked(self, key: str, *, wait: bool = True) -> Iterator[bool]:
+        """Hold the key's lock over a block; yield whether it was to be had, which without `wait` it may not be."""
+        path = self._entry(key).parent / ".locks" / key
+        with self._explaining():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            yield _flocked(fd, fcntl.LOCK_EX, wait=wait)
+        finally:
+            os.close(fd)
+
+    def _keep_to_limit(self) -> None:
+        if self._limit_bytes is not None:
+            self.prune(self._limit_bytes)
+
+    def _sweep(self) -> None:
+        remains = [*(self._folder / ".making").glob("*"), *(e for e in self._entries() if _metadata(e) is None)]
+        for path in remains:
+            with self._locked(path.name, wait=False) as free:
+                if free:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _remove_unused(self, artifact: Artifact) -> bool:
+        with self._locked(artifact.key, wait=False) as free:
+            if not free:
+                return False
+            fd = os.open(artifact.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                unused = _flocked(fd, fcntl.LOCK_EX, wait=False)
+                if unused:
+                    shutil.rmtree(artifact.path.parent)
+                return unused
+            finally:
+                os.close(fd)
+
+    def _entries(self) -> Iterator[Path]:
+        """Yield the folders of entries, whole or not; what else lies here is nobody's business."""
+        if self._folder.is_dir():
+            yield from (path for path in sorted(self._folder.iterdir()) if _KEY.fullmatch(path.name))
+
+    def _entry(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is not a key of the artifact store")
+        return self._folder / key
+
+
+def _file_name(facts: Mapping[str, Any]) -> str:
+    return "model." + re.sub(r"[^a-z0-9]+", "", str(facts.get("format", "bin")).lower())
+
+
+def _metadata(entry: Path) -> Metadata | None:
+    """Return the metadata of an entry where it can be read and is this entry's own."""
+    try:
+        metadata = msgspec.json.decode((entry / _METADATA).read_bytes(), type=Metadata)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    ours = metadata.schema == SCHEMA and key_of(metadata.facts) == entry.name
+    return metadata if ours else None
+
+
+def _artifact(entry: Path, metadata: Metadata) -> Artifact:
+    try:
+        used_ns = (entry / _METADATA).stat().st_mtime_ns
+    except FileNotFoundError:
+        used_ns = 0
+    return Artifact(key=entry.name, path=entry / _file_name(metadata.facts), metadata=metadata, used_ns=used_ns)
+
+
+def _opened(path: Path) -> int:
+    try:
+        # without waiting for the other end, should there be a named pipe
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise _Damaged(f"its content cannot be opened: {error.strerror}") from error
+
+
+def _require_content(fd: int, metadata: Metadata) -> None:
+    size = os.fstat(fd).st_size
+    if size != metadata.bytes:
+        raise _Damaged(f"it holds {size} bytes, not {metadata.bytes}")
+    if _sha256(fd) != metadata.sha256:
+        raise _Damaged("its bytes are not those that were written (SHA-256)")
+
+
+def _sha256(fd: int) -> str:
+    digest = hashlib.sha256()
+    offset = 0
+    while piece := os.pread(fd, _PIECE, offset):
+        digest.update(piece)
+        offset += len(piece)
+    return digest.hexdigest()
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
+    try:
+        fcntl.flock(fd, operation if wait else operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _describe(fd: int, facts: Mapping[str, Any]) -> Metadata:
+    return Metadata(
+        bytes=os.fstat(fd).st_size,
+        sha256=_sha256(fd),
+        made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made_on=_machine(),
+        versions=_versions(),
+        facts=dict(facts),
+    )
+
+
+def _machine() -> str:
+    """Return the board's name where it has one, else the kind of machine."""
+    try:
+        return Path("/proc/device-tree/model").read_text().strip("\0\n ")
+    except OSError:
+        return f"{platform.system()} {platform.machine()}"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _disk_full(error: BaseException | None) -> bool:
+    """Return whether a full disk is behind the error, be it wrapped in others."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

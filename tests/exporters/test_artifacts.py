@@ -1,0 +1,365 @@
+"""Artifacts through real processes, a full disk, damage and pruning: whole and checked, or absent."""
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from benchd.exporters.artifacts import ArtifactError, Store, key_of
+
+FACTS = {"model": "vim_tiny", "precision": "fp16", "format": "onnx", "options": {"stride": 16}, "torch": "2.8.0"}
+KEY = key_of(FACTS)
+CONTENT = bytes(range(256)) * 40
+
+PRODUCE = """
+import sys, time
+from pathlib import Path
+from benchd.exporters.artifacts import Store, key_of
+facts = {"model": "shared", "format": "onnx"}
+def writer(path):
+    path.write_bytes(b"first half, ")
+    print("writing", flush=True)
+    sys.stdin.readline()
+    with path.open("ab") as file:
+        file.write(b"second half")
+with Store(Path(sys.argv[1])) as store:
+    made = store.produce(key_of(facts), facts, writer)
+    print("reused" if made.reused else "made", made.path.read_bytes().decode(), flush=True)
+    sys.stdin.readline()
+"""
+SHARED = key_of({"model": "shared", "format": "onnx"})
+
+
+def write(path):
+    path.write_bytes(CONTENT)
+
+
+def facts_of(name):
+    return {"model": name, "format": "onnx"}
+
+
+def filled(folder, *names):
+    """Put one artifact a name, in this order of use."""
+    with Store(folder) as store:
+        for age, name in enumerate(reversed(names), start=1):
+            made = store.put(key_of(facts_of(name)), facts_of(name), write)
+            then = time.time_ns() - age * 10**9
+            os.utime(made.path.with_name("metadata.json"), ns=(then, then))
+
+
+def models(store):
+    return {artifact.metadata.facts["model"] for artifact in store.list()}
+
+
+def files(folder):
+    """Return every file in the store but the locks."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and ".locks" not in path.parts)
+
+
+def test_a_key_is_readable_and_depends_on_every_fact_but_not_on_their_order():
+    assert KEY.startswith("vim_tiny-fp16-onnx-")
+    assert key_of(dict(reversed(FACTS.items()))) == KEY
+    assert len({KEY, *(key_of({**FACTS, name: "other"}) for name in FACTS), key_of({**FACTS, "new": 1})}) == 7
+    assert key_of({"model": "../a b/c.onnx"}).startswith(".._a_b_c.onnx-")
+
+
+def test_what_was_put_is_got_with_all_that_is_known_of_it(tmp_path):
+    with Store(tmp_path / "deep" / "store") as store:
+        assert store.get(KEY) is None
+        made = store.put(KEY, FACTS, write)
+        found = store.get(KEY)
+        assert (made.reused, found.reused) == (False, True)
+        assert found.path.read_bytes() == CONTENT
+        assert found.path.name == "model.onnx"
+        assert found.metadata.facts == FACTS
+        assert found.metadata.sha256 == hashlib.sha256(CONTENT).hexdigest()
+        assert found.metadata.bytes == len(CONTENT)
+        assert found.metadata.made_on
+        assert found.metadata.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+        assert store.notes == []
+    listed = {path.relative_to(tmp_path).as_posix() for path in files(tmp_path)}
+    assert listed == {f"deep/store/{KEY}/model.onnx", f"deep/store/{KEY}/metadata.json"}
+
+
+def test_the_second_time_nothing_is_made(tmp_path):
+    with Store(tmp_path) as store:
+        assert not store.produce(KEY, FACTS, write).reused
+    with Store(tmp_path) as store:
+        assert store.produce(KEY, FACTS, lambda path: pytest.fail("made again")).reused
+
+
+def test_put_replaces(tmp_path):
+    with Store(tmp_path) as store:
+        store.put(KEY, FACTS, write)
+        store.put(KEY, FACTS, lambda path: path.write_bytes(b"new"))
+        assert store.get(KEY).path.read_bytes() == b"new"
+
+
+def flip(entry):
+    content = bytearray((entry / "model.onnx").read_bytes())
+    content[777] ^= 1
+    (entry / "model.onnx").write_bytes(content)
+
+
+def change_a_fact(entry):
+    path = entry / "metadata.json"
+    path.write_text(path.read_text().replace("vim_tiny", "vim_huge"))
+
+
+def cut(name, size):
+    return lambda entry: os.truncate(entry / name, size)
+
+
+def link(entry):
+    (entry / "model.onnx").rename(entry.parent / "elsewhere")
+    (entry / "model.onnx").symlink_to(entry.parent / "elsewhere")
+
+
+DAMAGE = {
+    "a flipped bit": (flip, "SHA-256"),
+    "half the content": (cut("model.onnx", 5000), "holds 5000 bytes, not 10240"),
+    "no content": (lambda entry: (entry / "model.onnx").unlink(), "content cannot be opened"),
+    "content elsewhere": (link, "content cannot be opened"),
+    "half the metadata": (cut("metadata.json", 60), "metadata cannot be read"),
+    "empty metadata": (cut("metadata.json", 0), "metadata cannot be read"),
+    "no metadata": (lambda entry: (entry / "metadata.json").unlink(), "metadata cannot be read"),
+    "another fact": (change_a_fact, "metadata cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_damaged_is_absent_said_and_made_again(tmp_path, damage, reason):
+    with Store(tmp_path) as store:
+        store.put(KEY, FACTS, write)
+    damage(tmp_path / KEY)
+    with Store(tmp_path) as store:
+        assert store.get(KEY) is None
+        assert reason in store.notes[0]
+        assert not (tmp_path / KEY).exists()
+        store.put(KEY, FACTS, write)
+    damage(tmp_path / KEY)
+    with Store(tmp_path) as store:
+        made = store.produce(KEY, FACTS, write)
+        assert (made.reused, made.path.read_bytes()) == (False, CONTENT)
+        assert reason in made.note
+
+
+def start(folder):
+    command = [sys.executable, "-c", PRODUCE, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def go_on(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_of_two_processes_one_makes_it_and_the_other_waits_for_it(tmp_path):
+    with start(tmp_path) as first:
+        assert first.stdout.readline() == "writing\n"
+        with start(tmp_path) as second, Store(tmp_path) as store:
+            assert store.get(SHARED) is None  # half of it is written, and nobody sees it
+            go_on(first)
+            assert first.stdout.readline() == "made first half, second half\n"
+            assert second.stdout.readline() == "reused first half, second half\n"
+            go_on(first)
+            go_on(second)
+
+
+def test_a_killed_process_leaves_nothing_that_counts(tmp_path):
+    with start(tmp_path) as first:
+        assert first.stdout.readline() == "writing\n"
+        first.kill()
+    assert len(files(tmp_path)) == 1
+    with start(tmp_path) as second:
+        assert second.stdout.readline() == "writing\n"
+        go_on(second)
+        assert second.stdout.readline() == "made first half, second half\n"
+        go_on(second)
+    assert {path.parent.name for path in files(tmp_path)} == {SHARED}
+
+
+def test_pruning_clears_up_after_a_killed_process_but_not_under_a_living_one(tmp_path):
+    with start(tmp_path) as first, Store(tmp_path) as store:
+        assert first.stdout.readline() == "writing\n"
+        store.prune(0)
+        assert len(files(tmp_path)) == 1
+        first.kill()
+        first.wait()
+        store.prune(0)
+        assert files(tmp_path) == []
+
+
+def test_the_least_recently_used_goes_first(tmp_path):
+    filled(tmp_path, "a", "b", "c")
+    with Store(tmp_path) as store:
+        store.get(key_of(facts_of("a")))
+    with Store(tmp_path) as store:
+        assert store.prune(2 * len(CONTENT)) == (key_of(facts_of("b")),)
+        assert models(store) == {"a", "c"}
+        assert store.prune(2 * len(CONTENT)) == ()
+
+
+def test_a_limit_never_takes_what_was_just_made_or_is_in_use(tmp_path):
+    filled(tmp_path, "a", "b")
+    with Store(tmp_path, limit_bytes=1) as store, Store(tmp_path) as user:
+        user.get(key_of(facts_of("a")))
+        made = store.produce(KEY, FACTS, write)
+        assert made.path.read_bytes() == CONTENT
+        assert models(store) == {"a", "vim_tiny"}
+    with Store(tmp_path) as store:
+        store.prune(0)
+        assert models(store) == set()
+
+
+def test_what_another_process_uses_stays_until_that_ends(tmp_path):
+    with start(tmp_path) as user, Store(tmp_path) as store:
+        assert user.stdout.readline() == "writing\n"
+        go_on(user)
+        user.stdout.readline()
+        assert store.prune(0) == ()
+        user.kill()
+        user.wait()
+        assert store.prune(0) == (SHARED,)
+
+
+def test_pruning_leaves_what_is_not_ours(tmp_path):
+    filled(tmp_path, "a")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "my-models").mkdir()
+    with Store(tmp_path) as store:
+        store.prune(0)
+        assert store.list() == ()
+    assert (tmp_path / "notes.txt").exists()
+    assert (tmp_path / "my-models").exists()
+
+
+def test_pruning_drops_what_has_no_metadata(tmp_path):
+    filled(tmp_path, "a")
+    cut("metadata.json", 10)(tmp_path / key_of(facts_of("a")))
+    with Store(tmp_path) as store:
+        assert store.list() == ()
+        store.prune(10**9)
+    assert files(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_named_with_what_is_needed_and_leaves_nothing(small_disk):
+    with Store(small_disk) as store:
+        store.put(KEY, FACTS, write)
+        facts = facts_of("big")
+        with pytest.raises(ArtifactError) as told:
+            store.produce(key_of(facts), facts, lambda path: path.write_bytes(bytes(3_000_000)))
+        assert str(small_disk) in str(told.value)
+        assert "takes more than 1.0 MB" in str(told.value)
+        assert "--prune" in str(told.value)
+        assert {path.parent.name for path in files(small_disk)} == {KEY}
+        assert store.get(KEY).path.read_bytes() == CONTENT
+
+
+def full_behind_another_error(path):
+    path.write_bytes(CONTENT)
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    except OSError as error:
+        raise RuntimeError("the export failed") from error
+
+
+def test_a_full_disk_is_recognised_behind_the_error_of_an_exporter(tmp_path):
+    with Store(tmp_path) as store, pytest.raises(ArtifactError, match="disk full"):
+        store.produce(KEY, FACTS, full_behind_another_error)
+    assert files(tmp_path) == []
+
+
+def test_an_error_of_the_writer_is_its_own_and_keeps_the_earlier_one(tmp_path):
+    def fail(path):
+        path.write_bytes(b"half")
+        raise LookupError("no such op")
+
+    with Store(tmp_path) as store:
+        store.put(KEY, FACTS, write)
+        with pytest.raises(LookupError, match="no such op"):
+            store.put(KEY, FACTS, fail)
+        assert store.get(KEY).path.read_bytes() == CONTENT
+    assert len(files(tmp_path)) == 2
+
+
+def two_files(path):
+    write(path)
+    path.with_name("model.onnx.data").write_bytes(b"weights")
+
+
+@pytest.mark.parametrize(
+    ("writer", "message"),
+    [
+        (lambda path: None, "wrote nothing"),
+        (lambda path: path.touch(), "not one file"),
+        (lambda path: path.mkdir(), "not one file"),
+        (two_files, "wrote model.onnx, model.onnx.data, not one file model.onnx"),
+    ],
+    ids=["nothing", "empty", "folder", "two"],
+)
+def test_a_writer_that_does_not_write_one_file_is_told(tmp_path, writer, message):
+    with Store(tmp_path) as store, pytest.raises(ArtifactError, match=message):
+        store.put(KEY, FACTS, writer)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("key", ["../../etc/passwd", "", "vim_tiny", "a/b-" + "0" * 32])
+def test_a_key_is_never_a_path(tmp_path, key):
+    with Store(tmp_path) as store, pytest.raises(ValueError, match="not a key"):
+        store.get(key)
+
+
+def test_a_key_of_other_facts_is_refused(tmp_path):
+    with Store(tmp_path) as store, pytest.raises(ValueError, match="not the key of these facts"):
+        store.put(KEY, {**FACTS, "torch": "2.9.0"}, write)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        Store(tmp_path / "file") as store,
+        pytest.raises(ArtifactError, match=r"file: .*; check that it"),
+    ):
+        store.produce(KEY, FACTS, write)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_that_can_only_be_read_gives_what_it_has():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        filled(folder, "a", "b")
+        flip(folder / key_of(facts_of("b")))
+        code = (
+            "import json, os, sys\n"
+            "from pathlib import Path\n"
+            "from benchd.exporters.artifacts import Store\n"
+            "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
+            "with Store(Path(sys.argv[1])) as store:\n"
+            "    found = [store.get(key) is not None for key in sys.argv[2:]]\n"
+            "    print(json.dumps([found, store.notes]))\n"
+        )
+        keys = [key_of(facts_of(name)) for name in "ab"]
+        command = [sys.executable, "-c", code, str(folder), *keys]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True)
+        found, (note,) = json.loads(shown.stdout)
+        assert found == [True, False]
+        assert "SHA-256" in note
