@@ -8,19 +8,20 @@ B images, L tokens, E = 2 dim inner channels, N = 16 states, R = ceil(dim / 16).
 the official checkpoints (hustvl/Vim, `..._with_midclstok_div2`; Zhu et al., ICML 2024), which load strictly. What the
 official code computes is kept, how is not, and each of these is exact: activations stay (B, L, E) and nothing is
 flipped; both directions share one gate, and halving their sum is halving C and D, which it is linear in; the last block
-computes what its class token can see.
+computes what its class token can see. Without gradients, what a layer derives of its parameters is kept between calls.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchd.kernels.causal_conv1d import causal_conv1d
-from benchd.kernels.selective_scan import selective_scan_pair
+from benchd.kernels.add_rms_norm import add_rms_norm
+from benchd.kernels.causal_conv1d import causal_conv1d_pair
+from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
 
 DIMS = {"vim_tiny": 192, "vim_small": 384, "vim_base": 768}
 DEPTH = 24
@@ -29,33 +30,56 @@ _IMPLEMENTATIONS = {"torch": "torch", "custom": "auto"}
 
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean(x^2) + 1e-5) * weight over the last dimension: statistics in the dtype of x, result in weight's."""
+    """x / sqrt(mean(x^2) + 1e-5) * weight of x = residual + hidden, which is at least float32; result as the weight."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, implementation: str) -> None:
         super().__init__()
+        self.implementation = implementation
         self.weight = nn.Parameter(torch.ones(dim))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normalised x (..., dim), x being at least float32."""
-        return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), 1e-5).to(self.weight.dtype)
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normalised sum (..., dim) and the sum, the next residual."""
+        return add_rms_norm(hidden, residual, self.weight, eps=1e-5, implementation=self.implementation)
 
 
-class _Directions(NamedTuple):
-    """What the scan reads, made of the parameters of both directions, forward first."""
+class Weights(NamedTuple):
+    """What a layer computes with, made of its parameters; two directions lead, forward first."""
 
-    x_proj: torch.Tensor  # (2, E, R + 2 N), the columns of C halved
-    dt_proj: torch.Tensor  # (2, R, E)
+    in_proj: Callable[[torch.Tensor], torch.Tensor]
+    conv: torch.Tensor  # (2, E, W)
+    conv_bias: torch.Tensor  # (2, E)
+    x_proj: torch.Tensor  # (2, E, 2 N + R and up to 15 of 0), the columns of B, C and the low rank, those of C halved
+    dt_proj: torch.Tensor  # (2, E, R)
     dt_bias: torch.Tensor  # (2, E)
     A: torch.Tensor  # (2, E, N) = -exp(A_log), at least float32
     D: torch.Tensor  # (2, E), halved
+    out_proj: Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Packed:
+    """x W^T with W (out, in) in oneDNN's own layout, which a plain product makes of it again in each call."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._plain = self._weight = weight
+        self._rows = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product (..., out) of x (..., in)."""
+        rows = x.numel() // x.shape[-1]
+        if not rows or torch.is_autocast_enabled("cpu"):
+            return functional.linear(x, self._plain)
+        if rows != self._rows:  # the layout is chosen for a size
+            self._weight, self._rows = torch.ops.mkldnn._reorder_linear_weight(self._plain, rows), rows
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+        return y
 
 
 class Mixer(nn.Module):
     """One bidirectional Mamba layer, (B, L, dim) to (B, L, dim); `_b` marks the parameters of the backward scan."""
 
-    def __init__(self, dim: int, implementation: str) -> None:
+    def __init__(self, dim: int, implementation: str, scan: Form) -> None:
         super().__init__()
-        inner, self.rank, self.implementation = _EXPAND * dim, math.ceil(dim / 16), implementation
+        inner, self.rank, self.implementation, self.scan = _EXPAND * dim, math.ceil(dim / 16), implementation, scan
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
         self.conv1d, self.conv1d_b = (nn.Conv1d(inner, inner, _WIDTH, groups=inner) for _ in range(2))
         self.x_proj, self.x_proj_b = (nn.Linear(inner, self.rank + 2 * _STATES, bias=False) for _ in range(2))
@@ -63,83 +87,83 @@ class Mixer(nn.Module):
         self.A_log, self.A_b_log = (nn.Parameter(torch.empty(inner, _STATES)) for _ in range(2))
         self.D, self.D_b = (nn.Parameter(torch.ones(inner)) for _ in range(2))
         self.out_proj = nn.Linear(inner, dim, bias=False)
-        self._kept: tuple[object, _Directions] | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mixed tokens of x (B, L, dim)."""
-        u, z = self.in_proj(x).chunk(2, dim=-1)
-        y = self._scanned(u, u)
-        mixed: torch.Tensor = self.out_proj((y[0] + y[1]) * functional.silu(z))
-        return mixed
-
-    def token(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        """Return what `forward` does at the token `index` < L / 2 alone, (B, dim); no scan goes on beyond it."""
-        to_u, to_z = self.in_proj.weight.chunk(2)
-        u = functional.linear(x, to_u)
-        y = self._scanned(u[:, : u.shape[1] - index], u[:, index:])
-        mixed: torch.Tensor = self.out_proj(
-            (y[0, :, index] + y[1, :, 0]) * functional.silu(functional.linear(x[:, index], to_z))
-        )
-        return mixed
-
-    def _scanned(self, u: torch.Tensor, u_b: torch.Tensor) -> torch.Tensor:
-        """Return half of each direction's scan, (2, B, L, E), before the gate; u and u_b (B, L, E) leave in_proj."""
-        weights = self._directions()
-        u = torch.stack((self._convolved(u, self.conv1d), self._convolved(u_b, self.conv1d_b, reverse=True)))
-        low = torch.bmm(u.flatten(1, 2), weights.x_proj)
-        delta, B, C = low.split([self.rank, _STATES, _STATES], dim=-1)
-        batch = u.shape[1:3]
-        return selective_scan_pair(
+    def forward(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+        """Return the mixed tokens of x (B, L, dim), with the layer's own weights."""
+        u, z = weights.in_proj(x).chunk(2, dim=-1)
+        u = self._convolved(u, weights)
+        low, B, C = self._projected(u, weights)
+        y = bidirectional_scan(
             u,
-            torch.bmm(delta, weights.dt_proj).unflatten(1, batch),
-            weights.A,
-            B.unflatten(1, batch),
-            C.unflatten(1, batch),
-            weights.D,
+            low,
+            weights.dt_proj,
             weights.dt_bias,
-            delta_softplus=True,
+            weights.A,
+            B,
+            C,
+            weights.D,
+            z,
+            form=self.scan,
             implementation=self.implementation,
         )
+        return weights.out_proj(y)
 
-    def _convolved(self, u: torch.Tensor, conv: nn.Conv1d, *, reverse: bool = False) -> torch.Tensor:
-        return causal_conv1d(u, conv.weight.squeeze(1), conv.bias, reverse=reverse, implementation=self.implementation)
-
-    def _directions(self) -> _Directions:
-        """Return the scan's weights; without gradients, those of the last call while no parameter has changed."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.A_log.is_inference():
-            return self._derived()
-        sources: tuple[torch.Tensor, ...] = (
-            self.x_proj.weight,
-            self.x_proj_b.weight,
-            self.dt_proj.weight,
-            self.dt_proj_b.weight,
+    def token(self, x: torch.Tensor, weights: Weights, index: int) -> torch.Tensor:
+        """Return what `forward` does at the token `index` < L / 2 alone, (B, dim); no scan goes on beyond it."""
+        to_u, to_z = self.in_proj.weight.chunk(2)
+        u = self._convolved(functional.linear(x, to_u), weights)
+        u = torch.stack((u[0, :, : u.shape[2] - index], u[1, :, index:]))
+        low, B, C = self._projected(u, weights)
+        delta = delta_projection(low, weights.dt_proj, weights.dt_bias, implementation=self.implementation)
+        y = selective_scan_pair(
+            u, delta, weights.A, B, C, weights.D, form=self.scan, implementation=self.implementation
         )
-        sources += (self.dt_proj.bias, self.dt_proj_b.bias, self.A_log, self.A_b_log, self.D, self.D_b)
-        key = [(source.data_ptr(), source._version, source.dtype, source.device) for source in sources]
-        if self._kept is None or self._kept[0] != key:
-            self._kept = key, self._derived()
-        return self._kept[1]
+        gate = functional.silu(functional.linear(x[:, index], to_z))
+        mixed: torch.Tensor = self.out_proj((y[0, :, index] + y[1, :, 0]) * gate)
+        return mixed
 
-    def _derived(self) -> _Directions:
-        x_proj = torch.stack((self.x_proj.weight, self.x_proj_b.weight))
-        x_proj = torch.cat((x_proj[:, :-_STATES], x_proj[:, -_STATES:] / 2), dim=1)
+    def _convolved(self, u: torch.Tensor, weights: Weights) -> torch.Tensor:
+        return causal_conv1d_pair(u, weights.conv, weights.conv_bias, implementation=self.implementation)
+
+    def _projected(self, u: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return low (2, B, L, R), B and C (2, B, L, N) of u (2, B, L, E)."""
+        columns = torch.bmm(u.flatten(1, 2), weights.x_proj).unflatten(1, u.shape[1:3])
+        B, C, low, _ = columns.split_with_sizes([_STATES, _STATES, self.rank, -self.rank % 16], dim=-1)
+        return low, B, C
+
+    def weights(self) -> Weights:
+        """Return what the layer computes with, differentiable in the parameters."""
+        x_proj = torch.stack((self.x_proj.weight, self.x_proj_b.weight)).mT
+        low, B, C = x_proj.split([self.rank, _STATES, _STATES], dim=-1)
         logs = torch.stack((self.A_log, self.A_b_log))
-        return _Directions(
-            x_proj.mT,
-            torch.stack((self.dt_proj.weight, self.dt_proj_b.weight)).mT,
+        return Weights(
+            self.in_proj,
+            torch.stack((self.conv1d.weight, self.conv1d_b.weight)).squeeze(2),
+            torch.stack(cast("tuple[torch.Tensor, ...]", (self.conv1d.bias, self.conv1d_b.bias))),
+            functional.pad(torch.cat((B, C / 2, low), dim=-1), (0, -self.rank % 16)),
+            torch.stack((self.dt_proj.weight, self.dt_proj_b.weight)),
             torch.stack((self.dt_proj.bias, self.dt_proj_b.bias)),
             -logs.to(torch.promote_types(logs.dtype, torch.float32)).exp(),
             torch.stack((self.D, self.D_b)) / 2,
+            self.out_proj,
         )
+
+    def packed(self, weights: Weights) -> Weights:
+        """Return the weights with those of the wide products packed, where our own kernels run and oneDNN can."""
+        weight = self.in_proj.weight
+        fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+        if self.implementation == "torch" or not fits:
+            return weights
+        return weights._replace(in_proj=_Packed(weight.detach()), out_proj=_Packed(self.out_proj.weight.detach()))
 
 
 class Block(nn.Module):
     """The norm and the mixer of one layer, under the names of the checkpoints."""
 
-    def __init__(self, dim: int, implementation: str) -> None:
+    def __init__(self, dim: int, implementation: str, scan: Form) -> None:
         super().__init__()
-        self.norm = RmsNorm(dim)
-        self.mixer = Mixer(dim, implementation)
+        self.norm = RmsNorm(dim, implementation)
+        self.mixer = Mixer(dim, implementation, scan)
 
 
 class PatchEmbedding(nn.Module):
@@ -172,6 +196,7 @@ class Vim(nn.Module):
         num_classes: int = 1000,
         image_size: int = 224,
         implementation: str = "torch",
+        scan: Form = "serial",
     ) -> None:
         super().__init__()
         if patch_size > image_size:
@@ -182,32 +207,60 @@ class Vim(nn.Module):
         self.patch_embed = PatchEmbedding(dim, patch_size, stride)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.empty(1, patches + 1, dim))
-        self.layers = nn.ModuleList(Block(dim, implementation) for _ in range(depth))
-        self.norm_f = RmsNorm(dim)
+        self.layers = nn.ModuleList(Block(dim, implementation, scan) for _ in range(depth))
+        self.norm_f = RmsNorm(dim, implementation)
         self.head = nn.Linear(dim, num_classes)
+        self._kept: tuple[object, object, list[Weights]] | None = None
         _initialise(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the logits of normalised images."""
         if images.shape[1:] != self.input_shape:
             raise ValueError(f"images must be (batch, {str(self.input_shape)[1:]}, not {tuple(images.shape)}")
-        tokens = self._tokens(images)
-        residual = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
-        *blocks, last = self.blocks()
-        for block in blocks:
-            residual = residual + block.mixer(block.norm(residual))
-        seen = residual[:, self.class_index] + last.mixer.token(last.norm(residual), self.class_index)
-        logits: torch.Tensor = self.head(self.norm_f(seen))
+        hidden, residual = self._tokens(images), None
+        *layers, (last, its) = zip(self.blocks(), self._weights(), strict=True)
+        for block, weights in layers:
+            normed, residual = block.norm(hidden, residual)
+            hidden = block.mixer(normed, weights)
+        normed, residual = last.norm(hidden, residual)
+        hidden = last.mixer.token(normed, its, self.class_index)
+        normed, _ = self.norm_f(hidden, residual[:, self.class_index])
+        logits: torch.Tensor = self.head(normed)
         return logits
 
     def blocks(self) -> list[Block]:
         """Return the layers in forward order."""
         return cast("list[Block]", list(self.layers))
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy derives its own, and oneDNN's layouts cannot be copied
+        return self.__dict__ | {"_kept": None}
+
+    def _weights(self) -> list[Weights]:
+        """Return what the layers compute with; without gradients, that of the last call while nothing has changed."""
+        mixers = [block.mixer for block in self.blocks()]
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.cls_token.is_inference():
+            return [mixer.weights() for mixer in mixers]
+        sources = [p for mixer in mixers for p in _parameters(mixer)]
+        key = [(p.data_ptr(), p._version) for p in sources]
+        if self._kept is None or self._kept[0] != key:
+            # ordinary tensors even where inference mode asks for them: they may outlive it
+            with torch.inference_mode(False), torch.no_grad():
+                # what the key tells apart by address stays, so that nothing else can come to lie there
+                held = [p.detach() for p in sources]
+                self._kept = key, held, [mixer.packed(mixer.weights()) for mixer in mixers]
+        return self._kept[2]
+
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
         patches = self.patch_embed(images)
         before, after = patches[:, : self.class_index], patches[:, self.class_index :]
         return torch.cat((before, self.cls_token.expand(images.shape[0], -1, -1), after), dim=1) + self.pos_embed
+
+
+def _parameters(mixer: Mixer) -> list[torch.Tensor]:
+    """Return those of the mixer and its layers from their dictionaries, in a tenth of the time of `parameters()`."""
+    owners = (mixer, *mixer._modules.values())
+    return [p for owner in owners if owner is not None for p in owner._parameters.values() if p is not None]
 
 
 @torch.no_grad()
@@ -241,7 +294,7 @@ def build(
     kernels: Literal["torch", "custom"],
     patch_size: int,
     stride: int,
-    scan: Literal["serial", "two_level"],
+    scan: Form,
     num_classes: int = 1000,
     image_size: int = 224,
 ) -> Vim:
@@ -252,7 +305,7 @@ def build(
     benchd.kernels.dispatch.Unavailable where `kernels` "custom" cannot run on the default device.
     """
     implementation = _IMPLEMENTATIONS[kernels]
-    _try(implementation)
+    _try(implementation, scan)
     return Vim(
         DIMS[name],
         DEPTH,
@@ -261,14 +314,15 @@ def build(
         num_classes=num_classes,
         image_size=image_size,
         implementation=implementation,
+        scan=scan,
     ).eval()
 
 
-def _try(implementation: str) -> None:
-    """Run both ops once on the default device: what cannot run is refused at build time, by name."""
-    one = torch.zeros(2, 1, 1, 1)
-    causal_conv1d(one[0], one[0, 0], implementation=implementation)
-    selective_scan_pair(one, one, one[:, 0], one, one, implementation=implementation)
+def _try(implementation: str, scan: Form) -> None:
+    """Run a layer once on the default device: what cannot run is refused at build time, by name."""
+    with torch.no_grad():
+        block = Block(1, implementation, scan).requires_grad_(False)
+        block.mixer(block.norm(torch.zeros(1, 1, 1), None)[0], block.mixer.weights())
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.selective_scan import selective_scan, selective_scan_pair
+from benchd.kernels.selective_scan import bidirectional_scan, delta_projection, selective_scan, selective_scan_pair
 
 PLAIN = ("reference", "torch", "native")
 OPTIONAL = ("D", "z", "delta_bias")
@@ -54,6 +54,41 @@ def inputs(batch, length, channels, states, *, dtype=torch.float32, seed=0, larg
 def pair_of(first, second):
     """Stack two sets of inputs for the pair, which has no gate."""
     return {name: torch.stack((first[name], second[name])) for name in first if name != "z"}
+
+
+def layer(batch, length, channels, states, rank, *, dtype=torch.float32, seed=0, large=False):
+    """Every tensor of the bidirectional scan."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    rates = torch.arange(1, states + 1) + torch.rand(2, channels, states, generator=generator)
+    tensors = {
+        "u": normal(2, batch, length, channels),
+        "low": normal(2, batch, length, rank) * (30 if large else 1),
+        "weight": normal(2, channels, rank) / max(1, rank) ** 0.5,
+        "bias": normal(2, channels) - 3,
+        "A": -rates,
+        "B": normal(2, batch, length, states),
+        "C": normal(2, batch, length, states),
+        "D": normal(2, channels),
+        "z": normal(batch, length, channels),
+    }
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def projection(low, weight, bias):
+    """Return delta in float64 before its softplus, written with a sum over the rank."""
+    terms = low.double()[..., None, :] * weight.double()[:, None, None]
+    return terms.sum(-1) + bias.double()[:, None, None]
+
+
+def summed(u, low, weight, bias, A, B, C, D, z):
+    """Return the bidirectional scan in float64."""
+    delta = projection(low, weight, bias)
+    y = [equation(u[g], delta[g], A[g], B[g], C[g], D[g], None, None, True, bool(g)) for g in (0, 1)]
+    return (y[0] + y[1]) * z.double() / (1 + torch.exp(-z.double()))
 
 
 @pytest.fixture
@@ -271,6 +306,97 @@ def test_on_a_gpu_values_and_gradients_are_those_of_the_cpu(reverse):
     torch.testing.assert_close(y.cpu(), equation(**on_cpu, delta_softplus=True, reverse=reverse), rtol=1e-9, atol=1e-9)
 
 
+LAYERS = [(1, 1, 1, 1, 1), (2, 2, 5, 3, 2), (3, 7, 17, 17, 4), (2, 63, 33, 5, 70), (1, 197, 48, 16, 12)]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("shape", LAYERS, ids=str)
+def test_a_layer_is_within_2e_6_of_the_equation(implementation, shape, large):
+    tensors = layer(*shape, large=large)
+    y = bidirectional_scan(**tensors, implementation=implementation)
+    assert y.shape == tensors["z"].shape
+    assert y.dtype == torch.float32
+    # the projection of a step of some hundreds is rounded before its exponential
+    assert error(y, summed(**tensors)) < (2e-5 if large else 2e-6)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("shape", LAYERS, ids=str)
+def test_projected_steps_are_within_2e_6_of_the_equation(implementation, shape):
+    tensors = {name: layer(*shape)[name] for name in ("low", "weight", "bias")}
+    delta = delta_projection(**tensors, implementation=implementation)
+    assert error(delta, torch.log1p(projection(**tensors).exp())) < 2e-6
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 3e-3), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)])
+def test_a_layer_in_other_dtypes(implementation, dtype, limit):
+    if implementation == "native" and dtype == torch.float64:
+        pytest.skip("refused, which has a test of its own")
+    tensors = layer(2, 40, 17, 5, 3, dtype=dtype)
+    if dtype != torch.float64:
+        tensors |= {"A": tensors["A"].float()}
+    y = bidirectional_scan(**tensors, implementation=implementation)
+    assert y.dtype == dtype
+    assert error(y, summed(**tensors)) < limit
+    steps = {name: tensors[name] for name in ("low", "weight", "bias")}
+    delta = delta_projection(**steps, implementation=implementation)
+    assert delta.dtype == dtype
+    assert error(delta, torch.log1p(projection(**steps).exp())) < limit
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_a_layer_takes_columns_of_wider_tensors(implementation):
+    tensors = layer(2, 21, 12, 4, 3)
+    columns = torch.cat((tensors["B"], tensors["C"], tensors["low"], tensors["low"]), -1)
+    B, C, low, _ = columns.split([4, 4, 3, 3], -1)
+    z = torch.cat((tensors["z"], tensors["z"]), -1)[..., 12:]
+    weight, A = (tensors[name].mT.contiguous().mT for name in ("weight", "A"))
+    strided = tensors | {"B": B, "C": C, "low": low, "z": z, "weight": weight, "A": A}
+    strided["u"] = torch.stack((tensors["u"], tensors["u"]), -1)[..., 0]
+    assert not any(strided[name].is_contiguous() for name in ("u", "low", "weight", "A", "B", "C", "z"))
+    assert error(bidirectional_scan(**strided, implementation=implementation), summed(**tensors)) < 2e-6
+    delta = delta_projection(low, weight, strided["bias"], implementation=implementation)
+    assert error(delta, torch.log1p(projection(low, weight, strided["bias"]).exp())) < 2e-6
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("shape", [(0, 5, 3, 2, 1), (2, 0, 3, 2, 1), (1, 4, 0, 2, 1)], ids=str)
+def test_an_empty_layer_gives_an_empty_output(implementation, shape):
+    tensors = layer(*shape)
+    assert bidirectional_scan(**tensors, implementation=implementation).shape == shape[:3]
+    steps = {name: tensors[name] for name in ("low", "weight", "bias")}
+    assert delta_projection(**steps, implementation=implementation).shape == (2, *shape[:3])
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_both_forms_are_one_on_a_cpu(implementation):
+    tensors, one = layer(2, 9, 6, 4, 3), inputs(2, 9, 6, 4)
+    one["delta"] = one["delta"].abs() + 4
+    both = pair_of(one, one)
+    for op, given_tensors in ((bidirectional_scan, tensors), (selective_scan, one), (selective_scan_pair, both)):
+        results = [op(**given_tensors, form=form, implementation=implementation) for form in ("serial", "two_level")]
+        assert torch.equal(*results)
+        with pytest.raises(ValueError, match="form must be 'serial' or 'two_level', not 'parallel'"):
+            op(**given_tensors, form="parallel", implementation=implementation)
+
+
+def test_gradients_of_a_layer():
+    tensors = {k: v.requires_grad_() for k, v in layer(2, 6, 3, 4, 2, dtype=torch.float64).items()}
+
+    def scanned(*values):
+        return bidirectional_scan(**dict(zip(tensors, values, strict=True)), implementation="torch")
+
+    def steps(*values):
+        return delta_projection(*values, implementation="torch")
+
+    assert torch.autograd.gradcheck(scanned, tuple(tensors.values()))
+    assert torch.autograd.gradcheck(steps, tuple(tensors[name] for name in ("low", "weight", "bias")))
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 35)),
@@ -326,6 +452,52 @@ def test_the_native_op_is_registered_as_torch_wants(dtype, optional):
         values = [given_tensors[name] for name in ("u", "delta", "A", "B", "C")]
         values += [given_tensors.get(name) if optional else None for name in OPTIONAL]
         torch.library.opcheck(torch.ops.benchd.selective_scan.default, (*values, True, False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_native_ops_of_a_layer_are_registered_as_torch_wants(dtype):
+    tensors = layer(2, 5, 6, 4, 3, dtype=dtype)
+    torch.library.opcheck(torch.ops.benchd.bidirectional_scan.default, tuple(tensors.values()))
+    steps = tuple(tensors[name] for name in ("low", "weight", "bias"))
+    torch.library.opcheck(torch.ops.benchd.delta_projection.default, steps)
+
+
+def test_a_native_layer_is_traced_whole():
+    tensors = layer(2, 9, 6, 4, 3)
+    compiled = torch.compile(bidirectional_scan, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(**tensors), bidirectional_scan(**tensors, implementation="native"))
+    steps = {name: tensors[name] for name in ("low", "weight", "bias")}
+    compiled = torch.compile(delta_projection, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(**steps), delta_projection(**steps, implementation="native"))
+
+
+def test_a_native_layer_gives_the_same_on_one_thread_as_on_two():
+    tensors, before, results = layer(3, 37, 70, 16, 12), torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(bidirectional_scan(**tensors, implementation="native"))
+    torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", ["u", "low", "weight", "bias", "A", "B", "C", "D", "z"])
+def test_a_native_layer_hides_no_nan(name):
+    tensors = layer(2, 20, 18, 17, 3)
+    tensors[name] = torch.full_like(tensors[name], torch.nan)
+    assert bidirectional_scan(**tensors, implementation="native").isnan().all()
+
+
+def test_a_native_layer_refuses_what_it_cannot_do():
+    tensors = layer(1, 2, 3, 4, 2)
+    steps = {name: tensors[name] for name in ("low", "weight", "bias")}
+    for op, given_tensors in ((bidirectional_scan, tensors), (delta_projection, steps)):
+        learning = given_tensors | {"weight": given_tensors["weight"].clone().requires_grad_()}
+        with pytest.raises(Unavailable, match=f"{op.__name__}: the native kernel has no gradient"):
+            op(**learning)
+        with pytest.raises(Unavailable, match="use implementation='torch' for float64"):
+            op(**{name: tensor.double() for name, tensor in given_tensors.items()})
+        with pytest.raises(Unavailable, match="for CPU tensors, not meta"):
+            op(**{name: tensor.to("meta") for name, tensor in given_tensors.items()}, implementation="native")
 
 
 def test_native_is_traced_whole():
@@ -384,3 +556,32 @@ def test_other_wrong_arguments():
         selective_scan_pair(**pair | {"u": tensors["u"]}, implementation="torch")
     with pytest.raises(ValueError, match=r"D must be \(2, 3\), not \(3,\)"):
         selective_scan_pair(**pair | {"D": tensors["D"]}, implementation="torch")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("u", torch.zeros(1, 1, 2, 3), r"u must be \(2, batch, length, channels\), not \(1, 1, 2, 3\)"),
+        ("low", torch.zeros(2, 1, 3, 2), r"low must be \(2, 1, 2, 2\), not \(2, 1, 3, 2\)"),
+        ("weight", torch.zeros(2, 3, 3), r"weight must be \(2, 3, 2\), not \(2, 3, 3\)"),
+        ("bias", torch.zeros(3), r"bias must be \(2, 3\), not \(3,\)"),
+        ("A", torch.zeros(3, 4), r"A must be \(2, 3, state\), not \(3, 4\)"),
+        ("z", torch.zeros(2, 1, 2, 3), r"z must be \(1, 2, 3\), not \(2, 1, 2, 3\)"),
+        ("z", torch.zeros(1, 2, 3, device="meta"), "z must be on cpu"),
+    ],
+)
+def test_a_wrong_tensor_of_a_layer_is_named(name, value, expected):
+    with pytest.raises(ValueError, match=expected):
+        bidirectional_scan(**layer(1, 2, 3, 4, 2) | {name: value}, implementation="torch")
+
+
+def test_a_wrong_tensor_of_a_projection_is_named():
+    low, weight, bias = (layer(1, 2, 3, 4, 2)[name] for name in ("low", "weight", "bias"))
+    with pytest.raises(ValueError, match=r"low must be \(2, batch, length, rank\), not \(1, 2, 2\)"):
+        delta_projection(low[0], weight, bias)
+    with pytest.raises(ValueError, match=r"weight must be \(2, channels, 2\), not \(2, 3, 1\)"):
+        delta_projection(low, weight[..., :1], bias)
+    with pytest.raises(ValueError, match=r"bias must be \(2, 3\), not \(3,\)"):
+        delta_projection(low, weight, bias[0])
+    with pytest.raises(TypeError, match=r"weight must be floating point, not torch\.int64"):
+        delta_projection(low, weight.long(), bias)
