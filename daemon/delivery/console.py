@@ -198,7 +198,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     below = [record.case.model for record in measured if "faster_than_floor" in record.flags]
     if below:
         names = ", ".join(dict.fromkeys(below))
-        notes.append(f"x of floor: {names} below 1: it ran in the caches, or the probes were disturbed")
+        notes.append(f"x of floor: {names} below 1: it ran in the caches, skipped zeros, or the probes were disturbed")
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
