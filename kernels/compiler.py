@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchd.kernels import cache
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import Unavailable, refuse_gradient
 
 FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall")
 EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equation rounds twice
@@ -54,8 +54,7 @@ def require_inference(op: str, *tensors: torch.Tensor | None) -> None:
     first, *_ = tensors
     if first is not None and first.device.type != "cpu":
         raise Unavailable(f"{op}: the native kernel is for CPU tensors, not {first.device.type}")
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise Unavailable(f"{op}: the native kernel has no gradient; use implementation='torch', or torch.no_grad()")
+    refuse_gradient(op, "native", *tensors)
 
 
 _PID = os.getpid()

@@ -15,6 +15,18 @@ class Unavailable(RuntimeError):
     """An implementation that was asked for by name does not exist or cannot run here; the message says why."""
 
 
+def refuse_gradient(op: str, kernel: str, *tensors: torch.Tensor | None) -> None:
+    """Raise Unavailable where any of the tensors wants a gradient, for a `kernel` that has none."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise Unavailable(f"{op}: the {kernel} kernel has no gradient; use implementation='torch', or torch.no_grad()")
+
+
+def refuse_float64(op: str, kernel: str, *tensors: torch.Tensor | None) -> None:
+    """Raise Unavailable where any of the tensors is float64, for a `kernel` whose sums are float32."""
+    if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
+        raise Unavailable(f"{op}: the {kernel} kernel computes in float32; use implementation='torch' for float64")
+
+
 class Implementations:
     """The implementations of the op in `package`, imported with it: torch.compile cannot trace an import by name.
 

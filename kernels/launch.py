@@ -43,12 +43,6 @@ def require_device(op: str, tensor: torch.Tensor) -> None:
     raise Unavailable(f"{op}: the Triton kernel cannot run on {tensor.device}: {where}")
 
 
-def require_no_gradient(op: str, *tensors: torch.Tensor | None) -> None:
-    """Raise Unavailable where any of the tensors wants a gradient, for a kernel that has none."""
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise Unavailable(f"{op}: the Triton kernel has no gradient; use implementation='torch', or torch.no_grad()")
-
-
 def architecture(device: torch.device) -> int:
     """Return the compute capability of `device` as a number, 87 for 8.7; 0 for the interpreter."""
     if device.type != "cuda":

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import refuse_float64
 
 
 def add_rms_norm(
@@ -19,8 +19,7 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (normed, residual'), both (..., dim); Unavailable for float64, a gradient or another device."""
     compiler.require_inference("add_rms_norm", hidden, residual, weight)
-    if hidden.dtype == torch.float64 or (residual is not None and residual.dtype == torch.float64):
-        raise Unavailable("add_rms_norm: the native kernel computes in float32; use implementation='torch' for float64")
+    refuse_float64("add_rms_norm", "native", hidden, residual)
     results: tuple[torch.Tensor, torch.Tensor] = _op(hidden, residual, weight, eps)
     return results
 

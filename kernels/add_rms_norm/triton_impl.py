@@ -9,7 +9,7 @@ import triton
 from triton import language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import Unavailable, refuse_float64, refuse_gradient
 
 _FP_FUSION = True  # one rounding less a square; no bit is promised
 _MAX_DIM = 2**13  # 16 numbers a thread; more leave less than half of the warps
@@ -26,9 +26,8 @@ def add_rms_norm(
 
 def _check(hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
     launch.require_device("add_rms_norm", hidden)
-    launch.require_no_gradient("add_rms_norm", hidden, residual, weight)
-    if torch.float64 in {hidden.dtype, residual.dtype}:
-        raise Unavailable("add_rms_norm: the Triton kernel computes in float32; use implementation='torch' for float64")
+    refuse_gradient("add_rms_norm", "Triton", hidden, residual, weight)
+    refuse_float64("add_rms_norm", "Triton", hidden, residual)
     if hidden.shape[-1] > _MAX_DIM:
         raise Unavailable(f"add_rms_norm: the Triton kernel holds rows of at most {_MAX_DIM}, not {hidden.shape[-1]}")
 

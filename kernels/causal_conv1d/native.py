@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import refuse_float64
 
 
 def causal_conv1d(
@@ -34,10 +34,7 @@ def causal_conv1d_pair(
 
 def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
     compiler.require_inference("causal_conv1d", x, *others)
-    if x.dtype == torch.float64:
-        raise Unavailable(
-            "causal_conv1d: the native kernel computes in float32; use implementation='torch' for float64"
-        )
+    refuse_float64("causal_conv1d", "native", x)
 
 
 class _Problem(ctypes.Structure):

@@ -11,7 +11,7 @@ import triton
 from triton import language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import refuse_float64, refuse_gradient
 
 _FP_FUSION = True  # one rounding less a tap; no bit is promised
 
@@ -50,11 +50,8 @@ def causal_conv1d_pair(
 
 def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
     launch.require_device("causal_conv1d", x)
-    launch.require_no_gradient("causal_conv1d", x, *others)
-    if x.dtype == torch.float64:
-        raise Unavailable(
-            "causal_conv1d: the Triton kernel computes in float32; use implementation='torch' for float64"
-        )
+    refuse_gradient("causal_conv1d", "Triton", x, *others)
+    refuse_float64("causal_conv1d", "Triton", x)
 
 
 @torch.library.custom_op("benchd::causal_conv1d_triton", mutates_args=())

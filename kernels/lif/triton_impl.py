@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import refuse_float64, refuse_gradient
 from benchd.kernels.lif import layout
 
 __all__ = ["SHIPPED", "lif", "lif_pool"]
@@ -42,9 +42,8 @@ def lif_pool(
 
 def _check(op: str, current: torch.Tensor) -> None:
     launch.require_device(op, current)
-    launch.require_no_gradient(op, current)
-    if current.dtype == torch.float64:
-        raise Unavailable(f"{op}: the Triton kernel computes in float32; use implementation='torch' for float64")
+    refuse_gradient(op, "Triton", current)
+    refuse_float64(op, "Triton", current)
 
 
 @torch.library.custom_op("benchd::lif_triton", mutates_args=())

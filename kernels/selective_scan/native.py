@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import refuse_float64
 
 
 def selective_scan(
@@ -85,8 +85,7 @@ def bidirectional_scan(
 
 def _check(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
     compiler.require_inference(op, first, *others)
-    if first.dtype == torch.float64:
-        raise Unavailable(f"{op}: the native kernel computes in float32; use implementation='torch' for float64")
+    refuse_float64(op, "native", first)
 
 
 class _Problem(ctypes.Structure):

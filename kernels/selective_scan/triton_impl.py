@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import refuse_float64, refuse_gradient
 
 
 def selective_scan(
@@ -90,9 +90,8 @@ def bidirectional_scan(
 
 def _check(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
     launch.require_device(op, first)
-    launch.require_no_gradient(op, first, *others)
-    if first.dtype == torch.float64:
-        raise Unavailable(f"{op}: the Triton kernel computes in float32; use implementation='torch' for float64")
+    refuse_gradient(op, "Triton", first, *others)
+    refuse_float64(op, "Triton", first)
 
 
 @torch.library.custom_op("benchd::selective_scan_triton", mutates_args=())

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import refuse_float64
 
 # BLOCK and LANES of native.c
 _BLOCK, _LANES = 64, 16
@@ -47,8 +47,7 @@ def spike_conv2d(
 ) -> torch.Tensor:
     """Return y (N, O, H', W') in the dtype of x, channels last; Unavailable for float64, a gradient or a GPU."""
     compiler.require_inference("spike_conv2d", x, weight, bias)
-    if x.dtype == torch.float64:
-        raise Unavailable("spike_conv2d: the native kernel computes in float32; use implementation='torch' for float64")
+    refuse_float64("spike_conv2d", "native", x)
     y: torch.Tensor = _op(x, pack(weight) if packed is None else packed, bias, list(weight.shape), stride, padding)
     return y
 
