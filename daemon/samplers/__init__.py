@@ -12,6 +12,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.records import Sample
+from benchd.daemon.samplers.protocol import PowerSource
 
 SAMPLERS = {
     "procfs": "benchd.daemon.samplers.procfs:Procfs",
@@ -42,6 +43,15 @@ class Watcher(Protocol):
 
     def watch(self, pid: int) -> None:
         """Follow this process from now on, instead of any other."""
+        ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A sampler some of whose samples are power or energy."""
+
+    def power_sources(self) -> list[PowerSource]:
+        """Return what they stand for, the most complete first; valid once `unavailable` has returned None."""
         ...
 
 

@@ -1,8 +1,28 @@
 """What the supervisor and the sampler process say to each other, as JSON lines."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 from benchd.daemon.records import Sample
+
+
+class PowerSource(Struct, frozen=True, kw_only=True):
+    """What one power or energy metric of a source stands for; the metric's samples carry `source` and `rail`.
+
+    `energy_counter_j` counts up since some moment of its own; `power_w` is a power. `scope` names what is behind it in
+    words for people ("module input VDD_IN", "GPU board", "CPU package"); `total` says that it is the whole of what its
+    source sees, so that nothing may be added to it. The sensor renews its value every `period_s` and, where it averages,
+    over the `averaging_s` before.
+    """
+
+    source: str
+    rail: str
+    metric: Literal["energy_counter_j", "power_w"]
+    scope: str
+    total: bool
+    period_s: float
+    averaging_s: float = 0.0
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
