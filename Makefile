@@ -24,7 +24,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-gpu bench-kernels check types occupancy wheel test-jetpack62 programs clean
+.PHONY: help once test test-gpu test-tensorrt bench-kernels check types occupancy wheel test-jetpack62 programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -39,6 +39,9 @@ test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pyt
 test-gpu: $(TEST)  ## the kernels and the models on this machine's GPU; ARGS goes to pytest
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'
 	$(BIN)/pytest tests/kernels tests/gpu $(ARGS)
+
+test-tensorrt: $(TEST)  ## our use of TensorRT against the bindings of 10.3 and 11, without a GPU
+	BENCHD_TENSORRT_WHEELS=$(VENV)/tensorrt-wheels $(BIN)/pytest tests/exporters/test_tensorrt_bindings.py $(ARGS)
 
 bench-kernels: $(ONCE)  ## race the kernels against torch and the peers installed here; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)

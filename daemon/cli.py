@@ -53,8 +53,19 @@ def once(
     scenario: Annotated[str | None, typer.Option(help="single_stream, offline, or both.", metavar="A,B")] = None,
     weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model of the plan.")] = None,
     data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
+    provider: Annotated[str | None, typer.Option(help="ONNX Runtime's: cpu, cuda or tensorrt.")] = None,
+    artifacts: Annotated[
+        Path | None, typer.Option(help="Exported files to use before any is made.", metavar="DIR")
+    ] = None,
+    workspace: Annotated[str | None, typer.Option(help="What a TensorRT build may use.", metavar="1GiB")] = None,
     module: Annotated[str | None, typer.Option(help="A module of your own.", metavar="FILE.py:FUNCTION")] = None,
-    input_: Annotated[str | None, typer.Option("--input", help="Shape of one input.", metavar="3x224x224")] = None,
+    onnx: Annotated[Path | None, typer.Option(help="An ONNX file of your own.", metavar="FILE")] = None,
+    input_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", help="Shape of one input of a module, or of an ONNX file's input.", metavar="[NAME=]1x3x224x224"
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options given here replace its own.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
     mqtt: Annotated[str | None, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")] = None,
@@ -63,8 +74,8 @@ def once(
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
     from benchd.daemon import once as one_pass  # noqa: PLC0415 - --help stays fast
-    from benchd.daemon.arguments import choices, options, shape, whole_numbers  # noqa: PLC0415
-    from benchd.daemon.records import DIRECTIONS, SCENARIOS  # noqa: PLC0415
+    from benchd.daemon.arguments import byte_count, choices, options, whole_numbers  # noqa: PLC0415
+    from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS  # noqa: PLC0415
 
     given = {
         "models": _names(models),
@@ -76,6 +87,7 @@ def once(
         "preset": preset,
         "processes": processes,
         "seed": seed,
+        "provider": provider and choices("provider", [provider], PROVIDERS)[0],
     }
     request = one_pass.Request(
         suite={name: value for name, value in given.items() if value not in (None, [], {})},
@@ -85,7 +97,10 @@ def once(
         weights=weights,
         data=data,
         module=module,
-        input_shape=shape(input_) if input_ else None,
+        onnx=onnx,
+        inputs=input_ or [],
+        artifacts=artifacts,
+        workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
         output=output,
         mqtt=mqtt,
         as_json=json,
@@ -135,6 +150,51 @@ def replay(
     from benchd.daemon.delivery.replay import replay as send  # noqa: PLC0415
 
     raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout))
+
+
+@_benchd.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --out artifacts")
+def export(
+    models: Annotated[str | None, typer.Argument(help="Models, separated by commas.", metavar="[MODEL,...]")] = None,
+    to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
+    precision: Annotated[str, typer.Option(help="fp32, fp16, or both.", metavar="A,B")] = "fp32",
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
+    form: Annotated[str, typer.Option(help="The scan's form: auto, scan or two_level.")] = "auto",
+    option: Annotated[
+        list[str] | None, typer.Option(help="A model's option and its values; may be repeated.", metavar="NAME=1,2")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write there in place of the store.", metavar="FILE.onnx|DIR")
+    ] = None,
+    workspace: Annotated[str | None, typer.Option(help="What a TensorRT build may use.", metavar="1GiB")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show what the store holds.")] = False,
+    prune: Annotated[str | None, typer.Option(help="Shrink the store to this size.", metavar="2GiB")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Export models to files and check each: valid, the same numbers, readable by TensorRT."""
+    from benchd.daemon import export as exporting  # noqa: PLC0415
+    from benchd.daemon.arguments import batches, byte_count, choices, options  # noqa: PLC0415
+    from benchd.exporters import files  # noqa: PLC0415
+
+    if list_:
+        exporting.list_store(sys.stdout, json)
+    elif prune is not None:
+        exporting.prune_store(byte_count("--prune", prune), sys.stdout)
+    else:
+        request = exporting.Request(
+            models=_names(models),
+            to=choices("target", [to], exporting.TARGETS)[0],
+            precisions=choices("precision", _names(precision), files.PRECISIONS),
+            batches=batches("--batch-sizes", _names(batch_sizes)),
+            form=None if form == "auto" else choices("form", [form], files.FORMS)[0],
+            options=options(option or []),
+            weights=str(weights) if weights else None,
+            seed=seed,
+            out=str(out) if out else None,
+            workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
+        )
+        raise typer.Exit(exporting.run(request, sys.stdout, json))
 
 
 if __name__ == "__main__":

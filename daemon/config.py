@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct, field
 
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.records import Direction, OptionValue, Scenario
+from benchd.daemon.records import Direction, OptionValue, Provider, Scenario
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,6 +64,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     preset: str = "standard"
     processes: int | None = None
     seed: int = 0
+    provider: Provider | None = None
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon import config, environment, identity, plan
+from benchd.daemon.arguments import named_shape, shape
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.console import Screen, print_plan
 from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import UsageError
-from benchd.daemon.plan import OwnModule, Planned
+from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
@@ -37,7 +38,10 @@ class Request:
     weights: Path | None = None
     data: str | None = None
     module: str | None = None
-    input_shape: list[int] | None = None
+    onnx: Path | None = None
+    inputs: list[str] = field(default_factory=list)
+    artifacts: Path | None = None
+    workspace_bytes: int | None = None
     output: Path = Path("bench-out")
     mqtt: str | None = None
     as_json: bool = False
@@ -47,7 +51,7 @@ class Request:
 def run(request: Request) -> int:
     """Measure what the request asks for and return the exit code; raise BenchdError before anything is measured."""
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
-    own = _own_module(request)
+    own = _own(request)
     machine = plan.inspect(_device(request))
     planned = plan.plan(_suites(settings, request), settings.limits, machine, own)
     _refuse_ambiguous_weights(request, planned)
@@ -59,6 +63,7 @@ def run(request: Request) -> int:
         Settings(
             output=_writable(request.output, f"--output {request.output}"),
             cache=_writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
+            artifacts=_writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
             device=machine.device,
             sources=settings.sampling.sources,
             period_s=settings.sampling.period_s,
@@ -66,6 +71,8 @@ def run(request: Request) -> int:
             weights=str(request.weights.resolve()) if request.weights else None,
             data=request.data,
             own=own,
+            given_artifacts=_folder(request.artifacts),
+            workspace_bytes=request.workspace_bytes,
         ),
         _pass(settings, machine.device, request),
         _sinks(settings, request),
@@ -84,13 +91,41 @@ def _device(request: Request) -> str:
     return request.device
 
 
-def _own_module(request: Request) -> OwnModule | None:
-    if request.module is None:
-        return None
-    file, colon, function = request.module.rpartition(":")
+def _own(request: Request) -> Own | None:
+    if request.module and request.onnx:
+        raise UsageError("--module and --onnx: give one of the two")
+    if request.onnx:
+        return _own_file(request.onnx, request)
+    if request.module:
+        return _own_module(request.module, request)
+    if request.inputs:
+        raise UsageError("--input is for --module and --onnx: the models of the catalog know theirs")
+    return None
+
+
+def _own_module(module: str, request: Request) -> OwnModule:
+    file, colon, function = module.rpartition(":")
     if not colon or not Path(file).is_file() or not function.isidentifier():
-        raise UsageError(f"--module {request.module}: expected FILE.py:function of a file that exists")
-    return OwnModule(f"{Path(file).resolve()}:{function}", request.input_shape)
+        raise UsageError(f"--module {module}: expected FILE.py:function of a file that exists")
+    if len(request.inputs) > 1:
+        raise UsageError(f"--input {request.inputs[1]}: a module of your own reads one input")
+    return OwnModule(f"{Path(file).resolve()}:{function}", shape(request.inputs[0]) if request.inputs else None)
+
+
+def _own_file(path: Path, request: Request) -> OwnFile:
+    if not path.is_file():
+        raise UsageError(f"--onnx {path}: no such file")
+    if request.weights or request.data:
+        raise UsageError(
+            "--onnx: the file holds its weights, and its inputs are random; leave --weights and --data out"
+        )
+    return OwnFile(str(path.resolve()), dict(named_shape(text) for text in request.inputs))
+
+
+def _folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise UsageError(f"--artifacts {path}: no such folder; `benchd export MODEL --out {path}` makes one")
+    return path and path.resolve()
 
 
 def _suites(settings: Config, request: Request) -> list[Suite]:

@@ -15,6 +15,7 @@ from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.protocol import Limits
 from benchd.daemon.records import DIRECTIONS, SCENARIOS, Case, Direction, OptionValue, Variant, all_variants
 from benchd.daemon.statistics import STOP_RULES
+from benchd.exporters import sessions
 from benchd.models import catalog
 
 PRESETS = {
@@ -25,7 +26,6 @@ PRESETS = {
 DEFAULT_MODELS = ("vim_tiny", "snn_onepass", "snn_stbif_resnet18")
 DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
-BACKENDS_HERE = ("eager", "compile")
 SCENARIOS_HERE = ("single_stream", "offline")
 
 
@@ -37,6 +37,8 @@ class Machine:
     has_cxx: bool
     has_cc: bool = True
     has_triton: bool = True
+    no_onnxruntime: str | None = None
+    has_tensorrt: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,22 @@ class OwnModule:
         """Return the name under which its records stand."""
         file, _, function = self.path.rpartition(":")
         return f"own.{Path(file).stem}.{function}"
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A user's ONNX file, and the shapes of inputs that it leaves open; the first size of the first is the batch."""
+
+    path: str
+    shapes: dict[str, list[int]]
+
+    @property
+    def model(self) -> str:
+        """Return the name under which its records stand."""
+        return f"own.{Path(self.path).stem}"
+
+
+Own = OwnModule | OwnFile
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,8 @@ def inspect(device: str) -> Machine:
         device = "cuda" if has_gpu() else "cpu"
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
-    return Machine(device, has_cxx, has_cc, importlib.util.find_spec("triton") is not None)
+    has_triton, has_tensorrt = (importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt"))
+    return Machine(device, has_cxx, has_cc, has_triton, sessions.why_not(), has_tensorrt)
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
@@ -84,9 +103,7 @@ def has_gpu(root: Path = Path("/")) -> bool:
     return (root / "dev/nvidiactl").exists() or (root / "dev/nvmap").exists()
 
 
-def plan(
-    suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: OwnModule | None = None
-) -> list[Planned]:
+def plan(suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: Own | None = None) -> list[Planned]:
     """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows."""
     planned: dict[str, Planned] = {}
     try:
@@ -112,18 +129,19 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
     return msgspec.structs.replace(preset, **given, rule=rule, processes=suite.processes or preset.processes)
 
 
-def _cases(suite: Suite, limits: Limits, machine: Machine, own: OwnModule | None) -> Iterator[Planned]:
+def _cases(suite: Suite, limits: Limits, machine: Machine, own: Own | None) -> Iterator[Planned]:
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
         if not own and model not in catalog.MODELS:
             raise unknown("model", model, catalog.MODELS)
     _refuse_unknown_options(suite, models, own)
     for model in models:
-        for variant, direction in _variants(suite, model, machine):
+        for variant, direction in _variants(suite, model, machine, own):
             for scenario in suite.scenarios or SCENARIOS[:1]:
                 if direction == "training" and scenario != "single_stream":
                     continue
-                for batch_size, options in itertools.product(_batch_sizes(suite, model), _options(suite, model, own)):
+                sizes, combinations = _batch_sizes(suite, model, own), _options(suite, model, own)
+                for batch_size, options in itertools.product(sizes, combinations):
                     case = Case(
                         model=model,
                         variant=variant,
@@ -132,34 +150,54 @@ def _cases(suite: Suite, limits: Limits, machine: Machine, own: OwnModule | None
                         direction=direction,
                         scenario=scenario,
                         seed=suite.seed,
+                        provider=suite.provider if variant.backend == "onnxruntime" else None,
                     )
-                    yield Planned(case, suite.preset, limits, bool(suite.variants), why_not(case, machine))
+                    reason = why_not(case, machine, own_file=isinstance(own, OwnFile))
+                    yield Planned(case, suite.preset, limits, bool(suite.variants), reason)
 
 
-def _variants(suite: Suite, model: str, machine: Machine) -> list[tuple[Variant, Direction]]:
+def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> list[tuple[Variant, Direction]]:
     """Return what to run of a model: what was asked for, else the preset's own choice for this machine."""
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
         return list(itertools.product(map(Variant.parse, suite.variants), directions))
-    names = ["eager"]
-    names += ["fp16"] if machine.device == "cuda" else []
-    has_custom = model in catalog.MODELS and catalog.MODELS[model].custom_kernels
-    names += ["custom"] if has_custom and machine.has_cc and (machine.device == "cpu" or machine.has_triton) else []
-    names += ["compile", "compile-amp"] if suite.preset != "quick" else []
+    names = _file_variants(machine) if isinstance(own, OwnFile) else _module_variants(suite, model, machine)
     chosen = list(itertools.product(map(Variant.parse, names), directions))
     if not suite.directions and model == "snn_stbif_resnet18":
         chosen.append((Variant(), "training"))
     return [(variant, direction) for variant, direction in chosen if direction == "inference" or variant == Variant()]
 
 
-def _batch_sizes(suite: Suite, model: str) -> list[int]:
+def _file_variants(machine: Machine) -> list[str]:
+    return ["onnxruntime", *(["tensorrt"] if machine.device == "cuda" else [])]
+
+
+def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
+    """Return the variants worth their time: in a quick pass what ships most, else all that can run here."""
+    on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
+    has_custom = model in catalog.MODELS and catalog.MODELS[model].custom_kernels
+    names = ["eager", *(["fp16"] if on_gpu else [])]
+    names += ["custom"] if has_custom and machine.has_cc and (machine.has_triton or not on_gpu) else []
+    names += ["compile", "compile-amp"] if whole else []
+    names += ["cudagraph", "cudagraph-fp16"] if on_gpu and whole else []
+    names += ["custom-cudagraph-fp16"] if on_gpu and has_custom and machine.has_triton else []
+    names += ["onnxruntime"] if machine.no_onnxruntime is None and whole else []
+    names += ["onnxruntime-fp16"] if machine.no_onnxruntime is None and whole and on_gpu else []
+    names += ["tensorrt"] if on_gpu and machine.has_tensorrt and whole else []
+    names += ["tensorrt-fp16"] if on_gpu and machine.has_tensorrt else []
+    return names
+
+
+def _batch_sizes(suite: Suite, model: str, own: Own | None) -> list[int]:
     for batch_size in suite.batch_sizes:
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size}: at least 1")
+    if isinstance(own, OwnFile) and own.shapes and not suite.batch_sizes:
+        return [next(iter(own.shapes.values()))[0]]
     return suite.batch_sizes or [DEFAULT_BATCH_SIZE.get(model, 1)]
 
 
-def _options(suite: Suite, model: str, own: OwnModule | None) -> list[dict[str, OptionValue]]:
+def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, OptionValue]]:
     """Return every combination of the options this model has, values that are defaults left out."""
     if own:
         return [{}]
@@ -175,22 +213,31 @@ def _options(suite: Suite, model: str, own: OwnModule | None) -> list[dict[str, 
     return [entry.without_defaults(combination) for combination in combinations]
 
 
-def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: OwnModule | None) -> None:
+def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: Own | None) -> None:
     """Raise for an option that none of the models has; the others run without it."""
     if own and suite.options:
-        raise UsageError(f"option {next(iter(suite.options))!r}: a module of your own takes no options")
+        raise UsageError(f"option {next(iter(suite.options))!r}: a model of your own takes no options")
     known = {name for model in models if not own for name in catalog.entry(model).options}
     for name in suite.options:
         if name not in known:
             raise unknown(f"option of {', '.join(models)}", name, sorted(known))
 
 
-def why_not(case: Case, machine: Machine) -> str | None:
+def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | None:
     """Return why this case cannot run on this machine as far as that is known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
     entry = catalog.MODELS.get(case.model)
+    runs_files = variant.backend in ("onnxruntime", "tensorrt")
     reasons = {
-        f"the {variant.backend} backend is not part of this version": variant.backend not in BACKENDS_HERE,
+        "an ONNX file runs on onnxruntime and tensorrt": own_file and not runs_files,
+        "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
+        "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
+        "files are made in fp32 and fp16": runs_files and variant.precision not in ("fp32", "fp16"),
+        machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
+        "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
+        "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
+        f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
+        and machine.device != "cuda",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
         "custom kernels need the package triton on a GPU: pip install triton": custom
         and machine.device == "cuda"

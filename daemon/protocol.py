@@ -4,10 +4,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchd.daemon.records import Case, Check, ModelFacts, OptionValue, ProcessResult
+from benchd.daemon.records import ArtifactFacts, Case, Check, ModelFacts, OptionValue, ProcessResult, RuntimeFacts
 from benchd.daemon.statistics import StopRule
 
-StageName = Literal["import", "build", "load", "check", "warm_up", "measure", "probe"]
+StageName = Literal["import", "build", "export", "load", "check", "warm_up", "measure", "probe"]
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -31,6 +31,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         return {
             "import": self.import_deadline_s,
             "build": self.build_deadline_s,
+            "export": self.build_deadline_s,
             "load": self.build_deadline_s,
             "check": self.check_deadline_s,
             "warm_up": self.warm_up_cap_s + self.grace_s,
@@ -55,6 +56,11 @@ class Job(Struct, frozen=True, kw_only=True):
     data: str | None = None
     module: str | None = None
     input_shape: list[int] | None = None
+    onnx: str | None = None
+    onnx_shapes: dict[str, list[int]] = {}
+    artifacts: str = ""
+    given_artifacts: str | None = None
+    workspace_bytes: int | None = None
 
 
 class Stage(Struct, frozen=True, tag="stage"):
@@ -68,6 +74,8 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
 
     process: ProcessResult
     model: ModelFacts | None = None
+    artifacts: list[ArtifactFacts] = []
+    runtime: RuntimeFacts | None = None
     check: Check | None = None
     kernels_ran: str | None = None
     threads: int | None = None

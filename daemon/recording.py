@@ -83,6 +83,8 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         reason=reason,
         preset=preset,
         model=model,
+        artifacts=next((outcome.artifacts for outcome in outcomes if outcome.artifacts), []),
+        runtime=next((outcome.runtime for outcome in outcomes if outcome.runtime), None),
         kernels_ran=next((outcome.kernels_ran for outcome in outcomes if outcome.kernels_ran), None),
         timing=timing,
         parts=_parts(outcomes) if timing else {},
@@ -212,6 +214,11 @@ def _flags(
     telemetry: dict[str, Summary], cpu_count: int, x_of_floor: float | None, outcomes: Sequence[Outcome]
 ) -> list[str]:
     flags = {flag for outcome in outcomes for flag in outcome.flags}
+    runtimes = [outcome.runtime for outcome in outcomes if outcome.runtime]
+    if any(runtime.typing == "weak" for runtime in runtimes):
+        flags.add("weak_typing")
+    if any(runtime.node_shares.get(runtime.provider, 1.0) < 1.0 for runtime in runtimes):
+        flags.add("provider_fallback")
     if x_of_floor is not None and x_of_floor < 1:
         flags.add("faster_than_floor")
     if _foreign_cpus(telemetry, cpu_count) > FOREIGN_CPUS:

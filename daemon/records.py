@@ -25,6 +25,7 @@ Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
 Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained"]
 ExponentialsBy = Literal["triton", "c", "torch"]
+Provider = Literal["cpu", "cuda", "tensorrt"]
 Bound = Literal["matrix", "bytes", "exponentials"]
 Status = Literal["ok", "failed", "timeout", "unsupported", "aborted"]
 OptionValue = int | float | bool | str
@@ -33,6 +34,7 @@ BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime",
 KERNELS: tuple[Kernels, ...] = ("torch", "custom")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
+PROVIDERS: tuple[Provider, ...] = ("cpu", "cuda", "tensorrt")
 SCENARIOS: tuple[Scenario, ...] = ("single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained")
 
 
@@ -97,7 +99,10 @@ def all_variants() -> Iterator[Variant]:
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """What to measure. `options` holds those that differ from the catalog's defaults, sorted by name."""
+    """What to measure. `options` holds those that differ from the catalog's defaults, sorted by name.
+
+    `provider` is that of ONNX Runtime, null for the device's own.
+    """
 
     model: str
     variant: Variant = Variant()
@@ -106,6 +111,7 @@ class Case(Struct, frozen=True, kw_only=True):
     direction: Direction = "inference"
     scenario: Scenario = "single_stream"
     seed: int = 0
+    provider: Provider | None = None
 
     @property
     def case_id(self) -> str:
@@ -115,6 +121,7 @@ class Case(Struct, frozen=True, kw_only=True):
         parts += [self.direction] if self.direction != "inference" else []
         parts += [self.scenario] if self.scenario != "single_stream" else []
         parts += [f"seed={self.seed}"] if self.seed else []
+        parts += [f"provider={self.provider}"] if self.provider else []
         return ",".join(re.sub(r"[^A-Za-z0-9_.=-]", "_", part) for part in parts)
 
 
@@ -160,6 +167,7 @@ class Stages(Struct, frozen=True, kw_only=True):
     spawn_s: float | None = None
     import_s: float | None = None
     build_s: float | None = None
+    export_s: float | None = None
     load_s: float | None = None
     check_s: float | None = None
     first_run_s: float | None = None
@@ -258,6 +266,45 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     weights: str
     weights_sha256: str
     data: str
+
+
+class ArtifactFacts(Struct, frozen=True, kw_only=True):
+    """A file that a variant runs: what it is, where and with which versions it was made, and how long it took here.
+
+    `reused` says that it was there before this process, so that `seconds` is the time to find and verify it. `form` is
+    that of the scan, null for a model that has none.
+    """
+
+    key: str
+    format: str
+    form: str | None = None
+    bytes: int
+    sha256: str
+    made_at: str
+    made_on: str
+    versions: dict[str, str]
+    reused: bool
+    seconds: float
+    note: str = ""
+
+
+class RuntimeFacts(Struct, frozen=True, kw_only=True):
+    """What ran a file, and how: null where it does not apply.
+
+    `node_shares` is the share of nodes that each provider of ONNX Runtime ran; `typing` "weak" leaves the number format
+    of a layer to TensorRT; `build_s` is null where the engine was there before.
+    """
+
+    provider: str
+    node_shares: dict[str, float] = {}
+    threads: int | None = None
+    typing: Literal["strong", "weak"] | None = None
+    cuda_graph: bool | None = None
+    build_s: float | None = None
+    load_s: float | None = None
+    engine_bytes: int | None = None
+    workspace_bytes: int | None = None
+    notes: list[str] = []
 
 
 class Energy(Struct, frozen=True, kw_only=True):
@@ -385,6 +432,8 @@ class Record(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     preset: str = ""
     model: ModelFacts | None = None
+    artifacts: list[ArtifactFacts] = []
+    runtime: RuntimeFacts | None = None
     kernels_ran: str | None = None
     timing: Timing | None = None
     parts: dict[str, Timing] = {}

@@ -19,7 +19,7 @@ import msgspec
 from benchd.daemon import recording
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.lock import MachineLock
-from benchd.daemon.plan import OwnModule, Planned
+from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import Worker
 from benchd.daemon.protocol import Job, Outcome, StageName
 from benchd.daemon.recording import Begun, Pass
@@ -54,13 +54,16 @@ class Settings:
 
     output: Path
     cache: Path
+    artifacts: Path
     device: str
     sources: list[str]
     period_s: float
     threads: int | None = None
     weights: str | None = None
     data: str | None = None
-    own: OwnModule | None = None
+    own: Own | None = None
+    given_artifacts: Path | None = None
+    workspace_bytes: int | None = None
 
 
 @dataclass
@@ -130,10 +133,10 @@ class Supervisor:
         return self._with_samples(outcome)
 
     def _job(self, planned: Planned, name: str) -> Job:
-        settings, case = self.settings, planned.case
+        settings, case, own = self.settings, planned.case, self.settings.own
         return Job(
             case=case,
-            options=case.options if settings.own else catalog.entry(case.model).resolve(case.options),
+            options=case.options if own else catalog.entry(case.model).resolve(case.options),
             limits=planned.limits,
             device=settings.device,
             threads=settings.threads,
@@ -143,8 +146,13 @@ class Supervisor:
             spawned_ns=time.monotonic_ns(),
             weights=settings.weights,
             data=settings.data,
-            module=settings.own.path if settings.own else None,
-            input_shape=settings.own.input_shape if settings.own else None,
+            module=own.path if isinstance(own, OwnModule) else None,
+            input_shape=own.input_shape if isinstance(own, OwnModule) else None,
+            onnx=own.path if isinstance(own, OwnFile) else None,
+            onnx_shapes=own.shapes if isinstance(own, OwnFile) else {},
+            artifacts=str(settings.artifacts),
+            given_artifacts=str(settings.given_artifacts) if settings.given_artifacts else None,
+            workspace_bytes=settings.workspace_bytes,
         )
 
     def _wait(self, worker: Worker, planned: Planned, index: int) -> tuple[Status | None, str | None]:

@@ -27,11 +27,12 @@ from typing import Any, NoReturn
 import msgspec
 
 SCHEMA = "benchd.artifact/1"
+Writer = Callable[[Path], object]
 
 _METADATA = "metadata.json"
 _LABELS = ("model", "precision", "format")  # the facts that a key begins with, where they are given
 _KEY = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*-[0-9a-f]{32}")
-_DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "tensorrt")
+_DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "onnxruntime", "tensorrt")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 2**20
 
@@ -41,7 +42,7 @@ class ArtifactError(Exception):
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an artifact; `facts` is what its key was computed from."""
+    """What is known of an artifact; `facts` is what its key was computed from, `measured` what its writer found."""
 
     schema: str = SCHEMA
     bytes: int
@@ -50,6 +51,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     made_on: str
     versions: dict[str, str]
     facts: dict[str, Any]
+    measured: dict[str, Any] = {}
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +107,11 @@ class Store:
         with self._locked(key):
             return self._verified_or_removed(key)
 
-    def put(self, key: str, facts: Mapping[str, Any], writer: Callable[[Path], object]) -> Artifact:
+    def put(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
         """Return the artifact that `writer(path)` writes, in the place of any earlier one.
 
-        `path` is of a file that is not there yet; its name ends in the fact "format". Raises ArtifactError, leaving
+        `path` is of a file that is not there yet; its name ends in the fact "format". A mapping of JSON
+        values that the writer returns is kept as `measured`. Raises ArtifactError, leaving
         nothing behind, where the disk is full or cannot be written, and what the writer raises.
         """
         with self._locked(key):
@@ -116,7 +119,7 @@ class Store:
         self._keep_to_limit()
         return made
 
-    def produce(self, key: str, facts: Mapping[str, Any], writer: Callable[[Path], object]) -> Artifact:
+    def produce(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
         """Return the artifact, made by `writer` where it is not there; raises as `put` does.
 
         Where another process is making it, this waits and takes that one's.
@@ -198,20 +201,20 @@ class Store:
                 shutil.rmtree(self._entry(key))
             return None
 
-    def _make(self, key: str, facts: Mapping[str, Any], writer: Callable[[Path], object]) -> Artifact:
+    def _make(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
         if key != key_of(facts):
             raise ValueError(f"{key} is not the key of these facts, which is {key_of(facts)}")
         scratch = self._folder / ".making" / key
         path = scratch / _file_name(facts)
         with self._removing(scratch):
             scratch.mkdir(parents=True)
-            writer(path)
+            found = writer(path)
             self._require_one_file(path)
             fd = _opened(path)
             self._in_use.append(fd)
             # the lock stays with the file when it gets its name: nobody removes what was just made
             fcntl.flock(fd, fcntl.LOCK_SH)
-            metadata = _describe(fd, facts)
+            metadata = _describe(fd, facts, found if isinstance(found, Mapping) else {})
             _write_synced(scratch / _METADATA, msgspec.json.format(msgspec.json.encode(metadata)))
             os.fsync(fd)
             _sync_folder(scratch)
@@ -345,6 +348,12 @@ def _require_content(fd: int, metadata: Metadata) -> None:
         raise _Damaged("its bytes are not those that were written (SHA-256)")
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of the file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return _sha256(file.fileno())
+
+
 def _sha256(fd: int) -> str:
     digest = hashlib.sha256()
     offset = 0
@@ -369,7 +378,7 @@ def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
     return True
 
 
-def _describe(fd: int, facts: Mapping[str, Any]) -> Metadata:
+def _describe(fd: int, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> Metadata:
     return Metadata(
         bytes=os.fstat(fd).st_size,
         sha256=_sha256(fd),
@@ -377,6 +386,7 @@ def _describe(fd: int, facts: Mapping[str, Any]) -> Metadata:
         made_on=_machine(),
         versions=_versions(),
         facts=dict(facts),
+        measured=dict(measured),
     )
 
 

@@ -19,6 +19,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 TensorRT = Literal["10.3", "11"]
 
+VERSIONS: tuple[TensorRT, ...] = ("10.3", "11")
+
 _TABLES = Path(__file__).with_name("tensorrt_ops.json")
 _DOMAINS = ("", "ai.onnx")
 _SHORT = {"FLOAT": "FP32", "FLOAT16": "FP16", "BFLOAT16": "BF16", "FLOAT8E4M3FN": "FP8", "FLOAT4E2M1": "FP4"}

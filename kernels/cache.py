@@ -1,4 +1,4 @@
-"""Where everything that is compiled or computed once is kept."""
+"""Where everything that is compiled, computed or exported once is kept."""
 
 import os
 from pathlib import Path
@@ -8,3 +8,9 @@ def folder() -> Path:
     """Return the service's cache folder, else the XDG one."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("CACHE_DIRECTORY") or Path(home) / "benchd")
+
+
+def artifacts() -> Path:
+    """Return the folder of exported files: in the service's state folder, else in the XDG one."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(os.environ.get("STATE_DIRECTORY") or Path(home) / "benchd") / "artifacts"

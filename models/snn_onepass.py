@@ -102,7 +102,19 @@ class OnePass(nn.Module):
 
     def forward(self, images: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits (B, 10); `uniforms` (T, B, 3, 32, 32), rate encoding only, default to torch.rand."""
-        current = self.conv2(self.lif1(self._stem(images, uniforms)).flatten(0, 1))
+        return self.encoded(self.encode(images, uniforms))
+
+    def encode(self, images: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what `encoded` reads: spikes (T, B, 3, 32, 32) with rate encoding, else the images, all the same."""
+        if self.encoding == "rate":
+            return encoders.rate(images, self.time_steps, self.p_scale, uniforms)
+        if uniforms is not None:
+            raise ValueError('uniforms are for encoding="rate"; this model has "repeat"')
+        return images
+
+    def encoded(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 10) of what `encode` gives: all of the network that is not random."""
+        current = self.conv2(self.lif1(self._stem(inputs)).flatten(0, 1))
         if self.batch_norm:
             current = self.bn2(current)
         pooled = self.lif2(current.unflatten(0, (self.time_steps, -1))).flatten(0, 1)
@@ -110,14 +122,11 @@ class OnePass(nn.Module):
         logits: torch.Tensor = self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
         return logits
 
-    def _stem(self, images: torch.Tensor, uniforms: torch.Tensor | None) -> torch.Tensor:
+    def _stem(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the current of lif1, (T, B, 64, 32, 32)."""
         if self.encoding == "repeat":
-            if uniforms is not None:
-                raise ValueError('uniforms are for encoding="rate"; this model has "repeat"')
-            return encoders.repeat(self._stem_layers(images), self.time_steps)
-        spikes = encoders.rate(images, self.time_steps, self.p_scale, uniforms)
-        current: torch.Tensor = self._stem_layers(spikes.flatten(0, 1)).unflatten(0, (self.time_steps, -1))
+            return encoders.repeat(self._stem_layers(inputs), self.time_steps)
+        current: torch.Tensor = self._stem_layers(inputs.flatten(0, 1)).unflatten(0, (self.time_steps, -1))
         return current
 
     def _stem_layers(self, images: torch.Tensor) -> torch.Tensor:

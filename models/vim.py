@@ -211,6 +211,7 @@ class Vim(nn.Module):
         self.norm_f = RmsNorm(dim, implementation)
         self.head = nn.Linear(dim, num_classes)
         self._kept: tuple[object, object, list[Weights]] | None = None
+        self._frozen: list[Weights] | None = None
         _initialise(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -236,8 +237,15 @@ class Vim(nn.Module):
         # a copy derives its own, and oneDNN's layouts cannot be copied
         return self.__dict__ | {"_kept": None}
 
+    def freeze(self) -> None:
+        """Derive what the layers compute with once and for good, for tracing: later changes are not seen."""
+        with torch.no_grad():
+            self._frozen = [block.mixer.weights() for block in self.blocks()]
+
     def _weights(self) -> list[Weights]:
         """Return what the layers compute with; without gradients, that of the last call while nothing has changed."""
+        if self._frozen is not None:
+            return self._frozen
         mixers = [block.mixer for block in self.blocks()]
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.cls_token.is_inference():
             return [mixer.weights() for mixer in mixers]

@@ -11,7 +11,7 @@ import traceback
 
 import msgspec
 
-from benchd.daemon.errors import Unsupported
+from benchd.daemon.errors import BenchdError, Unsupported
 from benchd.daemon.protocol import Job, Outcome
 from benchd.daemon.records import ProcessResult, Status
 from benchd.daemon.worker.stages import StageClock, send
@@ -52,6 +52,8 @@ def _work(job: Job, stages: StageClock) -> Outcome:
 def _diagnose(error: Exception) -> tuple[Status, str]:
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
+    if isinstance(error, BenchdError):
+        return "failed", str(error)
     traceback.print_exc()
     text = str(error).strip().split("\n")[0] or "no message"
     if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or "alloc" in text.lower():

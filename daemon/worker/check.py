@@ -5,7 +5,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -22,7 +22,6 @@ from benchd.daemon.worker.subject import Subject
 
 ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
-REFERENCE_BATCH = 8
 KEPT_FORM = 2  # what the codes of a model are; one more where that changes
 # one neuron at the edge flips thousands behind it; in few images eager may have none, and nothing would be allowed
 CODES_IMAGES = 64
@@ -41,7 +40,7 @@ def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
     """Compare the loaded variant with the float64 reference and judge it by the rule of its kind."""
     images = _check_images(subject, job)
     reference = _cached("float64", subject, job, len(images), lambda: _reference(subject, loaded.device, images, job))
-    observed = observe(loaded, images, job.case.batch_size, job.case.seed)
+    observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
     if subject.judged_by == "outputs":
         result = _judge_outputs(reference, observed, _numbers(job.case.variant.precision, loaded.device))
     else:
@@ -69,13 +68,16 @@ def _numbers(precision: Precision, device: torch.device) -> str:
     return "fp16" if device.type == "cuda" else "bf16"
 
 
-def observe(loaded: Loaded, images: Tensor, batch_size: int, seed: int) -> Observation:
-    """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes."""
+def observe(loaded: Loaded, plain: nn.Module, images: Tensor, batch_size: int, seed: int) -> Observation:
+    """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes.
+
+    `plain` says which random numbers the model takes, which what is loaded may hide.
+    """
     outputs, codes = [], []
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
-            inputs = [batch, *_uniforms(loaded.module, start, batch, seed)]
+            inputs = [batch, *_uniforms(plain, start, batch, seed)]
             with _Codes(loaded.module, len(batch)) as watched:
                 output = loaded.run(*(value.to(loaded.device, loaded.dtype) for value in inputs))
             outputs.append(output.double().cpu().numpy())
@@ -84,7 +86,7 @@ def observe(loaded: Loaded, images: Tensor, batch_size: int, seed: int) -> Obser
     return Observation(np.concatenate(outputs), np.concatenate(visible) if visible else None)
 
 
-def _uniforms(module: nn.Module | None, start: int, batch: Tensor, seed: int) -> list[Tensor]:
+def _uniforms(module: nn.Module, start: int, batch: Tensor, seed: int) -> list[Tensor]:
     """Return the random numbers of a rate-encoded model, (T, B, ...): the same ones for the same image in any batch."""
     if getattr(module, "encoding", None) != "rate":
         return []
@@ -123,7 +125,9 @@ class _Codes:
 
 def _reference(subject: Subject, device: torch.device, images: Tensor, job: Job) -> Observation:
     module = subject.reference().to(device)
-    return observe(Loaded(module, torch.float64, device, module), images, REFERENCE_BATCH, job.case.seed)
+    return observe(
+        Loaded(module, torch.float64, device, module), module, images, subject.reference_batch, job.case.seed
+    )
 
 
 def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Tensor, observed: Observation) -> Observation:
@@ -134,8 +138,9 @@ def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Tensor, observ
     name = f"{plain.name}-{loaded.device.type}"
 
     def run() -> Observation:
-        eager = backends.load(plain, subject.plain, loaded.device, images[:1])
-        return observe(eager, images, job.case.batch_size, job.case.seed)
+        source = replace(subject.source, module=subject.plain)
+        eager = backends.load(plain, source, loaded.device, images[:1])
+        return observe(eager, subject.plain, images, job.case.batch_size, job.case.seed)
 
     return _cached(name, subject, job, len(images), run)
 
@@ -211,12 +216,12 @@ def _top1(subject: Subject, loaded: Loaded, job: Job) -> float | None:
         return None
     count = len(subject.labels)
     images = _whole_batches(subject.images, count, job.case.batch_size)
-    outputs = observe(loaded, images, job.case.batch_size, job.case.seed).outputs[:count]
+    outputs = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed).outputs[:count]
     return float((outputs.argmax(axis=1) == subject.labels.numpy()).mean())
 
 
 def _note(job: Job) -> str:
-    return "" if job.weights else "agreement on random weights, accuracy unknown"
+    return "" if job.weights or job.onnx else "agreement on random weights, accuracy unknown"
 
 
 def _cached(name: str, subject: Subject, job: Job, count: int, run: Callable[[], Observation]) -> Observation:

@@ -1,4 +1,4 @@
-"""The phases of one process in order: build, load, check, warm up, measure, probe."""
+"""The phases of one process in order: build, export, load, check, warm up, measure, probe."""
 
 import ctypes
 import os
@@ -12,6 +12,7 @@ import torch
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.protocol import Job, Outcome
 from benchd.daemon.records import (
+    ArtifactFacts,
     BlockStatistics,
     Check,
     Memory,
@@ -19,6 +20,7 @@ from benchd.daemon.records import (
     Probes,
     ProcessResult,
     RawFile,
+    RuntimeFacts,
     Status,
     Timing,
     WarmUp,
@@ -41,6 +43,8 @@ class Findings:
 
     stages: StageClock
     model: ModelFacts | None = None
+    artifacts: list[ArtifactFacts] = field(default_factory=list)
+    runtime: RuntimeFacts | None = None
     check: Check | None = None
     device_name: str | None = None
     kernels_ran: str | None = None
@@ -75,6 +79,8 @@ class Findings:
         return Outcome(
             process=process,
             model=self.model,
+            artifacts=self.artifacts,
+            runtime=self.runtime,
             check=self.check,
             threads=torch.get_num_threads(),
             kernels_ran=self.kernels_ran,
@@ -94,8 +100,12 @@ def run(job: Job, findings: Findings) -> None:
     findings.model = subject.facts
     if job.case.variant.kernels == "custom":
         findings.kernels_ran = "triton" if device.type == "cuda" else "c"
+    findings.artifacts = subject.source.used
+    findings.stages.enter("export")
+    backends.prepare(job.case.variant, subject.source, device, job.case.batch_size)
     findings.stages.enter("load")
-    loaded = backends.load(job.case.variant, subject.module, device, subject.images[: job.case.batch_size])
+    loaded = backends.load(job.case.variant, subject.source, device, subject.images[: job.case.batch_size])
+    findings.runtime = loaded.runtime
     findings.stages.leave()
     pool = steps.batches(subject.images, job.case.batch_size, loaded)
     _first_runs(loaded, pool, findings.stages)

@@ -25,6 +25,7 @@ _BLOCK_NUMBERS = 2**19
 # numbers in the states of the images that run together on a CPU: batch 64 at once takes twice as long
 _STATE_NUMBERS = 2**16
 _LOG2_E = 1 / math.log(2)
+ONNX_OPERATOR = "benchd::SelectiveRecurrence"
 
 
 def selective_scan(
@@ -176,6 +177,8 @@ def _scan(
     """
     if not len(delta):
         return delta
+    if torch.onnx.is_in_onnx_export():
+        return _exported(delta, x, B, C, A, reverse)
     if torch.compiler.is_compiling():
         return _two_levels(delta, x, B, C, A, reverse)
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (delta, x, B, C, A))
@@ -188,6 +191,16 @@ def _scan(
         # the states of all tokens are 16 times the activations: a backward pass recomputes them
         y = checkpoint(_two_levels, *inputs, use_reentrant=False)
     return y
+
+
+def _exported(
+    delta: torch.Tensor, x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, A: torch.Tensor, reverse: bool
+) -> torch.Tensor:
+    """Return the recurrence as one node: its form in standard ops is the exporter's choice."""
+    if reverse:
+        delta, x, B, C = (tensor.flip(0) for tensor in (delta, x, B, C))
+    y = torch.onnx.ops.symbolic(ONNX_OPERATOR, (delta, x, B, C, A), dtype=delta.dtype, shape=delta.shape, version=1)
+    return y.flip(0) if reverse else y
 
 
 def _two_levels(

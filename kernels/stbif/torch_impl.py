@@ -22,7 +22,7 @@ def stbif(
         return values
     if torch.compiler.is_compiling():
         codes = _traced(current.detach(), s.detach(), pos_max, neg_min)[0]
-        return codes if output == "codes" else (s * codes).to(current.dtype)
+        return codes.to(torch.int8) if output == "codes" else (s * codes).to(current.dtype)
     return _in_place(current, None, s, pos_max, neg_min, output)
 
 
@@ -78,7 +78,10 @@ def _in_place(
 
 
 def _traced(current: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the codes (int8) and the membrane v before each spike, both (T, ...), by ops that a compiler can fuse."""
+    """Return the codes and the membrane v before each spike, both (T, ...), by ops that a compiler can fuse.
+
+    The codes stay in floating point, which every runtime that an exported graph may meet can compute with.
+    """
     x = current.to(s.dtype)
     v = s / 2
     k = torch.zeros_like(x[0])
@@ -87,7 +90,7 @@ def _traced(current: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int) 
         v = v + charge
         membranes.append(v)
         q = ((v >= s) & (k < pos_max)).to(x.dtype) - ((v < 0) & (k > neg_min)).to(x.dtype)
-        codes.append(q.to(torch.int8))
+        codes.append(q)
         v = v - s * q
         k = k + q
     return torch.stack(codes), torch.stack(membranes)
@@ -100,6 +103,7 @@ class _StBif(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if torch.compiler.is_compiling():
             codes, membranes = _traced(current, s, pos_max, neg_min)
+            codes = codes.to(torch.int8)
         else:
             membranes = torch.empty_like(current, dtype=s.dtype)
             codes = _in_place(current, membranes, s, pos_max, neg_min, "codes")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchd.daemon import plan
+from benchd.daemon import plan, records
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.plan import Machine, OwnModule
@@ -94,7 +94,7 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
 @pytest.mark.parametrize(
     ("suite", "machine", "reason"),
     [
-        (Suite(variants=["tensorrt"]), CPU, "tensorrt backend is not part of this version"),
+        (Suite(variants=["tensorrt"]), CPU, "TensorRT needs an NVIDIA GPU"),
         (Suite(models=["square"], variants=["custom"]), CPU, "square has no custom kernels"),
         (
             Suite(models=["snn_onepass"], variants=["custom"]),
@@ -118,6 +118,11 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
             "for the ST-BIF net, on custom",
         ),
         (Suite(variants=["compile"]), Machine("cpu", has_cxx=False), "install g\\+\\+ or set CXX"),
+        (Suite(variants=["cudagraph"]), CPU, "CUDA graphs need an NVIDIA GPU"),
+        (Suite(variants=["onnxruntime"]), Machine("cpu", True, no_onnxruntime="pip install it"), "pip install it"),
+        (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32 and fp16"),
+        (Suite(variants=["onnxruntime"], provider="cuda"), CPU, "provider cuda needs an NVIDIA GPU"),
+        (Suite(variants=["tensorrt"]), Machine("cuda", True), "package tensorrt is not installed"),
     ],
 )
 def test_what_cannot_run_stays_in_the_plan_with_its_reason(suite, machine, reason):
@@ -135,7 +140,7 @@ def test_a_model_whose_kernels_have_gradients_trains_on_them():
 
 
 def test_the_plan_knows_the_backends_that_the_worker_has():
-    assert tuple(BACKENDS) == plan.BACKENDS_HERE
+    assert tuple(BACKENDS) == records.BACKENDS
 
 
 def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():

@@ -24,7 +24,7 @@ def cuda_job(folder, model, variant, **fields):
 def test_every_variant_agrees_with_float64(tmp_path, model, variant):
     a_job = cuda_job(tmp_path, model, variant, batch_size=2)
     built = subject.build(a_job)
-    loaded = backends.load(a_job.case.variant, built.module, torch.device("cuda"), built.images[:2])
+    loaded = backends.load(a_job.case.variant, built.source, torch.device("cuda"), built.images[:2])
     result = check.check(built, loaded, a_job)
     assert result.passed, result
 

@@ -1,16 +1,17 @@
 """torch.compile with the inductor back end, static shapes."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision
 from benchd.daemon.worker.backends import Loaded, eager
+from benchd.daemon.worker.source import Source
 
 
-def load(module: nn.Module, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
     """Return the compiled module; compiling happens here, so that it counts as loading and not as the first run."""
-    plain = eager.load(module, precision, device, example)
+    plain = eager.load(source, precision, device, example)
     run = torch.compile(plain.run, dynamic=False)
     try:
         with torch.inference_mode():

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.records import Precision
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.source import Source
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -17,10 +18,10 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
-def load(module: nn.Module, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
-    """Return `module` on `device` in `precision`; amp keeps float32 weights and inputs."""
+def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+    """Return the module on `device` in `precision`; amp keeps float32 weights and inputs."""
     del example
-    module = copy.deepcopy(module).to(device, DTYPES[precision])
+    module = copy.deepcopy(source.module).to(device, DTYPES[precision])
     return Loaded(_autocast(module, device) if precision == "amp" else module, DTYPES[precision], device, module)
 
 

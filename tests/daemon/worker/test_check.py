@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def checked(a_job):
     """Build, load and check the job here, without a worker."""
     built = subject.build(a_job)
-    loaded = backends.load(a_job.case.variant, built.module, CPU, built.images[: a_job.case.batch_size])
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
     return check.check(built, loaded, a_job)
 
 
@@ -70,9 +70,9 @@ def test_every_precision_of_a_spiking_net_is_its_own_baseline_in_eager(tmp_path,
 def test_the_neurons_codes_are_compared_image_by_image(tmp_path, encoding):
     a_job = onepass(tmp_path, options={"time_steps": 2, "encoding": encoding, "p_scale": 3.0})
     built = subject.build(a_job)
-    loaded = backends.load(Variant(), built.module, CPU, built.images[:1])
-    one_by_one = check.observe(loaded, built.images[:4], 1, seed=0)
-    all_at_once = check.observe(loaded, built.images[:4], 4, seed=0)
+    loaded = backends.load(Variant(), built.source, CPU, built.images[:1])
+    one_by_one = check.observe(loaded, built.plain, built.images[:4], 1, seed=0)
+    all_at_once = check.observe(loaded, built.plain, built.images[:4], 4, seed=0)
     features = 2 * (64 * 16 * 16 + 128 * 8 * 8)  # counts of spikes, pooled
     assert one_by_one.codes.shape == all_at_once.codes.shape == (4, features)
     assert (one_by_one.codes == all_at_once.codes).mean() > 0.999

@@ -1,0 +1,111 @@
+"""Eager PyTorch captured once as a CUDA graph: a run is one launch instead of one for each kernel.
+
+Runs rotate over two slots, each with its input, its output and a memory pool of its own, so that two may be in flight.
+What a run returns is written again by the second run after it.
+"""
+
+import itertools
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Precision
+from benchd.daemon.worker.backends import Loaded, eager
+from benchd.daemon.worker.source import Source
+
+SLOTS = 2
+WARM_UP_RUNS = 3  # libraries choose kernels and take memory, which a capture forbids
+
+
+def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+    """Return the module as graphs; capturing happens here, so that it counts as loading and not as the first run."""
+    if device.type != "cuda":
+        raise Unsupported("CUDA graphs need a CUDA device")
+    plain = eager.load(source, precision, device, example)
+    captured: dict[int, Callable[..., Tensor]] = {}
+
+    def run(*inputs: Tensor) -> Tensor:
+        # a check gives a rate-encoded model its random numbers too, and that is another graph
+        if len(inputs) not in captured:
+            captured[len(inputs)] = rotating([_slot(plain.run, inputs) for _ in range(SLOTS)])
+        return captured[len(inputs)](*inputs)
+
+    run(example.to(device, plain.dtype))
+    return Loaded(run, plain.dtype, device, None)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Device memory for one run at a time: `launch` reads `inputs` and writes `output`, on the current stream.
+
+    `alive` is what the launch works on beside them.
+    """
+
+    inputs: Sequence[Tensor]
+    launch: Callable[[], object]
+    output: Tensor
+    alive: object
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Copy the inputs here and run; raise ValueError for another shape, which a copy would spread."""
+        for held, given in zip(self.inputs, inputs, strict=True):
+            if held.shape != given.shape:
+                raise ValueError(f"this was captured for an input {tuple(held.shape)}, not {tuple(given.shape)}")
+            held.copy_(given, non_blocking=True)
+        self.launch()
+        return self.output
+
+
+def rotating(slots: Sequence[Slot]) -> Callable[..., Tensor]:
+    """Return a function that runs on one slot after the other."""
+    order = itertools.cycle(slots)
+
+    def run(*inputs: Tensor) -> Tensor:
+        return next(order)(*inputs)
+
+    return run
+
+
+def capture(run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Return the graph of `run` and the output that each replay writes; raise Unsupported with the reason.
+
+    On a stream of its own: cuBLAS keeps its workspace by stream, and two graphs in flight may not share one.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for _ in range(WARM_UP_RUNS):
+            run()
+        stream.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                output = run()
+        except Exception as error:
+            raise Unsupported(f"this cannot be captured as a CUDA graph: {capture_error(error)}") from error
+    return graph, output
+
+
+def capture_error(error: Exception) -> str:
+    """Return what broke a capture and the line of the model where it did.
+
+    Where the op raised, the end of the capture raises again, with the op's error as its context.
+    """
+    cause = error.__context__ if isinstance(error.__context__, Exception) else error
+    message = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    torch_folder = Path(torch.__file__).parent
+    frames = [f for f in traceback.extract_tb(cause.__traceback__) if torch_folder not in Path(f.filename).parents]
+    return f"{message} ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})"
+
+
+def _slot(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Slot:
+    with torch.inference_mode(mode=False):  # else nothing outside inference mode could be copied there
+        held = [value.clone() for value in inputs]
+    graph, output = capture(partial(run, *held))
+    return Slot(held, graph.replay, output, run)

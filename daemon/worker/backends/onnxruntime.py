@@ -1,0 +1,125 @@
+"""ONNX Runtime on the CPU, CUDA or TensorRT provider; inputs and outputs stay torch's memory, bound by address."""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.source import Source
+from benchd.exporters import sessions
+from benchd.exporters.artifacts import Artifact
+from benchd.exporters.sessions import Provider
+from benchd.kernels import cache
+
+_DTYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(float16)": torch.float16,
+    "tensor(double)": torch.float64,
+    "tensor(int64)": torch.int64,
+    "tensor(int32)": torch.int32,
+    "tensor(uint8)": torch.uint8,
+    "tensor(bool)": torch.bool,
+}
+# as torch is set to compute, and no search over algorithms in every session
+_CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+
+
+def prepare(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
+    """Return the file that `load` opens, exported now where it is not there."""
+    return source.onnx(precision, batch, "cpu" if device.type == "cpu" else "cuda")
+
+
+def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+    """Return the file ready to run on the provider of this device, and on no other."""
+    artifact = prepare(source, precision, device, len(example))
+    provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
+    options = _options(provider, precision)
+    start = time.monotonic()
+    try:
+        session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
+        load_s = time.monotonic() - start
+        bound = _Bound(session, source, device, example)
+        shares = _shares(artifact, provider, bound, example, options)
+    except sessions.SessionError as error:
+        raise Unsupported(str(error)) from error
+    facts = RuntimeFacts(
+        provider=session.get_providers()[0],
+        node_shares=shares,
+        threads=torch.get_num_threads(),
+        load_s=load_s,
+        notes=[f"judged by {bound.output}, the first output of several"] if len(session.get_outputs()) > 1 else [],
+    )
+    return Loaded(bound, bound.dtype, device, None, runtime=facts)
+
+
+def _options(provider: Provider, precision: Precision) -> dict[str, Any]:
+    if provider == "cuda":
+        return dict(_CUDA_OPTIONS)
+    if provider == "tensorrt":
+        kept = cache.folder() / "onnxruntime-tensorrt"
+        kept.mkdir(parents=True, exist_ok=True)
+        engines = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(kept)}
+        return engines | {"trt_fp16_enable": str(int(precision == "fp16"))}
+    return {}
+
+
+def _shares(
+    artifact: Artifact, provider: Provider, bound: "_Bound", example: Tensor, options: dict[str, Any]
+) -> dict[str, float]:
+    """Return the share of nodes that each provider runs; on a CPU there is one."""
+    if provider == "cpu":
+        return {sessions.PROVIDERS[provider]: 1.0}
+    return sessions.node_shares(artifact.path, provider, bound.feeds(example), options)
+
+
+class _Bound:
+    """A session as a function of images, of as many as the example; a run's output is memory of its own."""
+
+    def __init__(self, session: Any, source: Source, device: torch.device, example: Tensor) -> None:
+        self._session, self._source, self._device = session, source, device
+        self._binding = session.io_binding()
+        self._names = [value.name for value in session.get_inputs()]
+        self.output = session.get_outputs()[0].name
+        self.dtype, self._output_dtype = (_dtype(side[0]) for side in (session.get_inputs(), session.get_outputs()))
+        self._shape = self._output_shape(example)
+
+    def feeds(self, images: Tensor) -> dict[str, np.ndarray]:
+        """Return what the session reads of these images."""
+        inputs = self._inputs(images.to(self.dtype))
+        return {name: value.cpu().numpy() for name, value in zip(self._names, inputs, strict=True)}
+
+    def __call__(self, images: Tensor, uniforms: Tensor | None = None) -> Tensor:
+        """Return the first output."""
+        inputs = self._inputs(images, uniforms)
+        output = torch.empty(self._shape, dtype=self._output_dtype, device=self._device)
+        for name, value in zip(self._names, inputs, strict=True):
+            self._binding.bind_input(name, *_place(value))
+        self._binding.bind_output(self.output, *_place(output))
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # it computes on a stream of its own
+        self._session.run_with_iobinding(self._binding)
+        return output
+
+    def _inputs(self, images: Tensor, uniforms: Tensor | None = None) -> list[Tensor]:
+        return [value.contiguous() for value in self._source.inputs(images, uniforms)]
+
+    def _output_shape(self, example: Tensor) -> tuple[int, ...]:
+        first: np.ndarray = self._session.run([self.output], self.feeds(example))[0]
+        return first.shape
+
+
+def _place(value: Tensor) -> tuple[str, int, type, tuple[int, ...], int]:
+    """Return device, its number, element type, shape and address, as a binding takes them."""
+    element = torch.empty(0, dtype=value.dtype).numpy().dtype.type
+    return value.device.type, value.device.index or 0, element, tuple(value.shape), value.data_ptr()
+
+
+def _dtype(value: Any) -> torch.dtype:
+    if value.type not in _DTYPES:
+        raise Unsupported(f"{value.name} of the file is a {value.type}; it must be a tensor of plain numbers")
+    return _DTYPES[value.type]

@@ -1,0 +1,140 @@
+"""TensorRT: an engine built of the ONNX file, kept by what it was built of, and replayed as a CUDA graph.
+
+Runs rotate over two slots, each with a context, buffers and a graph of its own, so that two may be in flight. What a
+run returns is written again by the second run after it.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
+from benchd.daemon.worker.source import Source
+from benchd.exporters import tensorrt, tensorrt_api
+from benchd.exporters.artifacts import Artifact, key_of
+from benchd.exporters.tensorrt import Built, Engine, ForeignPlan, Profile
+from benchd.exporters.tensorrt_api import TensorRT
+
+DTYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
+
+
+def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+    """Return the engine ready to run; without a working CUDA device TensorRT is not even imported."""
+    if device.type != "cuda":
+        raise Unsupported("TensorRT needs a CUDA device")
+    try:
+        trt = tensorrt_api.load()
+        onnx = source.onnx(precision, len(example), target="tensorrt")
+        start = time.monotonic()
+        engine, artifact, built, notes = _engine(trt, source, onnx, precision, len(example))
+    except (tensorrt_api.Unavailable, tensorrt.OutOfMemory) as error:
+        raise Unsupported(str(error)) from error
+    slots, refusals = zip(*(_slot(engine, len(example), device) for _ in range(SLOTS)), strict=True)
+    facts = RuntimeFacts(
+        provider=f"TensorRT {trt.__version__}",
+        typing=engine.recipe.typing,
+        cuda_graph=not any(refusals),
+        build_s=built.seconds if built else None,
+        load_s=time.monotonic() - start - (built.seconds if built else 0.0),
+        engine_bytes=artifact.metadata.bytes,
+        workspace_bytes=engine.recipe.workspace_bytes,
+        notes=[*notes, *_notes(engine), *filter(None, refusals[:1])],
+    )
+    return Loaded(rotating(slots), slots[0].inputs[0].dtype, device, None, runtime=facts)
+
+
+def _engine(
+    trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int
+) -> tuple[Engine, Artifact, Built | None, list[str]]:
+    """Return the engine, its artifact, its build where it was built now, and what there is to say about that."""
+    artifact, built = _plan(trt, source, onnx, precision, batch)
+    notes = [f"engine of {artifact.metadata.made_at} by {artifact.metadata.made_on}"] if artifact.reused else []
+    try:
+        engine = Engine(trt, artifact.path)
+    except ForeignPlan as error:
+        notes = [f"built again, because {error}"]
+        artifact, built = _plan(trt, source, onnx, precision, batch, anew=True)
+        engine = Engine(trt, artifact.path)
+    return engine, artifact, built, [*notes, *([built.note] if built and built.note else [])]
+
+
+def _plan(
+    trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int, *, anew: bool = False
+) -> tuple[Artifact, Built | None]:
+    """Return the plan in the store, and its build where it was not there or is to be made anew."""
+    gpu, profile = torch.cuda.get_device_name(), Profile(batch, batch, batch)
+    # the default limit follows the memory that is free just now, and is no reason to build again
+    flags = [*tensorrt.FLAGS, *([f"workspace={source.workspace_bytes}"] if source.workspace_bytes else [])]
+    labels = {name: onnx.metadata.facts[name] for name in ("model", "precision") if name in onnx.metadata.facts}
+    capability = torch.cuda.get_device_capability()
+    facts = labels | tensorrt.engine_facts(onnx.metadata.sha256, trt.__version__, gpu, capability, flags, profile)
+    builds: list[Built] = []
+
+    def write(plan: Path) -> None:
+        builds.append(
+            tensorrt.build(
+                trt,
+                onnx.path,
+                plan,
+                profile,
+                workspace_bytes=source.workspace_bytes or tensorrt.default_workspace_bytes(),
+                timing_cache=tensorrt.timing_cache_path(trt.__version__, gpu),
+                precision=precision,
+            )
+        )
+
+    make = source.store.put if anew else source.store.produce
+    return make(key_of(facts), facts, write), builds[0] if builds else None
+
+
+def _notes(engine: Engine) -> list[str]:
+    several = [f"judged by {engine.outputs[0]}, the first output of {len(engine.outputs)}"]
+    memory = f"{engine.device_memory_bytes} bytes of activations a context, {engine.aux_streams} auxiliary streams"
+    return [memory, *(several if len(engine.outputs) > 1 else [])]
+
+
+def _slot(engine: Engine, batch: int, device: torch.device) -> tuple[Slot, str]:
+    """Return a slot, and why it runs without a CUDA graph, where it does."""
+    context = engine.context()
+    shapes = engine.shapes(batch)
+    shapes = shapes | context.set_shapes(shapes)
+    tensors = {name: torch.zeros(shape, dtype=_dtype(engine, name), device=device) for name, shape in shapes.items()}
+    context.bind({name: tensor.data_ptr() for name, tensor in tensors.items()})
+    inputs, output = [tensors[name] for name in engine.inputs], tensors[engine.outputs[0]]
+
+    def run() -> Tensor:
+        context.run(torch.cuda.current_stream().cuda_stream)
+        return output
+
+    try:
+        graph, _ = capture(run)
+    except Unsupported as error:
+        return Slot(inputs, _beside(run), output, (context, tensors)), str(error)
+    return Slot(inputs, graph.replay, output, (context, tensors)), ""
+
+
+def _dtype(engine: Engine, name: str) -> torch.dtype:
+    dtype = engine.dtype(name)
+    if dtype not in DTYPES:
+        raise Unsupported(f"the engine's {name} is {dtype}; this runs engines whose inputs and outputs are floats")
+    return DTYPES[dtype]
+
+
+def _beside(run: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return `run` on a stream of its own, in order with the current one: on the default one TensorRT synchronises."""
+    stream = torch.cuda.Stream()
+
+    def launch() -> None:
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            run()
+        current.wait_stream(stream)
+
+    return launch

@@ -1,0 +1,121 @@
+"""The child of `benchd export`: a Request on stdin, the files made as JSON on stdout, progress and errors on stderr."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.export import Request
+from benchd.daemon.plan import PRESETS
+from benchd.daemon.protocol import Job
+from benchd.daemon.records import Case, OptionValue, Variant
+from benchd.daemon.worker import backends, subject
+from benchd.exporters import files
+from benchd.exporters.artifacts import Artifact
+from benchd.exporters.files import Precision
+from benchd.kernels import cache
+from benchd.models import catalog
+
+
+class _File(NamedTuple):
+    job: Job
+    precision: Precision
+    batch: int | None
+
+    def __str__(self) -> str:
+        return f"{self.job.case.model} {self.precision} batch {self.batch or 'dynamic'}"
+
+
+def main() -> int:
+    """Export what was asked for; return 0, 1 where a file could not be made, 2 or 7."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    try:
+        with redirect_stdout(sys.stderr):  # libraries print
+            made, wanted = _made(request)
+    except BenchdError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 7 if isinstance(error, NotAvailable) else 2
+    sys.stdout.buffer.write(msgspec.json.encode(made, enc_hook=str))
+    return int(len(made) < wanted)
+
+
+def _made(request: Request) -> tuple[list[Artifact], int]:
+    """Return the files, and how many were asked for."""
+    if request.to == "tensorrt" and (None in request.batches or not torch.cuda.is_available()):
+        raise NotAvailable("an engine is built for one batch size, on the GPU that will run it; --to onnx needs none")
+    wanted = list(_wanted(request))
+    made: list[Artifact] = []
+    for number, file in enumerate(wanted, 1):
+        sys.stderr.write(f"[{number}/{len(wanted)}] {file}\n")
+        try:
+            made.append(_export(request, file))
+        except Exception as error:  # torch, ONNX and TensorRT raise whatever they meet; the other files go on
+            sys.stderr.write(f"error: {file}: {str(error).strip() or type(error).__name__}\n")
+    if request.out and request.single and made:
+        _copy(made[0].path, Path(request.out))
+    return made, len(wanted)
+
+
+def _wanted(request: Request) -> Iterator[_File]:
+    names = sorted(request.options)
+    try:
+        for model, *chosen in product(request.models, *(request.options[name] for name in names)):
+            options = catalog.entry(model).resolve(dict(zip(names, chosen, strict=True)))
+            for precision, batch in product(request.precisions, request.batches):
+                yield _File(_job(request, model, options, precision, batch), precision, batch)
+    except catalog.BadOption as error:
+        raise UsageError(str(error)) from error
+
+
+def _job(request: Request, model: str, options: dict[str, OptionValue], precision: Precision, batch: int | None) -> Job:
+    engine = request.to == "tensorrt"
+    variant = Variant("tensorrt" if engine else "onnxruntime", precision)
+    return Job(
+        case=Case(model=model, variant=variant, batch_size=batch or 1, seed=request.seed),
+        options=options,
+        limits=PRESETS["quick"],
+        device="cuda" if engine else "cpu",
+        threads=None,
+        output="",
+        raw_name="",
+        cache=str(cache.folder()),
+        spawned_ns=0,
+        weights=request.weights,
+        artifacts=str(request.folder),
+        workspace_bytes=request.workspace_bytes,
+    )
+
+
+def _export(request: Request, file: _File) -> Artifact:
+    built = subject.build(file.job)
+    if request.to == "onnx":
+        form = files.form(file.job.options, "cpu")
+        return built.source.export(file.precision, file.batch, form and (request.form or form))
+    case = file.job.case
+    backends.load(case.variant, built.source, torch.device("cuda"), built.images[: case.batch_size])
+    return max(built.source.store.list(), key=lambda artifact: artifact.used_ns)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Put a copy of the file at `target`, whole or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file, source.open("rb") as content:
+            shutil.copyfileobj(content, file)
+        Path(file.name).chmod(0o644)
+        os.replace(file.name, target)  # noqa: PTH105 - the atomic rename
+    except OSError as error:
+        raise UsageError(f"--out {target}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What a backend loads: the built module, or a file made of it, taken from a store or exported now."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+from torch import Tensor, nn
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider
+from benchd.exporters import files
+from benchd.exporters.artifacts import Artifact, Store, key_of
+from benchd.exporters.files import Target
+
+STORE_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module in float32 on the CPU, some of its images, and where files made of it are kept.
+
+    `model`, `options` and `weights_sha256` tell its files apart; `given` is a store that is read and never written.
+    `own` is the user's ONNX file that stands in the place of any export, and `extras` its inputs behind the first;
+    `provider` is ONNX Runtime's, None the device's own. `used` gathers what was opened.
+    """
+
+    module: nn.Module
+    images: Tensor
+    model: str
+    options: Mapping[str, OptionValue]
+    weights_sha256: str
+    judged_by: Literal["outputs", "codes"]
+    folder: Path
+    given: Path | None = None
+    own: Path | None = None
+    extras: tuple[Tensor, ...] = ()
+    provider: Provider | None = None
+    workspace_bytes: int | None = None
+    used: list[ArtifactFacts] = field(default_factory=list)
+    _opened: dict[tuple[object, ...], Artifact] = field(default_factory=dict)
+
+    @cached_property
+    def store(self) -> Store:
+        """Return the store of this machine, kept to its size."""
+        return Store(self.folder, STORE_BYTES)
+
+    def inputs(self, images: Tensor, uniforms: Tensor | None = None) -> list[Tensor]:
+        """Return what a file of the module reads: the images, encoded where the module draws random numbers."""
+        encode = getattr(self.module, "encode", None)
+        return [encode(images, uniforms) if encode else images, *(value.to(images.device) for value in self.extras)]
+
+    def onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
+        """Return the ONNX file for this target: the user's, a given one, one exported before, or one exported now.
+
+        Raises Unsupported where there is none and none can be made, and what the store and the exporter raise.
+        """
+        wanted = (precision, batch, target)
+        if wanted not in self._opened:
+            start = time.monotonic()
+            artifact = self._onnx(*wanted)
+            self._opened[wanted] = artifact
+            self.used.append(_facts(artifact, time.monotonic() - start))
+        return self._opened[wanted]
+
+    def _onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
+        if precision not in files.PRECISIONS:
+            raise Unsupported(f"files are made in {' and '.join(files.PRECISIONS)}, not in {precision}")
+        if self.own:
+            from benchd.daemon.worker import own_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
+
+            return own_onnx.artifact(self.own, precision)
+        form = files.form(self.options, target)
+        return self._given(precision, batch, form) or self.export(precision, batch, form)
+
+    def _given(self, precision: files.Precision, batch: int, form: files.Form | None) -> Artifact | None:
+        """Return the file in the store that was given: one of this batch, else one of any."""
+        if self.given is None:
+            return None
+        store = Store(self.given)
+        keys = [
+            key_of(files.onnx_facts(self.model, self.options, self.weights_sha256, precision, size, form))
+            for size in (batch, None)
+        ]
+        return store.get(keys[0]) or store.get(keys[1])
+
+    def export(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> Artifact:
+        """Return the file of this form, exported now where it is not in the store; `batch` None is a dynamic one."""
+        facts = files.onnx_facts(self.model, self.options, self.weights_sha256, precision, batch, form)
+        return self.store.produce(key_of(facts), facts, lambda path: self._export(path, facts, batch))
+
+    def _export(self, path: Path, facts: Mapping[str, Any], batch: int | None) -> dict[str, Any]:
+        try:
+            from benchd.exporters import onnx  # noqa: PLC0415 - a board may run files without being able to make them
+        except ImportError as error:
+            raise Unsupported(_no_exporter(error, self.given)) from error
+        exported = onnx.export(
+            self.module,
+            self.images,
+            path,
+            precision=facts["precision"],
+            batch=batch,
+            form=facts["form"],
+            judged_by=self.judged_by,
+        )
+        return cast("dict[str, Any]", msgspec.to_builtins(exported))
+
+
+def _no_exporter(error: ImportError, given: Path | None) -> str:
+    where = f"{given} holds no file of this case, and " if given else ""
+    return (
+        f"{where}none can be exported here ({error}): pip install onnx onnxscript, or run `benchd export` with the "
+        "same weights on another machine and bring its folder with --artifacts"
+    )
+
+
+def _facts(artifact: Artifact, seconds: float) -> ArtifactFacts:
+    metadata = artifact.metadata
+    return ArtifactFacts(
+        key=artifact.key,
+        format=str(metadata.facts.get("format", "")),
+        form=metadata.facts.get("form"),
+        bytes=metadata.bytes,
+        sha256=metadata.sha256,
+        made_at=metadata.made_at,
+        made_on=metadata.made_on,
+        versions=metadata.versions,
+        reused=artifact.reused,
+        seconds=seconds,
+        note=artifact.note,
+    )

@@ -1,0 +1,48 @@
+"""Which file of a model is meant: what it is made of, and which form of the scan suits who runs it. Needs no ONNX."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Precision = Literal["fp32", "fp16"]
+Form = Literal["scan", "two_level"]
+Target = Literal["cpu", "cuda", "tensorrt"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
+FORMS: tuple[Form, ...] = ("scan", "two_level")
+OPSET = 20  # the last that TensorRT 10.3 reads
+REVISION = 1  # of what exporters/onnx.py writes; files of another are made again
+
+# measured on a CPU, where one Scan node keeps its state in the cache; the others launch kernels for each turn of a loop
+_BEST: dict[Target, Form] = {"cpu": "scan", "cuda": "two_level", "tensorrt": "two_level"}
+
+
+def form(options: Mapping[str, Any], target: Target) -> Form | None:
+    """Return the form of the scan for this target, None for a model that has none; `options` are all of the model."""
+    if "scan" not in options:
+        return None
+    return "two_level" if options["scan"] == "two_level" else _BEST[target]
+
+
+def onnx_facts(
+    model: str,
+    options: Mapping[str, Any],
+    weights_sha256: str,
+    precision: Precision,
+    batch: int | None,
+    form: Form | None,
+) -> dict[str, Any]:
+    """Return what an ONNX file is made of: the facts of its key in `benchd.exporters.artifacts.Store`.
+
+    `batch` None is a dynamic batch. Versions are not among them, so that a board finds a file made elsewhere.
+    """
+    return {
+        "model": model,
+        "precision": precision,
+        "format": "onnx",
+        "options": {name: value for name, value in options.items() if name != "scan"},
+        "weights_sha256": weights_sha256,
+        "batch": "dynamic" if batch is None else batch,
+        "form": form,
+        "opset": OPSET,
+        "revision": REVISION,
+    }

@@ -1,0 +1,279 @@
+"""A built model to an ONNX file of standard operators, and the proof that the file is that model.
+
+The precision stands in the graph: an fp16 file has float16 weights, inputs and outputs, and keeps in float32 what the
+model keeps there. A model that draws random numbers is exported from behind its encoder. Nothing is believed of
+torch's exporter: it may declare a batch size dynamic and have traced one, or write another opset than it was asked.
+"""
+
+import copy
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir
+import onnxscript.optimizer
+import torch
+from onnx_ir.passes import common
+from torch import Tensor, nn
+
+from benchd.exporters import parity, recurrence, sessions, support
+from benchd.exporters.files import OPSET, Form, Precision
+from benchd.exporters.parity import Parity
+
+INPUT, OUTPUT = "inputs", "outputs"
+DYNAMIC_BATCHES = (1, 2, 5)
+LEAST_IMAGES = 8
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+_TRACED_BATCH = 2  # torch takes a batch of one for a constant
+
+
+class ExportError(Exception):
+    """A model cannot be exported, or the file is not what was asked for; the message says what is wrong."""
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What is known of a file once it was checked; `findings` counts what each TensorRT would not read.
+
+    `parity` is null where ONNX Runtime is not there to run the file, and `unchecked` says so.
+    """
+
+    opset: int
+    nodes: int
+    form: Form | None
+    input_shape: list[int | str]
+    findings: dict[str, int]
+    export_s: float
+    load_s: float | None = None
+    parity: Parity | None = None
+    unchecked: str = ""
+
+
+def export(
+    module: nn.Module,
+    images: Tensor,
+    path: Path,
+    *,
+    precision: Precision,
+    batch: int | None,
+    form: Form | None,
+    judged_by: Literal["outputs", "codes"],
+) -> Exported:
+    """Write `module`, float32 in eval mode on the CPU, to `path`; return what was found of the file.
+
+    `images` (n, ...) are float32 ones to compare with; `batch` None leaves the batch dynamic. Raises ExportError,
+    leaving no file behind that was found wrong.
+    """
+    start = time.monotonic()
+    ready = _prepared(module, precision)
+    example = _inputs(module, _repeated(images, batch or _TRACED_BATCH))
+    axis = example.dim() - images.dim()  # time steps lead where there are any
+    model = _traced(ready, example.to(_DTYPES[precision]), axis if batch is None else None)
+    _lowered(model, form)
+    onnx_ir.save(model, path)
+    try:
+        written = _checked(path, list(example.shape), axis if batch is None else None)
+        export_s = time.monotonic() - start
+        found = Exported(
+            opset=OPSET,
+            nodes=len(written.graph.node),
+            form=form,
+            input_shape=_shape(written.graph.input[0]),
+            findings={tensorrt: len(support.findings(written, tensorrt)) for tensorrt in support.VERSIONS},
+            export_s=export_s,
+        )
+        return _proven(module, images, path, precision, batch, judged_by, found)
+    except Exception:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _prepared(module: nn.Module, precision: Precision) -> nn.Module:
+    """Return a copy in this precision that derives nothing of its weights in each run."""
+    ready = copy.deepcopy(module).to(_DTYPES[precision]).eval().requires_grad_(False)
+    freeze = getattr(ready, "freeze", None)
+    if freeze:
+        freeze()
+    return _Encoded(ready) if hasattr(ready, "encoded") else ready
+
+
+class _Encoded(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        encoded: Any = self.module.encoded
+        outputs: Tensor = encoded(inputs)
+        return outputs
+
+
+def _inputs(module: nn.Module, images: Tensor) -> Tensor:
+    """Return what the file reads of these images: for a model that encodes them at random, one draw."""
+    encode: Any = getattr(module, "encode", None)
+    inputs: Tensor = images if encode is None else encode(images, _uniforms(module, images))
+    return inputs
+
+
+def _uniforms(module: nn.Module, images: Tensor) -> Tensor | None:
+    if getattr(module, "encoding", None) != "rate":
+        return None
+    shape = (int(getattr(module, "time_steps")), *images.shape)  # noqa: B009 - of whichever module encodes by rate
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _repeated(images: Tensor, count: int) -> Tensor:
+    return images[torch.arange(count) % len(images)]
+
+
+def _traced(module: nn.Module, example: Tensor, batch_axis: int | None) -> onnx_ir.Model:
+    """Return the graph that torch writes; raise ExportError where a dynamic batch became another range."""
+    dynamic = None if batch_axis is None else ({batch_axis: torch.export.Dim("batch", min=1)},)
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                module,
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+                dynamic_shapes=dynamic,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+            )
+    except Exception as error:  # whatever its many stages meet
+        raise ExportError(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
+    if program is None or program.exported_program is None:
+        raise ExportError(f"torch {torch.__version__} wrote no program")
+    ranges = list(program.exported_program.range_constraints.values())
+    wanted = [] if batch_axis is None else [1]
+    if [bounds.lower for bounds in ranges] != wanted or any(bounds.upper < 2**31 for bounds in ranges):
+        asked = "a fixed batch" if batch_axis is None else "any batch from 1"
+        raise ExportError(f"asked for {asked}, torch traced the ranges {ranges}: the file would be wrong outside")
+    return program.model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks on what it does internally off the screen; what it cannot do it raises."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _cause(error: BaseException) -> str:
+    """Return the innermost reason: the outer ones are advice on how to report it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def _lowered(model: onnx_ir.Model, form: Form | None) -> None:
+    """Bring the graph down to standard operators and compute what is constant, in place."""
+    with _quiet():
+        if form:
+            recurrence.expand(model, form)
+        onnxscript.optimizer.inline(model)
+        onnxscript.optimizer.fold_constants(model)
+        passes = onnx_ir.passes.Sequential(
+            common.RemoveUnusedNodesPass(),
+            common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+            common.RemoveUnusedOpsetsPass(),
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            common.LiftSubgraphInitializersToMainGraphPass(),
+            common.DeduplicateInitializersPass(),
+            common.CommonSubexpressionEliminationPass(),
+            common.OutputFixPass(),
+            common.NameFixPass(),
+        )
+        passes(model)
+
+
+def _checked(path: Path, shape: list[int], batch_axis: int | None) -> onnx.ModelProto:
+    """Return the file as it was read back; raise ExportError where it is not valid or not what was asked for."""
+    written = onnx.load(path)
+    try:
+        onnx.checker.check_model(written, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the file is not valid ONNX: {error}") from error
+    opsets = {entry.domain: entry.version for entry in written.opset_import}
+    if opsets != {"": OPSET}:
+        raise ExportError(f"the file has the opsets {opsets}, not {OPSET} of the standard one alone")
+    wanted: list[int | str] = list(shape)
+    if batch_axis is not None:
+        wanted[batch_axis] = "batch"
+    if len(written.graph.input) != 1 or _shape(written.graph.input[0]) != wanted:
+        raise ExportError(f"the file reads {[_shape(value) for value in written.graph.input]}, not {wanted}")
+    return written
+
+
+def _shape(value: onnx.ValueInfoProto) -> list[int | str]:
+    return [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+
+
+def _proven(
+    module: nn.Module,
+    images: Tensor,
+    path: Path,
+    precision: Precision,
+    batch: int | None,
+    judged_by: Literal["outputs", "codes"],
+    found: Exported,
+) -> Exported:
+    """Load the file in ONNX Runtime and compare its numbers; raise ExportError where they differ."""
+    reason = sessions.why_not()
+    if reason:
+        return msgspec.structs.replace(found, unchecked=f"numbers not compared: {reason}")
+    start = time.monotonic()
+    try:
+        session = sessions.open_session(path)
+        load_s = time.monotonic() - start
+        encoder = copy.deepcopy(module).to(torch.float64)
+
+        def run(batch_of_images: Tensor) -> np.ndarray:
+            inputs = _inputs(encoder, batch_of_images.double()).to(_DTYPES[precision]).numpy()
+            outputs: np.ndarray = session.run(None, {INPUT: inputs})[0]
+            return outputs.reshape(len(batch_of_images), -1)
+
+        figures = parity.compare(_Drawn(module), run, _batches(images, batch), precision, judged_by)
+    except (sessions.SessionError, parity.Differs) as error:
+        raise ExportError(str(error)) from error
+    return msgspec.structs.replace(found, load_s=load_s, parity=figures)
+
+
+class _Drawn(nn.Module):
+    """The module on the draws that `_inputs` makes, whatever its dtype."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module)
+
+    def forward(self, images: Tensor) -> Tensor:
+        uniforms = _uniforms(self.module, images)
+        extra = [] if uniforms is None else [uniforms.to(images.dtype)]
+        outputs: Tensor = self.module(images, *extra)
+        return outputs
+
+
+def _batches(images: Tensor, batch: int | None) -> list[Tensor]:
+    """Return images in batches of the file's size, or of three where it takes any."""
+    sizes = DYNAMIC_BATCHES if batch is None else (batch,) * -(-LEAST_IMAGES // batch)
+    ends = np.cumsum(sizes)
+    spread = _repeated(images, int(ends[-1]))
+    return [spread[end - size : end] for size, end in zip(sizes, ends, strict=True)]

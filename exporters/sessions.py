@@ -1,0 +1,120 @@
+"""ONNX Runtime sessions that run where they were asked to run, or not at all.
+
+Left alone, ONNX Runtime quietly goes on with another provider, and its two distributions overwrite each other's files.
+"""
+
+import json
+import os
+import tempfile
+from collections import Counter
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+Provider = Literal["cpu", "cuda", "tensorrt"]
+
+PROVIDERS: dict[Provider, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+_ERRORS_ONLY = 3
+
+
+class SessionError(Exception):
+    """ONNX Runtime cannot run a file, or not on the provider asked for; the message says why."""
+
+
+class Unavailable(SessionError):
+    """ONNX Runtime is not installed as it must be; the message says what to type."""
+
+
+def why_not() -> str | None:
+    """Return why ONNX Runtime cannot be used here, as far as that shows without importing it; else None."""
+    installed = [name for name in DISTRIBUTIONS if _version(name)]
+    if len(installed) > 1:
+        both = " ".join(installed)
+        return f"{both} overwrite each other: pip uninstall -y {both}, then pip install the one you want"
+    if find_spec("onnxruntime") is None:
+        return "ONNX Runtime is not installed: pip install onnxruntime, or onnxruntime-gpu for CUDA"
+    return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def open_session(
+    path: Path,
+    provider: Provider = "cpu",
+    *,
+    threads: int | None = None,
+    options: dict[str, Any] | None = None,
+    optimised: bool = True,
+) -> Any:
+    """Return an onnxruntime.InferenceSession of the file on this provider, which never falls back to another.
+
+    `threads` bounds the CPU threads inside an operator; None takes those this process may run on. `options` are those
+    of the provider; not `optimised` runs the file node by node as it is. Raises SessionError where the file cannot be
+    loaded, and Unavailable.
+    """
+    settings = _settings(threads)
+    if not optimised:
+        settings.graph_optimization_level = _onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _session(path, provider, settings, options or {})
+
+
+def _settings(threads: int | None) -> Any:
+    settings = _onnxruntime().SessionOptions()
+    settings.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = _ERRORS_ONLY
+    return settings
+
+
+def _session(path: Path, provider: Provider, settings: Any, options: dict[str, Any]) -> Any:
+    ort = _onnxruntime()
+    name = PROVIDERS[provider]
+    if name not in ort.get_available_providers():
+        raise Unavailable(f"this onnxruntime {ort.__version__} has no {name}: pip install onnxruntime-gpu in its place")
+    if provider != "cpu" and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()  # CUDA's libraries out of torch's wheels
+    try:
+        session = ort.InferenceSession(str(path), settings, [(name, options)], enable_fallback=0)
+    except Exception as error:  # each kind of its failures is a class of its own, without a base
+        reason = str(error).strip().split("\n")[0]
+        raise SessionError(f"{path.name}: ONNX Runtime {ort.__version__} cannot load it: {reason}") from error
+    if session.get_providers()[0] != name:
+        raise SessionError(f"{path.name}: ONNX Runtime loaded it on {session.get_providers()[0]}, not on {name}")
+    session.disable_fallback()
+    return session
+
+
+def node_shares(path: Path, provider: Provider, feeds: dict[str, Any], options: dict[str, Any]) -> dict[str, float]:
+    """Return the share of nodes that each provider runs, seen in one profiled run of a session of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = _settings(None)
+        settings.enable_profiling = True
+        settings.profile_file_prefix = f"{folder}/profile"
+        session = _session(path, provider, settings, options)
+        session.run(None, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    nodes = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
+    counts = Counter(str(event["args"]["provider"]) for event in nodes)
+    return {name: count / len(nodes) for name, count in sorted(counts.items())}
+
+
+def _onnxruntime() -> Any:
+    reason = why_not()
+    if reason:
+        raise Unavailable(reason)
+    try:
+        return import_module("onnxruntime")
+    except ImportError as error:
+        raise Unavailable(f"onnxruntime cannot be imported: {error}") from error

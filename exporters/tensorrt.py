@@ -1,0 +1,439 @@
+"""An ONNX file made into a TensorRT engine, and the engine run by device addresses; TensorRT 10.3 and newer.
+
+Precision stands in the file, and networks are strongly typed: TensorRT computes in the file's own types. A plan, which
+is a serialised engine, fits one TensorRT version and one kind of GPU; how it was built travels in its name.
+"""
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from benchd.exporters.tensorrt_api import (
+    Dims,
+    IBuilderConfig,
+    ICudaEngine,
+    IExecutionContext,
+    ILogger,
+    INetworkDefinition,
+    IProfiler,
+    OnnxParser,
+    ParserError,
+    TensorRT,
+)
+from benchd.kernels import cache
+
+Typing = Literal["strong", "weak"]
+Shape = tuple[int, ...]
+T = TypeVar("T")
+
+FLAGS = ("strongly_typed", "no_tf32", "detailed_profiling")  # what every build asks for
+
+_OUT_OF_MEMORY = re.compile(r"out ?of ?memory|allocator error|could not be allocated", re.IGNORECASE)
+_ADVICE = (
+    "close other programs, give --workspace less, add swap, or build on another board of the same kind and bring its "
+    "files with --artifacts"
+)
+_ERRORS_SHOWN = 3
+
+
+class BuildError(Exception):
+    """TensorRT does not build an engine of this file; the message holds what its parser or its log says."""
+
+
+class OutOfMemory(BuildError):
+    """The build needs more memory than there is; the message says what may help."""
+
+
+class EngineError(Exception):
+    """An engine refuses a shape, an address or a run; the message holds what its log says."""
+
+
+class ForeignPlan(EngineError):
+    """A plan that this TensorRT on this GPU does not take; building it again helps."""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """The batch sizes that an engine takes and the one it is tuned for; for files whose batch is dynamic.
+
+    Raises ValueError unless 1 <= minimum <= optimum <= maximum.
+    """
+
+    minimum: int
+    optimum: int
+    maximum: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.optimum <= self.maximum:
+            raise ValueError(f"batch sizes {self.sizes()}: they must be minimum <= optimum <= maximum, from 1")
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return minimum, optimum and maximum."""
+        return self.minimum, self.optimum, self.maximum
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How a plan was built, as its name tells; under weak typing TensorRT chooses types itself."""
+
+    typing: Typing
+    workspace_bytes: int
+
+
+class Built(NamedTuple):
+    """A finished build. `note` says why typing is weak, where it is."""
+
+    typing: Typing
+    seconds: float
+    plan_bytes: int
+    workspace_bytes: int
+    version: str
+    note: str
+
+
+def engine_facts(
+    onnx_sha256: str,
+    version: str,
+    gpu_name: str,
+    compute_capability: tuple[int, int],
+    flags: Sequence[str],
+    profile: Profile,
+) -> dict[str, Any]:
+    """Return what an engine is made of and for: the facts of its key in `benchd.exporters.artifacts.Store`."""
+    return {
+        "format": "plan",
+        "onnx_sha256": onnx_sha256,
+        "tensorrt": version,
+        "gpu": gpu_name,
+        "compute_capability": ".".join(map(str, compute_capability)),
+        "flags": sorted(flags),
+        "profile": list(profile.sizes()),
+    }
+
+
+def default_workspace_bytes(root: Path = Path("/")) -> int | None:
+    """Return min(1 GiB, 25 % of available memory) on a Tegra, where the GPU has the CPU's memory; else None: no limit.
+
+    Raises OSError or ValueError where a Tegra's /proc/meminfo is not as Linux writes it.
+    """
+    compatible = root / "proc/device-tree/compatible"
+    if not compatible.exists() or b"nvidia,tegra" not in compatible.read_bytes():
+        return None
+    available = re.search(r"^MemAvailable:\s*(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    if available is None:
+        raise ValueError(f"{root / 'proc/meminfo'} has no MemAvailable")
+    return min(2**30, int(available[1]) * 1024 // 4)
+
+
+def timing_cache_path(version: str, gpu_name: str) -> Path:
+    """Return where the times of kernels are kept between builds, for this TensorRT on this GPU."""
+    return cache.folder() / "tensorrt" / (re.sub(r"[^A-Za-z0-9.]+", "_", f"{version}-{gpu_name}") + ".timing")
+
+
+def build(
+    trt: TensorRT,
+    onnx: Path,
+    plan: Path,
+    profile: Profile,
+    *,
+    workspace_bytes: int | None,
+    timing_cache: Path,
+    precision: str,
+) -> Built:
+    """Build the engine of `onnx` for the current GPU, write it to `plan` and what was timed to `timing_cache`.
+
+    Where a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` takes its place and the result
+    says so. Raises BuildError, OutOfMemory among them.
+    """
+    start = time.monotonic()
+    note = ""
+
+    def attempt(typing: Typing) -> Recipe:
+        return _Build(trt, onnx, profile, workspace_bytes, timing_cache).write(plan, typing, precision)
+
+    try:
+        recipe = attempt("strong")
+    except BuildError as error:
+        if isinstance(error, OutOfMemory) or not hasattr(trt.BuilderFlag, "FP16"):
+            raise
+        note = f"weakly typed, because a strongly typed build fails: {error}"
+        recipe = attempt("weak")
+    return Built(
+        typing=recipe.typing,
+        seconds=time.monotonic() - start,
+        plan_bytes=plan.stat().st_size,
+        workspace_bytes=recipe.workspace_bytes,
+        version=trt.__version__,
+        note=note,
+    )
+
+
+class _Build:
+    """One attempt; what TensorRT's objects need of each other lives as long as this."""
+
+    def __init__(
+        self, trt: TensorRT, onnx: Path, profile: Profile, workspace_bytes: int | None, timing_cache: Path
+    ) -> None:
+        self._trt, self._onnx, self._profile = trt, onnx, profile
+        self._workspace_bytes, self._timing_cache = workspace_bytes, timing_cache
+        self._errors: list[str] = []
+        self._logger = _logger(trt, self._errors)
+        self._builder = _started(lambda: trt.Builder(self._logger), BuildError, self._errors)
+
+    def write(self, plan: Path, typing: Typing, precision: str) -> Recipe:
+        strong = 1 << int(self._trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        network = self._builder.create_network(strong if typing == "strong" else 0)
+        parser = self._trt.OnnxParser(network, self._logger)  # holds the weights until the plan is built
+        self._parse(parser)
+        config = self._config(network)
+        if typing == "weak" and precision != "fp32":
+            config.set_flag(getattr(self._trt.BuilderFlag, precision.upper()))
+        recipe = Recipe(typing, config.get_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE))
+        network.name = msgspec.json.encode(recipe).decode()
+        plan.write_bytes(self._serialized(network, config))
+        _replace(self._timing_cache, config.get_timing_cache().serialize())
+        return recipe
+
+    def _parse(self, parser: OnnxParser) -> None:
+        if not parser.parse_from_file(str(self._onnx)):
+            told = [parser_error(parser.get_error(i)) for i in range(parser.num_errors)] or self._errors
+            raise BuildError(f"TensorRT cannot read {self._onnx.name}: {'; '.join(told) or 'no reason given'}")
+
+    def _config(self, network: INetworkDefinition) -> IBuilderConfig:
+        config = self._builder.create_builder_config()
+        config.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
+        config.clear_flag(self._trt.BuilderFlag.TF32)  # on by default, and not fp32
+        if self._workspace_bytes is not None:
+            config.set_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE, self._workspace_bytes)
+        self._set_timing_cache(config)
+        self._set_profile(network, config)
+        return config
+
+    def _set_timing_cache(self, config: IBuilderConfig) -> None:
+        """Start from the kept times, or from none where they are another GPU's or damaged: that costs time alone."""
+        kept = self._timing_cache.read_bytes() if self._timing_cache.exists() else b""
+        for content in dict.fromkeys((kept, b"")):
+            timing = config.create_timing_cache(content)
+            if timing is not None and config.set_timing_cache(timing, ignore_mismatch=False):
+                return
+        raise _failure(self._errors)
+
+    def _set_profile(self, network: INetworkDefinition, config: IBuilderConfig) -> None:
+        shapes = dict(_dynamic_inputs(network))
+        if not shapes:
+            return
+        profile = self._builder.create_optimization_profile()
+        for name, shape in shapes.items():
+            bounds = (self._trt.Dims(_with_batch(shape, batch)) for batch in self._profile.sizes())
+            profile.set_shape(name, *bounds)
+        config.add_optimization_profile(profile)
+
+    def _serialized(self, network: INetworkDefinition, config: IBuilderConfig) -> memoryview:
+        try:
+            plan = self._builder.build_serialized_network(network, config)
+        except MemoryError as error:
+            raise _out_of_memory(str(error)) from error
+        if plan is None:
+            raise _failure(self._errors)
+        return memoryview(plan)
+
+
+def parser_error(error: ParserError) -> str:
+    """Return one line with the node's name, its operator, what is wrong and where the parser says so."""
+    node = error.node_name() or f"number {error.node()}"
+    return f"node {node} ({error.node_operator()}): {error.desc()} [{Path(error.file()).name}:{error.line()}]"
+
+
+def _dynamic_inputs(network: INetworkDefinition) -> Iterator[tuple[str, Shape]]:
+    """Yield name and shape of each input with a dynamic dimension; raise BuildError where that cannot be the batch."""
+    for i in range(network.num_inputs):
+        tensor = network.get_input(i)
+        shape = _shape(tensor.shape)
+        if shape.count(-1) > 1:
+            raise BuildError(
+                f"input {tensor.name} {shape} has several dynamic dimensions; only the batch may be dynamic"
+            )
+        if -1 in shape:
+            yield tensor.name, shape
+
+
+def _shape(dims: Dims) -> Shape:
+    return tuple(dims[i] for i in range(len(dims)))
+
+
+def _with_batch(shape: Sequence[int], batch: int) -> Shape:
+    return tuple(batch if size < 0 else size for size in shape)
+
+
+def _failure(errors: Sequence[str]) -> BuildError:
+    """Return the error of a build that gave no plan: TensorRT tells why in its log alone."""
+    for line in errors:
+        if _OUT_OF_MEMORY.search(line):
+            return _out_of_memory(line)
+    return BuildError(f"TensorRT built no engine: {_last(errors)}")
+
+
+def _out_of_memory(told: str) -> OutOfMemory:
+    return OutOfMemory(f"out of memory while building; {_ADVICE} (TensorRT: {told})")
+
+
+def _last(errors: Sequence[str]) -> str:
+    return "; ".join(errors[-_ERRORS_SHOWN:]) or "its log names no error"
+
+
+def _replace(path: Path, content: Any) -> None:
+    """Put `content`, a buffer, in the place of the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)  # noqa: PTH105 - the atomic rename
+
+
+# pybind11 wants subclasses of its own classes, which are there only once TensorRT is
+
+
+def _logger(trt: TensorRT, errors: list[str]) -> ILogger:
+    """Return a logger that appends errors to the list and drops the rest."""
+    severe = (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
+
+    def log(_: object, severity: object, message: str) -> None:
+        if severity in severe:
+            errors.append(message.strip())
+
+    logger: ILogger = type("ErrorLog", (trt.ILogger,), {"log": log})()
+    return logger
+
+
+def _layer_times(trt: TensorRT, rows: list[tuple[str, float]]) -> IProfiler:
+    """Return a profiler that appends each layer's name and milliseconds to the list."""
+
+    def report_layer_time(_: object, layer_name: str, ms: float) -> None:
+        rows.append((layer_name, float(ms)))
+
+    profiler: IProfiler = type("LayerTimes", (trt.IProfiler,), {"report_layer_time": report_layer_time})()
+    return profiler
+
+
+def _started(create: Callable[[], T], kind: type[Exception], errors: Sequence[str]) -> T:
+    """Return what `create` makes; pybind11 says TypeError where TensorRT gives nothing."""
+    try:
+        return create()
+    except TypeError as error:
+        raise kind(f"TensorRT does not start: {_last(errors)}") from error
+
+
+class Engine:
+    """A plan made ready to run on the current CUDA device; raises ForeignPlan where it cannot be.
+
+    `inputs` and `outputs` are the names of its tensors in the file's order, `errors` what its log has said.
+    """
+
+    def __init__(self, trt: TensorRT, plan: Path) -> None:
+        self.trt = trt
+        self.errors: list[str] = []
+        self._logger = _logger(trt, self.errors)
+        self._runtime = _started(lambda: trt.Runtime(self._logger), EngineError, self.errors)
+        self._engine = self._deserialized(plan)
+        self.recipe = _recipe(plan, self._engine)
+        names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
+        self.inputs = [name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+        self.outputs = [name for name in names if name not in self.inputs]
+
+    def _deserialized(self, plan: Path) -> ICudaEngine:
+        engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
+        if engine is None:
+            raise ForeignPlan(
+                f"{plan.name} was made by another TensorRT than {self.trt.__version__} or for another GPU: "
+                f"{_last(self.errors)}"
+            )
+        return engine
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Return what one context takes for activations."""
+        return self._engine.device_memory_size_v2
+
+    @property
+    def aux_streams(self) -> int:
+        """Return on how many streams beside the caller's an engine runs its layers."""
+        return self._engine.num_aux_streams
+
+    def dtype(self, name: str) -> str:
+        """Return the tensor's type by TensorRT's name, such as FLOAT or HALF."""
+        return self._engine.get_tensor_dtype(name).name
+
+    def shapes(self, batch: int) -> dict[str, Shape]:
+        """Return the inputs' shapes for this batch size, which counts where the file left it open."""
+        return {name: _with_batch(_shape(self._engine.get_tensor_shape(name)), batch) for name in self.inputs}
+
+    def context(self) -> "Context":
+        """Return a context of its own memory: one run at a time, beside those of other contexts."""
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise EngineError(f"TensorRT gives no context: {_last(self.errors)}")
+        return Context(self, context)
+
+    def layer_times(
+        self, shapes: Mapping[str, Shape], addresses: Mapping[str, int], stream: int
+    ) -> list[tuple[str, float]]:
+        """Return each layer's name and milliseconds in one run, after one to warm up.
+
+        In a context of their own, because a profiler makes runs synchronous. Arguments as for `Context`.
+        """
+        rows: list[tuple[str, float]] = []
+        context = self.context()
+        context.profile(_layer_times(self.trt, rows))
+        context.set_shapes(shapes)
+        context.bind(addresses)
+        context.run(stream)
+        rows.clear()
+        context.run(stream)
+        return rows
+
+
+class Context:
+    """An engine's state of one run: shapes, then addresses, then runs. Made by `Engine.context`.
+
+    Each method raises EngineError where TensorRT refuses.
+    """
+
+    def __init__(self, engine: Engine, context: IExecutionContext) -> None:
+        self._context = context  # first, for it goes first: the engine and the profiler outlive it
+        self._engine = engine
+        self._profiler: IProfiler | None = None
+
+    def profile(self, profiler: IProfiler) -> None:
+        """Report the layers of every run from here on."""
+        self._profiler = self._context.profiler = profiler
+
+    def set_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Take the shapes of all inputs by name and return those of all outputs."""
+        for name, shape in shapes.items():
+            self._require(self._context.set_input_shape(name, self._engine.trt.Dims(shape)), f"{name} {shape}")
+        missing = self._context.infer_shapes()
+        self._require(not missing, f"shapes without {', '.join(missing)}")
+        return {name: _shape(self._context.get_tensor_shape(name)) for name in self._engine.outputs}
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Take the device addresses of all inputs and outputs, whose memory must live as long as this."""
+        for name, address in addresses.items():
+            self._require(self._context.set_tensor_address(name, address), f"the address of {name}")
+
+    def run(self, stream: int) -> None:
+        """Enqueue one run on a CUDA stream, by its handle; not the default one, on which TensorRT synchronises."""
+        self._require(self._context.execute_async_v3(stream), "the run")
+
+    def _require(self, taken: bool, what: str) -> None:
+        if not taken:
+            raise EngineError(f"TensorRT refuses {what}: {_last(self._engine.errors)}")
+
+
+def _recipe(plan: Path, engine: ICudaEngine) -> Recipe:
+    try:
+        return msgspec.json.decode(engine.name, type=Recipe)
+    except msgspec.MsgspecError as error:
+        raise ForeignPlan(f"{plan.name} does not say how it was built: {error}") from error

@@ -1,0 +1,63 @@
+"""CUDA graphs as far as they go without a GPU: slots, what is said when a capture breaks, and the refusals."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.worker.backends import cudagraph, tensorrt
+from benchd.daemon.worker.backends.cudagraph import Slot, capture_error, rotating
+
+CPU = torch.device("cpu")
+
+
+def doubling(size):
+    """A slot that doubles its input; `launch` works in place, as a graph does."""
+    held, output = torch.zeros(size), torch.zeros(size)
+    return Slot([held], lambda: torch.mul(held, 2, out=output), output, None)
+
+
+def test_slots_take_turns_so_that_two_results_stand_at_once():
+    run = rotating([doubling(3), doubling(3)])
+    first, second = run(torch.ones(3)), run(torch.full((3,), 5.0))
+    assert (first.tolist(), second.tolist()) == ([2.0] * 3, [10.0] * 3)
+    assert run(torch.zeros(3)) is first
+
+
+@pytest.mark.parametrize("given", [[torch.ones(1)], [torch.ones(3), torch.ones(3)], []], ids=["shape", "more", "none"])
+def test_another_input_than_the_captured_one_is_refused(given):
+    with pytest.raises(ValueError, match=r"captured for|argument"):
+        doubling(3)(*given)
+
+
+class Net(nn.Module):
+    def forward(self, images):
+        if images.sum().item() > 0:
+            raise RuntimeError("operation not permitted when stream is capturing\nCompile with TORCH_USE_CUDA_DSA")
+        return images
+
+
+def broken_capture():
+    try:
+        Net()(torch.ones(2))
+    finally:
+        raise LookupError("the capture was void")  # as its end says
+
+
+def test_what_broke_a_capture_is_told_with_the_line_of_the_model():
+    with pytest.raises(LookupError) as told:
+        broken_capture()
+    shown = capture_error(told.value)
+    assert shown.startswith("operation not permitted when stream is capturing (test_cudagraph.py:")
+    assert 'raise RuntimeError("operation not permitted' in shown
+    assert "DSA" not in shown.split(" (", 1)[0]
+
+
+def test_without_a_cuda_device_both_say_so():
+    source = SimpleNamespace(module=Net())
+    with pytest.raises(Unsupported, match="CUDA graphs need a CUDA device"):
+        cudagraph.load(source, "fp32", CPU, torch.zeros(1, 3))
+    with pytest.raises(Unsupported, match="TensorRT needs a CUDA device"):
+        tensorrt.load(source, "fp32", CPU, torch.zeros(1, 3))

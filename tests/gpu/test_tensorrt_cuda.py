@@ -1,0 +1,134 @@
+"""TensorRT on a real device: engines built, run, kept, built again, and refused with the node's name."""
+
+import onnx
+import onnx.parser
+import pytest
+import torch
+from torch import nn
+
+from benchd.daemon.worker.backends import tensorrt as backend
+from benchd.exporters import tensorrt, tensorrt_api
+from benchd.exporters.artifacts import Store, key_of
+from benchd.exporters.tensorrt import BuildError, Engine, Profile
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("tensorrt", reason="TensorRT's Python package is not installed")
+pytest.importorskip("onnxscript", reason="torch exports to ONNX with onnxscript")
+CUDA = torch.device("cuda")
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+class Exported:
+    """The ONNX file of a module, as a source gives it."""
+
+    workspace_bytes = None
+
+    def __init__(self, folder, module, example, precision):
+        self.store = Store(folder)
+        facts = {"model": "net", "precision": precision, "format": "onnx", "batch": len(example)}
+        module, example = module.to(DTYPES[precision]), example.to(DTYPES[precision])
+
+        def write(path):
+            torch.onnx.export(module, (example,), path, dynamo=True, external_data=False, verbose=False)
+
+        self._artifact = self.store.produce(key_of(facts), facts, write)
+
+    def onnx(self, precision, batch, *, target):
+        return self._artifact
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.SiLU(), nn.Flatten(), nn.Linear(16 * 36, 10)).eval()
+
+
+def outputs_of(net, images):
+    with torch.inference_mode():
+        return net.float()(images)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_an_engine_agrees_is_strongly_typed_and_comes_from_the_store_the_second_time(tmp_path, net, precision):
+    batches = torch.randn(6, 4, 3, 8, 8)
+    expected = outputs_of(net, batches.flatten(0, 1)).unflatten(0, (6, 4))
+    source = Exported(tmp_path, net, batches[0], precision)
+    first = backend.load(source, precision, CUDA, batches[0])
+    again = backend.load(source, precision, CUDA, batches[0])
+    for images, wanted in zip(batches, expected, strict=True):
+        for loaded in (first, again):
+            output = loaded.run(images.to(CUDA, loaded.dtype)).float().cpu()
+            torch.testing.assert_close(output, wanted, rtol=2e-2, atol=1e-4 if precision == "fp32" else 2e-2)
+    assert first.runtime.typing == again.runtime.typing == "strong"
+    assert first.runtime.cuda_graph
+    assert first.runtime.build_s > 0
+    assert again.runtime.build_s is None
+
+
+def test_two_are_in_flight_without_mixing(tmp_path, net):
+    batches = torch.randn(40, 4, 3, 8, 8)
+    source = Exported(tmp_path, net, batches[0], "fp32")
+    loaded = backend.load(source, "fp32", CUDA, batches[0])
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    outputs = []
+    for i, images in enumerate(batches.to(CUDA)):
+        streams[i % 2].synchronize()
+        with torch.cuda.stream(streams[i % 2]):
+            outputs.append(loaded.run(images).to("cpu", non_blocking=True))
+    torch.cuda.synchronize()
+    expected = outputs_of(net, batches.flatten(0, 1)).unflatten(0, (40, 4))
+    torch.testing.assert_close(torch.stack(outputs), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_plan_that_is_none_of_this_tensorrt_is_built_again_and_said_so(tmp_path, net):
+    images = torch.randn(4, 3, 8, 8)
+    source = Exported(tmp_path, net, images, "fp32")
+    backend.load(source, "fp32", CUDA, images)
+    (kept,) = (artifact for artifact in source.store.list() if artifact.path.suffix == ".plan")
+    source.store.put(kept.key, kept.metadata.facts, lambda path: path.write_bytes(b"not a plan" * 100))
+    loaded = backend.load(source, "fp32", CUDA, images)
+    assert "built again" in loaded.runtime.notes[0]
+    torch.testing.assert_close(loaded.run(images.to(CUDA)).cpu(), outputs_of(net, images), rtol=1e-3, atol=1e-3)
+
+
+DYNAMIC = """<ir_version: 9, opset_import: ["" : 20]>
+g (float[N,4] x) => (float[N,4] y) { s = Sigmoid(x)  y = Mul(x, s) }"""
+UNKNOWN = """<ir_version: 9, opset_import: ["" : 20]>
+g (float[2,4] x) => (float[2,4] y) { [first] s = Sigmoid(x)  [second] y = Bernoulli(s) }"""
+
+
+def built(folder, text):
+    path = folder / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    trt, plan = tensorrt_api.load(), folder / "model.plan"
+    arguments = {"workspace_bytes": 2**28, "timing_cache": folder / "times", "precision": "fp32"}
+    return trt, plan, tensorrt.build(trt, path, plan, Profile(1, 2, 8), **arguments)
+
+
+def test_a_dynamic_batch_takes_every_size_of_its_profile_and_layers_have_times(tmp_path):
+    trt, plan, made = built(tmp_path, DYNAMIC)
+    assert (made.typing, made.workspace_bytes, made.plan_bytes) == ("strong", 2**28, plan.stat().st_size)
+    engine, stream = Engine(trt, plan), torch.cuda.Stream()
+    for batch in (1, 8):
+        context, x = engine.context(), torch.randn(batch, 4, device=CUDA)
+        y = torch.empty_like(x)
+        torch.cuda.synchronize()
+        assert context.set_shapes({"x": (batch, 4)}) == {"y": (batch, 4)}
+        context.bind({"x": x.data_ptr(), "y": y.data_ptr()})
+        context.run(stream.cuda_stream)
+        stream.synchronize()
+        torch.testing.assert_close(y, nn.functional.silu(x))
+    addresses = {"x": x.data_ptr(), "y": y.data_ptr()}
+    times = engine.layer_times({"x": (8, 4)}, addresses, stream.cuda_stream)
+    assert times
+    assert all(ms > 0 for _, ms in times)
+
+
+def test_an_op_that_tensorrt_lacks_is_told_with_its_node(tmp_path):
+    with pytest.raises(BuildError, match="Bernoulli"):
+        built(tmp_path, UNKNOWN)
