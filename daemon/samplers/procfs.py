@@ -8,7 +8,7 @@ nothing new.
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchd.daemon.records import Sample
@@ -18,15 +18,17 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPUINFO_BYTES = 2**20
 MIN_INTERVAL_S = 0.09
+_MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*(\d+)", re.MULTILINE)
 _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
 
 class Procfs:
     """Yields at most ten times a second, with shares in percent and the watched process in percent of one CPU.
 
-    `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`;
-    `process_cpu_percent` and `process_rss_bytes` while the watched process lives; and `cpu_clock_hz` where the kernel
-    tells it: the mean over all CPUs and, where CPUs share clocks, one rail a cluster.
+    `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`,
+    `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the part of memory that the GPU's driver has handed out;
+    `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes` while the watched process lives; and
+    `cpu_clock_hz` where the kernel tells it: the mean over all CPUs and, where CPUs share clocks, one rail a cluster.
     """
 
     name = "procfs"
@@ -45,7 +47,7 @@ class Procfs:
         """Return why CPU or memory figures cannot be read, else None; starts the first interval."""
         try:
             self._times = self._read_times()
-            self._read_available()
+            self._memory()
         except (OSError, ValueError, IndexError) as error:
             return f"{self._proc} does not hold stat and meminfo as Linux writes them: {error}"
         return None
@@ -64,12 +66,16 @@ class Procfs:
             return
         self._due_ns = now_ns + self._min_interval_ns
         yield from self._cpu()
-        yield self._sample("memory_available_bytes", self._read_available())
-        yield from self._watched()
+        yield from self._samples(self._memory())
+        yield from self._samples(self._watched())
         yield from self._clock()
 
     def _sample(self, metric: str, value: float, rail: str = "") -> Sample:
         return Sample(time.monotonic_ns(), metric, value, self.name, rail)
+
+    def _samples(self, metrics: Mapping[str, float]) -> Iterator[Sample]:
+        for metric, value in metrics.items():
+            yield self._sample(metric, value)
 
     def _cpu(self) -> Iterator[Sample]:
         times = self._read_times()
@@ -88,23 +94,23 @@ class Procfs:
         # Guest time, in the fields behind, is part of user time already.
         return sum(fields), fields[3] + fields[4], fields[7]
 
-    def _read_available(self) -> int:
-        head, _, tail = self._meminfo.read().partition(b"MemAvailable:")
-        if not tail:
-            raise ValueError(f"no MemAvailable in {head[:40]!r}...")
-        return int(tail.split(None, 1)[0]) * 1024
+    def _memory(self) -> dict[str, int]:
+        kib = {name: int(value) for name, value in _MEMINFO_KIB.findall(self._meminfo.read())}
+        if b"MemAvailable" not in kib:
+            raise ValueError(f"no MemAvailable in {self._proc / 'meminfo'}")
+        metrics = {"memory_available_bytes": kib[b"MemAvailable"] * 1024}
+        if b"SwapTotal" in kib:
+            metrics["swap_used_bytes"] = (kib[b"SwapTotal"] - kib[b"SwapFree"]) * 1024
+        if b"NvMapMemUsed" in kib:
+            metrics["nvmap_used_bytes"] = kib[b"NvMapMemUsed"] * 1024
+        return metrics
 
-    def _watched(self) -> Iterator[Sample]:
-        if self._process is None:
-            return
+    def _watched(self) -> Mapping[str, float]:
         try:
-            percent, rss = self._process.read()
+            return self._process.read() if self._process else {}
         except (FileNotFoundError, ProcessLookupError):
             self._process = None
-            return
-        if percent is not None:
-            yield self._sample("process_cpu_percent", percent)
-        yield self._sample("process_rss_bytes", rss)
+            return {}
 
     def _clock(self) -> Iterator[Sample]:
         clocks = self._clocks.read()
@@ -122,27 +128,29 @@ def _percent(part: int, whole: int) -> float:
 
 
 class _Process:
-    """The CPU time and the resident memory of one process; the open file keeps to it even if its pid is used again."""
+    """What one process uses; the open file keeps to it even if its pid is used again."""
 
     def __init__(self, stat: Path) -> None:
         self._stat = KernelFile(stat)
-        self._before: tuple[int, int] | None = None
+        self._before: tuple[int, int, int] | None = None
 
-    def read(self) -> tuple[float | None, int]:
-        """Return the percent of one CPU since the last reading, None at the first, and the resident bytes.
+    def read(self) -> dict[str, float]:
+        """Return the metrics: resident bytes and, from the second reading on, the rates since the last one.
 
         Raises ProcessLookupError or FileNotFoundError for a process that has ended.
         """
-        # The name before the last bracket may hold blanks and brackets; then state, ..., utime, stime, ..., rss.
+        # The name before the last bracket may hold blanks and brackets; then state, ..., majflt, ..., utime, stime, ...
         fields = self._stat.read().rpartition(b")")[2].split()
         if fields[0] in (b"Z", b"X"):
             raise ProcessLookupError("it has ended and waits for its parent")
-        t_ns, ticks = time.monotonic_ns(), int(fields[11]) + int(fields[12])
-        before, self._before = self._before, (t_ns, ticks)
-        rss = int(fields[21]) * PAGE_BYTES
-        if before is None:
-            return None, rss
-        return 100.0 * (ticks - before[1]) / TICKS_PER_S / ((t_ns - before[0]) / 1e9), rss
+        now = time.monotonic_ns(), int(fields[11]) + int(fields[12]), int(fields[9])
+        before, self._before = self._before, now
+        metrics: dict[str, float] = {"process_rss_bytes": int(fields[21]) * PAGE_BYTES}
+        if before:
+            ns, ticks, faults = (late - early for late, early in zip(now, before, strict=True))
+            metrics["process_cpu_percent"] = 100.0 * ticks / TICKS_PER_S / (ns / 1e9)
+            metrics["process_major_faults_per_s"] = faults / (ns / 1e9)
+        return metrics
 
 
 class _Clocks:

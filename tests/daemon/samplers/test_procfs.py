@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jetson_trees import ORIN_NANO, build
 from machines import desktop, orin_nano, write
 
 from benchd.daemon.errors import UsageError
@@ -21,8 +22,8 @@ def set_cpu(root, fields, guest=0):
     write(root, {"proc/stat": f"cpu  {' '.join(map(str, fields))} {guest} 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n"})
 
 
-def set_process(root, pid, *, state="R", utime=0, stime=0, pages=100):
-    fields = [state, *["0"] * 10, str(utime), str(stime), *["0"] * 8, str(pages), *["0"] * 20]
+def set_process(root, pid, *, state="R", faults=0, utime=0, stime=0, pages=100):
+    fields = [state, *["0"] * 8, str(faults), "7", str(utime), str(stime), *["0"] * 8, str(pages), *["0"] * 20]
     write(root, {f"proc/{pid}/stat": f"{pid} (a) name (x) {' '.join(fields)}\n"})
 
 
@@ -112,6 +113,30 @@ def test_available_memory(orin):
     assert Reader(orin).read()["memory_available_bytes", ""] == 5000000 * 1024
 
 
+def test_memory_that_only_some_kernels_tell_of(tmp_path):
+    build(tmp_path, ORIN_NANO)
+    set_cpu(tmp_path, ZERO)
+    found = Reader(tmp_path).read()
+    assert found["swap_used_bytes", ""] == 500000 * 1024
+    assert found["nvmap_used_bytes", ""] == 102400 * 1024
+
+
+def test_memory_that_nobody_tells_is_not_claimed(orin):
+    assert not {"swap_used_bytes", "nvmap_used_bytes"} & {metric for metric, _ in Reader(orin).read()}
+
+
+def test_major_faults_are_a_rate(orin):
+    set_process(orin, 77, faults=100)
+    sampler = Reader(orin)
+    sampler.watch(77)
+    before_ns = time.monotonic_ns()
+    assert ("process_major_faults_per_s", "") not in sampler.read()
+    set_process(orin, 77, faults=300)
+    rate = sampler.read()["process_major_faults_per_s", ""]
+    assert rate >= 200 / ((time.monotonic_ns() - before_ns) / 1e9)
+    assert sampler.read()["process_major_faults_per_s", ""] == 0.0
+
+
 def test_the_watched_process_and_its_end(orin):
     sampler = Reader(orin)
     sampler.watch(77)
@@ -171,7 +196,8 @@ def test_the_real_machine():
     before = time.monotonic_ns()
     samples = list(procfs.sample())
     after = time.monotonic_ns()
-    assert {"memory_available_bytes", "process_rss_bytes"} <= {sample.metric for sample in samples}
+    found = {sample.metric for sample in samples}
+    assert {"memory_available_bytes", "swap_used_bytes", "process_rss_bytes"} <= found
     assert all(before <= sample.t_ns <= after and sample.source == "procfs" for sample in samples)
 
 
