@@ -1,0 +1,144 @@
+"""Which NVIDIA GPU a worker computes on, as a full UUID: from NVML and CUDA's environment variables, without torch."""
+
+import importlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+from benchd.daemon.errors import NotAvailable, UsageError
+
+NO_MIG = "NVML measures whole GPUs, not MIG instances; disable MIG (`sudo nvidia-smi -mig 0`)"
+_DEVICE = re.compile(r"cuda(?::(\d+))?|(?:GPU|MIG)-[0-9a-f/-]+")
+_INDEX = re.compile(r"\s*\d+")
+# by NVML's error code
+_REMEDIES = {
+    4: "let this user open /dev/nvidiactl and /dev/nvidia0",
+    9: "load the driver with `sudo modprobe nvidia`, or install it",
+    12: "install the NVIDIA driver, which brings libnvidia-ml.so.1",
+    13: "its driver is too old; install a newer one",
+    18: "the driver was updated while it ran; reboot",
+}
+
+
+class Gpu(NamedTuple):
+    """A card as NVML lists it, in the order of the PCI bus."""
+
+    uuid: str
+    name: str
+
+
+def open_nvml() -> ModuleType:
+    """Return pynvml, its library initialised; raise NotAvailable with what to install or to do."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ModuleNotFoundError as error:
+        raise NotAvailable("nvidia-ml-py is not installed; `pip install nvidia-ml-py`") from error
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        remedy = _REMEDIES.get(error.value, "see whether `nvidia-smi` works")
+        raise NotAvailable(f"NVML does not start ({error}); {remedy}") from error
+    return nvml
+
+
+def check(device: str) -> str:
+    """Return `device`; raise UsageError where it is not `cuda`, `cuda:N` or the UUID of a GPU."""
+    if not _DEVICE.fullmatch(device):
+        raise UsageError(f"{device!r} names no GPU; give cuda, cuda:N or a UUID of `nvidia-smi -L`, GPU-...")
+    return device
+
+
+def cuda_uuid(device: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the full UUID of a device as a process with these environment variables would count it.
+
+    Raises NotAvailable where there is no such GPU or no NVML, and UsageError for what `check` refuses.
+    """
+    check(device)
+    nvml = open_nvml()
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = [Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except nvml.NVMLError as error:
+        raise NotAvailable(f"NVML does not list the GPUs: {error}") from error
+    finally:
+        nvml.nvmlShutdown()
+    return choose(gpus, device, environ)
+
+
+def choose(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str]) -> str:
+    """Return the UUID of `device` among these; raise as `cuda_uuid` does."""
+    if device.startswith("MIG-"):
+        raise NotAvailable(f"{device}: {NO_MIG}")
+    if device.startswith("GPU-"):
+        return _unique(gpus, device)
+    seen = visible(gpus, environ)
+    index = int(device.partition(":")[2] or 0)
+    if index >= len(seen):
+        raise NotAvailable(
+            f"there is no cuda:{index}: CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r} leaves "
+            f"{len(seen)} of {len(gpus)} GPUs"
+        )
+    return seen[index].uuid
+
+
+def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs that CUDA would show under `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`, in its order.
+
+    As CUDA does it, the list ends at its first entry that is no GPU or not of the kind of the first, indices or UUIDs,
+    and is empty where one is named twice (CUDA programming guide, environment variables). Raises NotAvailable for MIG
+    instances, and for indices into cards of different kinds unless their order is that of the bus.
+    """
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return _counted(gpus, environ)
+    if listed.startswith("MIG-"):
+        raise NotAvailable(f"CUDA_VISIBLE_DEVICES={listed}: {NO_MIG}")
+    seen = _by_uuid(gpus, listed) if listed.startswith("GPU-") else _by_index(gpus, listed, environ)
+    return seen if len(set(seen)) == len(seen) else []
+
+
+def _by_uuid(gpus: Sequence[Gpu], listed: str) -> list[Gpu]:
+    seen = []
+    for start in listed.split(","):
+        found = [gpu for gpu in gpus if start.startswith("GPU-") and gpu.uuid.startswith(start.strip())]
+        if len(found) != 1:
+            break
+        seen += found
+    return seen
+
+
+def _by_index(gpus: Sequence[Gpu], listed: str, environ: Mapping[str, str]) -> list[Gpu]:
+    seen = []
+    for entry in listed.split(","):
+        index = _INDEX.match(entry)
+        if not index or int(index[0]) >= len(gpus):
+            break
+        seen.append(_counted(gpus, environ)[int(index[0])])
+    return seen
+
+
+def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """Return them as CUDA counts them; only it knows which of different cards it takes for the fastest."""
+    if environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
+        raise NotAvailable("CUDA counts different GPUs from the fastest on; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    return list(gpus)
+
+
+def _unique(gpus: Sequence[Gpu], start: str) -> str:
+    found = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(start)]
+    if len(found) != 1:
+        there = ", ".join(gpu.uuid for gpu in gpus) or "none"
+        raise NotAvailable(f"{len(found)} GPUs are called {start}...; there: {there}")
+    return found[0]
+
+
+def mismatch(sampled: str, ran_on: str) -> str | None:
+    """Return why the readings of GPU `sampled` say nothing of a case that ran on another, None where it is the same.
+
+    torch gives UUIDs without their `GPU-`.
+    """
+    if sampled.removeprefix("GPU-") == ran_on.removeprefix("GPU-"):
+        return None
+    return f"the sensors are those of GPU {sampled}, but the case ran on {ran_on}; give --device GPU-<uuid>"
