@@ -307,17 +307,60 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
+class CrossCheck(Struct, frozen=True, kw_only=True):
+    """The energy over the same window and scope by the second-best source, with its error bar."""
+
+    energy_j: float
+    energy_err_j: float
+    source: str
+    metric: str
+
+
 class Energy(Struct, frozen=True, kw_only=True):
-    """Energy over the window with its error bar, and what exactly was measured."""
+    """Energy over the window with its error bar (95 %, k = 2), and what exactly was measured.
+
+    `metric` says whether `source` counted or was polled. `updates` counts its distinct values in the window and
+    `gap_share` how much of the window it left out. Net is without `idle_w`, the mean of idle before and after, which
+    differ by `idle_drift_w`. `flags` name what a reader has to know, such as `sources_disagree`.
+    """
 
     energy_j: float
     energy_err_j: float
     gross_per_inference_j: float
     net_per_inference_j: float | None = None
+    net_per_inference_err_j: float | None = None
+    idle_w: float | None = None
+    idle_drift_w: float | None = None
     scope: str
     source: str
+    metric: str = ""
     sensor_period_s: float
     updates: int
+    gap_share: float = 0.0
+    cross_check: CrossCheck | None = None
+    flags: list[str] = []
+
+
+class BlocksResult(Struct, frozen=True, kw_only=True):
+    """What a set of block medians says: their mean and, from two blocks on, its 95 % interval."""
+
+    median_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    blocks: int
+
+
+class Interference(Struct, frozen=True, kw_only=True):
+    """What disturbed which block, and the result without and with the disturbed ones.
+
+    `reasons` holds those of each block, none where it was undisturbed. Where all were disturbed `all_flagged` says so
+    and `clean` is `as_experienced`.
+    """
+
+    reasons: list[list[str]]
+    clean: BlocksResult
+    as_experienced: BlocksResult
+    all_flagged: bool
 
 
 class SamplerReport(Struct, frozen=True, kw_only=True):
