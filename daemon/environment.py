@@ -1,6 +1,7 @@
 """The machine and the software under a measurement, read from /proc, /sys, /etc and two vendor tools; no torch."""
 
 import hashlib
+import math
 import os
 import re
 import subprocess
@@ -24,11 +25,24 @@ DISTRIBUTIONS = (
     "onnx",
     "onnxruntime",
     "onnxruntime-gpu",
-    "tensorrt",
     "msgspec",
 )
+# The wheels that bring a library, and the package that does where torch takes the system's, as on a Jetson.
+LIBRARIES = {
+    "cuda": (("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), r"cuda-cudart-\d+-\d+"),
+    "cudnn": (("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), r"libcudnn\d+(-cuda-\d+)?"),
+    "tensorrt": (("tensorrt", "tensorrt-cu13", "tensorrt-cu12"), r"libnvinfer\d+"),
+}
+CPU_FLAGS = (
+    *("avx", "f16c", "fma", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
+    *("amx_tile", "amx_int8", "amx_bf16"),
+    *("neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
 TOOL_TIMEOUT_S = 10.0
+OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
 _ALLOCATOR = re.compile(r"MALLOC_.+|PYTORCH_.*ALLOC.*")
+_PACKAGE = re.compile(r"^Package: (\S+)\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)$", re.MULTILINE)
+_L4T = re.compile(r"# (R\d+) \(release\), REVISION: ([\d.]+)")
 
 # CPU implementer and part of the main id register, as Arm publishes them in the cores' reference manuals.
 _ARM_CORES = {
@@ -57,8 +71,10 @@ def describe(
     `root` is where /proc, /sys and /etc are looked up, and `allocator` holds the settings that the worker will have;
     those that it inherits from this process are added. What cannot be found out is None.
     """
-    policies = _policies(root)
-    gpu, driver = _gpu(root)
+    policies, gpus = _policies(root), _tegra_gpus(root)
+    gpu, driver, power_limit_w = _gpu(root)
+    power_mode = _power_mode(root)
+    packages = dict(_PACKAGE.findall(text(root / "var/lib/dpkg/status") or ""))
     environment = Environment(
         fingerprint="",
         machine=text(root / "proc/sys/kernel/arch") or os.uname().machine,
@@ -70,15 +86,24 @@ def describe(
         cpu_count=len(os.sched_getaffinity(0)),
         cpu_governor=_joined(text(policy / "scaling_governor") for policy in policies),
         cpu_max_hz=_max_hz(policies),
-        memory_bytes=_memory_bytes(root),
+        memory_bytes=_meminfo_bytes(root, "MemTotal"),
         device=device,
         gpu=gpu,
         driver=driver,
-        power_mode=_power_mode(root),
-        clocks_locked=_clocks_locked(device, root, policies),
+        power_mode=power_mode,
+        clocks_locked=_clocks_locked(device, gpus, policies),
         threads=threads,
         allocator=_allocator(os.environ) | dict(allocator or {}),
-        versions=_versions(),
+        versions=_versions(packages),
+        cpu_flags=_cpu_flags(root),
+        swap_bytes=_meminfo_bytes(root, "SwapTotal"),
+        jetpack=packages.get("nvidia-jetpack"),
+        l4t=_l4t(root),
+        power_limit_w=power_limit_w or _watts(power_mode),
+        gpu_governor=_joined(text(gpu / "governor") for gpu in gpus),
+        gpu_max_hz=max((hz * 1.0 for gpu in gpus if (hz := number(gpu / "max_freq"))), default=None),
+        temperature_c=_temperatures(root),
+        cooling=_cooling(root),
     )
     return msgspec.structs.replace(environment, fingerprint=fingerprint(environment))
 
@@ -88,14 +113,14 @@ def fingerprint(environment: Environment) -> str:
 
     Everything counts but the version of benchd itself, which each record names and which a baseline is there to
     compare; memory below a whole GiB, because firmware and kernel keep a different part of it for themselves at each
-    boot; and for the device cpu the GPU and its driver.
+    boot; the thermal state; and for the device cpu all that is of the GPU.
     """
     facts = msgspec.structs.asdict(environment)
-    del facts["fingerprint"]
+    del facts["fingerprint"], facts["temperature_c"], facts["cooling"]
     facts["memory_bytes"] = -(-environment.memory_bytes // 2**30)
     facts["versions"] = {name: value for name, value in environment.versions.items() if name != "benchd"}
     if environment.device == "cpu":
-        del facts["gpu"], facts["driver"]
+        del facts["gpu"], facts["driver"], facts["gpu_governor"], facts["gpu_max_hz"], facts["power_limit_w"]
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 
@@ -152,6 +177,12 @@ def _arm_core(implementer: str, part: str) -> str:
     return _ARM_CORES.get((int(implementer, 16), int(part, 16)), f"ARM implementer {implementer} part {part}")
 
 
+def _cpu_flags(root: Path) -> list[str]:
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text(root / "proc/cpuinfo") or "", re.MULTILINE)
+    has = set(found[1].split()) if found else set()
+    return [flag for flag in CPU_FLAGS if flag in has]
+
+
 def _policies(root: Path) -> list[Path]:
     return sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))
 
@@ -163,19 +194,30 @@ def _max_hz(policies: list[Path]) -> float | None:
     )
 
 
-def _memory_bytes(root: Path) -> int:
-    found = re.search(r"^MemTotal:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
+def _meminfo_bytes(root: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
-def _gpu(root: Path) -> tuple[str | None, str | None]:
-    """Return the name of the first NVIDIA GPU and the driver; on a Tegra its SoC and the L4T release."""
-    release = re.match(r"# (R\d+) \(release\), REVISION: ([\d.]+)", text(root / "etc/nv_tegra_release") or "")
+def _l4t(root: Path) -> str | None:
+    release = _L4T.match(text(root / "etc/nv_tegra_release") or "")
+    return f"{release[1]}.{release[2]}" if release else None
+
+
+def _gpu(root: Path) -> tuple[str | None, str | None, float | None]:
+    """Return the first NVIDIA GPU, the driver and the power limit in watts; on a Tegra its SoC and the L4T release."""
+    release = _l4t(root)
     if release:
-        return f"{_soc(root) or 'tegra'} integrated GPU", f"L4T {release[1]}.{release[2]}"
-    query = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    name, comma, driver = (query or "").partition("\n")[0].partition(",")
-    return (name.strip(), driver.strip()) if comma else (None, None)
+        return f"{_soc(root) or 'tegra'} integrated GPU", f"L4T {release}", None
+    query = _output("nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
+    fields = [field.strip() for field in (query or "").partition("\n")[0].split(",")]
+    return (fields[0], fields[1], _watts(fields[2])) if len(fields) == 3 else (None, None, None)
+
+
+def _watts(name: str | None) -> float | None:
+    """Return the watts in `450.00 W` or in the name of a power mode, None where it names none, as MAXN."""
+    found = re.search(r"(\d+(?:\.\d+)?) ?W", name or "")
+    return float(found[1]) if found else None
 
 
 def _output(*command: str) -> str | None:
@@ -194,20 +236,15 @@ def _power_mode(root: Path) -> str | None:
     return found[1].strip() if found else text(root / "sys/firmware/acpi/platform_profile")
 
 
-def _clocks_locked(device: str, root: Path, policies: list[Path]) -> bool | None:
-    """Say whether the clocks the device depends on are held; None where that cannot be known, as of a desktop GPU."""
-    cpu = all(_held(policy) for policy in policies) if policies else None
-    if device == "cpu":
-        return cpu
-    gpus = _tegra_gpus(root)
-    if not gpus or cpu is None:
+def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool | None:
+    """Say whether the clocks the device depends on are held; None where that cannot be known, as of a desktop GPU.
+
+    Held means that the least and the most are the same, as jetson_clocks leaves them: the governor has no choice then.
+    """
+    cpu = all(_same(policy / "scaling_min_freq", policy / "scaling_max_freq") for policy in policies)
+    if not policies or (device != "cpu" and not gpus):
         return None
-    return cpu and all(_same(gpu / "min_freq", gpu / "max_freq") for gpu in gpus)
-
-
-def _held(policy: Path) -> bool:
-    fixed = _same(policy / "scaling_min_freq", policy / "scaling_max_freq")
-    return fixed and text(policy / "scaling_governor") == "performance"
+    return cpu and (device == "cpu" or all(_same(gpu / "min_freq", gpu / "max_freq") for gpu in gpus))
 
 
 def _same(low: Path, high: Path) -> bool:
@@ -220,12 +257,35 @@ def _tegra_gpus(root: Path) -> list[Path]:
     return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu")]
 
 
+def _temperatures(root: Path) -> dict[str, float]:
+    """Return the degrees Celsius of each thermal zone that can be read, the hottest of those with one name."""
+    found: dict[str, float] = {}
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        name, millidegrees = text(zone / "type"), number(zone / "temp")
+        if name and millidegrees is not None and millidegrees > OFF_MILLIDEGREES:
+            found[name] = max(found.get(name, -math.inf), millidegrees / 1000)
+    return found
+
+
+def _cooling(root: Path) -> dict[str, int]:
+    """Return the level of each cooling device above 0: a fan that turns, a clock that is held down."""
+    found: dict[str, int] = {}
+    for device in sorted((root / "sys/class/thermal").glob("cooling_device*")):
+        name, level = text(device / "type"), number(device / "cur_state")
+        if name and level:
+            found[name] = max(found.get(name, 0), level)
+    return found
+
+
 def _allocator(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in sorted(variables) if _ALLOCATOR.fullmatch(name)}
 
 
-def _versions() -> dict[str, str]:
+def _versions(packages: Mapping[str, str]) -> dict[str, str]:
     found = {name: _version(name) for name in DISTRIBUTIONS}
+    for library, (wheels, package) in LIBRARIES.items():
+        of_system = _joined(release for name, release in packages.items() if re.fullmatch(package, name))
+        found[library] = next(filter(None, map(_version, wheels)), of_system)
     python = ".".join(map(str, sys.version_info[:3]))
     return {"python": python} | {name: installed for name, installed in found.items() if installed}
 

@@ -429,7 +429,8 @@ class ProcessResult(Struct, frozen=True, kw_only=True):
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the software under a case: what two records must share to be comparable.
 
-    `fingerprint` hashes all of it but what may differ between two runs on an unchanged machine.
+    `fingerprint` hashes all of it but what may differ between two runs on an unchanged machine, such as the thermal
+    state before the first case: `temperature_c` by zone, and `cooling` with the level of each device that cools now.
     """
 
     fingerprint: str
@@ -451,6 +452,15 @@ class Environment(Struct, frozen=True, kw_only=True):
     threads: int | None
     allocator: dict[str, str] = {}
     versions: dict[str, str] = {}
+    cpu_flags: list[str] = []
+    swap_bytes: int = 0
+    jetpack: str | None = None
+    l4t: str | None = None
+    power_limit_w: float | None = None
+    gpu_governor: str | None = None
+    gpu_max_hz: float | None = None
+    temperature_c: dict[str, float] = {}
+    cooling: dict[str, int] = {}
 
 
 class Record(Struct, frozen=True, kw_only=True):
