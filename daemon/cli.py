@@ -48,7 +48,7 @@ def once(
     processes: Annotated[int | None, typer.Option(help="Fresh processes a case.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of random weights and inputs.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model; all of them by default.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")] = "auto",
     direction: Annotated[str | None, typer.Option(help="inference, training, or both.", metavar="A,B")] = None,
     scenario: Annotated[str | None, typer.Option(help="single_stream, offline, or both.", metavar="A,B")] = None,
     weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model of the plan.")] = None,
@@ -195,6 +195,28 @@ def export(
             workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
         )
         raise typer.Exit(exporting.run(request, sys.stdout, json))
+
+
+@_benchd.command(epilog="Example: benchd doctor --need nvml,tensorrt")
+def doctor(
+    need: Annotated[str | None, typer.Option(help="What must be usable, separated by commas.", metavar="A,B")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say of each sensor and runtime whether it can be used here, or why not and what to do."""
+    from benchd.daemon import doctor as examination  # noqa: PLC0415
+
+    raise typer.Exit(examination.run(sys.stdout, Path("/"), json, _names(need)))
+
+
+@_benchd.command("power-sweep", epilog="Example: sudo benchd power-sweep --modes 15W,25W -- --models vim_tiny")
+def power_sweep(
+    modes: Annotated[str, typer.Option(help="Names from nvpmodel's file.", metavar="15W,25W,MAXN")],
+    case: Annotated[list[str], typer.Argument(help="What bench-once is to measure.", metavar="-- OPTIONS")],
+) -> None:
+    """Measure the same cases in several power modes of a Jetson; the former mode comes back in every case."""
+    from benchd.daemon import power_sweep as sweep  # noqa: PLC0415
+
+    raise typer.Exit(sweep.run(_names(modes), [str(sweep.BENCH_ONCE), *case], sys.stdout))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.records import Direction, OptionValue, Provider, Scenario
@@ -31,10 +31,10 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[sampling]`: which sensors are read while a case runs, and how often."""
+    """`[sampling]`: which sensors are read while a case runs, and how often; none named stands for all there are."""
 
-    sources: list[str] = field(default_factory=lambda: ["procfs"])
-    period_s: float = 0.1
+    sources: list[str] = []
+    period_s: float = 0.05
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -97,6 +97,59 @@ def measure(
     return _net_of_idle(energy, samples, best.source, window, inferences, idle) if idle else energy
 
 
+def combined(energies: Sequence[Energy]) -> Energy | str:
+    """Return what several processes of one case took together, or why they do not add up.
+
+    Energies and idle powers are means over the windows; errors of processes are taken as independent.
+    """
+    first, *others = energies
+    for other in others:
+        if (other.scope, other.source, other.metric) != (first.scope, first.source, first.metric):
+            return f"sources_differ: {first.scope} by {first.source} and {other.scope} by {other.source}"
+    if not others:
+        return first
+    joules = math.fsum(energy.energy_j for energy in energies)
+    count = math.fsum(energy.energy_j / energy.gross_per_inference_j for energy in energies)
+    nets = [energy for energy in energies if energy.net_per_inference_j is not None]
+    whole = len(nets) == len(energies)
+    weights = [energy.energy_j / energy.gross_per_inference_j / count for energy in energies]
+    return Energy(
+        energy_j=joules,
+        energy_err_j=math.hypot(*(energy.energy_err_j for energy in energies)),
+        gross_per_inference_j=joules / count,
+        net_per_inference_j=_weighted([energy.net_per_inference_j for energy in energies], weights) if whole else None,
+        net_per_inference_err_j=math.hypot(
+            *(w * (energy.net_per_inference_err_j or 0.0) for w, energy in zip(weights, energies, strict=True))
+        )
+        if whole
+        else None,
+        idle_w=_weighted([energy.idle_w for energy in energies], weights) if whole else None,
+        idle_drift_w=max(energy.idle_drift_w or 0.0 for energy in energies) if whole else None,
+        scope=first.scope,
+        source=first.source,
+        metric=first.metric,
+        sensor_period_s=max(energy.sensor_period_s for energy in energies),
+        updates=sum(energy.updates for energy in energies),
+        gap_share=max(energy.gap_share for energy in energies),
+        flags=sorted({flag for energy in energies for flag in energy.flags}),
+    )
+
+
+def _weighted(values: Sequence[float | None], weights: Sequence[float]) -> float:
+    return math.fsum(weight * (value or 0.0) for value, weight in zip(values, weights, strict=True))
+
+
+def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
+    """Return how long the load goes on around the window for these sources: two periods and an averaging time."""
+    return max((2 * max(source.period_s, read_period_s) + source.averaging_s for source in sources), default=0.0)
+
+
+def idle_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
+    """Return how long the device rests before and after, for enough values of each source; 0 without any."""
+    fewest = max(FEWEST_UPDATES.values()) + 2
+    return max((fewest * max(source.period_s, read_period_s) for source in sources), default=0.0)
+
+
 def _is_counter(source: PowerSource) -> bool:
     return source.metric == "energy_counter_j"
 
@@ -120,6 +173,7 @@ def _series(samples: Sequence[Sample], source: PowerSource, window: Window) -> _
 def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, read_period_s: float) -> _Estimate | str:
     """Return what the source says of the window, or why it says nothing."""
     read = _counted if _is_counter(source) else _polled
+    read_period_s = read_period_s if source.stamp_s is None else source.stamp_s
     try:
         return _judge(
             read(_series(samples, source, window), source, window.seconds, read_period_s),

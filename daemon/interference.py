@@ -24,7 +24,6 @@ class _Reading:
     since_ns: int
     t_ns: int
     value: float
-    rise: float
 
 
 def assess(
@@ -40,7 +39,7 @@ def assess(
     flagged = {
         "low_clock": _low_clock(samples, blocks, device),
         "steal": _steal(samples, blocks),
-        "major_faults": _any(samples, blocks, "process_major_faults", lambda reading: reading.rise > 0),
+        "major_faults": _any(samples, blocks, "process_major_faults_per_s", lambda reading: reading.value > 0),
     }
     if device == "cuda":
         flagged["throttled"] = _any(samples, blocks, "gpu_throttle_reasons", _throttles)
@@ -61,7 +60,7 @@ def _result(medians_ms: Sequence[float]) -> BlocksResult:
     interval = median_interval(medians_ms)
     return BlocksResult(
         median_ms=fmean(medians_ms),
-        low_ms=interval.low if interval else None,
+        low_ms=max(0.0, interval.low) if interval else None,
         high_ms=interval.high if interval else None,
         blocks=len(medians_ms),
     )
@@ -133,4 +132,4 @@ def _series(samples: Sequence[Sample], metric: str) -> Iterable[tuple[str, list[
     for (_, rail), values in series.items():
         points = sorted(values.items())
         steps = pairwise([points[0], *points])  # of the first nothing is known but its moment
-        yield rail, [_Reading(t0, t1, after, after - before) for (t0, before), (t1, after) in steps]
+        yield rail, [_Reading(t0, t1, value) for (t0, _), (t1, value) in steps]

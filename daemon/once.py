@@ -10,21 +10,19 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import config, environment, identity, plan
+from benchd.daemon import config, environment, gpu, identity, plan, samplers
 from benchd.daemon.arguments import named_shape, shape
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.console import Screen, print_plan
 from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
-
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,9 @@ def run(request: Request) -> int:
     """Measure what the request asks for and return the exit code; raise BenchdError before anything is measured."""
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
     own = _own(request)
-    machine = plan.inspect(_device(request))
+    device = _device(request)
+    machine = plan.inspect(device)
+    gpu_uuid = _gpu_uuid(device) if machine.device == "cuda" else None
     planned = plan.plan(_suites(settings, request), settings.limits, machine, own)
     _refuse_ambiguous_weights(request, planned)
     if request.dry_run:
@@ -65,12 +65,13 @@ def run(request: Request) -> int:
             cache=_writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
             artifacts=_writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
             device=machine.device,
-            sources=settings.sampling.sources,
+            sources=_sources(settings, machine.device, gpu_uuid),
             period_s=settings.sampling.period_s,
             threads=request.threads,
             weights=str(request.weights.resolve()) if request.weights else None,
             data=request.data,
             own=own,
+            gpu_uuid=gpu_uuid,
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
         ),
@@ -84,11 +85,26 @@ def run(request: Request) -> int:
 
 
 def _device(request: Request) -> str:
-    if request.device not in DEVICES:
-        raise UsageError(f"--device {request.device}: choose one of {', '.join(DEVICES)}")
+    if request.device not in ("auto", "cpu"):
+        gpu.check(request.device)
     if request.threads is not None and request.threads < 1:
         raise UsageError(f"--threads {request.threads}: at least 1")
     return request.device
+
+
+def _gpu_uuid(device: str) -> str | None:
+    """Return the UUID of the GPU that is measured; None where NVML cannot tell and no particular one was asked for."""
+    try:
+        return gpu.cuda_uuid("cuda" if device == "auto" else device)
+    except NotAvailable:
+        if device in ("auto", "cuda"):
+            return None  # a Tegra has one GPU and no NVML; elsewhere the sampler says why it reads nothing
+        raise
+
+
+def _sources(settings: Config, device: str, gpu_uuid: str | None) -> list[str]:
+    """Return the sensors of the configuration, else all that this machine shows."""
+    return settings.sampling.sources or samplers.present(f"{device}={gpu_uuid}" if gpu_uuid else device)
 
 
 def _own(request: Request) -> Own | None:

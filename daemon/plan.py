@@ -89,9 +89,9 @@ class Planned:
 
 
 def inspect(device: str) -> Machine:
-    """Return this machine; `device` is cpu, cuda or auto, which takes the GPU where there is one."""
-    if device == "auto":
-        device = "cuda" if has_gpu() else "cpu"
+    """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one."""
+    if device != "cpu":
+        device = "cuda" if device != "auto" or has_gpu() else "cpu"
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
     has_triton, has_tensorrt = (importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt"))

@@ -151,4 +151,6 @@ def _lost(status: Status, reason: str | None) -> Outcome:
 def _environment(job: Job) -> dict[str, str]:
     """Return the worker's environment: ours, a heap that is kept, and compilers' caches where ours are."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": f"{job.cache}/inductor", "TRITON_CACHE_DIR": f"{job.cache}/triton"}
-    return os.environ | ALLOCATOR | caches | {"PYTHONUNBUFFERED": "1"}
+    # the GPU whose sensors are read, by the one name that is the same everywhere
+    gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({"CUDA_VISIBLE_DEVICES": job.gpu_uuid} if job.gpu_uuid else {})
+    return os.environ | ALLOCATOR | caches | gpu | {"PYTHONUNBUFFERED": "1"}

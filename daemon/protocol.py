@@ -7,7 +7,7 @@ from msgspec import Struct
 from benchd.daemon.records import ArtifactFacts, Case, Check, ModelFacts, OptionValue, ProcessResult, RuntimeFacts
 from benchd.daemon.statistics import StopRule
 
-StageName = Literal["import", "build", "export", "load", "check", "warm_up", "measure", "probe"]
+StageName = Literal["import", "build", "export", "load", "check", "idle", "warm_up", "measure", "probe"]
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -34,6 +34,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             "export": self.build_deadline_s,
             "load": self.build_deadline_s,
             "check": self.check_deadline_s,
+            "idle": self.grace_s,
             "warm_up": self.warm_up_cap_s + self.grace_s,
             "measure": self.rule.cap_s + self.grace_s,
             "probe": self.grace_s,
@@ -41,7 +42,11 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One process of one case: all that a worker needs to know. Paths come from the command line, never a message."""
+    """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
+
+    For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
+    before and after.
+    """
 
     case: Case
     options: dict[str, OptionValue]
@@ -61,6 +66,9 @@ class Job(Struct, frozen=True, kw_only=True):
     artifacts: str = ""
     given_artifacts: str | None = None
     workspace_bytes: int | None = None
+    hold_s: float = 0.0
+    idle_s: float = 0.0
+    gpu_uuid: str | None = None
 
 
 class Stage(Struct, frozen=True, tag="stage"):
@@ -80,6 +88,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     kernels_ran: str | None = None
     threads: int | None = None
     device_name: str | None = None
+    device_uuid: str | None = None
     versions: dict[str, str] = {}
     flags: list[str] = []
     missing: dict[str, str] = {}

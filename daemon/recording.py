@@ -1,6 +1,7 @@
 """From the processes of a case to its Record: what they say together, and what is missing and why; pure."""
 
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -8,13 +9,15 @@ from typing import Literal
 
 import msgspec
 
-from benchd.daemon import floor, statistics
+from benchd.daemon import energy, floor, statistics
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.records import (
     Case,
     Check,
+    Energy,
     Environment,
     Floor,
+    Interference,
     Memory,
     ModelFacts,
     Probes,
@@ -25,10 +28,10 @@ from benchd.daemon.records import (
 )
 
 MISSING = {
-    "energy": "no_sensor",
     "occupancy": "not measured in this version",
 }
 FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
+DISTURBED_SHARE = 0.2
 PERCENTILES = (90, 95, 99)
 
 
@@ -67,6 +70,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
     probes = floor.combined([outcome.process.probes for outcome in outcomes if outcome.process.probes])
     model = next((outcome.model for outcome in outcomes if outcome.model), None)
     least = _floor(case, model, probes, reason)
+    total = _energy(outcomes)
     x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) else None
     return Record(
         run_id=begun.run_id,
@@ -90,6 +94,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         parts=_parts(outcomes) if timing else {},
         throughput_per_s=_throughput(case, timing, outcomes),
         throughput_basis=_throughput_basis(case) if timing else None,
+        energy=total if isinstance(total, Energy) else None,
         telemetry=telemetry,
         clocks=_ending(telemetry, "_clock_hz"),
         temperature=_ending(telemetry, "_temp_c"),
@@ -99,7 +104,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         floor=least if isinstance(least, Floor) else None,
         probes=probes,
         flags=_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
-        missing=_missing(timing, telemetry, probes, least, outcomes, reason),
+        missing=_missing(timing, total, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )
 
@@ -182,6 +187,13 @@ def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
     return min(checks, key=lambda check: (check.passed, -check.error_share)) if checks else None
 
 
+def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
+    """Return the energy over all processes, or why there is none; None where a process has none of its own."""
+    energies = [outcome.process.energy for outcome in outcomes]
+    present = [each for each in energies if each is not None]
+    return energy.combined(present) if present and len(present) == len(energies) else None
+
+
 def _floor(case: Case, model: ModelFacts | None, probes: Probes | None, reason: str | None) -> Floor | str:
     """Return the floor of one run, or why there is none."""
     if model is None or probes is None:
@@ -219,11 +231,19 @@ def _flags(
         flags.add("weak_typing")
     if any(runtime.node_shares.get(runtime.provider, 1.0) < 1.0 for runtime in runtimes):
         flags.add("provider_fallback")
+    for outcome in outcomes:
+        flags |= _disturbances(outcome.process.interference)
     if x_of_floor is not None and x_of_floor < 1:
         flags.add("faster_than_floor")
     if _foreign_cpus(telemetry, cpu_count) > FOREIGN_CPUS:
         flags.add("busy_machine")
     return sorted(flags)
+
+
+def _disturbances(found: Interference | None) -> set[str]:
+    """Return what disturbed more than a fifth of the blocks."""
+    reasons = Counter(reason for block in found.reasons for reason in block) if found else Counter[str]()
+    return {reason for reason, count in reasons.items() if found and count > DISTURBED_SHARE * len(found.reasons)}
 
 
 def _foreign_cpus(telemetry: dict[str, Summary], cpu_count: int) -> float:
@@ -247,8 +267,13 @@ def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) ->
     )
 
 
+def _missing_energy(total: Energy | str | None) -> dict[str, str]:
+    return {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
+
+
 def _missing(
     timing: Timing | None,
+    total: Energy | str | None,
     telemetry: dict[str, Summary],
     probes: Probes | None,
     least: Floor | str,
@@ -256,7 +281,7 @@ def _missing(
     reason: str | None,
 ) -> dict[str, str]:
     """Return why each field that is null is null."""
-    missing = dict(MISSING)
+    missing = MISSING | _missing_energy(total)
     if timing is None:
         missing["timing"] = missing["x_of_floor"] = reason or "not measured"
     else:

@@ -172,6 +172,7 @@ class Stages(Struct, frozen=True, kw_only=True):
     check_s: float | None = None
     first_run_s: float | None = None
     second_run_s: float | None = None
+    idle_s: float | None = None
     warm_up_s: float | None = None
     measure_s: float | None = None
     probe_s: float | None = None
@@ -215,11 +216,15 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 class BlockStatistics(Struct, frozen=True, kw_only=True):
-    """The blocks on whose medians the interval stands, and why measuring stopped."""
+    """The blocks on whose medians the interval stands, and why measuring stopped.
+
+    `bounds_ns` are the start of the first and the ends of all, on CLOCK_MONOTONIC.
+    """
 
     count: int
     runs_per_block: int
     medians_ms: list[float]
+    bounds_ns: list[int] = []
     lag1: float | None
     doublings: int
     half_width: float | None
@@ -418,9 +423,12 @@ class ProcessResult(Struct, frozen=True, kw_only=True):
     parts: dict[str, Timing] = {}
     blocks: BlockStatistics | None = None
     window: Window | None = None
+    idle: list[Window] = []
     memory: Memory | None = None
     raw: dict[str, RawFile] = {}
     throughput_per_s: float | None = None
+    energy: Energy | None = None
+    interference: Interference | None = None
     telemetry: dict[str, Summary] = {}
     sampler: SamplerReport | None = None
     probes: Probes | None = None

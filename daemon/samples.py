@@ -2,11 +2,11 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from benchd.daemon.records import Sample, SamplerReport, Summary, Window
-from benchd.daemon.samplers.protocol import Batch
+from benchd.daemon.samplers.protocol import Batch, PowerSource
 from benchd.daemon.statistics import percentile
 
 
@@ -21,6 +21,7 @@ class Samples:
         self._cpu: list[tuple[int, float]] = []  # (when, CPU time of all sampler processes so far)
         self._ended_cpu_s = 0.0
         self._failures: list[tuple[Window, dict[str, str]]] = []
+        self.power: list[PowerSource] = []
 
     def add(self, batch: Batch) -> None:
         """Take a batch; batches come in order of time."""
@@ -31,6 +32,7 @@ class Samples:
             begin_ns = self._cpu[-1][0] if self._cpu else batch.t_ns
             self._failures.append((Window(begin_ns, batch.t_ns), batch.failures))
         self._ticks_ns.extend(batch.ticks_ns)
+        self.power = batch.power or self.power
         self._cpu.append((batch.t_ns, self._ended_cpu_s + batch.cpu_s))
 
     def fail(self, span: Window, failures: dict[str, str]) -> None:
@@ -66,6 +68,14 @@ class Samples:
             if summary:
                 summaries.setdefault(f"{metric}@{rail}" if rail else metric, summary)
         return summaries, self._report(window)
+
+    def raw(self, window: Window) -> list[Sample]:
+        """Return the samples of the window, series by series."""
+        return [
+            Sample(t_ns, metric, value, source, rail)
+            for (metric, rail, source), series in self._series.items()
+            for t_ns, value in series.points(window)
+        ]
 
     def _report(self, window: Window) -> SamplerReport:
         failures: dict[str, str] = {}
@@ -118,6 +128,10 @@ class _Series:
 
     def within(self, window: Window) -> "array[float]":
         return self._values[bisect_left(self.times_ns, window.start_ns) : bisect_right(self.times_ns, window.end_ns)]
+
+    def points(self, window: Window) -> Iterator[tuple[int, float]]:
+        span = slice(bisect_left(self.times_ns, window.start_ns), bisect_right(self.times_ns, window.end_ns))
+        return zip(self.times_ns[span], self._values[span], strict=True)
 
     def summary(self, window: Window, source: str) -> Summary | None:
         values = self.within(window)

@@ -15,8 +15,8 @@ import msgspec
 
 from benchd.daemon import samplers
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.records import SamplerReport, Summary, Window
-from benchd.daemon.samplers.protocol import Batch, Command, Message, Refusal
+from benchd.daemon.records import Sample, SamplerReport, Summary, Window
+from benchd.daemon.samplers.protocol import Batch, Command, Message, PowerSource, Refusal
 from benchd.daemon.samples import Samples
 
 START_S = 30.0
@@ -122,6 +122,14 @@ class SamplerProcess:
             failures = report.failures | {ITSELF: f"{self._lost.reason}; no samples since then"}
             report = msgspec.structs.replace(report, failures=failures)
         return summaries, report
+
+    def power(self) -> list[PowerSource]:
+        """Return what the power and energy that is sampled stands for, in the order of the sources."""
+        return list(self._samples.power)
+
+    def raw(self, window: Window) -> list[Sample]:
+        """Return the samples of the window as they were read."""
+        return self._samples.raw(window)
 
     def drop_before(self, t_ns: int) -> None:
         """Forget the samples that are older, so that a long run does not fill the memory."""

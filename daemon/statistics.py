@@ -74,6 +74,7 @@ class BlockSummary(msgspec.Struct, frozen=True):
     `median_ns` is the centre of `interval_ns`, the mean of the block medians. `runs_per_block` counts the shortest
     block. `converged` says that the half-width asked for was reached, which a rule that asks for none never is. `lag1`
     is None for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two.
+    `ends` counts the runs up to the end of each block.
     """
 
     block_medians_ns: list[float]
@@ -87,6 +88,7 @@ class BlockSummary(msgspec.Struct, frozen=True):
     stop_reason: str | None
     median_ns: float
     interval_ns: Interval | None
+    ends: list[int]
 
 
 def median(values: Sequence[float]) -> float:
@@ -372,6 +374,7 @@ class Blocks:
             half_width=_relative_half_width(interval),
             converged=self._converged,
             stop_reason=self._stop_reason,
+            ends=[end for _, end in self._spans()],
             median_ns=math.fsum(medians) / len(medians),
             interval_ns=interval,
         )

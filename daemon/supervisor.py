@@ -10,20 +10,29 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 import msgspec
 
-from benchd.daemon import recording
+from benchd.daemon import energy, gpu, interference, recording
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.lock import MachineLock
 from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import Worker
 from benchd.daemon.protocol import Job, Outcome, StageName
 from benchd.daemon.recording import Begun, Pass
-from benchd.daemon.records import ProcessResult, Record, Status
+from benchd.daemon.records import (
+    Energy,
+    Interference,
+    ProcessResult,
+    Record,
+    Sample,
+    Status,
+    Window,
+)
 from benchd.daemon.sampling import SamplerProcess
 from benchd.models import catalog
 
@@ -63,6 +72,7 @@ class Settings:
     data: str | None = None
     own: Own | None = None
     given_artifacts: Path | None = None
+    gpu_uuid: str | None = None
     workspace_bytes: int | None = None
 
 
@@ -153,6 +163,9 @@ class Supervisor:
             artifacts=str(settings.artifacts),
             given_artifacts=str(settings.given_artifacts) if settings.given_artifacts else None,
             workspace_bytes=settings.workspace_bytes,
+            hold_s=energy.hold_s(self._samples.power(), settings.period_s),
+            idle_s=energy.idle_s(self._samples.power(), settings.period_s),
+            gpu_uuid=settings.gpu_uuid,
         )
 
     def _wait(self, worker: Worker, planned: Planned, index: int) -> tuple[Status | None, str | None]:
@@ -187,8 +200,29 @@ class Supervisor:
             return outcome
         self._samples.flush()
         telemetry, report = self._samples.cut(window)
-        process = msgspec.structs.replace(outcome.process, telemetry=telemetry, sampler=report)
-        return msgspec.structs.replace(outcome, process=process)
+        samples = self._samples.raw(Window(0, time.monotonic_ns()))
+        found = self._energy(outcome, window, samples)
+        process = msgspec.structs.replace(
+            outcome.process,
+            telemetry=telemetry,
+            sampler=report,
+            energy=found if isinstance(found, Energy) else None,
+            interference=_interference(outcome.process, samples, self.settings.device),
+        )
+        missing = outcome.missing if isinstance(found, Energy) else {"energy": found, **outcome.missing}
+        return msgspec.structs.replace(outcome, process=process, missing=missing)
+
+    def _energy(self, outcome: Outcome, window: Window, samples: Sequence[Sample]) -> Energy | str:
+        """Return the energy of the window, or why there is none."""
+        settings, process = self.settings, outcome.process
+        if settings.gpu_uuid and outcome.device_uuid:
+            mismatch = gpu.mismatch(settings.gpu_uuid, outcome.device_uuid)
+            if mismatch:
+                return mismatch
+        inferences = round((process.throughput_per_s or 0.0) * window.seconds)
+        idle = (process.idle[0], process.idle[1]) if len(process.idle) == 2 else None
+        sources = self._samples.power()
+        return energy.measure(samples, sources, window, max(1, inferences), settings.period_s, idle)
 
     def _sampler(self) -> SamplerProcess:
         return SamplerProcess(self.settings.sources, self.settings.period_s)
@@ -212,3 +246,11 @@ class Supervisor:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
+
+
+def _interference(process: ProcessResult, samples: Sequence[Sample], device: str) -> Interference | None:
+    """Return which blocks were disturbed, where there are blocks."""
+    if process.blocks is None or len(process.blocks.bounds_ns) < 2:
+        return None
+    blocks = [Window(start, end) for start, end in pairwise(process.blocks.bounds_ns)]
+    return interference.assess(samples, blocks, process.blocks.medians_ms, device)

@@ -18,7 +18,7 @@ from benchd.models.catalog import MODELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-COMMANDS = {"bench-once": [""], "benchd": ["", "list", "schema", "replay", "export"]}
+COMMANDS = {"bench-once": [""], "benchd": ["", "list", "schema", "replay", "export", "doctor", "power-sweep"]}
 
 
 def document(name):
@@ -58,7 +58,7 @@ def test_the_help_of_every_command_stands_in_the_documentation():
 
 
 def test_every_subcommand_is_listed():
-    listed = re.findall(r"^  (\w+) {2,}\S", help_text("benchd", "").partition("Commands:")[2], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+) {2,}\S", help_text("benchd", "").partition("Commands:")[2], re.MULTILINE)
     assert sorted(listed) == sorted(filter(None, COMMANDS["benchd"]))
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
-from benchd.daemon.records import Check, Environment, Record, Timing, all_variants
+from benchd.daemon.records import Check, Energy, Environment, Record, Timing, all_variants
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import MODELS, Model
 
@@ -190,8 +190,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     measured = [record for record in records if record.timing]
     if any(record.timing and record.timing.p99_ms is None for record in measured):
         notes.append("p99: a dash where fewer than 662 runs a process back it")
-    if measured and all(record.energy is None for record in measured):
-        notes.append("energy: no power sensor was read")
+    notes += _energy_notes(measured)
     busy = [record.case.model for record in measured if "busy_machine" in record.flags]
     if busy:
         notes.append(f"busy machine: others used the CPU while {', '.join(dict.fromkeys(busy))} ran; run it again")
@@ -203,6 +202,26 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
     return notes
+
+
+def _energy_notes(measured: Sequence[Record]) -> list[str]:
+    """Return of what the energies are, and why some are not there; energies of two scopes do not compare."""
+    reasons = {r.missing.get("energy", "") for r in measured if r.energy is None}
+    if reasons and reasons <= {"no_sensor", ""}:
+        return ["energy: no power sensor was read; `benchd doctor` says why"]
+    scopes: dict[str, list[Energy]] = {}
+    for record in measured:
+        if record.energy:
+            scopes.setdefault(f"{record.energy.scope}, by {record.energy.source}", []).append(record.energy)
+    notes = [f"energy: {scope}{_net(energies)}" for scope, energies in scopes.items()]
+    if len(scopes) > 1:
+        notes.append("energy: what has another scope does not compare")
+    return notes + [f"energy: none where {reason}" for reason in sorted(reasons - {""})]
+
+
+def _net(energies: Sequence[Energy]) -> str:
+    idle = [energy.idle_w for energy in energies if energy.idle_w is not None]
+    return f", gross; idle takes {min(idle):.3g} to {max(idle):.3g} W" if idle else ", gross; idle not known"
 
 
 def _unconverged(record: Record) -> list[bool]:

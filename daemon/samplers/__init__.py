@@ -16,6 +16,13 @@ from benchd.daemon.samplers.protocol import PowerSource
 
 SAMPLERS = {
     "procfs": "benchd.daemon.samplers.procfs:Procfs",
+    "ina3221": "benchd.daemon.samplers.ina3221:Ina3221",
+    "nvml": "benchd.daemon.samplers.nvml:Nvml",
+    "rapl": "benchd.daemon.samplers.rapl:Rapl",
+    "devfreq": "benchd.daemon.samplers.devfreq:Devfreq",
+    "thermal": "benchd.daemon.samplers.thermal:Thermal",
+    "gpm": "benchd.daemon.samplers.nvml:Gpm",
+    "jtop": "benchd.daemon.samplers.jtop:Jtop",
     "fake": "benchd.daemon.samplers.fake:Fake",
 }
 
@@ -75,3 +82,23 @@ def load(source: str) -> Sampler:
     module, _, kind = SAMPLERS[name].partition(":")
     sampler = getattr(importlib.import_module(module), kind)
     return cast("Sampler", sampler(Path(path)) if has_path else sampler())
+
+
+def present(device: str, root: Path = Path("/")) -> list[str]:
+    """Return the samplers whose hardware this machine shows, the best power source of `device` first.
+
+    `device` is "cpu" or "cuda", with `=GPU-...` behind it the UUID that NVML is to open.
+    """
+    kind, _, uuid = device.partition("=")
+    tegra = (root / "proc/device-tree/compatible").exists() and b"nvidia,tegra" in (
+        root / "proc/device-tree/compatible"
+    ).read_bytes()
+    shown = {
+        f"nvml={uuid}" if uuid else "nvml": kind == "cuda" and not tegra,
+        "ina3221": tegra,
+        "rapl": any((root / "sys/class/powercap").glob("*rapl:*")),
+        "procfs": True,
+        "devfreq": tegra,
+        "thermal": any((root / "sys/class/thermal").glob("thermal_zone*")),
+    }
+    return [name for name, is_there in shown.items() if is_there]

@@ -15,8 +15,8 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Sample
-from benchd.daemon.samplers import Sampler, Watcher, check, load
-from benchd.daemon.samplers.protocol import Batch, Command, Message, Refusal
+from benchd.daemon.samplers import Metered, Sampler, Watcher, check, load
+from benchd.daemon.samplers.protocol import Batch, Command, Message, PowerSource, Refusal
 
 BATCH_NS = 10**9
 COMMANDS = 0
@@ -89,6 +89,10 @@ class _Source:
         self.sampler = sampler
         self.failure: str | None = None
         self._available = False
+
+    def power(self) -> list[PowerSource]:
+        """Return what its power and energy stand for, while it is available."""
+        return self.sampler.power_sources() if self._available and isinstance(self.sampler, Metered) else []
 
     def look(self) -> None:
         """Try an unavailable sampler again."""
@@ -192,6 +196,7 @@ class _Loop:
             missed=self._missed,
             flushes=self._flushes,
             failures={source.sampler.name: source.failure for source in self._sources if source.failure},
+            power=[power for source in self._sources for power in source.power()],
         )
         _write(self._out, batch)
         self._samples, self._ticks_ns, self._missed = [], [], 0

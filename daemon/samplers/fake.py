@@ -2,8 +2,9 @@
 
 {"metrics": [{"metric": "power_w", "rail": "VDD_IN", "values": [5.0, 15.0], "period_s": 0.1}], "fail_at": 3}
 
-Each list is played in a loop, one value a period, on the monotonic clock; `rail` may be left out. With `fail_at` the
-reading of that number, counted from 1, fails.
+Each list is played in a loop, one value a period, on the monotonic clock; `rail` may be left out. A `scope` makes a
+power or an energy counter a total that energy is taken from. With `fail_at` the reading of that number, counted from 1,
+fails.
 """
 
 import time
@@ -16,6 +17,7 @@ from msgspec import Meta, Struct
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Sample
+from benchd.daemon.samplers.protocol import PowerSource
 
 
 class _Metric(Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,6 +25,7 @@ class _Metric(Struct, frozen=True, forbid_unknown_fields=True):
     values: Annotated[list[float], Meta(min_length=1)]
     period_s: Annotated[float, Meta(ge=1e-6)]
     rail: str = ""
+    scope: str = ""
 
 
 class _Script(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +49,21 @@ class Fake:
     def unavailable(self) -> str | None:
         """Return None: a script that was read is there."""
         return None
+
+    def power_sources(self) -> list[PowerSource]:
+        """Return the metrics that have a scope."""
+        return [
+            PowerSource(
+                source=self.name,
+                rail=metric.rail,
+                metric="power_w" if metric.metric == "power_w" else "energy_counter_j",
+                scope=metric.scope,
+                total=True,
+                period_s=metric.period_s,
+            )
+            for metric in self._script.metrics
+            if metric.scope and metric.metric in ("power_w", "energy_counter_j")
+        ]
 
     def sample(self) -> Iterator[Sample]:
         """Yield the present value of each metric; raise OSError at the reading that the script lets fail."""

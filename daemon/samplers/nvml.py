@@ -21,6 +21,7 @@ from benchd.daemon.samplers.protocol import PowerSource
 
 MIN_INTERVAL_NS = 90_000_000  # of all but the present power
 POLL_S = 0.0005
+COUNTER_STAMP_S = 5e-4  # a period of the thread that watches the counter
 LEAD_NS = 1_000_000  # how long before it is due a change is watched for
 LONGEST_PERIOD_S = 0.1  # that is known of a GPU; for what stood still while its period was measured
 PERIODS_MEASURED = 10
@@ -148,6 +149,7 @@ class Nvml:
             total=total,
             period_s=self._history.period_s if self._history and key == _HISTORY else self._period_s(key),
             averaging_s=AVERAGE_S if key in _AVERAGE_POWERS else 0.0,
+            stamp_s=COUNTER_STAMP_S if key == _ENERGY else None,
         )
 
     def sample(self) -> Iterator[Sample]:

@@ -12,8 +12,9 @@ class PowerSource(Struct, frozen=True, kw_only=True):
 
     `energy_counter_j` counts up since some moment of its own; `power_w` is a power. `scope` names what is behind it in
     words for people ("module input VDD_IN", "GPU board", "CPU package"); `total` says that it is the whole of what its
-    source sees, so that nothing may be added to it. The sensor renews its value every `period_s` and, where it averages,
-    over the `averaging_s` before.
+    source sees, so that nothing may be added to it. The sensor renews its value every `period_s` and, where it
+    averages, over the `averaging_s` before. A change is stamped up to `stamp_s` late, or up to a reading where that is
+    null.
     """
 
     source: str
@@ -23,6 +24,7 @@ class PowerSource(Struct, frozen=True, kw_only=True):
     total: bool
     period_s: float
     averaging_s: float = 0.0
+    stamp_s: float | None = None
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,7 +39,8 @@ class Batch(Struct, frozen=True, kw_only=True, tag="batch"):
 
     `t_ns` is when the batch was made and `ticks_ns` when each reading began, both on CLOCK_MONOTONIC; `missed` counts
     the ticks that were left out because their time had passed. `cpu_s` is the CPU time of the process so far, and
-    `flushes` the flush commands it has obeyed so far, this batch included. `failures` says by source what went wrong.
+    `flushes` the flush commands it has obeyed so far, this batch included. `failures` says by source what went wrong,
+    and `power` what the power and energy of the sources that are available stand for.
     """
 
     samples: list[Sample]
@@ -47,6 +50,7 @@ class Batch(Struct, frozen=True, kw_only=True, tag="batch"):
     missed: int
     flushes: int
     failures: dict[str, str] = {}
+    power: list[PowerSource] = []
 
 
 class Refusal(Struct, frozen=True, tag="refusal"):

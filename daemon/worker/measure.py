@@ -28,6 +28,7 @@ class Measured:
     values_ns: dict[str, "array[int]"]
     summary: BlockSummary
     window: Window
+    bounds_ns: list[int]
 
 
 def warm_up(step: Step, cap_s: float) -> WarmUp:
@@ -48,24 +49,41 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
     return WarmUp(runs, time.monotonic() - start, settled, share)
 
 
-def measure(step: Step, rule: StopRule) -> Measured:
-    """Time runs until the rule says stop. Nothing else happens in the loop: no collection, no output, no file."""
+def measure(step: Step, rule: StopRule, hold_s: float = 0.0) -> Measured:
+    """Time runs until the rule says stop. Nothing else happens in the loop: no collection, no output, no file.
+
+    The same load goes on for `hold_s` before the first block and after the last, so that an energy counter that ticks
+    slower than that is known on both sides of the window.
+    """
     scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # a value stands for so many runs
     blocks = Blocks(scaled)
     values_ns: dict[str, array[int]] = {part: array("q") for part in step.parts}
     columns = list(values_ns.values())
+    ended_ns = array("q")
     index = 0
     with _no_collection():
+        _hold(step, hold_s)
         start = time.monotonic_ns()
         while True:
             times = step(index)
             index += 1
             for column, value in zip(columns, times, strict=True):
                 column.append(value)
+            ended_ns.append(time.monotonic_ns())
             if blocks.add(times[0]) and blocks.stop_reason((time.monotonic_ns() - start) / 1e9):
                 break
         end = time.monotonic_ns()
-    return Measured(values_ns, blocks.summary(), Window(start, end))
+        _hold(step, hold_s)
+    summary = blocks.summary()
+    bounds = [start, *(ended_ns[last - 1] for last in summary.ends)]
+    return Measured(values_ns, summary, Window(start, end), bounds)
+
+
+def _hold(step: Step, seconds: float) -> None:
+    until, index = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        step(index)
+        index += 1
 
 
 @contextmanager
@@ -106,12 +124,13 @@ def part_timing(values_ns: Sequence[int]) -> Timing:
     return timing(values_ns, statistics.median_interval(medians), math.fsum(medians) / len(medians))
 
 
-def block_statistics(summary: BlockSummary) -> BlockStatistics:
+def block_statistics(summary: BlockSummary, bounds_ns: list[int]) -> BlockStatistics:
     """Return the blocks as they stand in a record."""
     return BlockStatistics(
         count=summary.count,
         runs_per_block=summary.runs_per_block,
         medians_ms=[value / 1e6 for value in summary.block_medians_ns],
+        bounds_ns=bounds_ns,
         lag1=summary.lag1,
         doublings=summary.doublings,
         half_width=summary.half_width,

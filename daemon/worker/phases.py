@@ -47,12 +47,14 @@ class Findings:
     runtime: RuntimeFacts | None = None
     check: Check | None = None
     device_name: str | None = None
+    device_uuid: str | None = None
     kernels_ran: str | None = None
     warm_up: WarmUp | None = None
     timing: Timing | None = None
     parts: dict[str, Timing] = field(default_factory=dict)
     blocks: BlockStatistics | None = None
     window: Window | None = None
+    idle: list[Window] = field(default_factory=list)
     memory: Memory | None = None
     raw: dict[str, RawFile] = field(default_factory=dict)
     throughput_per_s: float | None = None
@@ -71,6 +73,7 @@ class Findings:
             parts=self.parts,
             blocks=self.blocks,
             window=self.window,
+            idle=self.idle,
             memory=self.memory,
             raw=self.raw,
             throughput_per_s=self.throughput_per_s,
@@ -85,6 +88,7 @@ class Findings:
             threads=torch.get_num_threads(),
             kernels_ran=self.kernels_ran,
             device_name=self.device_name,
+            device_uuid=self.device_uuid,
             versions=_versions(),
             flags=self.flags,
             missing=self.missing,
@@ -94,7 +98,9 @@ class Findings:
 def run(job: Job, findings: Findings) -> None:
     """Do every phase of the job, writing what each one finds into `findings`."""
     device = _open_device(job)
-    findings.device_name = torch.cuda.get_device_name() if device.type == "cuda" else None
+    if device.type == "cuda":
+        findings.device_name = torch.cuda.get_device_name()
+        findings.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
     findings.stages.enter("build")
     subject = build(job)
     findings.model = subject.facts
@@ -138,15 +144,29 @@ def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Finding
     if not _forget_peaks(loaded.device):
         findings.flags.append("rss_peak_since_start")
     step, mode = _step(job, loaded, pool)
+    findings.stages.enter("idle")
+    findings.idle += _rest(job.idle_s)
     with mode:
         findings.stages.enter("warm_up")
         findings.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
         findings.stages.enter("measure")
-        measured = measure.measure(step, job.limits.rule)
+        measured = measure.measure(step, job.limits.rule, job.hold_s)
         findings.memory = _peaks(loaded.device)
         _device_parts(job, loaded, pool, findings)
+    findings.stages.enter("idle")
+    findings.idle += _rest(job.idle_s, settle_s=job.idle_s / 2)
     findings.stages.leave()
     _record(job, step, measured, findings)
+
+
+def _rest(seconds: float, settle_s: float = 0.0) -> list[Window]:
+    """Leave the device alone with the model loaded, and return when that was; clocks and sensors settle first."""
+    if not seconds:
+        return []
+    time.sleep(settle_s)
+    start = time.monotonic_ns()
+    time.sleep(seconds)
+    return [Window(start, time.monotonic_ns())]
 
 
 def _step(job: Job, loaded: Loaded, pool: list[torch.Tensor]) -> tuple[steps.Step, AbstractContextManager[object]]:
@@ -172,7 +192,7 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, findings: Fi
     summary = measured.summary
     findings.timing = measure.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
     findings.parts |= {part: measure.part_timing(measured.values_ns[part]) for part in others}
-    findings.blocks = measure.block_statistics(summary)
+    findings.blocks = measure.block_statistics(summary, measured.bounds_ns)
     findings.window = measured.window
     findings.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
     findings.throughput_per_s = job.case.batch_size * summary.runs * step.runs / measured.window.seconds

@@ -516,3 +516,38 @@ def test_no_inferences_or_no_time_is_a_mistake_of_the_caller():
         measured([], [], inferences=0)
     with pytest.raises(ValueError, match="in 0 s"):
         measured([], [], 0.0)
+
+
+def part(energy_j, err_j, inferences, **fields):
+    given = {"scope": "module", "source": "ina3221", "metric": "power_w", "sensor_period_s": 0.1, "updates": 20}
+    per = energy_j / inferences
+    return Energy(energy_j=energy_j, energy_err_j=err_j, gross_per_inference_j=per, **given | fields)
+
+
+def test_processes_add_up_and_their_errors_as_independent_ones():
+    whole = energy.combined([part(10.0, 0.3, 100, flags=["gaps"]), part(30.0, 0.4, 100)])
+    assert (whole.energy_j, whole.energy_err_j) == (40.0, pytest.approx(0.5))
+    assert whole.gross_per_inference_j == pytest.approx(0.2)
+    assert (whole.updates, whole.flags, whole.net_per_inference_j) == (40, ["gaps"], None)
+
+
+def test_the_net_of_processes_is_weighted_by_their_inferences():
+    idle = {"net_per_inference_err_j": 0.01, "idle_w": 4.0, "idle_drift_w": 0.1}
+    whole = energy.combined(
+        [part(10.0, 0.3, 100, net_per_inference_j=0.04, **idle), part(30.0, 0.4, 300, net_per_inference_j=0.08, **idle)]
+    )
+    assert whole.net_per_inference_j == pytest.approx(0.07)
+    assert whole.net_per_inference_err_j == pytest.approx(0.01 * (0.25**2 + 0.75**2) ** 0.5)
+
+
+def test_processes_of_two_scopes_do_not_add_up():
+    other = part(10.0, 0.3, 100, scope="GPU board", source="nvml")
+    assert energy.combined([part(10.0, 0.3, 100), other]).startswith("sources_differ: module by ina3221 and GPU board")
+
+
+def test_the_load_is_held_for_the_slowest_sensor_and_without_any_not_at_all():
+    fast = PowerSource(source="a", rail="", metric="power_w", scope="a", total=True, period_s=0.01)
+    slow = PowerSource(source="b", rail="", metric="power_w", scope="b", total=True, period_s=0.5, averaging_s=1.0)
+    assert energy.hold_s([fast, slow], 0.05) == pytest.approx(2.0)
+    assert energy.hold_s([fast], 0.05) == pytest.approx(0.1)
+    assert (energy.hold_s([], 0.05), energy.idle_s([], 0.05)) == (0.0, 0.0)

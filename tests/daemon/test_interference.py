@@ -76,13 +76,13 @@ def test_stolen_time(device):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_major_fault_is_of_the_block_in_which_the_count_rose(device):
-    samples = series("process_major_faults", lambda t: 7 + (t > 2.2))
+def test_a_major_fault_is_of_the_block_in_which_it_came(device):
+    samples = series("process_major_faults_per_s", inside(2.2, 2.3, 20.0, 0.0))
     assert flagged(samples, device) == {4: ["major_faults"]}
 
 
 def test_a_reading_after_the_block_tells_of_the_time_since_the_one_before():
-    samples = series("process_major_faults", lambda t: 7 + (t > 2.2), period_s=1.0)
+    samples = series("process_major_faults_per_s", inside(2.2, 3.2, 1.0, 0.0), period_s=1.0)
     assert sorted(flagged(samples)) == [3, 4]  # from 1.5 s to 2.5 s
 
 

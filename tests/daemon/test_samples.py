@@ -48,6 +48,13 @@ def test_a_summary_is_of_the_samples_in_the_window_and_no_others(points, start, 
     assert found.mean == pytest.approx(sum(inside) / len(inside))
 
 
+def test_raw_samples_are_those_of_the_window_and_keep_their_names():
+    samples = Samples(["fake"], 0.1)
+    kept = [power(10, 1.0), power(20, 2.0, rail="VDD"), power(20, 3.0)]
+    samples.add(batch(30, [power(5, 0.0), *kept, power(25, 4.0)]))
+    assert sorted(map(str, samples.raw(Window(10, 20)))) == sorted(map(str, kept))
+
+
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=20), st.integers(0, 600))
 def test_what_is_dropped_is_not_missed_in_later_windows(gaps, dropped):
     samples, t_ns, times = Samples(["fake"], 1e-8), 0, []

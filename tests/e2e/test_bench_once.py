@@ -52,6 +52,27 @@ def written(folder):
     return [records.decode(line) for line in jsonl.read(folder / "out" / "records.jsonl")]
 
 
+def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):
+    watts = [5.01, 15.02, 7.03, 6.04, 9.05, 12.06, 5.57]
+    metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": watts, "period_s": 0.05}
+    (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
+    sampling = TINY.replace("0.3", "2.5") + '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
+    (tmp_path / "tiny.toml").write_text(sampling)
+    done = once("--models", "square", "--variants", "eager")
+    assert done.returncode == 0, done.stderr
+    (record,) = written(tmp_path)
+    (process,) = record.processes
+    assert record.energy is not None
+    assert (record.energy.scope, record.energy.source) == ("module input VDD_IN", "fake")
+    mean_w = record.energy.energy_j / process.window.seconds
+    assert abs(mean_w - sum(watts) / len(watts)) * process.window.seconds < record.energy.energy_err_j + 0.5
+    assert 5.0 < record.energy.idle_w < 15.1
+    before, after = process.idle
+    assert before.end_ns <= process.window.start_ns < process.window.end_ns <= after.start_ns
+    assert "module input VDD_IN, by fake" in done.stdout
+    assert process.interference.as_experienced.blocks == process.blocks.count
+
+
 def test_every_model_gives_a_valid_record_that_arrives_over_a_real_broker(once, mosquitto, tmp_path):
     subscriber = subscribe(mosquitto, len(MODELS) + 1)
     done = once("--models", ",".join(MODELS), "--batch-sizes", "1", "--variants", "eager", "--mqtt", mosquitto.url)

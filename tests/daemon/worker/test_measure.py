@@ -49,6 +49,28 @@ def test_every_run_is_kept_in_order_and_nothing_is_collected_meanwhile():
     assert measured.summary.stop_reason == "cap"
 
 
+class Slow(Scripted):
+    def __call__(self, index):
+        time.sleep(0.002)
+        return super().__call__(index)
+
+
+def test_the_load_goes_on_around_the_window_and_is_not_in_it():
+    step, before = Slow([2_000_000]), time.monotonic_ns()
+    measured = measure.measure(step, RULE, hold_s=0.1)
+    assert measured.window.start_ns - before >= 1e8
+    assert time.monotonic_ns() - measured.window.end_ns >= 1e8
+    assert len(step.indices) > measured.summary.runs
+
+
+def test_the_bounds_of_the_blocks_cover_the_window_in_order():
+    measured = measure.measure(Slow([2_000_000]), RULE)
+    assert len(measured.bounds_ns) == measured.summary.count + 1
+    assert measured.bounds_ns == sorted(measured.bounds_ns)
+    assert measured.bounds_ns[0] == measured.window.start_ns
+    assert measured.bounds_ns[-1] <= measured.window.end_ns
+
+
 def test_a_step_that_raises_leaves_the_collector_on():
     def step(index):
         raise RuntimeError(index)
