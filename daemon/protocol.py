@@ -4,7 +4,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchd.daemon.records import ArtifactFacts, Case, Check, ModelFacts, OptionValue, ProcessResult, RuntimeFacts
+from benchd.daemon.records import (
+    ArtifactFacts,
+    Case,
+    Check,
+    ModelFacts,
+    Occupancy,
+    OptionValue,
+    ProcessResult,
+    RuntimeFacts,
+)
 from benchd.daemon.statistics import StopRule
 
 StageName = Literal["import", "build", "export", "load", "check", "idle", "warm_up", "measure", "probe"]
@@ -85,6 +94,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None
     check: Check | None = None
+    occupancy: Occupancy | None = None
     kernels_ran: str | None = None
     threads: int | None = None
     device_name: str | None = None

@@ -27,9 +27,6 @@ from benchd.daemon.records import (
     Timing,
 )
 
-MISSING = {
-    "occupancy": "not measured in this version",
-}
 FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
 DISTURBED_SHARE = 0.2
 PERCENTILES = (90, 95, 99)
@@ -99,6 +96,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         clocks=_ending(telemetry, "_clock_hz"),
         temperature=_ending(telemetry, "_temp_c"),
         memory=_memory(outcomes),
+        occupancy=next((outcome.occupancy for outcome in outcomes if outcome.occupancy), None),
         check=_worst_check(outcomes),
         x_of_floor=x_of_floor,
         floor=least if isinstance(least, Floor) else None,
@@ -281,7 +279,7 @@ def _missing(
     reason: str | None,
 ) -> dict[str, str]:
     """Return why each field that is null is null."""
-    missing = MISSING | _missing_energy(total)
+    missing = _missing_energy(total)
     if timing is None:
         missing["timing"] = missing["x_of_floor"] = reason or "not measured"
     else:
@@ -296,6 +294,8 @@ def _missing(
         missing["temperature"] = "no_sensor"
     for outcome in outcomes:
         missing |= outcome.missing
+    if not any(outcome.occupancy for outcome in outcomes):
+        missing.setdefault("occupancy", reason or "a GPU's alone")
     if probes:  # of the processes that could
         missing.pop("probes", None)
     else:

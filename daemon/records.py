@@ -312,6 +312,25 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
+class Occupancy(Struct, frozen=True, kw_only=True):
+    """How much of a GPU's warps a case fills, 0 to 1, by three different measures; means over kernel time.
+
+    `theoretical` is what kernels could fill by their registers, shared memory and blocks; `estimated` the same as far
+    as their grids were large enough, from a trace; `measured` what the hardware counted over a window of runs.
+    `limits` is the share of kernel time by what held it back. `utilization` is the share of time with a kernel.
+    """
+
+    theoretical: float | None
+    estimated: float | None
+    measured: float | None
+    measured_missing: str = ""
+    limits: dict[str, float] = {}
+    utilization: float
+    sm_efficiency: float | None = None
+    kernels: int
+    without_occupancy: int = 0
+
+
 class CrossCheck(Struct, frozen=True, kw_only=True):
     """The energy over the same window and scope by the second-best source, with its error bar."""
 
@@ -505,7 +524,7 @@ class Record(Struct, frozen=True, kw_only=True):
     clocks: dict[str, Summary] = {}
     temperature: dict[str, Summary] = {}
     memory: Memory | None = None
-    occupancy: float | None = None
+    occupancy: Occupancy | None = None
     check: Check | None = None
     x_of_floor: float | None = None
     floor: Floor | None = None

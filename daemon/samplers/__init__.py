@@ -99,6 +99,6 @@ def present(device: str, root: Path = Path("/")) -> list[str]:
         "rapl": any((root / "sys/class/powercap").glob("*rapl:*")),
         "procfs": True,
         "devfreq": tegra,
-        "thermal": any((root / "sys/class/thermal").glob("thermal_zone*")),
+        "thermal": any((root / "sys/devices/virtual/thermal").glob("thermal_zone*")),
     }
     return [name for name, is_there in shown.items() if is_there]

@@ -17,6 +17,7 @@ from benchd.daemon.records import (
     Check,
     Memory,
     ModelFacts,
+    Occupancy,
     Probes,
     ProcessResult,
     RawFile,
@@ -26,7 +27,7 @@ from benchd.daemon.records import (
     WarmUp,
     Window,
 )
-from benchd.daemon.worker import backends, measure, probes, steps
+from benchd.daemon.worker import backends, measure, occupancy, probes, steps
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check
 from benchd.daemon.worker.stages import StageClock
@@ -59,6 +60,7 @@ class Findings:
     raw: dict[str, RawFile] = field(default_factory=dict)
     throughput_per_s: float | None = None
     probes: Probes | None = None
+    occupancy: Occupancy | None = None
     flags: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -86,6 +88,7 @@ class Findings:
             runtime=self.runtime,
             check=self.check,
             threads=torch.get_num_threads(),
+            occupancy=self.occupancy,
             kernels_ran=self.kernels_ran,
             device_name=self.device_name,
             device_uuid=self.device_uuid,
@@ -157,6 +160,7 @@ def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Finding
     findings.idle += _rest(job.idle_s, settle_s=job.idle_s / 2)
     findings.stages.leave()
     _record(job, step, measured, findings)
+    _occupied(job, loaded, pool, findings)
 
 
 def _rest(seconds: float, settle_s: float = 0.0) -> list[Window]:
@@ -198,6 +202,21 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, findings: Fi
     findings.throughput_per_s = job.case.batch_size * summary.runs * step.runs / measured.window.seconds
     if findings.warm_up and not findings.warm_up.steady:
         findings.flags.append("warm_up_not_steady")
+
+
+def _occupied(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+    """On a GPU, take the occupancy in passes of its own; a profiler that is refused costs that figure alone."""
+    if loaded.device.type != "cuda" or job.case.direction == "training":
+        return
+    findings.stages.enter("probe")
+    try:
+        found = occupancy.measure(steps.SingleStream(loaded, pool), findings.device_uuid)
+    except (RuntimeError, OSError) as error:
+        found = f"the profiler did not run: {error}"
+    if isinstance(found, str):
+        findings.missing["occupancy"] = found
+    else:
+        findings.occupancy = found
 
 
 def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:

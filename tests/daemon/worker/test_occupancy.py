@@ -1,0 +1,28 @@
+"""The three occupancies of a case, from traces made by hand: no GPU runs these."""
+
+import pytest
+from traces_made import ORIN, kernel, launch
+
+from benchd.daemon.profiling.trace import RuntimeCall, Trace
+from benchd.daemon.worker.occupancy import of_trace
+
+
+def test_each_figure_is_a_mean_over_kernel_time_and_the_limits_add_up():
+    full, small = launch(grid=(96, 1, 1)), launch(grid=(3, 1, 1), percent=3)
+    found = of_trace(Trace(devices=[ORIN], kernels=[kernel(0, 30, full), kernel(30, 10, small)]), 0.5, "")
+    assert found.theoretical == pytest.approx(1.0)
+    assert found.estimated == pytest.approx(0.75 + 0.25 * 3 / 8 * 128 / 1536)
+    assert (found.measured, found.kernels) == (0.5, 2)
+    assert found.limits == {"warps": 0.75, "grid": 0.25}
+
+
+def test_a_kernel_whose_figures_are_missing_is_counted_and_left_out():
+    rows = [kernel(0, 30, launch(percent=None)), kernel(30, 10, launch(grid=(96, 1, 1)))]
+    found = of_trace(Trace(devices=[ORIN], kernels=rows), None, "no counters")
+    assert (found.without_occupancy, found.theoretical) == (1, pytest.approx(1.0))
+    assert (found.measured, found.measured_missing) == (None, "no counters")
+
+
+def test_a_trace_without_kernels_is_a_reason_and_no_figure():
+    call = RuntimeCall(name="cudaLaunchKernel", start_ns=0, duration_ns=1, thread=1, correlation=1)
+    assert "1 launches and no kernel" in of_trace(Trace(runtime_calls=[call]), None, "")
