@@ -13,6 +13,7 @@ from benchd.daemon.protocol import Outcome
 from benchd.daemon.records import (
     Case,
     Check,
+    Deadlines,
     Environment,
     Floor,
     Memory,
@@ -30,6 +31,7 @@ MISSING = {
 }
 FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
 PERCENTILES = (90, 95, 99)
+BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
     probes = floor.combined([outcome.process.probes for outcome in outcomes if outcome.process.probes])
     model = next((outcome.model for outcome in outcomes if outcome.model), None)
     least = _floor(case, model, probes, reason)
-    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) else None
+    is_back_to_back = case.scenario in BACK_TO_BACK
+    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_back_to_back else None
     return Record(
         run_id=begun.run_id,
         suite_id=shared.suite_id,
@@ -87,7 +90,8 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         timing=timing,
         parts=_parts(outcomes) if timing else {},
         throughput_per_s=_throughput(case, timing, outcomes),
-        throughput_basis=_throughput_basis(case) if timing else None,
+        throughput_basis=_throughput_basis(case) if timing and is_back_to_back else None,
+        deadlines=_deadlines(outcomes),
         telemetry=telemetry,
         clocks=_ending(telemetry, "_clock_hz"),
         temperature=_ending(telemetry, "_temp_c"),
@@ -97,7 +101,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         floor=least if isinstance(least, Floor) else None,
         probes=probes,
         flags=_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
-        missing=_missing(timing, telemetry, probes, least, outcomes, reason),
+        missing=_missing(case, timing, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )
 
@@ -156,12 +160,29 @@ def _throughput_basis(case: Case) -> Literal["measured", "batch_over_median"]:
 
 
 def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) -> float | None:
-    if timing is None:
+    if timing is None or case.scenario not in BACK_TO_BACK:
         return None
     if case.scenario != "offline":
         return case.batch_size / timing.median_ms * 1e3
     measured = [outcome.process.throughput_per_s for outcome in outcomes if outcome.process.throughput_per_s]
     return statistics.median(measured)
+
+
+def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
+    """Return the deadlines of each rate over all processes."""
+    of_rate: dict[int, list[Deadlines]] = {}
+    for outcome in outcomes:
+        for one in outcome.process.deadlines:
+            of_rate.setdefault(one.rate_hz, []).append(one)
+    return [
+        Deadlines(
+            rate_hz,
+            sum(one.releases for one in found),
+            sum(one.misses for one in found),
+            max(one.worst_lateness_ms for one in found),
+        )
+        for rate_hz, found in of_rate.items()
+    ]
 
 
 def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
@@ -241,6 +262,7 @@ def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) ->
 
 
 def _missing(
+    case: Case,
     timing: Timing | None,
     telemetry: dict[str, Summary],
     probes: Probes | None,
@@ -256,6 +278,8 @@ def _missing(
         for q in PERCENTILES:
             if getattr(timing, f"p{q}_ms") is None:
                 missing[f"timing.p{q}_ms"] = f"needs {statistics.minimum_samples(q)} runs a process, has {timing.runs}"
+    if case.scenario not in BACK_TO_BACK:
+        missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least
     if not _ending(telemetry, "_clock_hz"):

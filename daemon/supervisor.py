@@ -6,6 +6,7 @@ Torch never enters this process. Signals only set a flag; the loop that waits fo
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from benchd.daemon.plan import OwnModule, Planned
 from benchd.daemon.process import Worker
 from benchd.daemon.protocol import Job, Outcome, StageName
 from benchd.daemon.recording import Begun, Pass
-from benchd.daemon.records import ProcessResult, Record, Status
+from benchd.daemon.records import ProcessResult, Record, Status, TimeSlice, Window
 from benchd.daemon.sampling import SamplerProcess
 from benchd.models import catalog
 
@@ -80,10 +81,16 @@ class Supervisor:
 
     def run(self) -> None:
         """Measure every case of the plan, under the machine's lock."""
-        with MachineLock(), self._signals() as self._wake, self._sampler() as self._samples:
+        with self.session():
             self._startup()
             self._main_loop()
             self._shutdown()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the machine's lock, the signals and the sampler, so that `process` can be called."""
+        with MachineLock(), self._signals() as self._wake, self._sampler() as self._samples:
+            yield
 
     def _startup(self) -> None:
         for sink in self.sinks:
@@ -118,12 +125,12 @@ class Supervisor:
         if planned.reason:
             outcomes.append(Outcome(process=ProcessResult(status="unsupported", reason=planned.reason)))
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
-            outcomes.append(self._process(planned, begun, len(outcomes)))
+            outcomes.append(self.process(planned, f"{begun.run_id}.{len(outcomes)}", len(outcomes)))
         return recording.record(planned.case, planned.preset, self.shared, begun, outcomes)
 
-    def _process(self, planned: Planned, begun: Begun, index: int) -> Outcome:
-        name = f"{begun.run_id}.{index}"
-        with Worker(self._job(planned, name), self.settings.output / "logs" / f"{name}.log") as worker:
+    def process(self, planned: Planned, name: str, index: int, python: str = sys.executable) -> Outcome:
+        """Run one process of a case under this interpreter; its raw times and its log go by `name`."""
+        with Worker(self._job(planned, name), self.settings.output / "logs" / f"{name}.log", python) as worker:
             self._samples.watch(worker.pid)
             ended_by, reason = self._wait(worker, planned, index)
             outcome = worker.outcome(ended_by, reason)
@@ -179,8 +186,15 @@ class Supervisor:
             return outcome
         self._samples.flush()
         telemetry, report = self._samples.cut(window)
-        process = msgspec.structs.replace(outcome.process, telemetry=telemetry, sampler=report)
+        timeline = [self._with_means(part, window.start_ns) for part in outcome.process.timeline]
+        process = msgspec.structs.replace(outcome.process, telemetry=telemetry, sampler=report, timeline=timeline)
         return msgspec.structs.replace(outcome, process=process)
+
+    def _with_means(self, part: TimeSlice, start_ns: int) -> TimeSlice:
+        """Add the sensors' means to a part of a sustained run."""
+        window = Window(start_ns + round(part.start_s * 1e9), start_ns + round(part.end_s * 1e9))
+        means = {name: summary.mean for name, summary in self._samples.cut(window)[0].items()}
+        return msgspec.structs.replace(part, telemetry=means)
 
     def _sampler(self) -> SamplerProcess:
         return SamplerProcess(self.settings.sources, self.settings.period_s)
