@@ -24,14 +24,14 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-gpu test-tensorrt bench-kernels check types occupancy wheel test-jetpack62 programs clean
+.PHONY: help once test test-gpu test-tensorrt bench-kernels soak-aa check types occupancy wheel test-jetpack62 programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 	@echo 'Settings: PYTHON VENV ARGS JETSON_INDEX, as in: make once PYTHON=python3.12 ARGS="--models vim_tiny"'
 
 once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
-	@$(BIN)/bench-once --preset quick $(ARGS)
+	@$(BIN)/bench-once --preset quick --report $(ARGS)
 
 test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
 	@$(BIN)/pytest $(ARGS)
@@ -45,6 +45,9 @@ test-tensorrt: $(TEST)  ## our use of TensorRT against the bindings of 10.3 and 
 
 bench-kernels: $(ONCE)  ## race the kernels against torch and the peers installed here; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+soak-aa: $(ONCE)  ## compare cases with themselves for hours, goes on where it stopped; ARGS="--help" says more
+	@$(BIN)/python -m benchmarks.soak_aa $(ARGS)
 
 check: $(TEST) types  ## lint, format and types
 	$(BIN)/ruff check .
@@ -76,9 +79,9 @@ clean:  ## remove what builds and checks leave; the environments stay
 	find $(PACKAGES) benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(ONCE): pyproject.toml $(CONSTRAINTS)
-	@.ci/setup $(VENV) $(PLATFORM) $(PLATFORM) $(CONSTRAINTS)
+	@.ci/setup $(VENV) $(PLATFORM) $(PLATFORM),report $(CONSTRAINTS)
 	@touch $@
 
 $(TEST): pyproject.toml $(CONSTRAINTS)
-	@.ci/setup $(VENV) $(PLATFORM) $(PLATFORM),dev $(CONSTRAINTS)
+	@.ci/setup $(VENV) $(PLATFORM) $(PLATFORM),report,dev $(CONSTRAINTS)
 	@touch $(ONCE) $@

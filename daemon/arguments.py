@@ -1,9 +1,10 @@
 """Text of a command line to typed values; what cannot be read is named with what was expected."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from benchd.daemon.decision import OBJECTIVES, Requirements
 from benchd.daemon.errors import UsageError, unknown
 
 T = TypeVar("T")
@@ -70,3 +71,27 @@ def choices(kind: str, texts: Sequence[str], known: Sequence[T]) -> list[T]:
         if text not in by_text:
             raise unknown(kind, text, by_text)
     return [by_text[text] for text in texts]
+
+
+def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
+    """Return `33ms` times what `units` has for ms; raise UsageError that names the option and its units."""
+    found = re.fullmatch(r"(\d+|\d*\.\d+) *([A-Za-z%]+)", text)
+    if not found or found[2] not in units:
+        raise UsageError(f"{option} {text}: expected a number with its unit, one of {', '.join(units)}")
+    return float(found[1]) * units[found[2]]
+
+
+def requirements(
+    max_latency: str | None, max_power: str | None, max_memory: str | None, min_agreement: float | None, objective: str
+) -> Requirements:
+    """Return what a variant must keep to be shipped."""
+    if objective not in OBJECTIVES:
+        raise unknown("objective", objective, OBJECTIVES)
+    memory = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
+    return Requirements(
+        max_latency_ms=quantity("--max-latency", max_latency, {"ms": 1, "s": 1e3, "us": 1e-3}) if max_latency else None,
+        max_power_w=quantity("--max-power", max_power, {"W": 1, "mW": 1e-3}) if max_power else None,
+        max_memory_bytes=quantity("--max-memory", max_memory, memory) if max_memory else None,
+        min_agreement=min_agreement,
+        objective=objective,
+    )

@@ -50,7 +50,10 @@ def once(
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model; all of them by default.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")] = "auto",
     direction: Annotated[str | None, typer.Option(help="inference, training, or both.", metavar="A,B")] = None,
-    scenario: Annotated[str | None, typer.Option(help="single_stream, offline, or both.", metavar="A,B")] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="single_stream, offline, periodic, wake_up, cold_start, sustained.", metavar="A,B"),
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model of the plan.")] = None,
     data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
     provider: Annotated[str | None, typer.Option(help="ONNX Runtime's: cpu, cuda or tensorrt.")] = None,
@@ -69,12 +72,20 @@ def once(
     config: Annotated[Path | None, typer.Option(help="A TOML file; options given here replace its own.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
     mqtt: Annotated[str | None, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Compare with it: a result file, or `stored`.", metavar="FILE|stored")
+    ] = None,
+    fail_on: Annotated[
+        str, typer.Option(help="What ends with its exit code: slower, check, inconclusive.", metavar="A,B")
+    ] = "slower,check",
+    page: Annotated[bool, typer.Option("--report", help="Write report.html of all records in --output.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record a line instead of a table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
     from benchd.daemon import once as one_pass  # noqa: PLC0415 - --help stays fast
     from benchd.daemon.arguments import byte_count, choices, options, whole_numbers  # noqa: PLC0415
+    from benchd.daemon.compare import FAIL_ON  # noqa: PLC0415
     from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS  # noqa: PLC0415
 
     given = {
@@ -105,6 +116,9 @@ def once(
         mqtt=mqtt,
         as_json=json,
         dry_run=dry_run,
+        baseline=baseline,
+        fail_on=choices("--fail-on", _names(fail_on), list(FAIL_ON)),
+        page=page,
     )
     raise typer.Exit(one_pass.run(request))
 
@@ -112,6 +126,110 @@ def once(
 @_benchd.callback()
 def _root() -> None:
     """Benchmark deployment variants of models on edge devices: speed, clocks, memory and agreement in one record."""
+
+
+@_benchd.command(epilog="Example: benchd compare before after; benchd compare --live vim_tiny,eager vim_tiny,custom")
+def compare(
+    sides: Annotated[list[str], typer.Argument(help="Two result files or folders; with --live, cases.")],
+    live: Annotated[bool, typer.Option("--live", help="Measure both by turns, in fresh processes.")] = False,
+    aa: Annotated[bool, typer.Option("--aa", help="Measure one case against itself: the noise floor.")] = False,
+    python: Annotated[
+        list[Path] | None, typer.Option(help="The interpreter of a side, with --live; give two.", metavar="BIN/python")
+    ] = None,
+    pairs: Annotated[int | None, typer.Option(help="So many pairs; by default 7, and 11 or 15 where needed.")] = None,
+    min_effect: Annotated[str, typer.Option(help="The least change that counts.", metavar="0.5%")] = "0.5%",
+    preset: Annotated[str, typer.Option(help="How long a process measures, with --live.")] = "quick",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto, with --live.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the model, with --live.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file, for its limits, with --live.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the records, with --live.")] = Path("bench-out"),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether B is faster than A, slower or the same."""
+    from benchd.daemon import judging  # noqa: PLC0415
+    from benchd.daemon.arguments import quantity  # noqa: PLC0415
+    from benchd.daemon.live import Request  # noqa: PLC0415
+
+    least = quantity("--min-effect", min_effect, {"%": 0.01})
+    if not (live or aa):
+        raise typer.Exit(judging.compare_files([Path(side) for side in sides], least, sys.stdout, json))
+    request = Request(
+        cases=sides,
+        pythons=[str(path) for path in python or []],
+        pairs=pairs,
+        min_effect=least,
+        preset=preset,
+        config=config,
+        device=device,
+        threads=threads,
+        output=output,
+        is_aa=aa,
+    )
+    raise typer.Exit(judging.compare_live(request, sys.stdout, json))
+
+
+_baseline = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The runs that later ones are held against.")
+_benchd.add_typer(_baseline, name="baseline")
+
+
+@_baseline.command("set", epilog="Example: benchd baseline set bench-out")
+def baseline_set(
+    runs: Annotated[list[Path], typer.Argument(help="Result files or folders: at least 3 runs of bench-once.")],
+) -> None:
+    """Store at least 3 runs as the baseline of this machine."""
+    from benchd.daemon.judging import set_baseline  # noqa: PLC0415
+
+    raise typer.Exit(set_baseline(runs, sys.stdout))
+
+
+@_baseline.command("show", epilog="Example: benchd baseline show --json")
+def baseline_show(json: Annotated[bool, typer.Option("--json", help="Print the records.")] = False) -> None:
+    """Print what the baseline holds."""
+    from benchd.daemon.judging import show_baseline  # noqa: PLC0415
+
+    raise typer.Exit(show_baseline(sys.stdout, json))
+
+
+@_baseline.command("clear", epilog="Example: benchd baseline clear")
+def baseline_clear() -> None:
+    """Forget the baseline."""
+    from benchd.daemon.judging import clear_baseline  # noqa: PLC0415
+
+    raise typer.Exit(clear_baseline(sys.stdout))
+
+
+@_benchd.command(epilog="Example: benchd recommend bench-out --max-latency 33ms --objective energy")
+def recommend(
+    files: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    max_latency: Annotated[str | None, typer.Option(help="p99, or the median's upper end.", metavar="33ms")] = None,
+    max_power: Annotated[str | None, typer.Option(help="Mean power of the input.", metavar="10W")] = None,
+    max_memory: Annotated[str | None, typer.Option(help="Peak memory.", metavar="2GiB")] = None,
+    min_agreement: Annotated[
+        float | None, typer.Option(help="Share of images of one class with float64.", metavar="0.995")
+    ] = None,
+    objective: Annotated[str, typer.Option(help="latency, energy or throughput.")] = "latency",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say which variant of each model to ship, and why no other."""
+    from benchd.daemon import judging  # noqa: PLC0415
+    from benchd.daemon.arguments import requirements  # noqa: PLC0415
+
+    asked = requirements(max_latency, max_power, max_memory, min_agreement, objective)
+    raise typer.Exit(judging.recommend(files, asked, sys.stdout, json))
+
+
+@_benchd.command(epilog="Example: benchd report bench-out --format html,csv --output report")
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    format_: Annotated[str, typer.Option("--format", help="html, md, csv, json, or several.", metavar="A,B")] = "html",
+    output: Annotated[Path, typer.Option(help="Folder for report.html and the others.")] = Path("bench-out"),
+) -> None:
+    """Write records as a page with charts, as Markdown, CSV or JSON."""
+    from benchd.daemon import report as report_of  # noqa: PLC0415
+    from benchd.daemon.arguments import choices  # noqa: PLC0415
+
+    formats = choices("format", _names(format_), list(report_of.FORMATS))
+    raise typer.Exit(report_of.report(files, formats, output, sys.stdout))
 
 
 @_benchd.command("list", epilog="Example: benchd list --json")

@@ -67,6 +67,19 @@ def cuda_uuid(device: str, environ: Mapping[str, str] = os.environ) -> str:
     return choose(gpus, device, environ)
 
 
+def measured(device: str) -> str | None:
+    """Return the UUID of the GPU that `device` means; None where NVML cannot tell and no particular one was asked for.
+
+    A Tegra has one GPU and no NVML. Raises what `cuda_uuid` raises for `cuda:N` and for a UUID.
+    """
+    try:
+        return cuda_uuid("cuda" if device == "auto" else device)
+    except NotAvailable:
+        if device in ("auto", "cuda"):
+            return None
+        raise
+
+
 def choose(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str]) -> str:
     """Return the UUID of `device` among these; raise as `cuda_uuid` does."""
     if device.startswith("MIG-"):

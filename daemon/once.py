@@ -10,13 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import config, environment, gpu, identity, plan, samplers
+from benchd.daemon import baseline, compare, config, environment, gpu, identity, plan, report, samplers
 from benchd.daemon.arguments import named_shape, shape
+from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.console import Screen, print_plan
+from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
 from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.judging import against_baseline
 from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
@@ -44,6 +46,9 @@ class Request:
     mqtt: str | None = None
     as_json: bool = False
     dry_run: bool = False
+    baseline: str | None = None
+    fail_on: list[str] = field(default_factory=lambda: ["slower", "check"])
+    page: bool = False
 
 
 def run(request: Request) -> int:
@@ -52,20 +57,41 @@ def run(request: Request) -> int:
     own = _own(request)
     device = _device(request)
     machine = plan.inspect(device)
-    gpu_uuid = _gpu_uuid(device) if machine.device == "cuda" else None
+    gpu_uuid = gpu.measured(device) if machine.device == "cuda" else None
     planned = plan.plan(_suites(settings, request), settings.limits, machine, own)
     _refuse_ambiguous_weights(request, planned)
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
         return 0
-    supervisor = Supervisor(
+    stored = baseline.read(request.baseline) if request.baseline else []
+    if request.page:
+        report.require_page()
+    supervisor = _supervisor(settings, request, planned, machine.device, gpu_uuid, own)
+    supervisor.run()
+    for failure in supervisor.failures:
+        sys.stderr.write(f"warning: not kept: {failure}\n")
+    comparisons = against_baseline(stored, supervisor.records) if request.baseline else []
+    _conclude(request, comparisons)
+    passed = exit_code(planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons)
+    return passed or int(bool(supervisor.failures))
+
+
+def _supervisor(
+    settings: Config,
+    request: Request,
+    planned: Sequence[Planned],
+    device: str,
+    gpu_uuid: str | None,
+    own: Own | None,
+) -> Supervisor:
+    return Supervisor(
         planned,
         Settings(
             output=_writable(request.output, f"--output {request.output}"),
             cache=_writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
             artifacts=_writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
-            device=machine.device,
-            sources=_sources(settings, machine.device, gpu_uuid),
+            device=device,
+            sources=settings.sampling.sources or samplers.present(device, gpu_uuid),
             period_s=settings.sampling.period_s,
             threads=request.threads,
             weights=str(request.weights.resolve()) if request.weights else None,
@@ -75,13 +101,21 @@ def run(request: Request) -> int:
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
         ),
-        _pass(settings, machine.device, request),
+        _pass(settings, device, request),
         _sinks(settings, request),
     )
-    supervisor.run()
-    for failure in supervisor.failures:
-        sys.stderr.write(f"warning: not kept: {failure}\n")
-    return exit_code(planned, supervisor.records, supervisor.interrupted) or int(bool(supervisor.failures))
+
+
+def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:
+    """Print the verdicts, and where the page lies; on stderr where stdout is for records."""
+    out = sys.stderr if request.as_json else sys.stdout
+    if comparisons:
+        print_comparisons(out, comparisons, as_json=False)
+    if request.page:
+        try:
+            out.write(f"{report.page(request.output)}\n")
+        except BenchdError as error:  # older lines of the file: what was measured now is kept
+            sys.stderr.write(f"warning: no page: {error}\n")
 
 
 def _device(request: Request) -> str:
@@ -90,21 +124,6 @@ def _device(request: Request) -> str:
     if request.threads is not None and request.threads < 1:
         raise UsageError(f"--threads {request.threads}: at least 1")
     return request.device
-
-
-def _gpu_uuid(device: str) -> str | None:
-    """Return the UUID of the GPU that is measured; None where NVML cannot tell and no particular one was asked for."""
-    try:
-        return gpu.cuda_uuid("cuda" if device == "auto" else device)
-    except NotAvailable:
-        if device in ("auto", "cuda"):
-            return None  # a Tegra has one GPU and no NVML; elsewhere the sampler says why it reads nothing
-        raise
-
-
-def _sources(settings: Config, device: str, gpu_uuid: str | None) -> list[str]:
-    """Return the sensors of the configuration, else all that this machine shows."""
-    return settings.sampling.sources or samplers.present(f"{device}={gpu_uuid}" if gpu_uuid else device)
 
 
 def _own(request: Request) -> Own | None:
@@ -188,14 +207,24 @@ def _sinks(settings: Config, request: Request) -> list[Sink]:
     return sinks
 
 
-def exit_code(planned: Sequence[Planned], records: Sequence[Record], interrupted: bool) -> int:
-    """Return what the pass came to; where several hold, the first of 130, 7, 6, 1, 5."""
+def exit_code(
+    planned: Sequence[Planned],
+    records: Sequence[Record],
+    interrupted: bool,
+    fail_on: Sequence[str] = ("slower", "check"),
+    comparisons: Sequence[Comparison] = (),
+) -> int:
+    """Return what the pass came to; where several hold, the first of 130, 7, 6, 1, 5, 3, 4.
+
+    `fail_on` says which of a failed check (5), slower (3) and inconclusive (4) against the baseline are to fail.
+    """
     by_name = {entry.case.case_id for entry in planned if entry.by_name}
+    checks_failed = any(record.check is not None and not record.check.passed for record in records)
     holds = {
         130: interrupted,
         7: any(record.status == "unsupported" and record.case_id in by_name for record in records),
         6: not any(record.status == "ok" for record in records),
         1: any(record.status in ("failed", "timeout") for record in records),
-        5: any(record.check is not None and not record.check.passed for record in records),
+        5: checks_failed and "check" in fail_on,
     }
-    return next((code for code, true in holds.items() if true), 0)
+    return next((code for code, true in holds.items() if true), compare.exit_code(comparisons, fail_on))

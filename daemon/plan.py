@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import msgspec
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.protocol import Limits
-from benchd.daemon.records import DIRECTIONS, SCENARIOS, Case, Direction, OptionValue, Variant, all_variants
+from benchd.daemon.records import DIRECTIONS, SCENARIOS, Case, Direction, OptionValue, Scenario, Variant, all_variants
 from benchd.daemon.statistics import STOP_RULES
 from benchd.exporters import sessions
 from benchd.models import catalog
@@ -26,7 +27,9 @@ PRESETS = {
 DEFAULT_MODELS = ("vim_tiny", "snn_onepass", "snn_stbif_resnet18")
 DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
-SCENARIOS_HERE = ("single_stream", "offline")
+OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
+SUSTAINED_S = 600.0
+COLD_STARTS = 5
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,44 @@ def plan(suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: O
     planned: dict[str, Planned] = {}
     try:
         for suite in suites or [Suite()]:
-            for entry in _cases(suite, _limits(suite, limits), machine, own):
+            for entry in _cases(suite, limits, machine, own):
                 planned.setdefault(entry.case.case_id, entry)
     except catalog.BadOption as error:
         raise UsageError(str(error)) from error
     if not planned:
         raise UsageError("the plan holds no case")
     return list(planned.values())
+
+
+def suite_of(case_id: str, preset: str) -> Suite:
+    """Return the suite of the one case that a `case_id` names; batch size and options may be left out.
+
+    Raises UsageError for a part that means nothing; names and values are the plan's to check.
+    """
+    model, *parts = case_id.split(",")
+    given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": []}
+    named: dict[str, str] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if equals:
+            named[name] = value
+        else:
+            given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
+    seed = named.pop("seed", "0")
+    fields = {"models": [model], "preset": preset, "options": {name: [value] for name, value in named.items()}}
+    try:
+        return msgspec.convert(given | fields | {"seed": seed}, Suite, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"case {case_id}: {error}") from error
+
+
+def _kind(part: str) -> str:
+    """Return which field of a Suite a part of a case_id belongs to."""
+    if part in DIRECTIONS:
+        return "directions"
+    if part in SCENARIOS:
+        return "scenarios"
+    return "batch_sizes" if re.fullmatch(r"b\d+", part) else "variants"
 
 
 def _limits(suite: Suite, config: LimitsConfig) -> Limits:
@@ -129,7 +163,18 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
     return msgspec.structs.replace(preset, **given, rule=rule, processes=suite.processes or preset.processes)
 
 
-def _cases(suite: Suite, limits: Limits, machine: Machine, own: Own | None) -> Iterator[Planned]:
+def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: LimitsConfig) -> Limits:
+    """Return the limits of a case: a sustained run is long and one, a cold start is one run of each process."""
+    if scenario == "sustained":
+        rule = msgspec.structs.replace(limits.rule, cap_s=config.measure_cap_s or SUSTAINED_S, half_width=None)
+        return msgspec.structs.replace(limits, rule=rule, processes=suite.processes or 1)
+    if scenario == "cold_start":
+        return msgspec.structs.replace(limits, processes=suite.processes or max(COLD_STARTS, limits.processes))
+    return limits
+
+
+def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None) -> Iterator[Planned]:
+    limits = _limits(suite, config)
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
         if not own and model not in catalog.MODELS:
@@ -140,7 +185,7 @@ def _cases(suite: Suite, limits: Limits, machine: Machine, own: Own | None) -> I
             for scenario in suite.scenarios or SCENARIOS[:1]:
                 if direction == "training" and scenario != "single_stream":
                     continue
-                sizes, combinations = _batch_sizes(suite, model, own), _options(suite, model, own)
+                sizes, combinations = _batch_sizes(suite, model, own, scenario), _options(suite, model, own)
                 for batch_size, options in itertools.product(sizes, combinations):
                     case = Case(
                         model=model,
@@ -153,7 +198,8 @@ def _cases(suite: Suite, limits: Limits, machine: Machine, own: Own | None) -> I
                         provider=suite.provider if variant.backend == "onnxruntime" else None,
                     )
                     reason = why_not(case, machine, own_file=isinstance(own, OwnFile))
-                    yield Planned(case, suite.preset, limits, bool(suite.variants), reason)
+                    its_limits = _of_scenario(limits, scenario, suite, config)
+                    yield Planned(case, suite.preset, its_limits, bool(suite.variants), reason)
 
 
 def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> list[tuple[Variant, Direction]]:
@@ -188,13 +234,14 @@ def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     return names
 
 
-def _batch_sizes(suite: Suite, model: str, own: Own | None) -> list[int]:
+def _batch_sizes(suite: Suite, model: str, own: Own | None, scenario: Scenario) -> list[int]:
     for batch_size in suite.batch_sizes:
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size}: at least 1")
     if isinstance(own, OwnFile) and own.shapes and not suite.batch_sizes:
         return [next(iter(own.shapes.values()))[0]]
-    return suite.batch_sizes or [DEFAULT_BATCH_SIZE.get(model, 1)]
+    defaults = OFFLINE_BATCH_SIZES if scenario == "offline" else [DEFAULT_BATCH_SIZE.get(model, 1)]
+    return suite.batch_sizes or defaults
 
 
 def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, OptionValue]]:
@@ -243,7 +290,6 @@ def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | No
         and machine.device == "cuda"
         and not machine.has_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
-        f"the scenario {case.scenario} is not part of this version": case.scenario not in SCENARIOS_HERE,
         catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
         "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
         "torch.compile needs a C++ compiler; install g++ or set CXX": variant.backend == "compile"

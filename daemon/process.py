@@ -24,7 +24,7 @@ MAX_LINE_BYTES = 16 * 2**20
 class Worker:
     """A worker process and the read end of its pipe. What it prints goes to the log file."""
 
-    def __init__(self, job: Job, log: Path) -> None:
+    def __init__(self, job: Job, log: Path, python: str = sys.executable) -> None:
         self._limits = job.limits
         self._log = log
         self._buffer = b""
@@ -34,16 +34,16 @@ class Worker:
         self._stage_since = time.monotonic()
         self._read_end, write_end = os.pipe()
         try:
-            self._process = self._spawn(job, write_end)
+            self._process = self._spawn(job, write_end, python)
         finally:
             os.close(write_end)
 
-    def _spawn(self, job: Job, write_end: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, job: Job, write_end: int, python: str) -> subprocess.Popen[bytes]:
         """Start a fresh interpreter in a session of its own, so that a terminal's Ctrl-C does not reach it."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchd.daemon.worker", str(write_end)],
+                [python, "-m", "benchd.daemon.worker", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

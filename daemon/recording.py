@@ -14,6 +14,7 @@ from benchd.daemon.protocol import Outcome
 from benchd.daemon.records import (
     Case,
     Check,
+    Deadlines,
     Energy,
     Environment,
     Floor,
@@ -30,6 +31,7 @@ from benchd.daemon.records import (
 FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
 DISTURBED_SHARE = 0.2
 PERCENTILES = (90, 95, 99)
+BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
     model = next((outcome.model for outcome in outcomes if outcome.model), None)
     least = _floor(case, model, probes, reason)
     total = _energy(outcomes)
-    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) else None
+    is_back_to_back = case.scenario in BACK_TO_BACK
+    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_back_to_back else None
     return Record(
         run_id=begun.run_id,
         suite_id=shared.suite_id,
@@ -90,7 +93,8 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         timing=timing,
         parts=_parts(outcomes) if timing else {},
         throughput_per_s=_throughput(case, timing, outcomes),
-        throughput_basis=_throughput_basis(case) if timing else None,
+        throughput_basis=_throughput_basis(case) if timing and is_back_to_back else None,
+        deadlines=_deadlines(outcomes),
         energy=total if isinstance(total, Energy) else None,
         telemetry=telemetry,
         clocks=_ending(telemetry, "_clock_hz"),
@@ -102,7 +106,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         floor=least if isinstance(least, Floor) else None,
         probes=probes,
         flags=_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
-        missing=_missing(timing, total, telemetry, probes, least, outcomes, reason),
+        missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )
 
@@ -161,12 +165,29 @@ def _throughput_basis(case: Case) -> Literal["measured", "batch_over_median"]:
 
 
 def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) -> float | None:
-    if timing is None:
+    if timing is None or case.scenario not in BACK_TO_BACK:
         return None
     if case.scenario != "offline":
         return case.batch_size / timing.median_ms * 1e3
     measured = [outcome.process.throughput_per_s for outcome in outcomes if outcome.process.throughput_per_s]
     return statistics.median(measured)
+
+
+def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
+    """Return the deadlines of each rate over all processes."""
+    of_rate: dict[int, list[Deadlines]] = {}
+    for outcome in outcomes:
+        for one in outcome.process.deadlines:
+            of_rate.setdefault(one.rate_hz, []).append(one)
+    return [
+        Deadlines(
+            rate_hz,
+            sum(one.releases for one in found),
+            sum(one.misses for one in found),
+            max(one.worst_lateness_ms for one in found),
+        )
+        for rate_hz, found in of_rate.items()
+    ]
 
 
 def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
@@ -269,7 +290,21 @@ def _missing_energy(total: Energy | str | None) -> dict[str, str]:
     return {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
 
 
+def _missing_timing(case: Case, timing: Timing | None, reason: str | None) -> dict[str, str]:
+    missing = {}
+    if timing is None:
+        missing["timing"] = missing["x_of_floor"] = reason or "not measured"
+    else:
+        for q in PERCENTILES:
+            if getattr(timing, f"p{q}_ms") is None:
+                missing[f"timing.p{q}_ms"] = f"needs {statistics.minimum_samples(q)} runs a process, has {timing.runs}"
+    if case.scenario not in BACK_TO_BACK:
+        missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
+    return missing
+
+
 def _missing(
+    case: Case,
     timing: Timing | None,
     total: Energy | str | None,
     telemetry: dict[str, Summary],
@@ -279,13 +314,7 @@ def _missing(
     reason: str | None,
 ) -> dict[str, str]:
     """Return why each field that is null is null."""
-    missing = _missing_energy(total)
-    if timing is None:
-        missing["timing"] = missing["x_of_floor"] = reason or "not measured"
-    else:
-        for q in PERCENTILES:
-            if getattr(timing, f"p{q}_ms") is None:
-                missing[f"timing.p{q}_ms"] = f"needs {statistics.minimum_samples(q)} runs a process, has {timing.runs}"
+    missing = _missing_energy(total) | _missing_timing(case, timing, reason)
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least
     if not _ending(telemetry, "_clock_hz"):

@@ -232,6 +232,24 @@ class BlockStatistics(Struct, frozen=True, kw_only=True):
     stop_reason: str
 
 
+class Deadlines(Struct, frozen=True):
+    """Frames at a fixed rate: how many were released, how many missed the next release, and the latest end after it."""
+
+    rate_hz: int
+    releases: int
+    misses: int
+    worst_lateness_ms: float
+
+
+class TimeSlice(Struct, frozen=True, kw_only=True):
+    """A part of a sustained run, in seconds after its start: the median run and the mean of each sensor."""
+
+    start_s: float
+    end_s: float
+    median_ms: float
+    telemetry: dict[str, float] = {}
+
+
 class Memory(Struct, frozen=True, kw_only=True):
     """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator."""
 
@@ -451,6 +469,8 @@ class ProcessResult(Struct, frozen=True, kw_only=True):
     telemetry: dict[str, Summary] = {}
     sampler: SamplerReport | None = None
     probes: Probes | None = None
+    deadlines: list[Deadlines] = []
+    timeline: list[TimeSlice] = []
 
 
 class Environment(Struct, frozen=True, kw_only=True):
@@ -519,6 +539,7 @@ class Record(Struct, frozen=True, kw_only=True):
     parts: dict[str, Timing] = {}
     throughput_per_s: float | None = None
     throughput_basis: Literal["measured", "batch_over_median"] | None = None
+    deadlines: list[Deadlines] = []
     energy: Energy | None = None
     telemetry: dict[str, Summary] = {}
     clocks: dict[str, Summary] = {}

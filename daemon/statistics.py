@@ -1,8 +1,9 @@
-"""Statistics of run durations: intervals on block medians, backed percentiles, steadiness and the stop rule; pure.
+"""Statistics of run durations: intervals on block medians, percentiles, the stop rule, verdicts on two arms; pure.
 
 Neighbouring runs resemble each other, so that an interval on single runs is far too narrow. Runs are grouped into
 blocks instead, and what correlation is left between block medians is measured and paid for (`median_interval`).
-tests/daemon/test_statistics_coverage.py holds the intervals to their word through the complete stop rule.
+Processes differ as well, so that a verdict stands on process medians alone. tests/daemon/test_statistics_coverage.py
+holds the intervals to their word, and tests/daemon/test_error_rates.py the verdicts, through the complete rules.
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ _DOUBT = 1.25  # standard errors: with 1 quick covers 97 % at AR 0.9, with 1.5 a
 _BLOCK_PIECES = 16
 _LOOK_SPACING = 8  # looks are an eighth of the blocks apart: fewer chances to stop by luck, and cheap
 _FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile runs away, and no coverage is gained
+
+
+LOOKS = (7, 11, 15)
+"""After how many pairs a live comparison may end."""
+
+LOOK_ALPHA = 0.022
+"""Two-sided error of each of three looks, 5 % over all of them: S. J. Pocock, Biometrika 64, 1977."""
+
+ALPHA = 0.05
+MIN_EFFECT = 0.005
+SAME_MARGIN = 0.01
+FEWEST_PROCESSES = 5
+
+Answer = Literal["faster", "slower", "same", "inconclusive"]
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -272,6 +287,20 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float, confidence:
     return float(sorted_values[count - above]) if above else None
 
 
+def share_upper_bound(successes: int, trials: int, confidence: float = 0.95) -> float:
+    """Return the largest share under which so few successes still have a chance of 1 - `confidence`.
+
+    One-sided and exact: C. J. Clopper and E. S. Pearson, Biometrika 26, 1934. Needs at least one trial.
+    """
+    low, high = successes / trials, 1.0
+    if successes == trials:
+        return 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _binomial_at_most(successes, trials, middle) > 1.0 - confidence else (low, middle)
+    return high
+
+
 def _tail(percentile: float) -> float:
     if not 1.0 <= percentile < 100.0:
         raise ValueError(f"percentile {percentile}: give it in percent, at least 1 and below 100, such as 99.9")
@@ -451,3 +480,108 @@ def combine(process_medians: Sequence[float], within: Sequence[Interval | None])
     interval = _t_interval(logs, len(logs), 0.95)
     centre = math.exp(math.fsum(logs) / len(logs))
     return Combined(centre, Interval(math.exp(interval.low), math.exp(interval.high)), "between_processes")
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """By how much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t."""
+
+    log_ratio: float
+    error: float
+    degrees: float
+
+    @property
+    def share(self) -> float:
+        """Return B over A minus 1: 0.02 is 2 % slower."""
+        return math.expm1(self.log_ratio)
+
+    def interval(self, confidence: float) -> Interval:
+        """Return the interval of `share`."""
+        reach = student_t_quantile(0.5 + confidence / 2.0, self.degrees) * self.error
+        return Interval(math.expm1(self.log_ratio - reach), math.expm1(self.log_ratio + reach))
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of B against A. `effect` is B over A minus 1; None, with the reason, where nothing was compared."""
+
+    answer: Answer
+    effect: float | None = None
+    interval: Interval | None = None
+    confidence: float | None = None
+    reason: str = ""
+
+
+def paired_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
+    """Return the effect from the process medians of A and of B, measured in pairs; at least two pairs, all positive."""
+    _require_positive(first, second, fewest=2)
+    logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
+    centre, variance = _mean_and_variance(logs)
+    return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0)
+
+
+def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
+    """Return the effect from process medians of A and of B, measured apart, by Welch's t on their logarithms.
+
+    Takes at least three of each: with fewer the degrees of freedom may fall below 2.
+    """
+    _require_positive(first, second, fewest=3)
+    (a, variance_a), (b, variance_b) = (_mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
+    share_a, share_b = variance_a / len(first), variance_b / len(second)
+    total = share_a + share_b
+    spent = share_a**2 / (len(first) - 1) + share_b**2 / (len(second) - 1)
+    return Effect(b - a, math.sqrt(total), total**2 / spent if spent else len(first) + len(second) - 2.0)
+
+
+def _require_positive(*arms: Sequence[float], fewest: int) -> None:
+    if any(len(arm) < fewest or not all(math.isfinite(v) and v > 0.0 for v in arm) for arm in arms):
+        raise ValueError(f"a comparison needs at least {fewest} positive times of each side: {arms}")
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    centre = math.fsum(values) / len(values)
+    return centre, math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+
+
+def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> Verdict:
+    """Return the verdict on one effect at the two-sided error `alpha`.
+
+    Faster or slower: the interval excludes 0 and the effect is at least `min_effect`. Same: the 90 % interval lies
+    within 1 % either way.
+    """
+    interval, narrow = effect.interval(1.0 - alpha), effect.interval(0.9)
+    differs = _excludes_zero(interval)
+    answer: Answer = "inconclusive"
+    reason = f"the interval holds 0 and reaches beyond {100 * SAME_MARGIN:g} %"
+    if differs and abs(effect.share) >= min_effect:
+        answer, reason = "slower" if effect.share > 0.0 else "faster", ""
+    elif narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN:
+        answer, reason = "same", ""
+    elif differs:
+        reason = f"a difference below the least that counts here, {100 * min_effect:.2g} %"
+    return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
+
+
+def look(first: Sequence[float], second: Sequence[float], min_effect: float = MIN_EFFECT) -> Verdict | None:
+    """Return the verdict of a live comparison after so many pairs, None where more are to be measured."""
+    if len(first) not in LOOKS:
+        return None
+    verdict = judge(paired_effect(first, second), LOOK_ALPHA, min_effect)
+    return verdict if verdict.answer != "inconclusive" or len(first) == LOOKS[-1] else None
+
+
+def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> list[Verdict]:
+    """Return one verdict an effect, with at most 5 % for any false difference among all of them.
+
+    Takes the p-values from the smallest on, each against 5 % over how many are left (S. Holm, Scandinavian Journal of
+    Statistics 6, 1979). All below the present bound go in one step here, and the bound is taken anew.
+    """
+    verdicts: dict[int, Verdict] = {}
+    while len(verdicts) < len(effects):
+        left = [place for place in range(len(effects)) if place not in verdicts]
+        judged = {place: judge(effects[place], ALPHA / len(left), min_effect) for place in left}
+        differing = {place: verdict for place, verdict in judged.items() if _excludes_zero(verdict.interval)}
+        verdicts |= differing or judged
+    return [verdicts[place] for place in range(len(effects))]
+
+
+def _excludes_zero(interval: Interval | None) -> bool:
+    return interval is not None and not interval.low <= 0.0 <= interval.high

@@ -6,6 +6,7 @@ Torch never enters this process. Signals only set a flag; the loop that waits fo
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from benchd.daemon.records import (
     Record,
     Sample,
     Status,
+    TimeSlice,
     Window,
 )
 from benchd.daemon.sampling import SamplerProcess
@@ -93,10 +95,16 @@ class Supervisor:
 
     def run(self) -> None:
         """Measure every case of the plan, under the machine's lock."""
-        with MachineLock(), self._signals() as self._wake, self._sampler() as self._samples:
+        with self.session():
             self._startup()
             self._main_loop()
             self._shutdown()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the machine's lock, the signals and the sampler, so that `process` can be called."""
+        with MachineLock(), self._signals() as self._wake, self._sampler() as self._samples:
+            yield
 
     def _startup(self) -> None:
         for sink in self.sinks:
@@ -131,16 +139,16 @@ class Supervisor:
         if planned.reason:
             outcomes.append(Outcome(process=ProcessResult(status="unsupported", reason=planned.reason)))
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
-            outcomes.append(self._process(planned, begun, len(outcomes)))
+            outcomes.append(self.process(planned, f"{begun.run_id}.{len(outcomes)}", len(outcomes)))
         return recording.record(planned.case, planned.preset, self.shared, begun, outcomes)
 
-    def _process(self, planned: Planned, begun: Begun, index: int) -> Outcome:
-        name = f"{begun.run_id}.{index}"
-        with Worker(self._job(planned, name), self.settings.output / "logs" / f"{name}.log") as worker:
+    def process(self, planned: Planned, name: str, index: int, python: str = sys.executable) -> Outcome:
+        """Run one process of a case under this interpreter; its raw times and its log go by `name`."""
+        with Worker(self._job(planned, name), self.settings.output / "logs" / f"{name}.log", python) as worker:
             self._samples.watch(worker.pid)
             ended_by, reason = self._wait(worker, planned, index)
             outcome = worker.outcome(ended_by, reason)
-        return self._with_samples(outcome)
+        return self._with_samples(outcome, planned.case.batch_size)
 
     def _job(self, planned: Planned, name: str) -> Job:
         settings, case, own = self.settings, planned.case, self.settings.own
@@ -193,7 +201,7 @@ class Supervisor:
         for sink in self.sinks:
             sink.stage(planned, index, stage)
 
-    def _with_samples(self, outcome: Outcome) -> Outcome:
+    def _with_samples(self, outcome: Outcome, batch_size: int) -> Outcome:
         """Cut the sensors' samples to the window of the process and add them to its result."""
         window = outcome.process.window
         if window is None:
@@ -201,10 +209,11 @@ class Supervisor:
         self._samples.flush()
         telemetry, report = self._samples.cut(window)
         samples = self._samples.raw(Window(0, time.monotonic_ns()))
-        found = self._energy(outcome, window, samples)
+        found = self._energy(outcome, window, samples, batch_size)
         process = msgspec.structs.replace(
             outcome.process,
             telemetry=telemetry,
+            timeline=[self._with_means(part, window.start_ns) for part in outcome.process.timeline],
             sampler=report,
             energy=found if isinstance(found, Energy) else None,
             interference=_interference(outcome.process, samples, self.settings.device),
@@ -212,17 +221,23 @@ class Supervisor:
         missing = outcome.missing if isinstance(found, Energy) else {"energy": found, **outcome.missing}
         return msgspec.structs.replace(outcome, process=process, missing=missing)
 
-    def _energy(self, outcome: Outcome, window: Window, samples: Sequence[Sample]) -> Energy | str:
+    def _energy(self, outcome: Outcome, window: Window, samples: Sequence[Sample], batch_size: int) -> Energy | str:
         """Return the energy of the window, or why there is none."""
         settings, process = self.settings, outcome.process
         if settings.gpu_uuid and outcome.device_uuid:
             mismatch = gpu.mismatch(settings.gpu_uuid, outcome.device_uuid)
             if mismatch:
                 return mismatch
-        inferences = round((process.throughput_per_s or 0.0) * window.seconds)
+        inferences = _inferences(outcome.process, window, batch_size)
         idle = (process.idle[0], process.idle[1]) if len(process.idle) == 2 else None
         sources = self._samples.power()
-        return energy.measure(samples, sources, window, max(1, inferences), settings.period_s, idle)
+        return energy.measure(samples, sources, window, inferences, settings.period_s, idle)
+
+    def _with_means(self, part: TimeSlice, start_ns: int) -> TimeSlice:
+        """Add the sensors' means to a part of a sustained run."""
+        window = Window(start_ns + round(part.start_s * 1e9), start_ns + round(part.end_s * 1e9))
+        means = {name: summary.mean for name, summary in self._samples.cut(window)[0].items()}
+        return msgspec.structs.replace(part, telemetry=means)
 
     def _sampler(self) -> SamplerProcess:
         return SamplerProcess(self.settings.sources, self.settings.period_s)
@@ -246,6 +261,14 @@ class Supervisor:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
+
+
+def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
+    """Return how many inputs the window answered; runs with pauses between them are counted by their parts."""
+    if process.throughput_per_s is not None:
+        return max(1, round(process.throughput_per_s * window.seconds))
+    runs = sum(timing.runs for timing in process.parts.values()) or (process.timing.runs if process.timing else 0)
+    return max(1, runs) * batch_size
 
 
 def _interference(process: ProcessResult, samples: Sequence[Sample], device: str) -> Interference | None:

@@ -79,7 +79,7 @@ def test_an_install_for_something_else_does_not_count(make, tmp_path, target, pl
 def test_arguments_reach_the_commands(make, tmp_path):
     venv = stamped(tmp_path / "venv", f".installed-cpu-{VERSION}")
     shown = make("-n", "once", "PLATFORM=cpu", "ARGS=--models vim_tiny", venv=venv).stdout
-    assert f"{venv}/bin/bench-once --preset quick --models vim_tiny" in shown
+    assert f"{venv}/bin/bench-once --preset quick --report --models vim_tiny" in shown
 
 
 def test_an_old_python_is_named(make, tmp_path):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -10,10 +11,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchd.daemon.compare import Comparison
+from benchd.daemon.decision import Decision, Requirements, decide, line
+from benchd.daemon.delivery.scenario_note import scenario_note
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
 from benchd.daemon.records import Check, Energy, Environment, Record, Timing, all_variants
+from benchd.daemon.results import process_medians_ms
+from benchd.daemon.statistics import median
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import MODELS, Model
 
@@ -62,11 +68,12 @@ class Screen:
             self._out.file.flush()
 
     def end(self) -> None:
-        """Take the bar away and print the table."""
+        """Take the bar away and print the table, then which variants to ship."""
         if self._progress:
             self._progress.stop()
         if not self._json and self._records:
             print_table(self._out, self._records)
+            _print_decisions(self._out, decide(self._records, Requirements()))
 
 
 def _console(file: TextIO) -> Console:
@@ -188,6 +195,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     ]
     notes += sorted({f"check: {record.check.note}" for record in records if record.check and record.check.note})
     measured = [record for record in records if record.timing]
+    notes += [note for record in measured if (note := scenario_note(record))]
     if any(record.timing and record.timing.p99_ms is None for record in measured):
         notes.append("p99: a dash where fewer than 662 runs a process back it")
     notes += _energy_notes(measured)
@@ -226,6 +234,77 @@ def _net(energies: Sequence[Energy]) -> str:
 
 def _unconverged(record: Record) -> list[bool]:
     return [bool(p.blocks and not p.blocks.converged) for p in record.processes if record.preset != "quick"]
+
+
+def print_decisions(out: TextIO, decisions: Sequence[Decision], as_json: bool) -> None:
+    """Print one line a model, what excluded each variant, and what the lines do not say; or JSON."""
+    if as_json:
+        out.write(msgspec.json.encode([_plain(decision) for decision in decisions]).decode() + "\n")
+    else:
+        _print_decisions(_console(out), decisions)
+
+
+def _plain(decision: Decision) -> dict[str, Any]:
+    """Return the decision with the run_id in place of each record."""
+    candidates = {name: record.run_id for name, record in decision.candidates.items()}
+    return msgspec.structs.asdict(decision) | {"candidates": candidates}
+
+
+def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
+    for decision in decisions:
+        console.print(line(decision), markup=False)
+        for name, reason in decision.excluded.items():
+            console.print(f"    not {name}: {reason}", markup=False)
+    compared = [record for decision in decisions if decision.ratio for record in decision.candidates.values()]
+    if any(record.timing and record.timing.interval_basis == "within_process" for record in compared):
+        console.print("ship: from one process a variant, though processes differ; --processes 5 confirms it")
+
+
+def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: bool) -> None:
+    """Print one row a comparison, and the reason of each that is inconclusive; or JSON."""
+    if as_json:
+        out.write(msgspec.json.encode(comparisons).decode() + "\n")
+        return
+    console = _console(out)
+    table = Table(title="B against A, + is slower", title_justify="left", title_style="")
+    table.add_column("case", overflow="fold")
+    for heading in ("A ms", "B ms", "change [interval]", "processes"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    for one in comparisons:
+        table.add_row(*map(escape, _comparison_row(one)))
+    console.print(table)
+    for one in comparisons:
+        if one.verdict.reason:
+            console.print(f"{one.verdict.answer}: {_case(one)}: {one.verdict.reason}", markup=False)
+
+
+def _case(one: Comparison) -> str:
+    return one.second if one.first == one.second else f"{one.second} against {one.first}"
+
+
+def _comparison_row(one: Comparison) -> list[str]:
+    verdict = one.verdict
+    change = "-" if verdict.effect is None else f"{100 * verdict.effect:+.2f} %"
+    if verdict.interval and verdict.confidence:
+        interval = f"{100 * verdict.interval.low:+.2f}, {100 * verdict.interval.high:+.2f}"
+        change += f" [{interval} at {100 * verdict.confidence:.4g} %]"
+    answer = verdict.answer.upper() + (" check FAILED" if one.check_failed else "")
+    return [_case(one), *map(_figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", answer]
+
+
+def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
+    """Print how many runs of each case a baseline holds, and where it lies."""
+    console = _console(out)
+    table = Table(title=f"baseline of {kept[0].device_id}", title_justify="left", title_style="")
+    for heading in ("case", "runs", "processes", "median ms"):
+        table.add_column(heading, overflow="fold")
+    for case_id in dict.fromkeys(record.case_id for record in kept):
+        of_case = [record for record in kept if record.case_id == case_id]
+        runs, times_ms = {record.suite_id for record in of_case}, process_medians_ms(of_case)
+        table.add_row(escape(case_id), str(len(runs)), str(len(times_ms)), _figure(median(times_ms)))
+    console.print(table)
+    console.print(f"kept in {path}", markup=False)
 
 
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:

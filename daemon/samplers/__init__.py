@@ -84,17 +84,15 @@ def load(source: str) -> Sampler:
     return cast("Sampler", sampler(Path(path)) if has_path else sampler())
 
 
-def present(device: str, root: Path = Path("/")) -> list[str]:
+def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) -> list[str]:
     """Return the samplers whose hardware this machine shows, the best power source of `device` first.
 
-    `device` is "cpu" or "cuda", with `=GPU-...` behind it the UUID that NVML is to open.
+    `device` is cpu or cuda, and `gpu_uuid` what NVML is to open.
     """
-    kind, _, uuid = device.partition("=")
-    tegra = (root / "proc/device-tree/compatible").exists() and b"nvidia,tegra" in (
-        root / "proc/device-tree/compatible"
-    ).read_bytes()
+    board = root / "proc/device-tree/compatible"
+    tegra = board.exists() and b"nvidia,tegra" in board.read_bytes()
     shown = {
-        f"nvml={uuid}" if uuid else "nvml": kind == "cuda" and not tegra,
+        f"nvml={gpu_uuid}" if gpu_uuid else "nvml": device == "cuda" and not tegra,
         "ina3221": tegra,
         "rapl": any((root / "sys/class/powercap").glob("*rapl:*")),
         "procfs": True,

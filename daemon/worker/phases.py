@@ -15,6 +15,7 @@ from benchd.daemon.records import (
     ArtifactFacts,
     BlockStatistics,
     Check,
+    Deadlines,
     Memory,
     ModelFacts,
     Occupancy,
@@ -23,11 +24,12 @@ from benchd.daemon.records import (
     RawFile,
     RuntimeFacts,
     Status,
+    TimeSlice,
     Timing,
     WarmUp,
     Window,
 )
-from benchd.daemon.worker import backends, measure, occupancy, probes, steps
+from benchd.daemon.worker import backends, measure, occupancy, probes, scenarios, steps
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check
 from benchd.daemon.worker.stages import StageClock
@@ -61,6 +63,8 @@ class Findings:
     throughput_per_s: float | None = None
     probes: Probes | None = None
     occupancy: Occupancy | None = None
+    deadlines: list[Deadlines] = field(default_factory=list)
+    timeline: list[TimeSlice] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -80,6 +84,8 @@ class Findings:
             raw=self.raw,
             throughput_per_s=self.throughput_per_s,
             probes=self.probes,
+            deadlines=self.deadlines,
+            timeline=self.timeline,
         )
         return Outcome(
             process=process,
@@ -117,10 +123,13 @@ def run(job: Job, findings: Findings) -> None:
     findings.runtime = loaded.runtime
     findings.stages.leave()
     pool = steps.batches(subject.images, job.case.batch_size, loaded)
-    _first_runs(loaded, pool, findings.stages)
+    first_ended_ns = _first_runs(loaded, pool, findings.stages)
     findings.stages.enter("check")
     findings.check = check(subject, loaded, job)
     del subject
+    if job.case.scenario == "cold_start":
+        _cold_start(job, device, first_ended_ns, findings)
+        return
     _timed(job, loaded, pool, findings)
     del loaded, pool
     _probed(job, device, findings)
@@ -136,11 +145,25 @@ def _open_device(job: Job) -> torch.device:
     return torch.device(job.device)
 
 
-def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) -> None:
+def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) -> int:
+    """Time the first two runs and return when the first one ended."""
     step = steps.SingleStream(loaded, pool)
     with torch.inference_mode():
-        for name in ("first_run_s", "second_run_s"):
-            stages.seconds[name] = step(0)[0] / 1e9
+        stages.seconds["first_run_s"] = step(0)[0] / 1e9
+        first_ended_ns = time.monotonic_ns()
+        stages.seconds["second_run_s"] = step(0)[0] / 1e9
+    return first_ended_ns
+
+
+def _cold_start(job: Job, device: torch.device, first_ended_ns: int, findings: Findings) -> None:
+    """Record the one run of a process that counts here: from its spawn to its first output."""
+    findings.stages.leave()
+    findings.window = Window(job.spawned_ns, first_ended_ns)
+    taken_ns = first_ended_ns - job.spawned_ns
+    findings.timing = measure.timing([taken_ns], None, taken_ns)
+    findings.memory = _peaks(device)
+    findings.flags.append("rss_peak_since_start")
+    findings.missing["probes"] = "a cold start is not held against a floor"
 
 
 def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
@@ -153,6 +176,9 @@ def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Finding
         findings.stages.enter("warm_up")
         findings.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
         findings.stages.enter("measure")
+        if job.case.scenario in ("periodic", "wake_up"):
+            _paced(job, step, findings)
+            return
         measured = measure.measure(step, job.limits.rule, job.hold_s)
         findings.memory = _peaks(loaded.device)
         _device_parts(job, loaded, pool, findings)
@@ -200,6 +226,28 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, findings: Fi
     findings.window = measured.window
     findings.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
     findings.throughput_per_s = job.case.batch_size * summary.runs * step.runs / measured.window.seconds
+    if job.case.scenario == "sustained":
+        findings.timeline = scenarios.slices(measured.values_ns[first], measured.window)
+    _flag_unsteady(findings)
+
+
+def _paced(job: Job, step: steps.Step, findings: Findings) -> None:
+    """Run a scenario with pauses in it and record its parts; the first one decides."""
+    start_ns, cap_s = time.monotonic_ns(), job.limits.rule.cap_s
+    if job.case.scenario == "periodic":
+        values_ns, findings.deadlines = scenarios.periodic(step, cap_s)
+    else:
+        values_ns = scenarios.wake_up(step, cap_s)
+    findings.window = Window(start_ns, time.monotonic_ns())
+    findings.memory = _peaks(torch.device(job.device))
+    findings.stages.leave()
+    findings.parts |= {part: measure.part_timing(values) for part, values in values_ns.items()}
+    findings.timing = next(iter(findings.parts.values()))
+    findings.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
+    _flag_unsteady(findings)
+
+
+def _flag_unsteady(findings: Findings) -> None:
     if findings.warm_up and not findings.warm_up.steady:
         findings.flags.append("warm_up_not_steady")
 

@@ -4,9 +4,11 @@ import pytest
 from records_made import made
 
 from benchd.daemon import once, plan
+from benchd.daemon.compare import comparison
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.plan import Machine
 from benchd.daemon.records import Case, Check, Variant
+from benchd.daemon.statistics import Verdict
 
 CPU = Machine("cpu", has_cxx=True)
 FAILED_CHECK = Check(
@@ -40,3 +42,22 @@ def test_the_first_of_what_holds_decides(records, by_name, interrupted, code):
     variants = ["eager", "tensorrt"] if by_name else []
     planned = plan.plan([Suite(models=["vim_tiny"], variants=variants, preset="quick")], LimitsConfig(), CPU)
     assert once.exit_code(planned, records, interrupted) == code
+
+
+@pytest.mark.parametrize(
+    ("answers", "records", "fail_on", "code"),
+    [
+        (["same", "slower", "inconclusive"], [OK], ["slower", "check"], 3),
+        (["faster", "inconclusive"], [OK], ["slower", "check"], 0),
+        (["faster", "inconclusive"], [OK], ["inconclusive"], 4),
+        (["slower", "inconclusive"], [OK], ["slower", "inconclusive"], 3),
+        (["slower"], [WRONG], ["slower", "check"], 5),
+        (["slower"], [WRONG], ["slower"], 3),
+        (["slower"], [OK, DEAD], ["slower"], 1),
+        ([], [WRONG], ["slower"], 0),
+    ],
+)
+def test_a_verdict_fails_the_pass_where_that_was_asked_for(answers, records, fail_on, code):
+    planned = plan.plan([Suite(models=["vim_tiny"], preset="quick")], LimitsConfig(), CPU)
+    comparisons = [comparison(("a", "a"), Verdict(answer=answer), ([], []), False) for answer in answers]
+    assert once.exit_code(planned, records, False, fail_on, comparisons) == code

@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 
 from benchd.daemon import plan, records
@@ -106,7 +107,6 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
             Machine("cpu", True, has_cc=False),
             "need a C compiler; install gcc or set CC",
         ),
-        (Suite(scenarios=["periodic"]), CPU, "scenario periodic is not part of this version"),
         (
             Suite(variants=["amp"], directions=["training"]),
             CPU,
@@ -165,3 +165,54 @@ def test_a_gpu_is_seen_by_its_driver_s_device_node(tmp_path, node, found):
     (tmp_path / "dev").mkdir()
     (tmp_path / node).touch()
     assert plan.has_gpu(tmp_path) is found
+
+
+def test_a_sustained_run_is_long_and_one_and_a_cold_start_is_many_processes():
+    suite = Suite(models=["square"], variants=["eager"], scenarios=["sustained", "cold_start", "periodic"])
+    sustained, cold_start, periodic = (entry.limits for entry in plan.plan([suite], LimitsConfig(), CPU))
+    assert (sustained.processes, sustained.rule.cap_s, sustained.rule.half_width) == (1, 600.0, None)
+    assert cold_start.processes == 5
+    assert periodic == plan.PRESETS["standard"]
+    given = msgspec.structs.replace(suite, processes=2)
+    limits = [entry.limits for entry in plan.plan([given], LimitsConfig(measure_cap_s=9.0), CPU)]
+    assert [one.processes for one in limits] == [2, 2, 2]
+    assert limits[0].rule.cap_s == 9.0
+
+
+def test_offline_sweeps_batch_sizes_unless_they_are_given():
+    suite = Suite(models=["square"], variants=["eager"], scenarios=["offline", "wake_up"])
+    sizes = [entry.case.batch_size for entry in plan.plan([suite], LimitsConfig(), CPU)]
+    assert sizes == [1, 4, 16, 64, 1]
+    given = msgspec.structs.replace(suite, batch_sizes=[2])
+    assert [entry.case.batch_size for entry in plan.plan([given], LimitsConfig(), CPU)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "vim_tiny,eager,b1",
+        "snn_onepass,custom-fp16,b4,reset=subtract,time_steps=4,offline,seed=3",
+        "snn_stbif_resnet18,eager,b2,training",
+    ],
+)
+def test_a_case_id_names_its_case(case_id):
+    assert ids(plan.suite_of(case_id, "quick")) == [case_id]
+
+
+def test_what_a_case_id_leaves_out_is_the_default():
+    assert ids(plan.suite_of("square,bf16", "quick")) == ["square,bf16,b1"]
+
+
+@pytest.mark.parametrize(
+    ("case_id", "words"),
+    [
+        ("vim_tni,eager", "unknown model 'vim_tni'"),
+        ("vim_tiny,eagre", "unknown variant 'eagre'"),
+        ("vim_tiny,eager,stepp=1", "unknown option"),
+        ("vim_tiny,eager,seed=x", "case vim_tiny,eager,seed=x: "),
+        ("vim_tiny,eager,b0", "batch size 0: at least 1"),
+    ],
+)
+def test_a_case_id_that_means_nothing_is_refused(case_id, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        ids(plan.suite_of(case_id, "quick"))

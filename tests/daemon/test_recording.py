@@ -7,7 +7,7 @@ from records_made import ENVIRONMENT, timing
 from benchd.daemon import recording
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
-from benchd.daemon.records import Case, Check, Memory, ModelFacts, Probes, ProcessResult, Summary
+from benchd.daemon.records import Case, Check, Deadlines, Memory, ModelFacts, Probes, ProcessResult, Summary
 from benchd.models.cost import cost, parameters
 
 SHARED = Pass("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
@@ -188,3 +188,14 @@ def test_a_case_that_failed_after_one_process_has_no_x_of_floor():
     made = record(outcome(timing=timing(), model=VIM, probes=probes()), outcome("failed", reason="gone"))
     assert made.x_of_floor is None
     assert made.missing["x_of_floor"] == "gone"
+
+
+def test_a_scenario_with_pauses_has_neither_throughput_nor_floor_and_adds_up_its_deadlines():
+    processes = [
+        outcome(timing=timing(5.0), model=VIM, probes=probes(), deadlines=[Deadlines(30, 60, misses, 2.0 * misses)])
+        for misses in (1, 3)
+    ]
+    paced = record(*processes, case=Case(model="vim_tiny", scenario="periodic"))
+    assert (paced.throughput_per_s, paced.throughput_basis, paced.x_of_floor) == (None, None, None)
+    assert paced.missing["x_of_floor"] == paced.missing["throughput_per_s"] == "periodic does not run back to back"
+    assert paced.deadlines == [Deadlines(30, 120, 4, 6.0)]

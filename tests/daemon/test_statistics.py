@@ -25,6 +25,7 @@ from benchd.daemon.statistics import (
     minimum_samples,
     percentile,
     percentile_upper_bound,
+    share_upper_bound,
     steady,
     student_t_quantile,
     tukey_outliers,
@@ -284,3 +285,9 @@ def test_processes_combine_on_logarithms():
 def test_combine_refuses_what_it_cannot_combine(medians, within):
     with pytest.raises(ValueError, match="combine needs"):
         combine(medians, within)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (0, 100), (5, 100), (1, 20), (20, 20), (3, 7)])
+def test_the_bound_of_a_share_is_clopper_and_pearson_s(successes, trials):
+    wanted = stats.binomtest(successes, trials, alternative="less").proportion_ci(0.95, method="exact").high
+    assert share_upper_bound(successes, trials) == pytest.approx(wanted, abs=1e-9)

@@ -1,0 +1,59 @@
+"""The baseline of this machine: the records of at least three runs that later ones are held against."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchd.daemon import records, results, state
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import Record
+
+FILE = "baseline.jsonl"
+STORED = "stored"
+FEWEST_RUNS = 3
+
+
+def path() -> Path:
+    """Return where the baseline is kept."""
+    return state.folder() / FILE
+
+
+def set_(files: Sequence[Path]) -> list[Record]:
+    """Keep what ended well in these files in place of the present baseline, and return it.
+
+    Raises UsageError for fewer than three runs (passes of bench-once) and for records of several devices.
+    """
+    kept = [record for record in results.read_all(files) if record.status == "ok"]
+    runs = {record.suite_id for record in kept}
+    if len(runs) < FEWEST_RUNS:
+        raise UsageError(
+            f"a baseline is at least {FEWEST_RUNS} runs, because they differ by more than processes do, and this is "
+            f"{len(runs)}; run bench-once again with the same --output"
+        )
+    devices = sorted({record.device_id for record in kept})
+    if len(devices) > 1:
+        raise UsageError(f"a baseline is of one device and this is of {', '.join(devices)}")
+    _write(kept)
+    return kept
+
+
+def _write(kept: Sequence[Record]) -> None:
+    path().parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path().with_suffix(".unfinished")
+    unfinished.write_bytes(b"".join(records.encode(record) + b"\n" for record in kept))
+    unfinished.replace(path())
+
+
+def read(name: str) -> list[Record]:
+    """Return the baseline in a file, in a folder or, for "stored", of this machine; raise UsageError for none."""
+    if name != STORED:
+        return results.read(Path(name))
+    if not path().exists():
+        raise UsageError("no baseline is stored; `benchd baseline set RUN...` stores one")
+    return results.read(path())
+
+
+def clear() -> bool:
+    """Forget the baseline; return whether there was one."""
+    was_there = path().exists()
+    path().unlink(missing_ok=True)
+    return was_there

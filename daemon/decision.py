@@ -1,0 +1,207 @@
+"""Which variant of each model to ship: what the records allow to say, what excluded each other variant; pure."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from benchd.daemon.records import Energy, Record, Timing
+
+Objective = Literal["latency", "energy", "throughput"]
+OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
+
+
+class Requirements(Struct, frozen=True, kw_only=True):
+    """What a variant must keep to be shipped, and what decides among those that do; None asks for nothing."""
+
+    max_latency_ms: float | None = None
+    max_power_w: float | None = None
+    max_memory_bytes: float | None = None
+    min_agreement: float | None = None
+    objective: Objective = "latency"
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What is said of one model, by the names of its variants. `ship` is None where nothing can be said.
+
+    `candidates` are ranked, the best first; `tied` are those whose intervals overlap the best one's; `excluded` gives
+    the reason of each other variant. `ratio` is the runner-up's figure over the best one's.
+    """
+
+    subject: str
+    ship: str | None = None
+    ratio: float | None = None
+    candidates: dict[str, Record] = {}
+    tied: list[str] = []
+    excluded: dict[str, str] = {}
+
+
+class _Figure(Struct, frozen=True):
+    """What a variant is ranked by, with its interval; less is better."""
+
+    point: float
+    low: float
+    high: float
+
+
+def decide(records: Sequence[Record], requirements: Requirements) -> list[Decision]:
+    """Return one Decision for each model, and for each of its options, batch sizes and scenarios.
+
+    Of several records of a case the last one counts. Batch sizes compete where throughput is the objective, which it is
+    in `offline` in place of latency. Training is left out: it is not shipped.
+    """
+    newest = {(record.device_id, record.case_id): record for record in records if record.case.direction == "inference"}
+    of_many = len({record.device_id for record in newest.values()}) > 1
+    groups: dict[str, list[Record]] = {}
+    for record in newest.values():
+        subject = _subject(record, requirements.objective) + (f" on {record.device_id}" if of_many else "")
+        groups.setdefault(subject, []).append(record)
+    return [_decide(subject, group, requirements) for subject, group in groups.items()]
+
+
+def _is_by_throughput(record: Record, objective: Objective) -> bool:
+    return objective == "throughput" or (objective == "latency" and record.case.scenario == "offline")
+
+
+def _subject(record: Record, objective: Objective) -> str:
+    """Return what all variants that compete share."""
+    case = record.case
+    parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
+    parts += [] if _is_by_throughput(record, objective) else [f"b{case.batch_size}"]
+    parts += [case.scenario] if case.scenario != "single_stream" else []
+    parts += [f"seed={case.seed}"] if case.seed else []
+    return " ".join(parts)
+
+
+def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:
+    objective = requirements.objective
+    named = {_name(record, objective): record for record in group}
+    excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
+    figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
+    ranked = sorted(figures, key=lambda name: figures[name].point)
+    if not ranked:
+        return Decision(subject=subject, excluded=excluded)
+    best = figures[ranked[0]]
+    tied = [name for name in ranked if figures[name].low <= best.high]
+    return Decision(
+        subject=subject,
+        ship=ranked[0] if len(tied) == 1 else None,
+        ratio=figures[ranked[1]].point / best.point if len(ranked) > 1 else None,
+        candidates={name: named[name] for name in ranked},
+        tied=tied,
+        excluded=excluded,
+    )
+
+
+def _name(record: Record, objective: Objective) -> str:
+    """Return the variant and whose kernels it ran, and the batch size where that competes."""
+    label = record.case.variant.label
+    if record.kernels_ran:
+        label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
+    return f"{label} b{record.case.batch_size}" if _is_by_throughput(record, objective) else label
+
+
+def _why_not(record: Record, requirements: Requirements) -> str | None:
+    """Return the first reason for which the record cannot be shipped, else None."""
+    if record.status != "ok" or record.timing is None:
+        return f"{record.status}: {record.reason}"
+    if record.check is None or not record.check.passed:
+        return "fails its numerical check" if record.check else "was not checked"
+    reasons = (
+        _above("p99" if record.timing.p99_ms else "latency", latency_ms(record), requirements.max_latency_ms, "ms"),
+        _above("power", power_w(record), requirements.max_power_w, "W"),
+        _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
+        _disagrees(record, requirements.min_agreement),
+        _unmeasured_energy(record, requirements.objective),
+    )
+    return next((reason for reason in reasons if reason), None)
+
+
+def _above(what: str, value: float | None, limit: float | None, unit: str) -> str | None:
+    if limit is None:
+        return None
+    if value is None:
+        return f"{what} was not measured"
+    return f"{what} {value:.4g} {unit} is above {limit:.4g} {unit}" if value > limit else None
+
+
+def _disagrees(record: Record, least: float | None) -> str | None:
+    if least is None or record.check is None:
+        return None
+    agreement = 1 - record.check.argmax_disagreements / record.check.images
+    return f"agreement {agreement:.4g} is below {least:.4g}" if agreement < least else None
+
+
+def _unmeasured_energy(record: Record, objective: Objective) -> str | None:
+    if objective != "energy" or energy_error_share(record.energy) is not None:
+        return None
+    return f"energy was not measured ({record.missing.get('energy', 'no reason given')})"
+
+
+def energy_error_share(energy: Energy | None) -> float | None:
+    """Return the error bar as a share of the energy; None where there is no energy."""
+    return energy.energy_err_j / energy.energy_j if energy and energy.energy_j > 0 else None
+
+
+def latency_ms(record: Record) -> float | None:
+    """Return p99 where enough runs back it, else the upper end of the median's interval, else nothing."""
+    return (record.timing.p99_ms or record.timing.high_ms) if record.timing else None
+
+
+def power_w(record: Record) -> float | None:
+    """Return the mean power of the rail that draws the most, which is the input's where there is one."""
+    found = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
+    return max(found, default=None)
+
+
+def memory_mib(record: Record) -> float | None:
+    """Return the peak memory: the accelerator's where there is one, else the process's."""
+    return _mib(record.memory.device_peak_bytes or record.memory.rss_peak_bytes) if record.memory else None
+
+
+def _mib(size: float | None) -> float | None:
+    return None if size is None else size / 2**20
+
+
+def _figure(record: Record, objective: Objective) -> _Figure:
+    if objective == "energy" and record.energy:
+        joules = record.energy.gross_per_inference_j
+        error = joules * (energy_error_share(record.energy) or 0.0)
+        return _Figure(joules, joules - error, joules + error)
+    if record.timing is None:
+        raise ValueError(f"{record.case_id} was not timed")
+    share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
+    return _scaled(record.timing, share)
+
+
+def _scaled(timing: Timing, share: float) -> _Figure:
+    # Without an interval nothing can be told apart from it.
+    low = 0.0 if timing.low_ms is None else timing.low_ms
+    high = math.inf if timing.high_ms is None else timing.high_ms
+    return _Figure(timing.median_ms * share, low * share, high * share)
+
+
+def line(decision: Decision) -> str:
+    """Return the decision in one line."""
+    if decision.ship:
+        words = [decision.ship, *_figures(decision.candidates[decision.ship])]
+        runner_up = list(decision.candidates)[1:2]
+        words += [f"({decision.ratio:.2g}x {runner_up[0]})"] if runner_up else []
+        return f"{decision.subject}: ship: {'  '.join(words)}"
+    if not decision.tied:
+        return f"{decision.subject}: nothing to ship"
+    *others, last = decision.tied
+    return f"{decision.subject}: too close to call between {', '.join(others)} and {last}"
+
+
+def _figures(record: Record) -> list[str]:
+    latency = f"{record.timing.median_ms:.4g} ms" if record.timing else ""
+    return [latency, _energy(record.energy), "check ok"]
+
+
+def _energy(energy: Energy | None) -> str:
+    share = energy_error_share(energy)
+    if energy is None or share is None:
+        return "energy not measured"
+    return f"{1e3 * energy.gross_per_inference_j:.4g} mJ ±{100 * share:.2g} %"

@@ -1,0 +1,80 @@
+"""The commands that judge records: `compare`, `baseline` and `recommend`, from their arguments to an exit code."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from benchd.daemon import baseline, live, noise_floor, results
+from benchd.daemon.compare import FAIL_ON, Comparison, compare, exit_code
+from benchd.daemon.decision import Requirements, decide
+from benchd.daemon.delivery.console import print_baseline, print_comparisons, print_decisions
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import Record
+from benchd.daemon.statistics import MIN_EFFECT
+
+
+def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
+    """Compare two files or folders of results and return the exit code of the verdicts."""
+    if len(paths) != 2:
+        raise UsageError(f"two result files are compared, and these are {len(paths)}; cases are compared with --live")
+    first, second = (results.read(path) for path in paths)
+    comparisons = compare(first, second, _min_effect(second, min_effect))
+    print_comparisons(out, comparisons, as_json)
+    return exit_code(comparisons, list(FAIL_ON))
+
+
+def _min_effect(measured: Sequence[Record], asked: float) -> float:
+    return noise_floor.min_effect(measured[0].device_id, measured[0].environment.device, asked)
+
+
+def compare_live(request: live.Request, out: TextIO, as_json: bool) -> int:
+    """Compare two cases here and now and return the exit code of the measurement, else of the verdict."""
+    counts = (len(request.cases), len(request.pythons))
+    if request.is_aa and counts not in ((1, 0), (1, 1)):
+        raise UsageError("--aa compares one case with itself")
+    if not request.is_aa and counts not in ((2, 0), (2, 1), (2, 2), (1, 2)):
+        raise UsageError("--live takes two cases, or one case and two --python")
+    made, code = live.compare(request, sys.stderr)
+    print_comparisons(out, [made], as_json)
+    return code or exit_code([made], list(FAIL_ON))
+
+
+def against_baseline(stored: Sequence[Record], measured: Sequence[Record]) -> list[Comparison]:
+    """Return what is said of each measured case against the baseline."""
+    case_ids = {record.case_id for record in measured}
+    same_cases = [record for record in stored if record.case_id in case_ids]
+    return compare(same_cases, measured, _min_effect(measured, MIN_EFFECT), baseline.FEWEST_RUNS) if measured else []
+
+
+def set_baseline(paths: Sequence[Path], out: TextIO) -> int:
+    """Store a baseline."""
+    print_baseline(out, baseline.set_(paths), baseline.path())
+    return 0
+
+
+def show_baseline(out: TextIO, as_json: bool) -> int:
+    """Print the stored baseline: its cases, or its records."""
+    kept = baseline.read(baseline.STORED)
+    if as_json:
+        out.writelines(f"{msgspec.json.encode(record).decode()}\n" for record in kept)
+    else:
+        print_baseline(out, kept, baseline.path())
+    return 0
+
+
+def clear_baseline(out: TextIO) -> int:
+    """Forget the stored baseline."""
+    out.write("the baseline is cleared\n" if baseline.clear() else "no baseline was stored\n")
+    return 0
+
+
+def recommend(paths: Sequence[Path], requirements: Requirements, out: TextIO, as_json: bool) -> int:
+    """Print which variant of each model to ship; return 4 where that is undecided for one of them, else 0."""
+    decisions = decide(results.read_all(paths), requirements)
+    if not decisions:
+        raise UsageError("these records hold no inference; training is not shipped")
+    print_decisions(out, decisions, as_json)
+    return 0 if all(decision.ship for decision in decisions) else 4

@@ -1,0 +1,238 @@
+"""`benchd compare --live`: two cases, or one case under two installs, in fresh processes by turns; and A/A.
+
+The order is ABBA: what drifts slowly meets both sides alike, and the pairs take it out.
+"""
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from benchd.daemon import (
+    config,
+    environment,
+    gpu,
+    identity,
+    noise_floor,
+    plan,
+    recording,
+    samplers,
+    statistics,
+)
+from benchd.daemon.compare import Comparison, comparison
+from benchd.daemon.config import Config
+from benchd.daemon.delivery.jsonl import Journal
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.plan import Planned
+from benchd.daemon.process import ALLOCATOR
+from benchd.daemon.protocol import Outcome
+from benchd.daemon.recording import Begun, Pass
+from benchd.daemon.records import Record
+from benchd.daemon.results import JOURNAL
+from benchd.daemon.statistics import ALPHA, LOOKS, Verdict
+from benchd.daemon.supervisor import Settings, Supervisor
+from benchd.kernels import cache
+
+_VERSIONS = """
+import importlib.metadata, json, sys
+names = sys.argv[1:]
+found = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+print(json.dumps({name: found[name] for name in names if name in found}))
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for. `pairs` fixes their number; None looks after 7, 11 and 15."""
+
+    cases: list[str]
+    pythons: list[str]
+    pairs: int | None
+    min_effect: float
+    preset: str
+    config: Path | None
+    device: str
+    threads: int | None
+    output: Path
+    is_aa: bool
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two sides: its case, the interpreter that runs it, what it is called, and what came of it."""
+
+    planned: Planned
+    python: str
+    name: str
+    shared: Pass
+    begun: Begun
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def medians_ms(self) -> list[float]:
+        """Return the median of each process that ended well."""
+        return [outcome.process.timing.median_ms for outcome in self.outcomes if outcome.process.timing]
+
+    def record(self) -> Record:
+        """Return the Record of all its processes."""
+        return recording.record(self.planned.case, self.planned.preset, self.shared, self.begun, self.outcomes)
+
+
+def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
+    """Measure both sides by turns until there is a verdict; return it and the exit code of the measurement.
+
+    The code is 0, 1 where a process did not end well, or 130 after an interrupt; the verdict's own is the caller's.
+    Both records are appended to the output's records.jsonl, and the effect of an A/A comparison to the noise floor.
+    """
+    if request.pairs is not None and request.pairs < 2:
+        raise UsageError(f"--pairs {request.pairs}: at least 2")
+    settings = config.read(request.config) if request.config else Config()
+    machine = plan.inspect(request.device)
+    sides = _sides(request, settings, machine)
+    device_id = sides[0].shared.device_id
+    min_effect = noise_floor.min_effect(device_id, machine.device, request.min_effect)
+    supervisor = _supervisor(request, settings, machine.device, sides)
+    verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
+    _keep(sides, request.output)
+    if request.is_aa and verdict.effect is not None:
+        _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
+    ended_well = all(outcome.process.status == "ok" for side in sides for outcome in side.outcomes)
+    failed = any(outcome.check and not outcome.check.passed for outcome in sides[1].outcomes)
+    made = comparison((sides[0].name, sides[1].name), verdict, (sides[0].medians_ms, sides[1].medians_ms), failed)
+    return made, 130 if supervisor.interrupted else int(not ended_well)
+
+
+def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[Side, Side]:
+    cases = request.cases * (2 if len(request.cases) == 1 else 1)
+    pythons = request.pythons * (2 if len(request.pythons) == 1 else 1) or [sys.executable] * 2
+    planned = [_planned(case, request.preset, settings, machine) for case in cases]
+    suite_id = uuid.uuid4().hex
+    first, second = (
+        Side(
+            entry,
+            python,
+            entry.case.case_id if len(set(pythons)) == 1 else f"{entry.case.case_id} by {python}",
+            _pass(settings, machine.device, request.threads, suite_id, python),
+            Begun.now(time.monotonic_ns()),
+        )
+        for entry, python in zip(planned, pythons, strict=True)
+    )
+    return first, second
+
+
+def _planned(case_id: str, preset: str, settings: Config, machine: plan.Machine) -> Planned:
+    entry, *others = plan.plan([plan.suite_of(case_id, preset)], settings.limits, machine)
+    if others:
+        raise UsageError(f"{case_id} names {1 + len(others)} cases; give its batch size, as in {entry.case.case_id}")
+    if entry.reason:
+        raise NotAvailable(f"{case_id}: {entry.reason}")
+    return entry
+
+
+def _pass(settings: Config, device: str, threads: int | None, suite_id: str, python: str) -> Pass:
+    described = environment.describe(device, threads, allocator=ALLOCATOR)
+    if python != sys.executable:
+        described = msgspec.structs.replace(described, versions=_versions(python))
+        described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))
+    return Pass(
+        device_id=identity.device_id(settings.device.id),
+        boot_id=identity.boot_id(),
+        suite_id=suite_id,
+        tool_version=described.versions.get("benchd", version("benchd")),
+        environment=described,
+    )
+
+
+def _versions(python: str) -> dict[str, str]:
+    """Return the versions that another interpreter has installed; raise UsageError where it cannot say."""
+    command = [python, "-c", _VERSIONS, *environment.DISTRIBUTIONS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return msgspec.json.decode(done.stdout, type=dict[str, str])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        raise UsageError(f"--python {python}: {error}; give the interpreter of an environment with benchd") from error
+
+
+def _supervisor(request: Request, configured: Config, device: str, sides: Sequence[Side]) -> Supervisor:
+    request.output.mkdir(parents=True, exist_ok=True)
+    gpu_uuid = gpu.measured("cuda") if device == "cuda" else None
+    settings = Settings(
+        output=request.output.resolve(),
+        cache=cache.folder(),
+        artifacts=cache.artifacts(),
+        device=device,
+        sources=configured.sampling.sources or samplers.present(device, gpu_uuid),
+        gpu_uuid=gpu_uuid,
+        period_s=configured.sampling.period_s,
+        threads=request.threads,
+    )
+    return Supervisor([side.planned for side in sides], settings, sides[0].shared, sinks=[])
+
+
+def _alternate(
+    supervisor: Supervisor, sides: tuple[Side, Side], pairs: int | None, min_effect: float, err: TextIO
+) -> Verdict:
+    """Measure pair after pair, the sides swapped from one to the next, until there is a verdict."""
+    started, done = time.monotonic(), 0
+    with supervisor.session():
+        while True:
+            for side in sides if done % 2 == 0 else sides[::-1]:
+                outcome = supervisor.process(side.planned, f"{side.begun.run_id}.{done}", done, side.python)
+                side.outcomes.append(outcome)
+                if outcome.process.status != "ok":
+                    return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason}")
+            done += 1
+            _tell(sides, done, pairs, time.monotonic() - started, err)
+            verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, pairs, min_effect)
+            if verdict:
+                return verdict
+
+
+def _verdict(first: Sequence[float], second: Sequence[float], pairs: int | None, min_effect: float) -> Verdict | None:
+    if pairs is None:
+        return statistics.look(first, second, min_effect)
+    if len(first) < pairs:
+        return None
+    return statistics.judge(statistics.paired_effect(first, second), ALPHA, min_effect)
+
+
+def _tell(sides: Sequence[Side], done: int, pairs: int | None, elapsed_s: float, err: TextIO) -> None:
+    a, b = (side.medians_ms[-1] for side in sides)
+    most = pairs or LOOKS[-1]
+    left_s = (most - done) * elapsed_s / done
+    err.write(
+        f"pair {done} of {'' if pairs else 'at most '}{most}: {a:.4g} and {b:.4g} ms ({100 * (b / a - 1):+.2f} %), "
+        f"{elapsed_s:.0f} s so far, {'' if pairs else 'at most '}{left_s:.0f} s left\n"
+    )
+    err.flush()
+
+
+def _keep(sides: Sequence[Side], output: Path) -> None:
+    with closing(Journal(output / JOURNAL)) as journal:
+        for side in sides:
+            if side.outcomes:
+                journal.append(msgspec.json.encode(side.record()))
+
+
+def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:
+    wall = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    noise_floor.add(
+        noise_floor.AaEffect(
+            device_id=side.shared.device_id,
+            device=side.shared.environment.device,
+            case_id=side.planned.case.case_id,
+            effect=verdict.effect or 0.0,
+            answer=verdict.answer,
+            pairs=pairs,
+            t_wall=wall,
+        )
+    )

@@ -1,0 +1,54 @@
+"""By how much this machine calls identical code different: effects of A/A comparisons, and the floor made of them."""
+
+from contextlib import closing
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon import state
+from benchd.daemon.delivery import jsonl
+from benchd.daemon.errors import SchemaError
+from benchd.daemon.statistics import MIN_EFFECT, Answer, percentile
+
+FILE = "noise_floor.jsonl"
+
+
+class AaEffect(Struct, frozen=True, kw_only=True):
+    """One comparison of a case with itself; `effect` is the second arm over the first, minus 1."""
+
+    device_id: str
+    device: str
+    case_id: str
+    effect: float
+    answer: Answer
+    pairs: int
+    t_wall: str
+
+
+def add(effect: AaEffect) -> None:
+    """Keep one effect; a crash cannot take it back."""
+    with closing(jsonl.Journal(state.folder() / FILE)) as journal:
+        journal.append(msgspec.json.encode(effect))
+
+
+def effects(device_id: str, device: str) -> list[AaEffect]:
+    """Return what was kept of this device (cpu or cuda), the oldest first; raise SchemaError at a damaged line."""
+    path = state.folder() / FILE
+    if not path.exists():
+        return []
+    try:
+        kept = [msgspec.json.decode(line, type=AaEffect) for line in jsonl.read(path)]
+    except msgspec.DecodeError as error:
+        raise SchemaError(f"{path}: {error}; remove the line that is not an effect") from error
+    return [effect for effect in kept if (effect.device_id, effect.device) == (device_id, device)]
+
+
+def floor(device_id: str, device: str) -> float | None:
+    """Return the 95th percentile of the effects' sizes; None where no A/A comparison was made."""
+    sizes = sorted(abs(effect.effect) for effect in effects(device_id, device))
+    return percentile(sizes, 95) if sizes else None
+
+
+def min_effect(device_id: str, device: str, asked: float = MIN_EFFECT) -> float:
+    """Return the least effect that counts on this device: what was asked for, at least twice the floor."""
+    return max(asked, 2 * (floor(device_id, device) or 0.0))

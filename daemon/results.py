@@ -1,0 +1,47 @@
+"""Result files read back: the records of a pass, or what is wrong with the first line that is none."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchd.daemon import records
+from benchd.daemon.delivery import jsonl
+from benchd.daemon.errors import SchemaError, UsageError
+from benchd.daemon.records import Record
+
+JOURNAL = "records.jsonl"
+
+
+def read(path: Path) -> list[Record]:
+    """Return the records in a file, or in the `records.jsonl` of a folder, in their order.
+
+    Raises UsageError where there is none, SchemaError that names file and line at the first that is not one.
+    """
+    file = path / JOURNAL if path.is_dir() else path
+    found = [_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1)]
+    if not found:
+        raise UsageError(f"{file}: holds no record; give a file or a folder that bench-once has written")
+    return found
+
+
+def read_all(paths: Sequence[Path]) -> list[Record]:
+    """Return the records of several files, each record once."""
+    by_key = {record.key: record for record in _each(paths)}
+    return list(by_key.values())
+
+
+def _each(paths: Sequence[Path]) -> Iterator[Record]:
+    for path in paths:
+        yield from read(path)
+
+
+def _decoded(file: Path, number: int, line: bytes) -> Record:
+    try:
+        return records.decode(line)
+    except SchemaError as error:
+        raise SchemaError(f"{file} line {number}: {error}") from error
+
+
+def process_medians_ms(found: Sequence[Record]) -> list[float]:
+    """Return the median of every process of the records that ended well."""
+    ended = [record for record in found if record.status == "ok"]
+    return [process.timing.median_ms for record in ended for process in record.processes if process.timing]

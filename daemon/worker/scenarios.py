@@ -1,0 +1,74 @@
+"""What a deployed model meets, beside back-to-back runs: frames at a fixed rate, and idle gaps before a run."""
+
+import time
+from array import array
+from collections.abc import Iterator
+
+from benchd.daemon.records import Deadlines, TimeSlice, Window
+from benchd.daemon.statistics import median
+from benchd.daemon.worker.steps import Step
+
+RATES_HZ = (30, 10, 60)
+"""The first one decides the statistics, and so for the gaps."""
+
+GAPS_MS = (1000, 100, 10, 0)
+GAP_ROUNDS = 30
+SLICES = 20
+
+Values = dict[str, "array[int]"]
+
+
+def periodic(step: Step, cap_s: float) -> tuple[Values, list[Deadlines]]:
+    """Run at each rate for an equal part of `cap_s`; return latencies in ns by rate, and how the deadlines were kept.
+
+    A latency counts from the release of a frame, and its deadline is the next release. Of the frames that come while
+    one runs the newest is taken and the others are dropped, as by a camera with one buffer; these miss it too.
+    """
+    values, deadlines = {}, []
+    for rate_hz in RATES_HZ:
+        releases = max(1, int(rate_hz * cap_s / len(RATES_HZ)))
+        latencies_ns = array("q", _frames(step, 1_000_000_000 // rate_hz, releases))
+        values[f"{rate_hz}_hz"] = latencies_ns
+        late_ns = [latency - 1_000_000_000 // rate_hz for latency in latencies_ns]
+        kept = sum(lateness <= 0 for lateness in late_ns)
+        deadlines.append(Deadlines(rate_hz, releases, releases - kept, max(0, *late_ns) / 1e6))
+    return values, deadlines
+
+
+def _frames(step: Step, period_ns: int, releases: int) -> Iterator[int]:
+    """Run one frame after another and yield its latency in ns."""
+    start_ns, frame = time.monotonic_ns() + period_ns, 0
+    while frame < releases:
+        release_ns = start_ns + frame * period_ns
+        time.sleep(max(0, release_ns - time.monotonic_ns()) / 1e9)
+        step(frame)
+        end_ns = time.monotonic_ns()
+        yield end_ns - release_ns
+        frame = max(frame + 1, (end_ns - start_ns) // period_ns)
+
+
+def wake_up(step: Step, cap_s: float) -> Values:
+    """Run once after each idle gap, in rounds over all gaps, 30 or as many as `cap_s` allows; return ns by gap."""
+    values: Values = {f"gap_{gap_ms}_ms": array("q") for gap_ms in GAPS_MS}
+    end, done = time.monotonic() + cap_s, 0
+    while done < GAP_ROUNDS and (not done or time.monotonic() < end):
+        for gap_ms, column in zip(GAPS_MS, values.values(), strict=True):
+            time.sleep(gap_ms / 1e3)
+            column.append(step(done)[0])
+        done += 1
+    return values
+
+
+def slices(values_ns: "array[int]", window: Window) -> list[TimeSlice]:
+    """Return the median run of each of twenty equal parts of a window that was filled with runs; empty parts aside."""
+    length_s, total_ns = window.seconds / SLICES, sum(values_ns)
+    parts: list[list[float]] = [[] for _ in range(SLICES)]
+    elapsed_ns = 0
+    for value in values_ns:
+        parts[SLICES * elapsed_ns // total_ns].append(value)
+        elapsed_ns += value
+    return [
+        TimeSlice(start_s=number * length_s, end_s=(number + 1) * length_s, median_ms=median(part) / 1e6)
+        for number, part in enumerate(parts)
+        if part
+    ]

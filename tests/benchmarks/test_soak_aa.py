@@ -1,0 +1,61 @@
+"""The soak of A/A comparisons: what is kept, that it goes on where it stopped, and what it counts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stub_interpreter import interpreter
+
+from benchd.daemon.delivery import jsonl
+from benchmarks import soak_aa
+
+ROOT = Path(__file__).parents[2]
+CONFIG = '[device]\nid = "test-device"\n'
+
+
+@pytest.fixture
+def soak(tmp_path, child_environment):
+    (tmp_path / "config.toml").write_text(CONFIG)
+    stub = interpreter(tmp_path / "stub", "5 + turn % 3 / 1000")
+
+    def run(count):
+        command = [sys.executable, "-m", "benchmarks.soak_aa", "--case", f"square,size=64={count}"]
+        command += ["--output", str(tmp_path / "out")]
+        command += ["--arguments", f"--python {stub} --pairs 2 --device cpu --config {tmp_path / 'config.toml'}"]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment, timeout=300
+        )
+
+    return run
+
+
+def test_it_goes_on_where_it_stopped(soak, tmp_path):
+    before = [{"case": "square,size=64", "beside_load": False, "answer": "same", "effect": 0.0}]
+    (tmp_path / "out").mkdir()
+    kept = tmp_path / "out" / soak_aa.FILE
+    kept.write_text("".join(f"{json.dumps(line)}\n" for line in before))
+    done = soak(2)
+    assert done.returncode == 0, done.stderr
+    assert "square,size=64 2 of 2" in done.stdout
+    assert "square,size=64 1 of 2" not in done.stdout
+    lines = [json.loads(line) for line in jsonl.read(kept)]
+    assert lines[:1] == before
+    assert [line["beside_load"] for line in lines] == [False, True]
+    assert lines[1]["answer"] == "same"
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_comparison_that_cannot_be_made_ends_it(soak, tmp_path):
+    (tmp_path / "config.toml").write_text("[nothing]\n")
+    done = soak(1)
+    assert done.returncode == 2
+    assert "unknown configuration key" in done.stderr
+    assert not (tmp_path / "out" / soak_aa.FILE).exists()
+
+
+def test_false_verdicts_are_counted_with_their_bound():
+    kept = [{"answer": answer} for answer in ["same"] * 97 + ["faster", "slower", "inconclusive"]]
+    wanted = "square: 2 of 100 false (at most 6.2 % with 95 % confidence), 97 same, 1 inconclusive"
+    assert soak_aa._summary("square", kept) == wanted

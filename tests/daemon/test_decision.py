@@ -1,0 +1,119 @@
+"""Which variant to ship: ranked by interval, each other one excluded for a reason that is named."""
+
+import msgspec
+import pytest
+from records_made import made, timing
+
+from benchd.daemon.decision import Requirements, decide, line
+from benchd.daemon.records import Case, Check, Energy, Memory, Summary, Variant
+
+PASSED = Check(
+    passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
+)
+ENERGY = Energy(
+    energy_j=10.0,
+    energy_err_j=0.2,
+    gross_per_inference_j=0.031,
+    scope="module",
+    source="ina3221",
+    sensor_period_s=0.1,
+    updates=99,
+)
+
+
+def candidate(variant, median_ms, **fields):
+    """Return a record of a variant that passed its check."""
+    case = Case(
+        model=fields.pop("model", "vim_tiny"), variant=Variant.parse(variant), batch_size=fields.pop("batch", 1)
+    )
+    given = {"run_id": f"{case.case_id} {median_ms}", "check": PASSED, "timing": timing(median_ms)}
+    return made(case=case, **given | fields)
+
+
+def only(records, **requirements):
+    (decision,) = decide(records, Requirements(**requirements))
+    return decision
+
+
+def test_the_fastest_ships_and_the_line_says_by_how_much():
+    slower = candidate("custom-fp16", 9.43, kernels_ran="triton")
+    decision = only([candidate("tensorrt-fp16", 4.1, energy=ENERGY), slower])
+    wanted = "vim_tiny b1: ship: tensorrt-fp16  4.1 ms  31 mJ ±2 %  check ok  (2.3x custom (triton)-fp16)"
+    assert line(decision) == wanted
+
+
+def test_intervals_that_overlap_are_too_close_to_call():
+    decision = only([candidate("fp16", 5.0), candidate("eager", 5.05), candidate("bf16", 5.2)])
+    assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
+    assert line(decision) == "vim_tiny b1: too close to call between eager-fp16 and eager"
+
+
+def test_a_figure_without_an_interval_cannot_be_told_apart():
+    unsure = candidate("fp16", 9.0, timing=timing(9.0, low_ms=None, high_ms=None))
+    assert only([unsure, candidate("eager", 1.0)]).ship is None
+    assert only([unsure]).ship == "eager-fp16"
+
+
+WRONG = msgspec.structs.replace(PASSED, passed=False)
+UNSURE = msgspec.structs.replace(PASSED, argmax_disagreements=1)
+RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC": Summary(1, 2, 3, 9, "ina3221")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "requirements", "reason"),
+    [
+        ({"check": WRONG}, {}, "fails its numerical check"),
+        ({"check": None}, {}, "was not checked"),
+        ({"status": "failed", "reason": "no memory", "timing": None}, {}, "failed: no memory"),
+        ({}, {"max_latency_ms": 4.0}, "latency 4.04 ms is above 4 ms"),
+        ({"timing": timing(4.0, p99_ms=9.0)}, {"max_latency_ms": 5.0}, "p99 9 ms is above 5 ms"),
+        ({"telemetry": RAILS}, {"max_power_w": 10.0}, "power 12 W is above 10 W"),
+        ({}, {"max_power_w": 10.0}, "power was not measured"),
+        (
+            {"memory": Memory(rss_peak_bytes=3 * 2**30)},
+            {"max_memory_bytes": 2**31},
+            "memory 3072 MiB is above 2048 MiB",
+        ),
+        ({}, {"max_memory_bytes": 2**31}, "memory was not measured"),
+        ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement 0.875 is below 0.995"),
+        ({"missing": {"energy": "no_sensor"}}, {"objective": "energy"}, "energy was not measured (no_sensor)"),
+    ],
+)
+def test_what_excludes_a_variant_is_named(fields, requirements, reason):
+    decision = only([candidate("eager", 4.0, **fields)], **requirements)
+    assert list(decision.excluded.values()) == [reason]
+    assert line(decision).endswith("nothing to ship")
+
+
+def test_energy_ranks_by_energy():
+    frugal = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.02)
+    decision = only([candidate("eager", 4.0, energy=ENERGY), candidate("fp16", 8.0, energy=frugal)], objective="energy")
+    assert (decision.ship, decision.ratio) == ("eager-fp16", pytest.approx(1.55))
+
+
+def test_batch_sizes_compete_for_throughput_and_for_nothing_else():
+    records = [candidate("eager", 4.0), candidate("eager", 10.0, batch=4)]
+    decision = only(records, objective="throughput")
+    assert (decision.ship, decision.ratio) == ("eager b4", pytest.approx(1.6))
+    assert [one.subject for one in decide(records, Requirements())] == ["vim_tiny b1", "vim_tiny b4"]
+
+
+def test_offline_ranks_by_throughput_whatever_the_batch_size():
+    offline = Case(model="vim_tiny", scenario="offline")
+    records = [
+        made(run_id=str(size), case=msgspec.structs.replace(offline, batch_size=size), timing=timing(ms), check=PASSED)
+        for size, ms in ((1, 4.0), (4, 10.0), (16, 50.0))
+    ]
+    decision = only(records)
+    assert (decision.subject, list(decision.candidates)) == ("vim_tiny offline", ["eager b4", "eager b16", "eager b1"])
+
+
+def test_the_last_record_of_a_case_counts_and_training_does_not():
+    trained = made(case=Case(model="vim_tiny", direction="training"), check=PASSED)
+    decision = only([candidate("eager", 4.0), candidate("fp16", 5.0), candidate("eager", 9.0), trained])
+    assert decision.ship == "eager-fp16"
+
+
+def test_devices_are_decided_apart():
+    decisions = decide([candidate("eager", 4.0), candidate("eager", 5.0, device_id="orin-2")], Requirements())
+    assert [one.subject for one in decisions] == ["vim_tiny b1 on bench-abc123", "vim_tiny b1 on orin-2"]

@@ -1,0 +1,122 @@
+"""The real `benchd compare --live` on workers whose times are known: the order, the looks, every way to end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stub_interpreter import interpreter
+
+from benchd.daemon import records
+from benchd.daemon.delivery import jsonl
+
+CONFIG = '[device]\nid = "test-device"\n'
+CASE = "square,eager,b1,size=64"
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """Return a function that writes an interpreter whose workers take `ms`, in which `turn` counts them from 0."""
+    return lambda name, ms, **fields: interpreter(tmp_path / name, ms, **fields)
+
+
+@pytest.fixture
+def compare(tmp_path, child_environment):
+    """Return a function that runs `benchd compare` in `tmp_path`."""
+    (tmp_path / "config.toml").write_text(CONFIG)
+
+    def run(*arguments):
+        command = [Path(sys.executable).parent / "benchd", "compare", *arguments, "--config", "config.toml"]
+        command += ["--device", "cpu", "--output", "out", "--json"]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, cwd=tmp_path, env=child_environment, timeout=300
+        )
+
+    return run
+
+
+def said(done):
+    assert done.stdout, done.stderr
+    (comparison,) = json.loads(done.stdout)
+    return comparison
+
+
+def test_the_sides_take_turns_and_seven_pairs_are_enough_for_a_clear_case(compare, stub, tmp_path):
+    fast, slow = stub("fast", "5 + turn % 2 / 1000"), stub("slow", "6 + turn % 3 / 1000")
+    done = compare("--live", CASE, "--python", fast, "--python", slow)
+    assert done.returncode == 3, done.stderr
+    comparison = said(done)
+    assert comparison["verdict"]["answer"] == "slower"
+    assert comparison["verdict"]["effect"] == pytest.approx(0.2, abs=1e-3)
+    assert comparison["second"] == f"{CASE} by {slow}"
+    turns = (tmp_path / "log").read_text().split()
+    assert turns == ["fast", "slow", "slow", "fast"] * 3 + ["fast", "slow"]
+    assert "pair 7 of at most 15: 5 and 6 ms (+20.00 %)" in done.stderr
+    first, second = (records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl"))
+    assert [len(record.processes) for record in (first, second)] == [7, 7]
+    assert first.suite_id == second.suite_id
+    assert first.environment.versions["torch"]
+
+
+def test_a_noisy_case_takes_all_looks_and_is_inconclusive(compare, stub):
+    steady, noisy = stub("steady", "5"), stub("noisy", "5 + turn % 2 / 2 - 0.25")
+    done = compare("--live", CASE, "--python", steady, "--python", noisy)
+    assert done.returncode == 4
+    assert len(said(done)["first_ms"]) == 15
+
+
+def test_an_a_a_comparison_raises_the_least_effect_that_counts(compare, stub, tmp_path):
+    """A machine that calls identical code 2 % apart cannot tell 3 % from it."""
+    drifting = stub("drifting", "[5, 5.1, 5.1, 5][turn % 4]")
+    one, other = stub("one", "5"), stub("other", "5.15 + turn % 2 / 1000")
+    assert compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3").returncode == 3
+    floor = tmp_path / "state" / "benchd" / "noise_floor.jsonl"
+    aa = compare("--aa", CASE, "--python", drifting, "--pairs", "3")
+    (effect,) = (json.loads(line) for line in jsonl.read(floor))
+    assert effect["effect"] == said(aa)["verdict"]["effect"]
+    assert (effect["device_id"], effect["case_id"], effect["pairs"]) == ("test-device", CASE, 3)
+    floor.write_text(json.dumps(effect | {"effect": 0.02}) + "\n")
+    done = compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
+    assert done.returncode == 4
+    assert "below the least that counts here, 4 %" in said(done)["verdict"]["reason"]
+
+
+def test_a_process_that_dies_ends_the_comparison_with_the_reason(compare, stub, tmp_path):
+    done = compare("--live", CASE, "--python", stub("fast", "5"), "--python", stub("dead", "5", dies=True))
+    assert done.returncode == 1
+    assert "rubbish" in said(done)["verdict"]["reason"]
+    statuses = [records.decode(line).status for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
+    assert statuses == ["ok", "failed"]
+
+
+def test_what_fails_its_check_cannot_win(compare, stub):
+    check = {"passed": False, "rule": "outputs", "images": 1, "max_abs_error": 1, "error_share": 1, "tolerance": 0}
+    more = f', "check": {json.dumps(check | {"argmax_disagreements": 1})}'
+    done = compare(
+        "--live", CASE, "--python", stub("slow", "6"), "--python", stub("fast", "5", more=more), "--pairs", "2"
+    )
+    assert done.returncode == 5
+    assert "fails its numerical check" in said(done)["verdict"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--live", CASE], 2, "two cases, or one case and two --python"),
+        (["--live", CASE, CASE, CASE], 2, "two cases, or one case and two --python"),
+        (["--aa", CASE, CASE], 2, "--aa compares one case with itself"),
+        (["--live", CASE, "--python", "nowhere/python", "--python", sys.executable], 2, "--python nowhere/python: "),
+        (["--live", CASE, CASE, "--pairs", "1"], 2, "--pairs 1: at least 2"),
+        (["--live", CASE, CASE, "--min-effect", "1"], 2, "--min-effect 1: expected a number with its unit, one of %"),
+        (["--live", CASE, "square,offline"], 2, "square,offline names 4 cases; give its batch size"),
+        (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
+        (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
+        ([CASE], 2, "two result files are compared"),
+        (["nowhere", "nowhere"], 2, "nowhere: No such file"),
+    ],
+)
+def test_a_wrong_command_line_is_named(compare, arguments, code, words):
+    done = compare(*arguments)
+    assert done.returncode == code
+    assert words in done.stderr

@@ -1,0 +1,33 @@
+"""An interpreter that answers in place of a worker, with times that are known, and is Python in all else."""
+
+import sys
+from pathlib import Path
+
+STUB = """#!{python}
+import os, sys
+if sys.argv[1] != "-m":
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+sys.stdin.readline()
+with open({log!r}, "a+") as log:
+    log.write({name!r} + "\\n")
+    log.seek(0)
+    turn = log.read().split().count({name!r}) - 1
+message = {message}
+os.write(int(sys.argv[3]), (message + "\\n").encode())
+"""
+OUTCOME = (
+    '{"type": "outcome", "process": {"status": "ok", '
+    '"timing": {"median_ms": %s, "mean_ms": 1, "min_ms": 1, "max_ms": 1, "runs": 9}}%s}'
+)
+
+
+def interpreter(path: Path, ms: str, *, more: str = "", dies: bool = False) -> str:
+    """Write the interpreter and return its path; `ms` is a median in which `turn` counts its workers from 0.
+
+    `more` is further JSON of the outcome. Each turn leaves the file's name as a line in `log` beside it.
+    """
+    message = "''" if dies else f"{OUTCOME!r} % ({ms}, {more!r})"
+    log = str(path.with_name("log"))
+    path.write_text(STUB.format(python=sys.executable, log=log, name=path.name, message=message))
+    path.chmod(0o755)
+    return str(path)
