@@ -12,7 +12,9 @@ def test_a_jetson_reads_its_rails_first_and_never_nvml(tmp_path):
     assert present("cuda", root=root) == ["ina3221", "procfs", "devfreq", "thermal"]
 
 
-@pytest.mark.parametrize(("device", "first"), [("cpu", "rapl"), ("cuda", "nvml"), ("cuda=GPU-12ab", "nvml=GPU-12ab")])
+@pytest.mark.parametrize(
+    ("device", "uuid", "first"), [("cpu", None, "rapl"), ("cuda", None, "nvml"), ("cuda", "GPU-12", "nvml=GPU-12")]
+)
 def test_a_desktop_s_best_power_source_is_that_of_the_device(tmp_path, device, uuid, first):
     root = machines.desktop(tmp_path)
     (root / "sys/class/powercap/intel-rapl:0").mkdir(parents=True)
