@@ -137,5 +137,35 @@ def replay(
     raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout))
 
 
+@_benchd.command(epilog="Example: benchd dashboard --mqtt mqtt://broker.local")
+def dashboard(
+    mqtt: Annotated[str, typer.Option(help="Listen there.", metavar="mqtt://HOST[:PORT]")],
+    database: Annotated[
+        str | None, typer.Option(help="sqlite:///PATH or postgresql://HOST/NAME; a file of its own by default.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Interface of the pages.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the pages.")] = 8420,
+    collector: Annotated[
+        str | None, typer.Option(help="Name of this collector, of its own in a fleet; the host's by default.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="collector or pages; both by default.")] = None,
+) -> None:
+    """Show a fleet live on web pages and keep its history."""
+    from benchd.dashboard.start import start  # noqa: PLC0415
+
+    start(mqtt, database, host, port, collector, only)
+
+
+@_benchd.command(epilog="Example: benchd watch --mqtt mqtt://broker.local")
+def watch(
+    mqtt: Annotated[str, typer.Option(help="Listen there.", metavar="mqtt://HOST[:PORT]")],
+    seconds: Annotated[float | None, typer.Option(help="End after so long; until Ctrl-C by default.")] = None,
+) -> None:
+    """Show a fleet live in the terminal."""
+    from benchd.dashboard.start import show  # noqa: PLC0415
+
+    show(mqtt, seconds)
+
+
 if __name__ == "__main__":
     benchd()
