@@ -337,5 +337,43 @@ def power_sweep(
     raise typer.Exit(sweep.run(_names(modes), [str(sweep.BENCH_ONCE), *case], sys.stdout))
 
 
+@_benchd.command(epilog="Example: benchd dashboard --mqtt mqtt://broker.local")
+def dashboard(
+    mqtt: Annotated[str, typer.Option(help="Listen there.", metavar="mqtt://HOST[:PORT]")],
+    database: Annotated[
+        str | None, typer.Option(help="sqlite:///PATH or postgresql://HOST/NAME; a file of its own by default.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Interface of the pages.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the pages.")] = 8420,
+    collector: Annotated[
+        str | None, typer.Option(help="Name of this collector, of its own in a fleet; the host's by default.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="collector or pages; both by default.")] = None,
+) -> None:
+    """Show a fleet live on web pages and keep its history."""
+    from benchd.dashboard.start import start  # noqa: PLC0415
+
+    start(mqtt, database, host, port, collector, only)
+
+
+@_benchd.command(epilog="Example: benchd watch --mqtt mqtt://broker.local")
+def watch(
+    mqtt: Annotated[str | None, typer.Option(help="A fleet's broker.", metavar="mqtt://HOST[:PORT]")] = None,
+    seconds: Annotated[float | None, typer.Option(help="End after so long; until Ctrl-C by default.")] = None,
+    device: Annotated[str, typer.Option(help="Whose sensors, without a broker: cpu or cuda.")] = "cpu",
+) -> None:
+    """Show a fleet live in the terminal, or without a broker this machine's sensors."""
+    from benchd.daemon import samplers  # noqa: PLC0415
+
+    if mqtt:
+        from benchd.dashboard.start import show  # noqa: PLC0415
+
+        show(mqtt, seconds)
+    else:
+        from benchd.daemon.watch import watch as show_sensors  # noqa: PLC0415
+
+        show_sensors(samplers.present(device), seconds, sys.stdout)
+
+
 if __name__ == "__main__":
     benchd()

@@ -28,6 +28,8 @@ COMMANDS = {
         "list",
         "schema",
         "replay",
+        "dashboard",
+        "watch",
         "export",
         "doctor",
         "power-sweep",

@@ -26,3 +26,42 @@ class Topics:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
             raise UsageError(f"run id {run_id!r}: use letters, digits, '.', '-' and '_', a letter or digit first")
         return f"{ROOT}/{self.device_id}/result/{run_id}"
+
+    def ack(self, collector: str) -> str:
+        """Return the topic on which a collector tells the device what it has stored."""
+        return f"{ROOT}/{self.device_id}/ack/{collector}"
+
+    def command(self, verb: str) -> str:
+        """Return the topic that takes commands of this verb."""
+        return f"{ROOT}/{self.device_id}/cmd/{verb}"
+
+    def response(self, client: str) -> str:
+        """Return the topic on which a client asks to be answered; its name may have levels of its own."""
+        return f"{ROOT}/{self.device_id}/resp/{client}"
+
+
+SHARED_KINDS = ("result", "event", "telemetry")  # each message to one collector of the group
+RETAINED_KINDS = ("status", "info", "health")  # to every collector: a shared subscription gets no retained messages
+
+
+def collector_filters(*, shared: bool) -> list[tuple[str, int]]:
+    """Return the topic filters of a collector, with the QoS to ask for; `shared` splits the work among several."""
+    group = f"$share/ingest/{ROOT}" if shared else ROOT
+    wanted = [(f"{group}/+/{kind}{'/#' if kind == 'result' else ''}", kind) for kind in SHARED_KINDS]
+    wanted += [(f"{ROOT}/+/{kind}", kind) for kind in RETAINED_KINDS]
+    return [(topic, 0 if kind == "telemetry" else 1) for topic, kind in wanted]
+
+
+@dataclass(frozen=True)
+class Address:
+    """A topic of a device: `kind` is its first level, `leaf` what follows, empty where nothing does."""
+
+    device_id: str
+    kind: str
+    leaf: str = ""
+
+
+def parse(topic: str) -> Address | None:
+    """Return the device, kind and rest of a topic; None for one that is not ours."""
+    match = re.fullmatch(rf"{ROOT}/([a-z0-9][a-z0-9_-]*)/([a-z]+)(?:/([^/]+))?", topic)
+    return Address(match[1], match[2], match[3] or "") if match else None

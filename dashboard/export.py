@@ -1,0 +1,31 @@
+"""Results as CSV, for spreadsheets: one flat row a record, the unit in the column's name."""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from benchd.dashboard.messages import Result
+from benchd.dashboard.queries import Filter, results
+from benchd.dashboard.store import Store
+
+ROWS = 1000  # a query; a fleet's history need not fit into memory
+
+
+def lines(store: Store, which: Filter) -> Iterator[str]:
+    """Yield the header, then the results in order of arrival."""
+    yield _line(Result._fields)
+    offset = 0
+    while page := results(store, which, "arrived_s", False, offset, ROWS).results:
+        yield "".join(_line([_cell(value) for value in result]) for result in page)
+        offset += len(page)
+
+
+def _cell(value: object) -> object:
+    # a spreadsheet would take such a text for a formula
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _line(cells: object) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerow(cells)  # type: ignore[arg-type]
+    return out.getvalue()

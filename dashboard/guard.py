@@ -1,0 +1,94 @@
+"""Who may talk to the pages: the right host name, the same origin, and beyond loopback a token; strict headers for all.
+
+NiceGUI compiles its templates in the browser, so that scripts need 'unsafe-inline' and 'unsafe-eval'; tests open every
+view under this policy.
+"""
+
+import hmac
+import ipaddress
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+COOKIE = "benchd_token"
+POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a name or an address is this machine itself."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """ASGI middleware. Without a `token` it answers to loopback names alone, so that no other name leads here."""
+
+    def __init__(self, app: Any, token: str | None) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if not self._same_origin(headers):
+            await _refuse(scope, send, 403, "This address is not for other sites or names.")
+        elif self._token is None or self._matches(_cookie(headers)):
+            await self._app(scope, receive, _with_headers(send))
+        elif scope["type"] == "http" and self._matches(given):
+            cookie = f"{COOKIE}={given}; HttpOnly; SameSite=Strict; Path=/"
+            await _refuse(scope, send, 303, "", {"location": scope["path"], "set-cookie": cookie})
+        else:
+            await _refuse(scope, send, 401, "Open this page once with ?token=... as the dashboard printed it.")
+
+    def _matches(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+    def _same_origin(self, headers: dict[str, str]) -> bool:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        known = self._token is not None or is_loopback(urlsplit(f"//{host}").hostname or "")
+        return known and (origin is None or urlsplit(origin).netloc == host)
+
+
+def _cookie(headers: dict[str, str]) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _with_headers(send: Any) -> Any:
+    async def send_with_headers(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+        await send(message)
+
+    return send_with_headers
+
+
+async def _refuse(scope: Any, send: Any, status: int, text: str, headers: dict[str, str] | None = None) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    every = {"content-type": "text/plain; charset=utf-8", **HEADERS, **(headers or {})}
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": text.encode()})

@@ -1,0 +1,295 @@
+"""What devices publish, taken apart into rows for the store: pure, and no body can make it raise."""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.delivery import topics
+from benchd.daemon.errors import BenchdError
+from benchd.daemon.records import Energy, Record, Sample, decode
+
+TEXT_LIMIT = 512  # characters in a column that is searched; PostgreSQL indexes no more than 2,704 bytes
+INTEGER_LIMIT = 2**63  # what both databases hold
+SENSOR_RANGE = (1e-30, 1e30)  # whatever the unit; sums of such values stay finite
+BATCH_S = 60.0  # no batch of telemetry spans more; a stamp that says so is wrong
+
+
+class Message(NamedTuple):
+    """One publication as it arrived. `arrived_s` is Unix time here: a device's clock may be wrong.
+
+    `retained` says that the broker replayed it for a new subscription, so that its age is unknown.
+    """
+
+    topic: str
+    body: bytes
+    arrived_s: float
+    retained: bool = False
+
+
+class Row(NamedTuple):
+    """One row for `table`, by column name."""
+
+    table: str
+    values: dict[str, Any]
+
+
+class Result(NamedTuple):
+    """What tables show of a Record; energy is per inference and gross, times are in milliseconds."""
+
+    key: str
+    device_id: str
+    run_id: str
+    suite_id: str
+    case_id: str
+    model: str
+    variant: str
+    batch_size: int
+    status: str
+    reason: str | None
+    t_wall: str
+    arrived_s: float
+    median_ms: float | None
+    low_ms: float | None
+    high_ms: float | None
+    p99_ms: float | None
+    throughput_per_s: float | None
+    energy_mj: float | None
+    energy_err_mj: float | None
+    energy_scope: str | None
+    checked: str | None
+    x_of_floor: float | None
+    flags: str
+    hardware: str
+    fingerprint: str
+    tool_version: str
+
+
+class _Unreadable(Exception):
+    """A body that is not what its topic says; the message is the reason."""
+
+
+def rows(message: Message) -> list[Row]:
+    """Return the rows of one message; a body that cannot be read is one row for the quarantine, with the reason."""
+    address = topics.parse(message.topic)
+    try:
+        if address is None or address.kind not in _READERS:
+            raise _Unreadable("not a topic of benchd")
+        found = [Row(*row) for row in _READERS[address.kind](address, message)]
+        for row in found:
+            _refuse_unstorable(row)
+    except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
+        return [_quarantined(message, str(error))]
+    seen_s = None if message.retained else message.arrived_s
+    return [*found, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
+
+
+def acknowledged_key(topic: str) -> tuple[str, str] | None:
+    """Return the device and the delivery key of a message that waits for its storage; None where none does.
+
+    The key comes from the topic: a result in quarantine is stored too and need not come again.
+    """
+    address = topics.parse(topic)
+    if address is None or address.kind != "result":
+        return None
+    return address.device_id, f"{address.device_id}:{address.leaf}"
+
+
+def _result(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+    record = decode(message.body)
+    if (record.device_id, record.run_id) != (address.device_id, address.leaf):
+        raise _Unreadable(f"the record says it is {record.key}")
+    yield "result", flat(record, message.arrived_s)._asdict()
+    yield "body", {"key": record.key, "body": message.body}
+
+
+def flat(record: Record, arrived_s: float) -> Result:
+    """Return what tables show of a record."""
+    timing, energy = record.timing, record.energy
+    return Result(
+        key=record.key,
+        device_id=record.device_id,
+        run_id=record.run_id,
+        suite_id=record.suite_id,
+        case_id=record.case_id,
+        model=record.case.model,
+        variant=record.case.variant.label,
+        batch_size=record.case.batch_size,
+        status=record.status,
+        reason=record.reason[:TEXT_LIMIT] if record.reason else None,
+        t_wall=record.t_wall,
+        arrived_s=arrived_s,
+        median_ms=timing.median_ms if timing else None,
+        low_ms=timing.low_ms if timing else None,
+        high_ms=timing.high_ms if timing else None,
+        p99_ms=timing.p99_ms if timing else None,
+        throughput_per_s=record.throughput_per_s,
+        energy_mj=energy.gross_per_inference_j * 1e3 if energy else None,
+        energy_err_mj=_error_mj(energy) if energy else None,
+        energy_scope=energy.scope if energy else None,
+        checked=None if record.check is None else "passed" if record.check.passed else "failed",
+        x_of_floor=record.x_of_floor,
+        flags=", ".join(record.flags),
+        hardware=record.environment.gpu or record.environment.cpu_model,
+        fingerprint=record.environment.fingerprint,
+        tool_version=record.tool_version,
+    )
+
+
+def _error_mj(energy: Energy) -> float | None:
+    """Return the error bar of one inference: the same share as that of the whole window."""
+    return energy.energy_err_j / energy.energy_j * energy.gross_per_inference_j * 1e3 if energy.energy_j else None
+
+
+class _Status(Struct):
+    state: str
+    session: int = 0
+
+
+def _status(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+    status = msgspec.json.decode(message.body, type=_Status)
+    if status.state not in ("online", "offline"):
+        raise _Unreadable(f"state {status.state[:40]!r}; expected online or offline")
+    document = _document(address, message)
+    yield "document", document | {"state": status.state, "session": status.session}
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_LIMIT - 1)]
+
+
+class SuiteInfo(Struct, frozen=True):
+    """A suite that a device can be asked to run."""
+
+    name: str
+    when: str | None = None
+    cases: list[str] = []
+
+
+class Info(Struct, frozen=True):
+    """Who a device says it is, as far as a page shows it."""
+
+    name: str = ""
+    site: str = ""
+    tags: list[str] = []
+    tool_version: str = ""
+    environment: dict[str, Any] = {}
+    suites: list[SuiteInfo] = []
+
+
+class Health(Struct, frozen=True):
+    """What a device's service does and what waits there, as far as a page shows it."""
+
+    activity: str = ""
+    case_id: str | None = None
+    cases_left: Count = 0
+    waiting_for: str | None = None
+    problem: str | None = None
+    outbox_pending: Count = 0
+    outbox_unstored: Count = 0
+    rss_bytes: Count = 0
+    disk_free_bytes: Count = 0
+
+
+def _info(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+    msgspec.json.decode(message.body, type=Info)
+    yield "document", _document(address, message)
+
+
+def _health(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+    msgspec.json.decode(message.body, type=Health)
+    yield "document", _document(address, message)
+
+
+def _document(address: topics.Address, message: Message) -> dict[str, Any]:
+    return {
+        "device_id": address.device_id,
+        "kind": address.kind,
+        "body": message.body,
+        "arrived_s": message.arrived_s,
+        "state": None,
+        "session": 0,
+    }
+
+
+class _Telemetry(Struct):
+    samples: list[Sample]
+
+
+def _telemetry(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield one row a sample; the last one counts as taken on arrival, the others by the device's own clock."""
+    samples = msgspec.json.decode(message.body, type=_Telemetry).samples
+    last_ns = max((sample.t_ns for sample in samples), default=0)
+    for sample in samples:
+        if sample.value and not SENSOR_RANGE[0] < abs(sample.value) < SENSOR_RANGE[1]:
+            raise _Unreadable(f"{sample.value} is no sensor's value")
+        yield (
+            "telemetry",
+            {
+                "device_id": address.device_id,
+                "metric": f"{sample.metric}@{sample.rail}" if sample.rail else sample.metric,
+                "t_s": message.arrived_s - min((last_ns - sample.t_ns) / 1e9, BATCH_S),
+                "value": sample.value,
+            },
+        )
+
+
+class Event(Struct, frozen=True):
+    """Something that happened on a device; `detail` is for people."""
+
+    event: str
+    detail: str = ""
+
+
+def _event(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+    msgspec.json.decode(message.body, type=Event)
+    yield (
+        "event",
+        {
+            "key": _digest(message),
+            "device_id": address.device_id,
+            "arrived_s": message.arrived_s,
+            "body": message.body,
+        },
+    )
+
+
+_READERS: dict[str, Callable[[topics.Address, Message], Iterator[tuple[str, dict[str, Any]]]]] = {
+    "result": _result,
+    "status": _status,
+    "info": _info,
+    "health": _health,
+    "telemetry": _telemetry,
+    "event": _event,
+}
+
+
+def _refuse_unstorable(row: Row) -> None:
+    """Raise for a value that SQLite or PostgreSQL would not take: both keep the same."""
+    for column, value in row.values.items():
+        if isinstance(value, str) and (len(value) > TEXT_LIMIT or re.search("\0", value)):
+            raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} characters or holds a NUL")
+        if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
+            raise _Unreadable(f"{column} does not fit 64 bits")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _Unreadable(f"{column} is not a finite number")
+
+
+def _quarantined(message: Message, reason: str) -> Row:
+    return Row(
+        "quarantine",
+        {
+            "key": _digest(message),
+            "topic": message.topic[:TEXT_LIMIT],
+            "reason": reason.replace("\0", "")[:TEXT_LIMIT],
+            "arrived_s": message.arrived_s,
+            "body": message.body,
+        },
+    )
+
+
+def _digest(message: Message) -> str:
+    return hashlib.sha256(message.topic.encode() + b"\0" + message.body).hexdigest()

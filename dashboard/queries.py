@@ -1,0 +1,223 @@
+"""What the pages ask of the store; every answer is a plain tuple, made from one state of the database."""
+
+import math
+from collections import defaultdict
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from sqlalchemy import ColumnElement, func, or_, select
+
+from benchd.dashboard.messages import Event, Health, Info, Result
+from benchd.dashboard.store import Store
+
+STALE_S = 75.0  # a service says how it is every 30 s
+LIVE_S = 5.0
+
+State = Literal["online", "stale", "offline", "unknown"]
+
+
+class Device(NamedTuple):
+    """One device as the fleet shows it. `age_s` is the time since it last said something itself, None for never."""
+
+    device_id: str
+    state: State
+    age_s: float | None
+    info: Info
+    health: Health
+    power_w: float | None
+    throttled: bool
+
+
+class Happened(NamedTuple):
+    """An event of a device, or the end of a case."""
+
+    arrived_s: float
+    name: str
+    detail: str
+
+
+class Filter(NamedTuple):
+    """Which results to show; an empty text takes all. `text` is looked for in model, variant, case and flags."""
+
+    device_id: str = ""
+    model: str = ""
+    variant: str = ""
+    status: str = ""
+    text: str = ""
+
+
+class Page(NamedTuple):
+    """Some of the results, and how many there are in all."""
+
+    results: list[Result]
+    total: int
+
+
+def fleet(store: Store, now_s: float) -> list[Device]:
+    """Return every device that was ever heard of, by id."""
+    device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
+    watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
+    with store.reading() as connection:
+        seen = connection.execute(select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id)).all()
+        documents = {(row.device_id, row.kind): row for row in connection.execute(select(document))}
+        live = connection.execute(select(telemetry).where(telemetry.c.t_s > now_s - LIVE_S, watched)).all()
+    latest: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in sorted(live, key=lambda row: row.t_s):
+        latest[row.device_id][row.metric] = row.value
+    return [_device(*row, documents, latest[row.device_id], now_s) for row in seen]
+
+
+def _device(
+    device_id: str, seen_s: float | None, documents: dict[Any, Any], live: dict[str, float], now_s: float
+) -> Device:
+    status, info, health = (documents.get((device_id, kind)) for kind in ("status", "info", "health"))
+    age_s = None if seen_s is None else max(now_s - seen_s, 0.0)
+    powers = [value for metric, value in live.items() if metric.startswith("power_w")]
+    return Device(
+        device_id=device_id,
+        state=presence(status.state if status else None, age_s),
+        age_s=age_s,
+        info=msgspec.json.decode(info.body, type=Info) if info else Info(),
+        health=msgspec.json.decode(health.body, type=Health) if health else Health(),
+        power_w=max(powers, default=None),  # a total is above its parts; they are never added up
+        throttled=any(value for metric, value in live.items() if "throttle_reasons" in metric),
+    )
+
+
+def presence(said: str | None, age_s: float | None) -> State:
+    """Return how a device stands: what it said last, unless that is too long ago to be believed."""
+    if said == "offline":
+        return "offline"
+    if said is None or age_s is None:
+        return "unknown"
+    return "stale" if age_s > STALE_S else "online"
+
+
+def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
+    """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
+    table = store.tables["result"]
+    column = table.c[sort if sort in Result._fields else "arrived_s"]
+    order = column.desc() if descending else column.asc()
+    conditions = _conditions(table, which)
+    wanted = select(*_columns(table)).where(*conditions)
+    with store.reading() as connection:
+        total = connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one()
+        rows = connection.execute(wanted.order_by(column.is_(None), order, table.c.id).offset(offset).limit(limit))
+        return Page([Result(*row) for row in rows], total)
+
+
+def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
+    exact = {"device_id": which.device_id, "model": which.model, "variant": which.variant, "status": which.status}
+    found = [table.c[name] == value for name, value in exact.items() if value]
+    if which.text:
+        places = [
+            table.c[name].icontains(which.text, autoescape=True) for name in ("model", "variant", "case_id", "flags")
+        ]
+        found.append(or_(*places))
+    return found
+
+
+def _columns(table: Any) -> list[Any]:
+    return [table.c[name] for name in Result._fields]
+
+
+def choices(store: Store, column: str) -> list[str]:
+    """Return the values of a column of the results, sorted."""
+    table = store.tables["result"]
+    with store.reading() as connection:
+        return sorted(connection.execute(select(table.c[column]).distinct()).scalars())
+
+
+def result(store: Store, key: str) -> Result | None:
+    """Return one result; None where there is none of this key."""
+    table = store.tables["result"]
+    with store.reading() as connection:
+        row = connection.execute(select(*_columns(table)).where(table.c.key == key)).first()
+    return Result(*row) if row else None
+
+
+def body(store: Store, key: str) -> bytes | None:
+    """Return the original bytes of a record; None where there is none of this key."""
+    table = store.tables["body"]
+    with store.reading() as connection:
+        found = connection.execute(select(table.c.body).where(table.c.key == key)).scalar()
+    return None if found is None else bytes(found)
+
+
+def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
+    """Return the newest results of one case on one device that were measured, the oldest first."""
+    table = store.tables["result"]
+    mine = (table.c.device_id == device_id, table.c.case_id == case_id, table.c.median_ms.is_not(None))
+    with store.reading() as connection:
+        rows = connection.execute(select(*_columns(table)).where(*mine).order_by(table.c.arrived_s.desc()).limit(limit))
+        return [Result(*row) for row in rows][::-1]
+
+
+def newest_of_each_case(store: Store, model: str) -> list[Result]:
+    """Return the last good result of every case of a model on every device."""
+    table = store.tables["result"]
+    good = (table.c.model == model, table.c.status == "ok")
+    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=table.c.arrived_s.desc())
+    ranked = select(*_columns(table), place.label("place")).where(*good).subquery()
+    with store.reading() as connection:
+        return [Result(*row) for row in connection.execute(select(*_columns(ranked)).where(ranked.c.place == 1))]
+
+
+def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
+    """Return (Unix time, value) by metric: minutes' means where that is all there is, then samples."""
+    raw, minutes = store.tables["telemetry"], store.tables["telemetry_minute"]
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    with store.reading() as connection:
+        old = select(minutes.c.metric, minutes.c.t_s, minutes.c.total / minutes.c.samples)
+        new = select(raw.c.metric, raw.c.t_s, raw.c.value)
+        for table, wanted in ((minutes, old), (raw, new)):
+            mine = (table.c.device_id == device_id, table.c.t_s >= since_s)
+            for metric, t_s, value in connection.execute(wanted.where(*mine).order_by(table.c.t_s)):
+                found[metric].append((float(t_s), value))
+    return found
+
+
+def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
+    """Return the events of a device and the ends of its cases, in order of arrival."""
+    event, result_ = store.tables["event"], store.tables["result"]
+    with store.reading() as connection:
+        mine = (event.c.device_id == device_id, event.c.arrived_s >= since_s)
+        events = connection.execute(select(event.c.arrived_s, event.c.body).where(*mine)).all()
+        ended = (result_.c.device_id == device_id, result_.c.arrived_s >= since_s)
+        cases = connection.execute(select(result_.c.arrived_s, result_.c.case_id, result_.c.status).where(*ended)).all()
+    said = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
+    found = [Happened(arrived_s, event.event, event.detail) for arrived_s, event in said]
+    return sorted([*found, *(Happened(arrived_s, f"case {status}", case_id) for arrived_s, case_id, status in cases)])
+
+
+def problems(store: Store, now_s: float) -> list[str]:
+    """Return what keeps data from arriving here, in sentences; nothing where all is well."""
+    table = store.tables["collector"]
+    with store.reading() as connection:
+        collectors = connection.execute(select(table)).all()
+    alive = [row for row in collectors if now_s - row.seen_s < STALE_S]
+    found = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
+    return found if alive else ["no collector runs: start `benchd dashboard`, or one with --only collector"]
+
+
+def newest(store: Store) -> tuple[int, int]:
+    """Return numbers that change when a result or an event arrives."""
+    result_, event = store.tables["result"], store.tables["event"]
+    with store.reading() as connection:
+        ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (result_, event))
+        first, second = (found or 0 for found in ids)
+    return first, second
+
+
+def pareto(points: list[Result]) -> list[Result]:
+    """Return those of `points`, of one energy scope, that no other beats in both latency and energy, the fastest first.
+
+    One that failed its check can never win.
+    """
+    front: list[Result] = []
+    least_mj = math.inf
+    for point in sorted(points, key=lambda point: (point.median_ms or 0.0, point.energy_mj or 0.0)):
+        if point.checked != "failed" and point.energy_mj is not None and point.energy_mj < least_mj:
+            front.append(point)
+            least_mj = point.energy_mj
+    return front

@@ -1,0 +1,262 @@
+"""What the collectors have received, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
+
+Every row has a key of its own, so that a second delivery changes nothing, and both databases have the same schema.
+Records stay for good, each with its original bytes; telemetry is rolled up to minutes and ends.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    MetaData,
+    Table,
+    case,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.dashboard.messages import Row
+
+BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
+RAW_S = 3600.0  # telemetry as it came
+MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
+QUARANTINE_ROWS = 10_000
+
+_LOCK = 0x62636864  # PostgreSQL's advisory lock of whoever migrates
+
+# Entry n takes a database of version n to n + 1; an entry that was released is never edited.
+_MIGRATIONS = (
+    (
+        """CREATE TABLE result(
+            id {serial}, key TEXT NOT NULL UNIQUE, device_id TEXT NOT NULL, run_id TEXT NOT NULL,
+            suite_id TEXT NOT NULL, case_id TEXT NOT NULL, model TEXT NOT NULL, variant TEXT NOT NULL,
+            batch_size BIGINT NOT NULL, status TEXT NOT NULL, reason TEXT, t_wall TEXT NOT NULL,
+            arrived_s DOUBLE PRECISION NOT NULL, median_ms DOUBLE PRECISION, low_ms DOUBLE PRECISION,
+            high_ms DOUBLE PRECISION, p99_ms DOUBLE PRECISION, throughput_per_s DOUBLE PRECISION,
+            energy_mj DOUBLE PRECISION, energy_err_mj DOUBLE PRECISION, energy_scope TEXT, checked TEXT,
+            x_of_floor DOUBLE PRECISION, flags TEXT NOT NULL, hardware TEXT NOT NULL, fingerprint TEXT NOT NULL,
+            tool_version TEXT NOT NULL
+        )""",
+        "CREATE INDEX result_case ON result(device_id, case_id, id)",
+        "CREATE INDEX result_model ON result(model, variant)",
+        "CREATE TABLE body(key TEXT PRIMARY KEY, body {bytes} NOT NULL)",  # apart: tables never read it
+        "CREATE TABLE device(device_id TEXT PRIMARY KEY, seen_s DOUBLE PRECISION)",
+        """CREATE TABLE document(
+            device_id TEXT NOT NULL, kind TEXT NOT NULL, body {bytes} NOT NULL, arrived_s DOUBLE PRECISION NOT NULL,
+            state TEXT, session BIGINT NOT NULL, PRIMARY KEY (device_id, kind)
+        )""",
+        """CREATE TABLE telemetry(
+            device_id TEXT NOT NULL, metric TEXT NOT NULL, t_s DOUBLE PRECISION NOT NULL,
+            value DOUBLE PRECISION NOT NULL, PRIMARY KEY (device_id, metric, t_s)
+        )""",
+        "CREATE INDEX telemetry_time ON telemetry(t_s)",
+        """CREATE TABLE telemetry_minute(
+            device_id TEXT NOT NULL, metric TEXT NOT NULL, t_s BIGINT NOT NULL, samples BIGINT NOT NULL,
+            total DOUBLE PRECISION NOT NULL, minimum DOUBLE PRECISION NOT NULL, maximum DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (device_id, metric, t_s)
+        )""",
+        """CREATE TABLE event(
+            id {serial}, key TEXT NOT NULL UNIQUE, device_id TEXT NOT NULL, arrived_s DOUBLE PRECISION NOT NULL,
+            body {bytes} NOT NULL
+        )""",
+        """CREATE TABLE quarantine(
+            id {serial}, key TEXT NOT NULL UNIQUE, topic TEXT NOT NULL, reason TEXT NOT NULL,
+            arrived_s DOUBLE PRECISION NOT NULL, body {bytes} NOT NULL
+        )""",
+        "CREATE TABLE collector(name TEXT PRIMARY KEY, seen_s DOUBLE PRECISION NOT NULL, problem TEXT)",
+    ),
+)
+_VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
+_WORDS = {
+    "sqlite": {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB"},
+    "postgresql": {"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytes": "BYTEA"},
+}
+_KEYS = {
+    "result": ["key"],
+    "body": ["key"],
+    "device": ["device_id"],
+    "document": ["device_id", "kind"],
+    "telemetry": ["device_id", "metric", "t_s"],
+    "event": ["key"],
+    "quarantine": ["key"],
+    "collector": ["name"],
+}
+
+
+def default_url() -> str:
+    """Return the URL of the database where nobody names one: a file in the state folder."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    folder = os.environ.get("STATE_DIRECTORY") or Path(home, "benchd")
+    return f"sqlite:///{Path(folder).absolute()}/dashboard.db"
+
+
+class Store:
+    """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, made or migrated where it is older.
+
+    Raises UsageError for a URL that cannot be used, a foreign database and one of a newer benchd, NotAvailable where
+    the driver is missing. Later failures of the database are SQLAlchemy's DBAPIError.
+    """
+
+    def __init__(self, url: str) -> None:
+        address = _address(url)
+        self._engine = _engine(address)
+        try:
+            self._migrate()
+            metadata = MetaData()
+            metadata.reflect(self._engine)
+            self.tables = metadata.tables
+        except (DBAPIError, UsageError) as error:
+            self.close()
+            raise UsageError(f"database {address}: {str(getattr(error, 'orig', error)).strip()}") from error
+
+    def reading(self) -> Connection:
+        """Return a connection that reads one state of the database; a context manager that closes it."""
+        return self._engine.connect()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Commit rows in one transaction; those whose key is stored already change nothing but what is kept latest."""
+        by_table: dict[str, list[dict[str, Any]]] = {}
+        for table, values in rows:
+            by_table.setdefault(table, []).append(values)
+        with self._writing() as connection:
+            for name, found in sorted(by_table.items()):
+                # in the order of their keys, so that two collectors never wait for each other in a ring
+                found.sort(key=itemgetter(*_KEYS[name]))
+                connection.execute(_insertion(connection, self.tables[name]), found)
+
+    def tidy(self, now_s: float) -> None:
+        """Roll telemetry of more than an hour ago up to minutes and drop what is past its time."""
+        with self._writing() as connection:
+            # the first to write here holds other collectors off, so that nothing is rolled up twice
+            connection.execute(update(_VERSION).values(tidied_s=now_s))
+            self._roll_up(connection, now_s - RAW_S)
+            for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")):
+                table = self.tables[name]
+                connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
+            quarantine = self.tables["quarantine"]
+            newest = select(func.max(quarantine.c.id)).scalar_subquery()
+            connection.execute(delete(quarantine).where(quarantine.c.id <= newest - QUARANTINE_ROWS))
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
+            yield connection
+
+    def _migrate(self) -> None:
+        with self._writing() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+            version = _version(connection)
+            if version > len(_MIGRATIONS):
+                raise UsageError(f"written by a newer benchd (version {version}); use that one")
+            for statement in (statement for entry in _MIGRATIONS[version:] for statement in entry):
+                connection.exec_driver_sql(statement.format(**_WORDS[connection.dialect.name]))
+            connection.execute(update(_VERSION).values(number=len(_MIGRATIONS)))
+
+    def _roll_up(self, connection: Connection, before_s: float) -> None:
+        raw, minutes = self.tables["telemetry"], self.tables["telemetry_minute"]
+        minute = func.floor(raw.c.t_s / 60) * 60
+        figures = (func.count(), func.sum(raw.c.value), func.min(raw.c.value), func.max(raw.c.value))
+        old = raw.c.t_s < before_s
+        sums = select(raw.c.device_id, raw.c.metric, minute, *figures).where(old)
+        sums = sums.group_by(raw.c.device_id, raw.c.metric, minute)
+        insertion = _insert(connection)(minutes).from_select([column.name for column in minutes.c], sums)
+        new, kept = insertion.excluded, minutes.c
+        merged = {
+            "samples": kept.samples + new.samples,
+            "total": kept.total + new.total,
+            "minimum": case((new.minimum < kept.minimum, new.minimum), else_=kept.minimum),
+            "maximum": case((new.maximum > kept.maximum, new.maximum), else_=kept.maximum),
+        }
+        connection.execute(insertion.on_conflict_do_update(index_elements=list(minutes.primary_key), set_=merged))
+        connection.execute(delete(raw).where(old))
+
+
+def _address(url: str) -> URL:
+    try:
+        address = make_url(url)
+    except ArgumentError:
+        address = None
+    if address is None or address.drivername not in ("sqlite", "postgresql"):
+        raise UsageError("database URL: expected sqlite:///PATH or postgresql://[USER[:PASSWORD]@]HOST[:PORT]/NAME")
+    if address.drivername == "sqlite" and address.database:
+        Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+    return address.set(drivername="postgresql+psycopg") if address.drivername == "postgresql" else address
+
+
+def _engine(address: URL) -> Engine:
+    try:
+        if address.drivername != "sqlite":
+            return create_engine(address)
+    except ModuleNotFoundError:
+        raise NotAvailable("psycopg is not installed: pip install 'benchd[postgres]'") from None
+    engine = create_engine(address, connect_args={"timeout": BUSY_S})
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, record: Any) -> None:
+        connection.isolation_level = None  # transactions begin where SQLAlchemy says so
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+    return engine
+
+
+def _version(connection: Connection) -> int:
+    """Return the version of the schema, 0 for an empty database."""
+    present = inspect(connection).get_table_names()
+    if not present:
+        _VERSION.create(connection)
+        connection.execute(insert(_VERSION).values(number=0))
+    elif "version" not in present or "quarantine" not in present:
+        raise UsageError("holds tables of another program; name an empty one")
+    return int(connection.execute(select(_VERSION.c.number)).scalar_one())
+
+
+def _insert(connection: Connection) -> Any:
+    """Return the dialect's INSERT, which knows ON CONFLICT."""
+    return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+
+
+def _insertion(connection: Connection, table: Table) -> Any:
+    """Return the INSERT of rows into `table`: the first of a key stays, but of devices and documents the latest."""
+    insertion, keys = _insert(connection)(table), _KEYS[table.name]
+    new, kept = insertion.excluded, table.c
+    if table.name == "device":
+        later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)
+        return insertion.on_conflict_do_update(index_elements=keys, set_={"seen_s": new.seen_s}, where=later)
+    if table.name == "collector":
+        changed = {"seen_s": new.seen_s, "problem": new.problem}
+        return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
+    if table.name == "document":
+        # a broker may send the will of a session after the next one has begun
+        late_will = (new.state == "offline") & (new.session < kept.session)
+        later = (new.arrived_s >= kept.arrived_s) & ~func.coalesce(late_will, False)
+        changed = {name: new[name] for name in ("body", "arrived_s", "state", "session")}
+        return insertion.on_conflict_do_update(index_elements=keys, set_=changed, where=later)
+    return insertion.on_conflict_do_nothing(index_elements=keys)

@@ -1,0 +1,63 @@
+"""How numbers, times and what a device says are written, on pages and in the terminal."""
+
+from datetime import datetime, timezone
+
+from benchd.dashboard.messages import Result
+from benchd.dashboard.queries import State
+
+TEXT = 200  # characters of a device's text in one place
+SIGNS: dict[State, str] = {
+    "online": "● online",
+    "stale": "◐ stale",
+    "offline": "○ offline",
+    "unknown": "◌ no status",
+}
+
+
+def short(value: object) -> str:
+    """Return a value as text of bounded length."""
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= TEXT else f"{text[:TEXT]}…"
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """Return four significant digits and the unit, a dash for what was not measured."""
+    if value is None:
+        return "-"
+    number = f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
+    return f"{number} {unit}".rstrip()
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def age(seconds: float | None) -> str:
+    """Return how long ago, as people say it."""
+    if seconds is None:
+        return "never"
+    if seconds < 5:
+        return "now"
+    for limit, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds // unit_s:.0f} {unit} ago"
+    return f"{seconds // 86400:.0f} days ago"
+
+
+def clock(unix_s: float) -> str:
+    """Return a time in UTC, to the second."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def median(result: Result) -> str:
+    """Return a median with its interval."""
+    if result.low_ms is None or result.high_ms is None:
+        return figure(result.median_ms, "ms")
+    return f"{figure(result.median_ms)} [{figure(result.low_ms)}, {figure(result.high_ms)}] ms"
+
+
+def energy(result: Result) -> str:
+    """Return the energy of one inference with its error bar."""
+    error = f" ± {figure(result.energy_err_mj)}" if result.energy_err_mj is not None else ""
+    return f"{figure(result.energy_mj)}{error} mJ" if result.energy_mj is not None else "-"

@@ -1,0 +1,143 @@
+"""Options of the charts, as Apache ECharts takes them; NiceGUI brings the library along."""
+
+from itertools import pairwise
+from typing import Any
+
+from benchd.dashboard.messages import Result
+from benchd.dashboard.queries import Happened
+
+GREY = "#808891"  # readable on light and on dark ground
+COLOURS = ["#4c8bf5", "#e8710a", "#12a594", "#d6409f", "#8e6cef", "#b8860b"]
+POINTS = 600  # of one line; a screen shows no more
+
+TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
+
+Series = dict[str, list[tuple[float, float]]]
+
+# a chart's title, its unit, the factor to it, the ending of the metrics it takes
+PANELS = (
+    ("Power", "W", 1.0, "power_w"),
+    ("Clocks", "MHz", 1e-6, "_clock_hz"),
+    ("Temperature", "°C", 1.0, "_temp_c"),
+    ("Memory", "MiB", 2.0**-20, "_bytes"),
+    ("Utilisation", "%", 1.0, "_percent"),
+)
+
+
+def base(unit: str) -> dict[str, Any]:
+    """Return a chart over time without lines yet."""
+    text = {"color": GREY}
+    return {
+        "aria": {"enabled": True},
+        "animation": False,
+        "color": COLOURS,
+        "grid": {"left": 56, "right": 16, "top": 44, "bottom": 32},
+        "legend": {"textStyle": text, "type": "scroll", "top": 0},
+        "tooltip": {"trigger": "axis"},
+        "xAxis": {"type": "time", "axisLabel": text | {"hideOverlap": True, "formatter": TICKS}},
+        "yAxis": _value_axis(unit),
+        "series": [],
+    }
+
+
+def _value_axis(name: str) -> dict[str, Any]:
+    text = {"color": GREY}
+    lines = {"lineStyle": {"color": "rgba(128, 136, 145, 0.3)"}}
+    axis = {"type": "value", "name": name, "scale": True, "splitLine": lines}
+    return axis | {"nameTextStyle": text, "axisLabel": text}
+
+
+def panel(series: Series, marks: list[Happened], unit: str, factor: float, ending: str) -> dict[str, Any]:
+    """Return the chart of all metrics of one kind, with case boundaries as lines and throttling as bands."""
+    options = base(unit)
+    wanted = {name: values for name, values in series.items() if name.partition("@")[0].endswith(ending)}
+    for name, values in sorted(wanted.items()):
+        data = [[t_s * 1e3, value * factor] for t_s, value in thinned(values)]
+        options["series"].append(
+            {"name": name.partition("@")[2] or name, "type": "line", "showSymbol": len(data) < 2, "data": data}
+        )
+    if options["series"]:
+        options["series"][0] |= {"markLine": _boundaries(marks), "markArea": _bands(throttled(series))}
+    return options
+
+
+def thinned(values: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return every n-th value, the last one included, so that a line has at most POINTS."""
+    step = -(-len(values) // POINTS)
+    return values[::-step][::-1] if step > 1 else values
+
+
+def throttled(series: Series) -> list[tuple[float, float]]:
+    """Return the spans, in Unix time, in which a clock was held down."""
+    spans: list[tuple[float, float]] = []
+    for name, values in series.items():
+        began_s: float | None = None
+        for t_s, value in values if "throttle_reasons" in name else ():
+            if value and began_s is None:
+                began_s = t_s
+            elif not value and began_s is not None:
+                spans.append((began_s, t_s))
+                began_s = None
+        if began_s is not None:
+            spans.append((began_s, values[-1][0]))
+    return sorted(spans)
+
+
+def _boundaries(marks: list[Happened]) -> dict[str, Any]:
+    lines = [{"xAxis": mark.arrived_s * 1e3, "name": mark.name} for mark in marks]
+    return {"symbol": "none", "silent": True, "label": {"show": False}, "lineStyle": {"color": GREY}, "data": lines}
+
+
+def _bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
+    bands = [[{"xAxis": begin_s * 1e3, "name": "throttled"}, {"xAxis": end_s * 1e3}] for begin_s, end_s in spans]
+    return {"silent": True, "label": {"color": GREY}, "itemStyle": {"color": "rgba(200, 90, 0, 0.18)"}, "data": bands}
+
+
+def history(results: list[Result]) -> dict[str, Any]:
+    """Return medians with their intervals over time; a line stands where the device or the software changed."""
+    options = base("ms")
+    options["legend"] = {"show": False}
+    points = [[result.arrived_s * 1e3, result.median_ms] for result in results]
+    bars = [_interval(result) for result in results if result.low_ms is not None and result.high_ms is not None]
+    marks = [Happened(result.arrived_s, "changed", "") for result in changes(results)]
+    options["series"] = [
+        {"type": "line", "name": "median", "data": points, "symbolSize": 8, "markLine": _boundaries(marks)},
+        *bars,
+    ]
+    return options
+
+
+def changes(results: list[Result]) -> list[Result]:
+    """Return the results before which the fingerprint or the version of benchd was another."""
+    return [b for a, b in pairwise(results) if (a.fingerprint, a.tool_version) != (b.fingerprint, b.tool_version)]
+
+
+def _interval(result: Result) -> dict[str, Any]:
+    t_ms = result.arrived_s * 1e3
+    line = {"color": GREY, "width": 3, "opacity": 0.6}
+    data = [[t_ms, result.low_ms], [t_ms, result.high_ms]]
+    return {
+        "type": "line",
+        "data": data,
+        "showSymbol": False,
+        "lineStyle": line,
+        "silent": True,
+        "tooltip": {"show": False},
+    }
+
+
+def trade_off(results: list[Result], front: list[Result]) -> dict[str, Any]:
+    """Return energy over latency, a point a variant of a device, and the line of those that none beats."""
+    options = base("mJ an inference")
+    options["grid"]["bottom"] = 48
+    options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28}
+    options["tooltip"] = {"trigger": "item"}
+    by_device: dict[str, list[Result]] = {}
+    for result in results:
+        by_device.setdefault(result.device_id, []).append(result)
+    for device_id, found in by_device.items():
+        data = [{"value": [r.median_ms, r.energy_mj], "name": f"{r.variant} b{r.batch_size}"} for r in found]
+        options["series"].append({"type": "scatter", "name": device_id, "data": data, "symbolSize": 12})
+    line = [[result.median_ms, result.energy_mj] for result in front]
+    options["series"].append({"type": "line", "name": "not beaten", "data": line, "symbolSize": 4})
+    return options

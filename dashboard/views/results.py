@@ -1,0 +1,151 @@
+"""The results: filtered, sorted and paged on the server, with links to the raw records, histories and comparisons."""
+
+from asyncio import to_thread
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from nicegui import app, events, ui
+from starlette.responses import Response, StreamingResponse
+
+from benchd.dashboard import export, queries
+from benchd.dashboard.layout import REFRESH_S, frame, notice, record_path
+from benchd.dashboard.messages import Result
+from benchd.dashboard.queries import Filter
+from benchd.dashboard.store import Store
+from benchd.dashboard.text import energy, figure, median, short
+
+ROWS = 25
+EMPTY = "No result matches. Clear the filters, or measure something: bench-once --mqtt URL."
+COLUMNS = (
+    ("model", "Model"),
+    ("variant", "Variant"),
+    ("batch_size", "Batch"),
+    ("device_id", "Device"),
+    ("median_ms", "Median [95 %]"),
+    ("throughput_per_s", "Per second"),
+    ("energy_mj", "Energy an inference"),
+    ("checked", "Check"),
+    ("x_of_floor", "x of floor"),
+    ("status", "Status"),
+    ("flags", "Flags"),
+    ("t_wall", "When"),
+)
+LINKS = """
+<q-td :props="props">
+  <a class="link" :href="props.row.raw" :aria-label="'raw record of ' + props.row.key">raw</a>
+  <a class="link" :href="props.row.history" :aria-label="'history of ' + props.row.key">history</a>
+</q-td>
+"""
+
+
+def add(store: Store) -> None:
+    """Serve the view at /results, raw records at /record/<key> and all rows at /results.csv."""
+    app.get("/record/{key}")(lambda key: _raw(store, key))
+    app.get("/results.csv")(lambda: StreamingResponse(export.lines(store, Filter()), media_type="text/csv"))
+
+    @ui.page("/results")
+    async def results(device: str = "", model: str = "", variant: str = "", status: str = "", text: str = "") -> None:
+        names = ("device_id", "model", "variant", "status")
+        offered = await to_thread(lambda: {name: queries.choices(store, name) for name in names})
+        with frame("Results"):
+            inputs = _filters(offered, {"device_id": device, "model": model, "variant": variant, "status": status})
+            search = ui.input("Search", value=text).props("debounce=300 clearable")
+            empty = notice(EMPTY)
+            table = _table()
+            with ui.row():
+                compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps")
+                ui.link("All as CSV", "/results.csv").classes("link")
+        compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
+        seen: list[Any] = []
+
+        async def show() -> None:
+            which = Filter(**{name: field.value or "" for name, field in inputs.items()}, text=search.value or "")
+            paging = table.pagination
+            page = await to_thread(_page, store, which, paging)
+            table.pagination = {**paging, "rowsNumber": page.total}
+            table.rows[:] = [_row(result) for result in page.results]
+            table.update()
+            empty.set_visibility(not page.total)
+
+        async def turn(event: events.GenericEventArguments) -> None:
+            table.pagination = event.args["pagination"]
+            await show()
+
+        async def follow() -> None:
+            newest = await to_thread(queries.newest, store)
+            if [newest] != seen:
+                seen[:] = [newest]
+                await show()
+
+        async def first_page() -> None:
+            table.pagination = {**table.pagination, "page": 1}
+            await show()
+
+        table.on("request", turn)
+        for field in (*inputs.values(), search):
+            field.on_value_change(first_page)
+        await follow()
+        ui.timer(REFRESH_S, follow)
+
+
+def _filters(offered: dict[str, list[str]], chosen: dict[str, str]) -> dict[str, ui.select]:
+    with ui.row().style("gap: .75rem; width: 100%"):
+        return {
+            name: ui.select(
+                values, label=name.removesuffix("_id"), value=chosen[name] if chosen[name] in values else None
+            )
+            .props("clearable dense options-dense")
+            .style("min-width: 11rem")
+            for name, values in offered.items()
+        }
+
+
+def _table() -> ui.table:
+    columns = [
+        {"name": name, "label": label, "field": name, "sortable": True, "align": "left"} for name, label in COLUMNS
+    ]
+    columns.append({"name": "links", "label": "Record", "field": "key", "align": "left"})
+    paging = {"page": 1, "rowsPerPage": ROWS, "rowsNumber": 0, "sortBy": "t_wall", "descending": True}
+    table = ui.table(rows=[], columns=columns, row_key="key", selection="multiple", pagination=paging)
+    table.props("binary-state-sort flat :rows-per-page-options='[25, 100]'").style("width: 100%")
+    table.add_slot("body-cell-links", LINKS)
+    return table
+
+
+def _page(store: Store, which: Filter, paging: dict[str, Any]) -> queries.Page:
+    rows = min(int(paging["rowsPerPage"]) or ROWS, 100)
+    # by arrival where a device's own clock would decide
+    sort = "arrived_s" if paging["sortBy"] in (None, "t_wall") else str(paging["sortBy"])
+    return queries.results(store, which, sort, bool(paging["descending"]), (int(paging["page"]) - 1) * rows, rows)
+
+
+def _row(result: Result) -> dict[str, Any]:
+    return {
+        "key": result.key,
+        "model": short(result.model),
+        "variant": result.variant,
+        "batch_size": result.batch_size,
+        "device_id": short(result.device_id),
+        "median_ms": median(result),
+        "throughput_per_s": figure(result.throughput_per_s, "/s"),
+        "energy_mj": energy(result),
+        "checked": result.checked or "-",
+        "x_of_floor": figure(result.x_of_floor, "x"),
+        "status": result.status,
+        "flags": short(result.flags),
+        "t_wall": short(result.t_wall),
+        "raw": record_path(result.key),
+        "history": f"/history/{quote(result.device_id)}/{quote(result.case_id)}",
+    }
+
+
+def _compare(table: ui.table) -> None:
+    keys = [row["key"] for row in table.selected]
+    ui.navigate.to(f"/compare?{urlencode({'a': keys[0], 'b': keys[1]})}")
+
+
+def _raw(store: Store, key: str) -> Response:
+    body = queries.body(store, key)
+    if body is None:
+        return Response("no such record", status_code=404, media_type="text/plain")
+    return Response(body, media_type="application/json")

@@ -1,0 +1,47 @@
+"""Stores of both kinds, empty for each test."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from postgres import running_postgres
+
+if TYPE_CHECKING:
+    from benchd.dashboard.store import Store
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server for the whole run; its databases are the tests' to make."""
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture
+def empty_postgres(postgres: str) -> str:
+    """The URL of a database without any table."""
+    psycopg = pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgres")
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return postgres
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/dashboard.db"
+    found: str = request.getfixturevalue("empty_postgres")
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator["Store"]:
+    """An empty store of each kind."""
+    from benchd.dashboard.store import Store
+
+    with closing(Store(url)) as found:
+        yield found

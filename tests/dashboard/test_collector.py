@@ -1,0 +1,187 @@
+"""Collectors against a real mosquitto, as processes of their own that are killed in the middle of their work."""
+
+import json
+import multiprocessing
+import subprocess
+import time
+import uuid
+from contextlib import closing, contextmanager
+
+import pytest
+from broker import free_port, program, running_broker
+from records_made import made
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+from sqlalchemy import func, select
+
+from benchd.daemon.delivery.mqtt import drain, parse_url
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import encode
+from benchd.dashboard import collector
+from benchd.dashboard.store import Store
+
+WAIT_S = 30.0
+SETTINGS = (
+    "allow_anonymous true\nmax_queued_messages 0\npersistence true\npersistence_location {}/\nautosave_interval 1"
+)
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """A broker of the test's own: sessions of collectors outlive them."""
+    with running_broker(tmp_path, SETTINGS.format(tmp_path)) as found:
+        yield found
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/dashboard.db"
+
+
+@contextmanager
+def collecting(url, database, name="site"):
+    """Yield the process of a collector whose session the broker knows."""
+    process = multiprocessing.get_context("spawn").Process(target=collector.run, args=(url, database, name))
+    began_s = time.time()
+    process.start()
+    try:
+        with closing(Store(database)) as store:
+            seen_s = select(store.tables["collector"].c.seen_s).where(store.tables["collector"].c.name == name)
+            wait_until(lambda: (value(store, seen_s) or 0.0) > began_s)
+        yield process
+    finally:
+        process.terminate()
+        process.join(WAIT_S)
+        assert process.exitcode is not None
+        process.close()
+
+
+def value(store, query):
+    with store.reading() as connection:
+        return connection.execute(query).scalar()
+
+
+def count(store, table):
+    return value(store, select(func.count()).select_from(store.tables[table]))
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def publish(url, folder, numbers, device="d1"):
+    """Send results r<number> from an outbox of their own, as a device does."""
+    with closing(Outbox(folder / f"{uuid.uuid4().hex}.db")) as outbox:
+        for number in numbers:
+            body = encode(made(run_id=f"r{number}", device_id=device))
+            outbox.add(f"{device}:r{number}", Topics(device).result(f"r{number}"), 1, body)
+        assert drain(outbox, parse_url(url), f"device-{uuid.uuid4().hex[:8]}", WAIT_S).left == 0
+
+
+def say(broker, topic, body, *options):
+    command = [program("mosquitto_pub"), "-V", "5", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic]
+    subprocess.run([*command, "-s", *options], input=body, text=True, check=True)
+
+
+def hear(broker, topic, *options):
+    """Return what a session that the broker keeps between two calls hears; with `-E` it only subscribes."""
+    command = [program("mosquitto_sub"), "-V", "5", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic]
+    command += ["-c", "-i", "device", "-W", f"{WAIT_S:g}", *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_what_is_stored_is_confirmed_to_its_device(broker, url, tmp_path):
+    hear(broker, "benchd/v1/d1/ack/site", "-E")
+    with collecting(broker.url, url), closing(Store(url)) as store:
+        say(broker, "benchd/v1/d1/result/rubbish", "{")
+        heard = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
+        publish(broker.url, tmp_path, [1])
+        confirmed = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
+        assert count(store, "result") == 1
+    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"]}
+    # what nobody can read is stored too, and need not come again
+    assert heard["keys"] == ["d1:rubbish"]
+
+
+def test_a_message_that_cannot_be_read_never_stops_the_rest(broker, url, tmp_path):
+    with collecting(broker.url, url), closing(Store(url)) as store:
+        for body in ("{", "NaN", "x" * 1_000_000):
+            say(broker, "benchd/v1/d1/result/r", body)
+        publish(broker.url, tmp_path, range(10))
+        wait_until(lambda: (count(store, "result"), count(store, "quarantine")) == (10, 3))
+
+
+def test_state_telemetry_and_events_arrive(broker, url):
+    say(broker, "benchd/v1/d1/status", '{"state":"online","session":1}', "-r")
+    with collecting(broker.url, url), closing(Store(url)) as store:
+        say(broker, "benchd/v1/d1/telemetry", '{"samples":[[1,"power_w",5.5,"fake"]]}')
+        say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')
+        wait_until(lambda: count(store, "telemetry") == count(store, "event") == count(store, "document") == 1)
+        assert value(store, select(store.tables["telemetry"].c.value)) == 5.5
+
+
+def test_results_that_come_while_no_collector_runs_wait_for_it(broker, url, tmp_path):
+    with collecting(broker.url, url):
+        pass
+    publish(broker.url, tmp_path, range(50))
+    with collecting(broker.url, url), closing(Store(url)) as store:
+        wait_until(lambda: count(store, "result") == 50)
+
+
+def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_path):
+    total = 1500
+    with closing(Store(url)) as store:
+        with collecting(broker.url, url):
+            pass
+        publish(broker.url, tmp_path, range(total))
+        publish(broker.url, tmp_path, range(0, total, 10))  # a device that never heard of the first delivery
+        for _ in range(3):
+            before = count(store, "result")
+            with collecting(broker.url, url) as process:
+                wait_until(lambda before=before: count(store, "result") > before or before == total)
+                process.kill()
+        with collecting(broker.url, url):
+            wait_until(lambda: count(store, "result") == total)
+        assert count(store, "body") == total
+
+
+def test_two_collectors_share_the_work_and_one_that_dies_leaves_nothing_behind(broker, empty_postgres, tmp_path):
+    total, url = 1000, empty_postgres
+    with closing(Store(url)) as store:
+        with collecting(broker.url, url, "one") as one, collecting(broker.url, url, "two"):
+            publish(broker.url, tmp_path, range(total // 2))
+            one.kill()
+            publish(broker.url, tmp_path, range(total // 2, total))
+        assert count(store, "result") < total  # the broker keeps the share of the dead one
+        with collecting(broker.url, url, "one"), collecting(broker.url, url, "two"):
+            wait_until(lambda: count(store, "result") == total)
+
+
+def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
+    port = free_port()
+    settings = SETTINGS.format(tmp_path)
+    with (
+        closing(Store(url)) as store,
+        running_broker(tmp_path, settings, port=port) as first,
+        collecting(first.url, url) as process,
+    ):
+        first.process.kill()
+        problem = select(store.tables["collector"].c.problem)
+        wait_until(lambda: value(store, problem) is not None)
+        with running_broker(tmp_path, settings, port=port) as second:
+            wait_until(lambda: value(store, problem) is None)
+            publish(second.url, tmp_path, range(5))
+            wait_until(lambda: count(store, "result") == 5)
+        assert process.is_alive()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "+", "#", "A"])
+def test_a_name_that_is_no_topic_level_is_refused(name):
+    with pytest.raises(UsageError, match="collector name"):
+        collector.run("mqtt://127.0.0.1", "sqlite://", name)

@@ -1,0 +1,158 @@
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records_made import made
+
+from benchd.daemon.records import Case, Check, Energy, encode
+from benchd.dashboard.messages import INTEGER_LIMIT, Message, acknowledged_key, rows
+
+DEVICE = "bench-abc123"
+RESULT = f"benchd/v1/{DEVICE}/result/r1"
+
+
+def taken(kind, body, **fields):
+    message = Message(
+        f"benchd/v1/{DEVICE}/{kind}", body if isinstance(body, bytes) else json.dumps(body).encode(), 100.0
+    )
+    return rows(message._replace(**fields))
+
+
+def only(kind, body):
+    """Return the table and the values of a message that makes one row beside its device's."""
+    (table, values), device = taken(kind, body)
+    assert device == ("device", {"device_id": DEVICE, "seen_s": 100.0})
+    return table, values
+
+
+def reason(topic, body):
+    ((table, values),) = rows(Message(topic, body, 100.0))
+    assert (table, values["topic"], values["body"]) == ("quarantine", topic, body)
+    return values["reason"]
+
+
+def test_a_result_is_a_row_and_its_original_bytes():
+    energy = Energy(
+        energy_j=20.0,
+        energy_err_j=1.0,
+        gross_per_inference_j=0.5,
+        scope="module",
+        source="ina3221",
+        sensor_period_s=0.1,
+        updates=100,
+    )
+    check = Check(
+        passed=False,
+        rule="outputs",
+        images=8,
+        max_abs_error=1.0,
+        error_share=1.0,
+        tolerance=1e-4,
+        argmax_disagreements=8,
+    )
+    body = encode(made(energy=energy, check=check, flags=["a", "b"], x_of_floor=3.0)) + b" "
+    result, kept, _ = taken("result/r1", body)
+    assert kept == ("body", {"key": f"{DEVICE}:r1", "body": body})
+    shown = {"median_ms": 5.0, "energy_mj": 500.0, "energy_err_mj": 25.0, "checked": "failed", "flags": "a, b"}
+    shown |= {"x_of_floor": 3.0, "model": "vim_tiny", "variant": "eager", "hardware": "cpu", "arrived_s": 100.0}
+    assert {name: result.values[name] for name in shown} == shown
+
+
+def test_a_record_that_was_not_measured_has_no_figures():
+    result, *_ = taken("result/r1", encode(made(status="failed", reason="x" * 5000, timing=None)))
+    assert (result.values["median_ms"], result.values["energy_mj"], result.values["checked"]) == (None, None, None)
+    assert len(result.values["reason"]) == 512
+
+
+def test_a_figure_that_a_record_s_numbers_do_not_allow_is_refused():
+    energy = Energy(
+        energy_j=1e-300,
+        energy_err_j=1e300,
+        gross_per_inference_j=1.0,
+        scope="module",
+        source="x",
+        sensor_period_s=0.1,
+        updates=1,
+    )
+    assert "energy_err_mj is not a finite number" in reason(RESULT, encode(made(energy=energy)))
+
+
+def test_status_info_and_health_are_documents():
+    assert only("status", {"state": "offline", "session": 7})[1]["session"] == 7
+    assert only("info", {"board": "Orin"})[1]["body"] == b'{"board": "Orin"}'
+    assert only("health", {"outbox_rows": 3})[1]["kind"] == "health"
+
+
+def test_what_the_broker_replays_says_nothing_about_the_present():
+    assert taken("health", {}, retained=True)[-1].values["seen_s"] is None
+
+
+def test_samples_keep_their_distance_in_time():
+    samples = [
+        [5_000_000_000, "power_w", 7.0, "ina3221", "VDD_IN"],
+        [6_500_000_000, "power_w", 8.0, "ina3221", "VDD_IN"],
+    ]
+    found = [row.values for row in taken("telemetry", {"samples": samples})[:-1]]
+    assert [(row["metric"], row["t_s"], row["value"]) for row in found] == [
+        ("power_w@VDD_IN", 98.5, 7.0),
+        ("power_w@VDD_IN", 100.0, 8.0),
+    ]
+
+
+def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
+    samples = [[-(2**62), "power_w", 7.0, "x"], [2**62, "power_w", 8.0, "x"]]
+    assert [row.values["t_s"] for row in taken("telemetry", {"samples": samples})[:-1]] == [40.0, 100.0]
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "why"),
+    [
+        ("other/topic", b"{}", "not a topic of benchd"),
+        (f"benchd/v1/{DEVICE}/cmd/run", b"{}", "not a topic of benchd"),
+        (f"{RESULT}/more", b"{}", "not a topic of benchd"),
+        (RESULT, b"", "not a benchd record"),
+        (RESULT, b'{"schema":"benchd.record/2"}', "this version reads"),
+        (RESULT, b'{"schema":"benchd.record/1","median":NaN}', "not a benchd record"),
+        (RESULT, b"[" * 100_000, "not a benchd record"),
+        (RESULT, b"\xff\xfe", "not a benchd record"),
+        (RESULT, encode(made(run_id="other")), f"the record says it is {DEVICE}:other"),
+        (RESULT, encode(made(case=Case(model="m" * 513))), "longer than 512 characters"),
+        (RESULT, encode(made(case=Case(model="m\0"))), "holds a NUL"),
+        (RESULT, encode(made(case=Case(model="m", batch_size=2**63))), "does not fit 64 bits"),
+        (f"benchd/v1/{DEVICE}/status", b'{"state":"asleep"}', "expected online or offline"),
+        (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e999,"x"]]}', "out of range"),
+        (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e300,"x"]]}', "no sensor's value"),
+        (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1%s,"w",1,"x"],[0,"w",1,"x"]]}' % (b"0" * 400), "too large"),
+        (f"benchd/v1/{DEVICE}/status", b'{"state":"online","session":1%s}' % (b"0" * 30), "does not fit 64 bits"),
+        (f"benchd/v1/{DEVICE}/health", b"[]", "Expected `object`"),
+        (f"benchd/v1/{DEVICE}/health", b'{"disk_free_bytes":1%s}' % (b"0" * 400), "disk_free_bytes"),
+    ],
+)
+def test_what_cannot_be_read_is_kept_apart_with_the_reason(topic, body, why):
+    assert why in reason(topic, body)
+
+
+@given(st.sampled_from(["result/r1", "status", "info", "health", "telemetry", "event"]), st.binary())
+def test_no_body_raises(kind, body):
+    assert taken(kind, body)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.floats() | st.text(), lambda e: st.lists(e) | st.dictionaries(st.text(), e)
+    )
+)
+def test_no_change_of_a_record_raises_or_makes_a_value_that_no_database_takes(value):
+    record = msgspec.to_builtins(made())
+    for name in ("case", "timing", "status", "suite_id", "environment"):
+        for row in taken("result/r1", json.dumps(record | {name: value}).encode()):
+            whole = [number for number in row.values.values() if isinstance(number, int)]
+            assert all(abs(number) < INTEGER_LIMIT for number in whole)
+
+
+def test_only_results_wait_for_a_confirmation():
+    assert acknowledged_key(RESULT) == (DEVICE, f"{DEVICE}:r1")
+    assert acknowledged_key(f"benchd/v1/{DEVICE}/event") is None
+    assert acknowledged_key("x/y") is None

@@ -1,0 +1,327 @@
+"""Every view in a real Chromium, served by the real command from a real store behind a real mosquitto."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from broker import HOST, free_port, program
+from records_made import made, timing
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+pytest.importorskip("playwright", reason="needs playwright, of the extra dev")
+
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from playwright.sync_api import sync_playwright
+
+from benchd.daemon.records import Case, Check, Energy, Variant, encode
+from benchd.dashboard.app import TOKEN_VARIABLE
+from benchd.dashboard.messages import Message, rows
+from benchd.dashboard.store import Store
+
+SHOTS = Path(__file__).parents[2] / ".screenshots"
+WAIT_S = 30.0
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+VIEWS = {
+    "fleet": "/",
+    "device": "/device/orin-1",
+    "hostile": "/device/hostile",
+    "results": "/results",
+    "compare": "/compare?a=orin-1:r0&b=orin-1:r1",
+    "history": "/history/orin-1/vim_tiny,custom,b1",
+    "trade_off": "/trade-off?model=vim_tiny",
+}
+
+
+def message(device, kind, body, at_s):
+    return Message(f"benchd/v1/{device}/{kind}", body if isinstance(body, bytes) else json.dumps(body).encode(), at_s)
+
+
+def record(device, number, variant="eager", **fields):
+    median_ms = fields.pop("median_ms", 10.0 + number)
+    energy = Energy(
+        energy_j=20.0,
+        energy_err_j=0.4,
+        gross_per_inference_j=median_ms / 100,
+        scope="module input VDD_IN",
+        source="ina3221",
+        sensor_period_s=0.1,
+        updates=100,
+    )
+    check = Check(
+        passed=True,
+        rule="outputs",
+        images=8,
+        max_abs_error=1e-6,
+        error_share=1e-6,
+        tolerance=1e-4,
+        argmax_disagreements=0,
+    )
+    given = {"case": Case(model="vim_tiny", variant=Variant.parse(variant)), "energy": energy, "check": check}
+    given |= {"timing": timing(median_ms), "x_of_floor": 2.25, "throughput_per_s": 1000 / median_ms}
+    return encode(made(run_id=f"r{number}", device_id=device, **(given | fields)))
+
+
+def stored(now_s):
+    """Yield what a small fleet has said: one device alive, one silent, one off, one hostile."""
+    suites = [{"name": "nightly", "when": "daily", "cases": ["a", "b"]}]
+    ages_s = {"orin-1": 1, "quiet-1": 100, "gone-1": 30_000}
+    for device, age_s in ages_s.items():
+        yield message(device, "info", {"name": device, "site": "lab", "suites": suites}, now_s - age_s)
+        yield message(device, "health", {"activity": "idle", "outbox_pending": 3}, now_s - age_s)
+        yield message(device, "status", {"state": "offline" if device == "gone-1" else "online"}, now_s - age_s)
+    for number in range(60):
+        body = record("orin-1", number, ("eager", "custom", "custom-fp16")[number % 3])
+        yield message("orin-1", f"result/r{number}", body, now_s - 6000 + 100 * number)
+    for second in range(60):
+        samples = [
+            [0, "power_w", 6.0 + second % 5, "ina3221", "VDD_IN"],
+            [0, "gpu_clock_hz", 1e9, "devfreq"],
+            [0, "soc_temp_c", 50.0, "thermal", "tj"],
+            [0, "gpu_throttle_reasons", float(20 < second < 40), "nvml"],
+        ]
+        yield message("orin-1", "telemetry", {"samples": samples}, now_s - 60 + second)
+    huge = record("hostile", 1, flags=[HOSTILE], case=Case(model=HOSTILE, batch_size=2**60), timing=timing(1e300))
+    yield message("hostile", "result/r1", huge, now_s)
+    yield message("hostile", "info", {"name": HOSTILE + "x" * 1_000_000, "environment": {HOSTILE: HOSTILE}}, now_s)
+    yield message("hostile", "health", {"activity": HOSTILE, "problem": HOSTILE}, now_s)
+    yield message("hostile", "event", {"event": HOSTILE, "detail": "x" * 1_000_000}, now_s)
+
+
+@contextmanager
+def serving(mqtt, database, *options, **environment):
+    """Yield the port of the running command."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mqtt, "--database", database]
+    child = {**os.environ, "NICEGUI_STORAGE_PATH": str(Path(database.removeprefix("sqlite:///")).parent), **environment}
+    child.pop("PYTEST_CURRENT_TEST", None)  # NiceGUI would take itself for a test's own server
+    with subprocess.Popen([*command, "--port", str(port), *options], env=child) as process:
+        try:
+            _wait_until_it_answers(port, process)
+            yield port
+        finally:
+            process.terminate()
+            assert process.wait(WAIT_S) is not None
+
+
+def _wait_until_it_answers(port, process):
+    deadline = time.monotonic() + WAIT_S
+    while not _answers(port):
+        assert process.poll() is None, f"the dashboard ended with exit status {process.returncode}"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _answers(port):
+    try:
+        return get(port, "/record/none")[0] > 0
+    except OSError:
+        return False
+
+
+def get(port, path, **headers):
+    connection = http.client.HTTPConnection(HOST, port, timeout=WAIT_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def site(mosquitto, tmp_path_factory):
+    """The port of a dashboard that shows the small fleet."""
+    database = f"sqlite:///{tmp_path_factory.mktemp('site')}/dashboard.db"
+    store = Store(database)
+    store.add(row for one in stored(time.time()) for row in rows(one))
+    store.close()
+    with serving(mosquitto.url, database) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as started:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        chromium = started.chromium.launch(executable_path=program("chromium"), args=options)
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def opened(browser, port, path="/", scheme="light", width=1280):
+    """Yield a page; at its end nothing has gone wrong in it and nothing has asked another host."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page, wrong = context.new_page(), []
+    page.set_default_timeout(WAIT_S * 1000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+    ours = (f"http://{HOST}:{port}/", f"ws://{HOST}:{port}/", "data:")
+    page.on("request", lambda request: None if request.url.startswith(ours) else wrong.append(request.url))
+    page.goto(f"http://{HOST}:{port}{path}")
+    page.get_by_role("heading", level=1).wait_for()
+    try:
+        yield page
+        assert page.title().endswith("benchd")
+    finally:
+        context.close()
+    assert not wrong
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_every_view_opens_offline_light_and_dark_wide_and_on_a_phone(site, browser, scheme, width):
+    SHOTS.mkdir(exist_ok=True)
+    with opened(browser, site, "/", scheme, width) as page:
+        for name, path in VIEWS.items():
+            page.goto(f"http://{HOST}:{site}{path}", wait_until="networkidle")
+            page.get_by_role("heading", level=1).wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            page.screenshot(path=SHOTS / f"{name}-{scheme}-{width}.png")
+
+
+def test_a_fleet_shows_who_is_there_and_since_when(site, browser):
+    with opened(browser, site) as page:
+        cards = {name: page.get_by_role("link", name=name) for name in ("orin-1", "quiet-1", "gone-1")}
+        for name, state in (("orin-1", "online"), ("quiet-1", "stale"), ("gone-1", "offline")):
+            assert state in cards[name].inner_text()
+        assert "backlog 3 results" in cards["orin-1"].inner_text()
+        assert "8 h ago" in cards["gone-1"].inner_text()
+
+
+def test_values_on_the_page_are_the_record_s(site, browser):
+    with opened(browser, site, "/results?device=orin-1") as page:
+        row = page.get_by_role("row").filter(has_text="vim_tiny").first
+        row.wait_for()
+        text = row.inner_text()
+        # r59: 69 ms with 1 % either way, 0.69 J an inference with 2 %
+        for shown in ("custom-fp16", "69 [68.31, 69.69] ms", "690 ± 13.8 mJ", "passed", "2.25 x", "14.49 /s"):
+            assert shown in text
+        href = row.get_by_role("link", name="raw record").get_attribute("href")
+    assert json.loads(get(site, href)[2])["timing"]["median_ms"] == 69.0
+
+
+def test_results_are_paged_filtered_and_sorted_on_the_server(site, browser):
+    with opened(browser, site, "/results?device=orin-1") as page:
+        page.get_by_text("1-25 of 60").wait_for()
+        page.get_by_role("button", name="Next page").click()
+        page.get_by_text("26-50 of 60").wait_for()
+        page.get_by_role("columnheader", name="Median").click()
+        page.get_by_role("cell", name="10 [9.9, 10.1] ms").wait_for()
+        page.get_by_label("Search").fill("custom-fp16")
+        page.get_by_text("1-20 of 20").wait_for()
+        page.get_by_label("Search").fill("nothing like it")
+        page.get_by_text("No result matches").wait_for()
+
+
+def test_two_results_can_be_compared(site, browser):
+    with opened(browser, site, "/compare?a=orin-1:r0&b=orin-1:r10") as page:
+        page.get_by_text("The median of B is 2 times that of A; their 95 % intervals do not meet.").wait_for()
+
+
+def test_the_trade_off_names_what_nothing_beats(site, browser):
+    with opened(browser, site, "/trade-off?model=vim_tiny") as page:
+        page.get_by_text("Not beaten in both: eager b1 on orin-1").wait_for()
+
+
+@contextmanager
+def connected(mosquitto, **callbacks):
+    client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+    for name, callback in callbacks.items():
+        setattr(client, name, callback)
+    client.connect(mosquitto.host, mosquitto.port)
+    client.loop_start()
+    try:
+        yield client
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+def test_an_open_page_follows_what_is_published(site, browser, mosquitto):
+    with opened(browser, site, "/results?device=fresh") as page, connected(mosquitto) as device:
+        device.publish("benchd/v1/newcomer/result/r7", record("newcomer", 7), qos=1)
+        page.get_by_role("cell", name="newcomer", exact=True).wait_for()
+
+
+def test_a_device_that_goes_off_is_seen_to_do_so(site, browser, mosquitto):
+    with opened(browser, site) as page, connected(mosquitto) as device:
+        device.publish("benchd/v1/short-lived/status", '{"state":"online","session":1}', qos=1)
+        card = page.get_by_role("link", name="short-lived")
+        card.get_by_text("online").wait_for()
+        device.publish("benchd/v1/short-lived/status", '{"state":"offline","session":1}', qos=1)
+        card.get_by_text("offline").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"accepted": True}, "orin-1 runs nightly"),
+        ({"accepted": False, "reason": HOSTILE}, f"not run: {HOSTILE}"),
+    ],
+)
+def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer, shown):
+    asked, ready = [], threading.Event()
+
+    def subscribe(client, *_):
+        client.subscribe("benchd/v1/orin-1/cmd/run", qos=1)
+
+    def respond(client, userdata, command):
+        asked.append(json.loads(command.payload))
+        client.publish(command.properties.ResponseTopic, json.dumps(answer), qos=1)
+
+    listen = {"on_connect": subscribe, "on_subscribe": lambda *_: ready.set(), "on_message": respond}
+    with opened(browser, site, "/device/orin-1") as page, connected(mosquitto, **listen):
+        assert ready.wait(WAIT_S)
+        page.get_by_role("button", name="run suite").click()
+        page.get_by_text(shown).wait_for()
+    assert [command["suite"] for command in asked] == ["nightly"]
+
+
+def test_a_keyboard_reaches_a_device(site, browser):
+    with opened(browser, site) as page:
+        page.get_by_role("link", name="orin-1").focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", level=1, name="orin-1").wait_for()
+
+
+def test_csv_holds_every_result_and_no_formula(site):
+    status, headers, body = get(site, "/results.csv")
+    lines = body.decode().splitlines()
+    assert (status, headers["content-type"]) == (200, "text/csv; charset=utf-8")
+    assert lines[0].startswith("key,device_id,run_id")
+    assert sum(line.startswith("orin-1:") for line in lines) == 60
+
+
+def test_another_name_and_another_site_are_refused(site):
+    assert get(site, "/", Host="evil.example")[0] == 403
+    assert get(site, "/", Origin="http://evil.example")[0] == 403
+    assert get(site, "/", Host=f"localhost:{site}")[0] == 200
+
+
+def test_beyond_loopback_a_token_is_asked_for(mosquitto, tmp_path):
+    database, secret = f"sqlite:///{tmp_path}/d.db", {TOKEN_VARIABLE: "s3cret"}
+    with serving(mosquitto.url, database, "--host", "0.0.0.0", "--only", "pages", **secret) as port:  # noqa: S104
+        assert get(port, "/")[0] == 401
+        assert get(port, "/?token=wrong")[0] == 401
+        status, headers, _ = get(port, "/?token=s3cret")
+        assert (status, headers["location"]) == (303, "/")
+        cookie = headers["set-cookie"].partition(";")[0]
+        assert get(port, "/", Cookie=cookie)[0] == 200
+    command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mosquitto.url]
+    refused = subprocess.run(
+        [*command, "--database", database, "--host", "0.0.0.0"],  # noqa: S104
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert refused.returncode == 2
+    assert TOKEN_VARIABLE in refused.stderr

@@ -1,0 +1,194 @@
+import json
+import random
+import sqlite3
+from contextlib import closing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_made import made
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+from sqlalchemy import select
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import encode
+from benchd.dashboard.messages import Message, rows
+from benchd.dashboard.store import QUARANTINE_ROWS, Store
+
+NOW_S = 1_000_000_000.0
+
+
+def message(kind, body, device="d1", at_s=NOW_S, **fields):
+    return Message(f"benchd/v1/{device}/{kind}", json.dumps(body).encode(), at_s, **fields)
+
+
+def result(number, device="d1", at_s=NOW_S):
+    body = encode(made(run_id=f"r{number}", device_id=device))
+    return Message(f"benchd/v1/{device}/result/r{number}", body, at_s)
+
+
+def power(values, at_s, device="d1"):
+    samples = [[round(n * 1e9), "power_w", value, "fake"] for n, value in enumerate(values)]
+    return message("telemetry", {"samples": samples}, device, at_s)
+
+
+def add(store, *messages):
+    store.add(row for one in messages for row in rows(one))
+
+
+def content(store, *names):
+    """Return the rows of tables without what numbers them, in an order of their own."""
+    with store.reading() as connection:
+        tables = {name: store.tables[name] for name in names or sorted(store.tables.keys() - {"version"})}
+        return {
+            name: sorted(map(repr, connection.execute(select(*[c for c in table.c if c.name != "id"]))))
+            for name, table in tables.items()
+        }
+
+
+def test_a_second_delivery_changes_nothing(store):
+    add(store, result(1), result(2), result(1))
+    once = content(store)
+    add(store, result(2), result(1))
+    assert content(store) == once
+    assert len(once["result"]) == len(once["body"]) == 2
+
+
+def test_the_first_of_a_key_stays_with_its_own_bytes(store):
+    first, second = result(1), result(1, at_s=NOW_S + 1)
+    add(store, first)
+    add(store, second._replace(body=second.body + b" "))
+    with store.reading() as connection:
+        assert bytes(connection.execute(select(store.tables["body"].c.body)).scalar_one()) == first.body
+        assert connection.execute(select(store.tables["result"].c.arrived_s)).scalar_one() == NOW_S
+
+
+MESSAGES = [
+    *[result(n, device) for n in range(4) for device in ("d1", "d2")],
+    *[power([n, n + 1.0], NOW_S + 10 * n, device) for n in range(3) for device in ("d1", "d2")],
+    message("event", {"event": "throttled"}),
+    message("nothing", {}),
+]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from(MESSAGES), max_size=20), st.randoms(use_true_random=False), st.integers(1, 5))
+def test_any_order_and_any_duplication_give_the_same_rows(again, order, batches):
+    """Whatever is delivered, in whatever order and how often, the store holds what one delivery leaves."""
+    delivered = MESSAGES + again
+    order.shuffle(delivered)
+    with closing(Store("sqlite://")) as once, closing(Store("sqlite://")) as store:
+        add(once, *MESSAGES)
+        for first in range(batches):
+            add(store, *delivered[first::batches])
+        assert content(store) == content(once)
+
+
+def test_any_order_gives_the_same_rows_in_both_databases(store):
+    delivered = MESSAGES * 2
+    random.Random(0).shuffle(delivered)
+    add(store, *delivered)
+    with closing(Store("sqlite://")) as once:
+        add(once, *MESSAGES)
+        assert content(store) == content(once)
+
+
+def states(store):
+    with store.reading() as connection:
+        document = store.tables["document"]
+        return list(connection.execute(select(document.c.state, document.c.session)))
+
+
+def test_the_late_will_of_an_earlier_session_is_passed_over(store):
+    add(store, message("status", {"state": "online", "session": 2}))
+    add(store, message("status", {"state": "offline", "session": 1}, at_s=NOW_S + 1))
+    assert states(store) == [("online", 2)]
+    add(store, message("status", {"state": "offline", "session": 2}, at_s=NOW_S + 2))
+    assert states(store) == [("offline", 2)]
+
+
+def test_a_device_that_counts_its_sessions_anew_is_believed(store):
+    add(store, message("status", {"state": "offline", "session": 57}))
+    add(store, message("status", {"state": "online", "session": 1}, at_s=NOW_S + 1))
+    assert states(store) == [("online", 1)]
+
+
+def test_a_device_was_seen_when_it_last_said_something_itself(store):
+    add(store, message("health", {}, at_s=NOW_S, retained=True))
+    assert content(store, "device") == {"device": ["('d1', None)"]}
+    add(store, message("health", {}, at_s=NOW_S + 5))
+    add(store, message("info", {}, at_s=NOW_S + 9, retained=True))
+    assert content(store, "device") == {"device": [f"('d1', {NOW_S + 5})"]}
+
+
+def test_telemetry_is_rolled_up_to_minutes_and_ends(store):
+    minute_s = NOW_S // 60 * 60
+    add(store, power([1.0, 5.0, 3.0], minute_s + 30))
+    store.tidy(minute_s + 3600)
+    assert len(content(store, "telemetry")["telemetry"]) == 3
+    store.tidy(minute_s + 3600 + 61)
+    rolled = [f"('d1', 'power_w', {minute_s:.0f}, 3, 9.0, 1.0, 5.0)"]
+    assert content(store, "telemetry", "telemetry_minute") == {"telemetry": [], "telemetry_minute": rolled}
+    add(store, power([9.0], minute_s + 40))  # late: it joins its minute
+    store.tidy(minute_s + 3600 + 61)
+    rolled = [f"('d1', 'power_w', {minute_s:.0f}, 4, 18.0, 1.0, 9.0)"]
+    assert content(store, "telemetry_minute") == {"telemetry_minute": rolled}
+    store.tidy(minute_s + 91 * 86400)
+    assert content(store, "telemetry_minute") == {"telemetry_minute": []}
+
+
+def test_records_stay_while_events_and_the_quarantine_end(store):
+    add(store, result(1), message("event", {"event": "a"}))
+    add(store, *[message("nothing", {"n": n}) for n in range(QUARANTINE_ROWS + 3)])
+    store.tidy(NOW_S + 91 * 86400)
+    kept = content(store, "result", "event", "quarantine")
+    assert (len(kept["result"]), kept["event"], len(kept["quarantine"])) == (1, [], QUARANTINE_ROWS)
+
+
+def test_what_was_committed_is_there_after_reopening(url):
+    with closing(Store(url)) as store:
+        add(store, *MESSAGES)
+        before = content(store)
+    with closing(Store(url)) as store:
+        assert content(store) == before
+
+
+def test_two_stores_share_a_database(url):
+    with closing(Store(url)) as one, closing(Store(url)) as other:
+        for n in range(20):
+            add(one, result(n))
+            add(other, result(n), result(n + 1))
+        assert len(content(one, "result")["result"]) == 21
+
+
+def test_the_database_of_a_newer_benchd_is_left_alone(url):
+    with closing(Store(url)) as store, store._writing() as connection:
+        connection.exec_driver_sql("UPDATE version SET number = 99")
+    with pytest.raises(UsageError, match=r"written by a newer benchd \(version 99\)"):
+        Store(url)
+
+
+def test_the_tables_of_another_program_are_left_alone(tmp_path):
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE photos(id)")
+    with pytest.raises(UsageError, match="holds tables of another program"):
+        Store(f"sqlite:///{path}")
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("photos",)]
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "dashboard.db", "", "sqlite+aiosqlite:///x"])
+def test_a_url_that_cannot_be_used_says_what_is_expected(url):
+    with pytest.raises(UsageError, match="expected sqlite:///PATH or postgresql://"):
+        Store(url)
+
+
+def test_no_message_shows_the_password(tmp_path):
+    pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgres")
+    with pytest.raises(UsageError) as raised:
+        Store("postgresql://me:secret@127.0.0.1:1/x")
+    assert "127.0.0.1" in str(raised.value)
+    assert "secret" not in str(raised.value)

@@ -1,0 +1,45 @@
+import subprocess
+import sys
+
+import pytest
+from broker import HOST, free_port, program
+from records_made import made
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+from benchd.daemon.records import encode
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def watched(mosquitto):
+    """Return a function that publishes what the broker keeps for whoever asks later."""
+
+    def keep(kind, body):
+        command = [program("mosquitto_pub"), "-h", mosquitto.host, "-p", str(mosquitto.port), "-q", "1", "-r", "-s"]
+        subprocess.run([*command, "-t", f"benchd/v1/{kind}"], input=body, check=True)
+
+    return keep
+
+
+def watch(url, *options):
+    command = [sys.executable, "-m", "benchd.daemon.cli", "watch", "--mqtt", url, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+
+
+def test_the_terminal_shows_devices_and_results(mosquitto, watched):
+    watched("desk-1/status", b'{"state":"online","session":1}')
+    watched("desk-1/health", b'{"activity":"idle","outbox_pending":4,"problem":"[red]disk[/red]"}')
+    watched("desk-1/result/r1", encode(made(device_id="desk-1")))
+    shown = watch(mosquitto.url, "--seconds", "1.5")
+    assert shown.returncode == 0, shown.stderr
+    for text in ("desk-1", "idle", "[red]disk[/red]", "vim_tiny", "5 [4.95, 5.05] ms"):
+        assert text in shown.stdout
+
+
+def test_a_broker_that_is_not_there_is_named():
+    port = free_port()
+    shown = watch(f"mqtt://{HOST}:{port}", "--seconds", "1")
+    assert (shown.returncode, shown.stdout) == (7, "")
+    assert shown.stderr == f"error: cannot reach {HOST}:{port}: Connection refused\n"
