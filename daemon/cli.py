@@ -59,6 +59,10 @@ def once(
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
     mqtt: Annotated[str | None, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record a line instead of a table.")] = False,
+    wait: Annotated[
+        bool | None,
+        typer.Option("--wait/--no-wait", help="Wait until the machine is free; by default on a terminal."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
@@ -89,6 +93,7 @@ def once(
         output=output,
         mqtt=mqtt,
         as_json=json,
+        wait=sys.stderr.isatty() if wait is None else wait,
         dry_run=dry_run,
     )
     raise typer.Exit(one_pass.run(request))
@@ -130,11 +135,22 @@ def replay(
     folder: Annotated[Path, typer.Argument(help="The output folder of bench-once.")],
     mqtt: Annotated[str, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")],
     timeout_s: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 60.0,
+    dead: Annotated[bool, typer.Option("--dead", help="Send what a broker has refused once more.")] = False,
 ) -> None:
     """Send the results of a folder that no broker has taken yet."""
     from benchd.daemon.delivery.replay import replay as send  # noqa: PLC0415
 
-    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout))
+    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead))
+
+
+@_benchd.command("run", epilog="Example: benchd run --config /etc/benchd/benchd.toml")
+def run_(
+    config: Annotated[Path, typer.Option(help="The TOML file of the service.")] = Path("/etc/benchd/benchd.toml"),
+) -> None:
+    """Run the service: measure what the configuration schedules, publish it, answer commands."""
+    from benchd.daemon.service import run  # noqa: PLC0415
+
+    raise typer.Exit(run(config))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from benchd.daemon.delivery.console import Screen, print_plan
 from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import UsageError
+from benchd.daemon.lock import Busy
 from benchd.daemon.plan import OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
@@ -23,6 +25,7 @@ from benchd.daemon.records import Record
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
 
+FREE_POLL_S = 0.5
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -41,6 +44,7 @@ class Request:
     output: Path = Path("bench-out")
     mqtt: str | None = None
     as_json: bool = False
+    wait: bool = False
     dry_run: bool = False
 
 
@@ -70,10 +74,30 @@ def run(request: Request) -> int:
         _pass(settings, machine.device, request),
         _sinks(settings, request),
     )
-    supervisor.run()
+    _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
     return exit_code(planned, supervisor.records, supervisor.interrupted) or int(bool(supervisor.failures))
+
+
+def _run_when_free(supervisor: Supervisor, wait: bool) -> None:
+    """Run the pass; where another one is under way wait for its end, or raise Busy where nobody wants to."""
+    busy = _try(supervisor)
+    if busy and wait:
+        sys.stderr.write(f"waiting: {busy}\n")
+    while busy and wait:
+        time.sleep(FREE_POLL_S)
+        busy = _try(supervisor)
+    if busy:
+        raise busy
+
+
+def _try(supervisor: Supervisor) -> Busy | None:
+    try:
+        supervisor.run()
+    except Busy as busy:
+        return busy
+    return None
 
 
 def _device(request: Request) -> str:

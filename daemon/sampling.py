@@ -15,7 +15,7 @@ import msgspec
 
 from benchd.daemon import samplers
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.records import SamplerReport, Summary, Window
+from benchd.daemon.records import Sample, SamplerReport, Summary, Window
 from benchd.daemon.samplers.protocol import Batch, Command, Message, Refusal
 from benchd.daemon.samples import Samples
 
@@ -122,6 +122,10 @@ class SamplerProcess:
             failures = report.failures | {ITSELF: f"{self._lost.reason}; no samples since then"}
             report = msgspec.structs.replace(report, failures=failures)
         return summaries, report
+
+    def latest(self) -> list[Sample]:
+        """Return the last sample of every series."""
+        return self._samples.latest()
 
     def drop_before(self, t_ns: int) -> None:
         """Forget the samples that are older, so that a long run does not fill the memory."""

@@ -18,7 +18,7 @@ from benchd.models.catalog import MODELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-COMMANDS = {"bench-once": [""], "benchd": ["", "list", "schema", "replay"]}
+COMMANDS = {"bench-once": [""], "benchd": ["", "list", "schema", "replay", "run"]}
 
 
 def document(name):

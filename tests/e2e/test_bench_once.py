@@ -320,6 +320,18 @@ def test_two_at_a_time_is_refused_with_the_holder(once, tmp_path):
     assert str(os.getpid()) in done.stderr
 
 
+def test_who_waits_gets_its_turn_when_the_holder_has_ended(tmp_path, child_environment):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    command = [Path(sys.executable).parent / "bench-once", "--models", "square", "--wait", "--config", "tiny.toml"]
+    command += ["--preset", "quick", "--device", "cpu", "--variants", "eager", "--output", "out"]
+    with MachineLock():
+        process = subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True)
+        assert process.stderr.readline().startswith("waiting: this machine is being measured already: process ")
+    with process:
+        assert process.wait(600) == 0
+    assert [record.status for record in written(tmp_path)] == ["ok"]
+
+
 def test_help_names_every_option_and_list_every_model(once):
     shown = subprocess.run(
         [Path(sys.executable).parent / "bench-once", "--help"], capture_output=True, text=True, check=True
