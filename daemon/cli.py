@@ -80,6 +80,10 @@ def once(
     ] = "slower,check",
     page: Annotated[bool, typer.Option("--report", help="Write report.html of all records in --output.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record a line instead of a table.")] = False,
+    wait: Annotated[
+        bool | None,
+        typer.Option("--wait/--no-wait", help="Wait until the machine is free; by default on a terminal."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
@@ -115,6 +119,7 @@ def once(
         output=output,
         mqtt=mqtt,
         as_json=json,
+        wait=sys.stderr.isatty() if wait is None else wait,
         dry_run=dry_run,
         baseline=baseline,
         fail_on=choices("--fail-on", _names(fail_on), list(FAIL_ON)),
@@ -263,11 +268,25 @@ def replay(
     folder: Annotated[Path, typer.Argument(help="The output folder of bench-once.")],
     mqtt: Annotated[str, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")],
     timeout_s: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 60.0,
+    dead: Annotated[bool, typer.Option("--dead", help="Send what a broker has refused once more.")] = False,
 ) -> None:
     """Send the results of a folder that no broker has taken yet."""
     from benchd.daemon.delivery.replay import replay as send  # noqa: PLC0415
 
-    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout))
+    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead))
+
+
+@_benchd.command("run", epilog="Example: benchd run --config /etc/benchd/benchd.toml")
+def run_(
+    config: Annotated[Path, typer.Option(help="The TOML file of the service.")] = Path("/etc/benchd/benchd.toml"),
+    artifacts: Annotated[
+        Path | None, typer.Option(help="Exported files to use before any is made.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Run the service: measure what the configuration schedules, publish it, answer commands."""
+    from benchd.daemon.service import run  # noqa: PLC0415
+
+    raise typer.Exit(run(config, artifacts))
 
 
 @_benchd.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --out artifacts")

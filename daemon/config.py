@@ -1,33 +1,59 @@
 """The configuration: TOML to a frozen Config. Every key is known, typed and in the unit of its name, or an error."""
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
 
+from benchd.daemon import trigger
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.records import Direction, OptionValue, Provider, Scenario
+from benchd.daemon.trigger import Trigger
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
+
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[device]`: how this machine is called in records and topics."""
+    """`[device]`: how this machine is called in records and topics; name, site and tags are for people."""
 
     id: str | None = None
+    name: str = ""
+    site: str = ""
+    tags: list[str] = []
 
 
 class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[mqtt]`: where results go; null publishes nothing."""
+    """`[mqtt]`: where results go; null publishes nothing.
+
+    `collectors` names those whose acknowledgement the service waits for, whether or not it has heard of them; others
+    count for seven days after their last one. `telemetry` off silences all but health while a case runs.
+    """
 
     url: str | None = None
     timeout_s: float = 10.0
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    keep_alive_s: int = 30
+    collectors: list[str] = []
+    telemetry: Literal["on", "off"] = "on"
+    home_assistant: bool = False
+
+
+class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[service]`: what `benchd run` may use of the disk, and what it writes for node_exporter."""
+
+    quota_bytes: int = 512 * 2**20
+    prometheus_file: str | None = None
 
 
 class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,9 +78,30 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: float = 120.0
 
 
-class Suite(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[suite]]`: lists that multiply into cases. An empty list stands for the preset's own choice."""
+class Conditions(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[suite.conditions]`: what must hold before a case of a scheduled pass begins; null asks for nothing."""
 
+    temperature_below_c: float | None = None
+    gpu_load_below_percent: float | None = None
+    system_load_below: float | None = None
+    power_mode: str | None = None
+    on_mains: bool = False
+
+
+class Suite(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[suite]]`: lists that multiply into cases. An empty list stands for the preset's own choice.
+
+    `every`, `at` or `cron` makes the service run it, `random_delay_s` later at most, always the same on one device;
+    no case begins once a pass has measured for `time_limit_s`.
+    """
+
+    name: str = ""
+    every: str | None = None
+    at: str | None = None
+    cron: str | None = None
+    random_delay_s: float = 0.0
+    time_limit_s: float | None = None
+    conditions: Conditions = Conditions()
     models: list[str] = []
     variants: list[str] = []
     batch_sizes: list[int] = []
@@ -66,15 +113,32 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     provider: Provider | None = None
 
+    def __post_init__(self) -> None:
+        if self.trigger() and not self.name:
+            raise UsageError("suite.name: a suite with every, at or cron needs one")
+        if self.name and not re.fullmatch(NAME, self.name):
+            raise UsageError(f"suite.name {self.name!r}: use letters, digits, '.', '-' and '_', at most 40")
+
+    def trigger(self) -> Trigger | None:
+        """Return when the service begins it, None where only a command does."""
+        return trigger.parse(self.every, self.at, self.cron)
+
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """All of the configuration file."""
 
     device: DeviceConfig = DeviceConfig()
     mqtt: MqttConfig = MqttConfig()
+    service: ServiceConfig = ServiceConfig()
     sampling: SamplingConfig = SamplingConfig()
     limits: LimitsConfig = LimitsConfig()
     suite: list[Suite] = []
+
+    def __post_init__(self) -> None:
+        names = [suite.name for suite in self.suite if suite.name]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise UsageError(f"suite.name {twice!r}: there are two of them")
 
 
 def read(path: Path) -> Config:

@@ -4,13 +4,18 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
+
+import msgspec
+from msgspec import Struct
 
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.sysfs import text
 
 NAME = "benchd.lock"
+ACTIVITY = Path("/run/benchd/activity.json")
 RUN_LOCK = Path("/run/lock")
 
 
@@ -22,8 +27,19 @@ def default_path(folder: Path = RUN_LOCK) -> Path:
     return Path(tempfile.gettempdir()) / NAME
 
 
+class Busy(NotAvailable):
+    """Another process measures this machine."""
+
+
+class Activity(Struct):
+    """What the service measures now, and when on CLOCK_MONOTONIC it will have ended at the latest."""
+
+    case_id: str
+    ends_s: float
+
+
 class MachineLock:
-    """Holds the lock over a `with` block; entering raises NotAvailable, naming the holder, where it is taken.
+    """Holds the lock over a `with` block; entering raises Busy, naming the holder, where it is taken.
 
     The file stays behind, readable for all: who comes later locks the same one, be it another user. The lock goes with
     the process that holds it, however that ends.
@@ -40,9 +56,9 @@ class MachineLock:
         except BlockingIOError as error:
             holder = _holder(os.fstat(self._fd))
             os.close(self._fd)
-            raise NotAvailable(
-                f"this machine is being measured already: {holder} holds {self._path}; wait until it has ended or stop "
-                "it, where it is the service with `systemctl stop benchd`"
+            raise Busy(
+                f"this machine is being measured already: {holder} holds {self._path}{_doing()}; wait until it has "
+                "ended or stop it, where it is the service with `systemctl stop benchd`"
             ) from error
         except BaseException:
             os.close(self._fd)
@@ -91,3 +107,13 @@ def _holder(file: os.stat_result) -> str:
             command = (text(Path("/proc", fields[4], "cmdline")) or "?").replace("\0", " ")
             return f"process {fields[4]} ({' '.join(command.split())[:120]})"
     return "another process"
+
+
+def _doing(path: Path = ACTIVITY) -> str:
+    """Return what the service says that it measures, nothing where it says nothing or that is over."""
+    try:
+        activity = msgspec.json.decode(text(path) or "", type=Activity)
+    except msgspec.DecodeError:
+        return ""
+    left_s = activity.ends_s - time.monotonic()
+    return f" and measures {activity.case_id}, at most {left_s:.0f} s more" if left_s > 0 else ""

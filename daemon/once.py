@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,15 @@ from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.judging import against_baseline
+from benchd.daemon.lock import Busy
 from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
+
+FREE_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Request:
     output: Path = Path("bench-out")
     mqtt: str | None = None
     as_json: bool = False
+    wait: bool = False
     dry_run: bool = False
     baseline: str | None = None
     fail_on: list[str] = field(default_factory=lambda: ["slower", "check"])
@@ -67,7 +72,7 @@ def run(request: Request) -> int:
     if request.page:
         report.require_page()
     supervisor = _supervisor(settings, request, planned, machine.device, gpu_uuid, own)
-    supervisor.run()
+    _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
     comparisons = against_baseline(stored, supervisor.records) if request.baseline else []
@@ -116,6 +121,26 @@ def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:
             out.write(f"{report.page(request.output)}\n")
         except BenchdError as error:  # older lines of the file: what was measured now is kept
             sys.stderr.write(f"warning: no page: {error}\n")
+
+
+def _run_when_free(supervisor: Supervisor, wait: bool) -> None:
+    """Run the pass; where another one is under way wait for its end, or raise Busy where nobody wants to."""
+    busy = _try(supervisor)
+    if busy and wait:
+        sys.stderr.write(f"waiting: {busy}\n")
+    while busy and wait:
+        time.sleep(FREE_POLL_S)
+        busy = _try(supervisor)
+    if busy:
+        raise busy
+
+
+def _try(supervisor: Supervisor) -> Busy | None:
+    try:
+        supervisor.run()
+    except Busy as busy:
+        return busy
+    return None
 
 
 def _device(request: Request) -> str:

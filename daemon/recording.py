@@ -36,13 +36,14 @@ BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
 @dataclass(frozen=True)
 class Pass:
-    """What all records of one pass share."""
+    """What all records of one pass share; `flags` say what else ran on the machine by our own doing."""
 
     device_id: str
     boot_id: str
     suite_id: str
     tool_version: str
     environment: Environment
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         x_of_floor=x_of_floor,
         floor=least if isinstance(least, Floor) else None,
         probes=probes,
-        flags=_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
+        flags=sorted({*shared.flags, *_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes)}),
         missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )

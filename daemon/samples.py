@@ -57,6 +57,13 @@ class Samples:
         del self._cpu[: max(0, bisect_left(self._cpu, (t_ns, 0.0)) - 1)]
         self._failures = [entry for entry in self._failures if entry[0].end_ns >= t_ns]
 
+    def latest(self) -> list[Sample]:
+        """Return the last sample of every series."""
+        return [
+            Sample(series.times_ns[-1], metric, series.last, source, rail)
+            for (metric, rail, source), series in self._series.items()
+        ]
+
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
         """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went.
 
@@ -117,6 +124,10 @@ class _Series:
     def __init__(self) -> None:
         self.times_ns = array("q")
         self._values = array("d")
+
+    @property
+    def last(self) -> float:
+        return self._values[-1]
 
     def add(self, sample: Sample) -> None:
         self.times_ns.append(sample.t_ns)

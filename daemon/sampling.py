@@ -131,6 +131,10 @@ class SamplerProcess:
         """Return the samples of the window as they were read."""
         return self._samples.raw(window)
 
+    def latest(self) -> list[Sample]:
+        """Return the last sample of every series."""
+        return self._samples.latest()
+
     def drop_before(self, t_ns: int) -> None:
         """Forget the samples that are older, so that a long run does not fill the memory."""
         self._samples.drop_before(t_ns)

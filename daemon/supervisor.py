@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -37,6 +37,8 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.sampling import SamplerProcess
 from benchd.models import catalog
+
+ATTEND_S = 1.0
 
 
 class Sink(Protocol):
@@ -82,13 +84,15 @@ class Settings:
 class Supervisor:
     """One pass over a plan; `records` holds what came of it and `interrupted` whether a signal ended it early.
 
-    `failures` names what a sink could not keep.
+    `failures` names what a sink could not keep. `attend` is called about once a second while a case runs, and a reason
+    that it returns ends the case and the pass.
     """
 
     plan: Sequence[Planned]
     settings: Settings
     shared: Pass
     sinks: Sequence[Sink]
+    attend: Callable[["Supervisor"], str | None] | None = None
     records: list[Record] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -188,14 +192,26 @@ class Supervisor:
                 worker.stop()
                 return "timeout", f"stage {stage} took longer than {planned.limits.deadline_s(stage):g} s"
             waiting: list[Worker | SamplerProcess | socket.socket] = [worker, self._samples, self._wake]
-            ready, _, _ = select.select(waiting, [], [], remaining_s)
+            ready, _, _ = select.select(waiting, [], [], min(remaining_s, ATTEND_S) if self.attend else remaining_s)
             if self._samples in ready:
                 self._samples.receive()
-            if self.interrupted:
+            if self._wake in ready:
+                self._wake.recv(4096)
+            reason = self._reason_to_end()
+            if reason:
                 worker.stop()
-                return "aborted", "interrupted by a signal"
+                return "aborted", reason
             if worker in ready and worker.receive():
                 return None, None
+
+    def _reason_to_end(self) -> str | None:
+        if self.interrupted:
+            return "interrupted by a signal"
+        return self.attend(self) if self.attend else None
+
+    def latest_samples(self) -> list[Sample]:
+        """Return the last sample of every sensor."""
+        return self._samples.latest()
 
     def _announce(self, planned: Planned, index: int, stage: StageName) -> None:
         for sink in self.sinks:

@@ -28,6 +28,7 @@ COMMANDS = {
         "list",
         "schema",
         "replay",
+        "run",
         "dashboard",
         "watch",
         "export",

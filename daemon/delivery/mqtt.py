@@ -6,6 +6,7 @@ that drops what it does not permit cannot be told from one that keeps it.
 """
 
 import ipaddress
+import math
 import os
 import re
 import select
@@ -13,14 +14,15 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
-from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties, VariableByteIntegers
@@ -28,11 +30,14 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from benchd.daemon.delivery.outbox import Outbox, Row
 from benchd.daemon.errors import UsageError
+from benchd.daemon.sysfs import text
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 PASSWORD_VARIABLE = "BENCHD_MQTT_PASSWORD"  # noqa: S105 - the name of a variable
+CREDENTIAL = "mqtt_password"
 WINDOW = 64  # messages on their way at once; a broker may ask for fewer
 KEEP_ALIVE_S = 30
+MAX_INCOMING_BYTES = 128 * 1024
 
 UNSPECIFIED = 0x80  # also paho's word for a connection that just went away
 UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED, QUOTA_EXCEEDED = 0x84, 0x86, 0x87, 0x97
@@ -47,6 +52,10 @@ class Broker:
     tls: bool = False
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    keep_alive_s: int = KEEP_ALIVE_S
 
     @property
     def address(self) -> str:
@@ -63,7 +72,8 @@ class Broker:
 def parse_url(url: str) -> Broker:
     """Return the broker of `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError that names the wrong part.
 
-    A user without a password takes the one in BENCHD_MQTT_PASSWORD. No message quotes what may hold a password.
+    A user without a password takes the one in BENCHD_MQTT_PASSWORD, else the credential `mqtt_password` of the systemd
+    unit. No message quotes what may hold a password.
     """
     try:
         parts = urlsplit(url)
@@ -103,8 +113,13 @@ def _credentials(parts: SplitResult) -> tuple[str | None, str | None]:
         raise _wrong("user", "missing before the password")
     if not parts.username:
         return None, None
-    password = os.environ.get(PASSWORD_VARIABLE) if parts.password is None else unquote(parts.password)
+    password = _password() if parts.password is None else unquote(parts.password)
     return unquote(parts.username), password
+
+
+def _password() -> str | None:
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return os.environ.get(PASSWORD_VARIABLE) or (text(Path(folder, CREDENTIAL)) if folder else None)
 
 
 def _host(parts: SplitResult) -> str:
@@ -135,70 +150,94 @@ def drain(outbox: Outbox, broker: Broker, client_id: str, timeout_s: float) -> D
     Whatever the network or the broker does is a reason in the report, never an exception.
     """
     deadline = time.monotonic() + timeout_s
-    sender = _Sender(outbox)
+    sender = Sender(outbox)
     if outbox.counts().pending:
         try:
-            with closing(_connect(broker, client_id, deadline)) as session:
+            with closing(connect(broker, client_id, deadline)) as session:
                 sender.send_all(session)
-        except _Ended as end:
+        except Ended as end:
             sender.reason = str(end)
     return DrainReport(sender.sent, sender.refused, outbox.counts().pending, sender.reason)
 
 
-class _Ended(Exception):
+class Ended(Exception):
     """The connection is of no more use; the message is the reason in one sentence."""
 
 
-class _OldBroker(_Ended):
+class _OldBroker(Ended):
     """The broker does not know this version of MQTT."""
 
 
-class _Unsendable(Exception):
+class Unsendable(Exception):
     """A message that the broker can never take."""
 
 
-class _Sender:
-    """Moves rows from the outbox to a session and their acknowledgements back."""
+class Sender:
+    """Moves rows from the outbox to a session and their acknowledgements back.
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-        self._waiting: dict[int, int] = {}  # packet id -> seq
-        self._stopped = False
+    `awaits_storage` says of which rows a broker's word is not the last one.
+    """
+
+    def __init__(self, outbox: Outbox, awaits_storage: Callable[[Row], bool] = lambda row: False) -> None:
+        self._outbox, self._awaits_storage = outbox, awaits_storage
+        self._waiting: dict[int, Row] = {}  # by packet id
+        self._last_seq = 0  # each is sent once a session, also where it stays pending
+        self.stopped = False
         self.sent = self.refused = 0
         self.reason: str | None = None
 
-    def send_all(self, session: "_Session") -> None:
-        rows = _in_order(self._outbox)
+    @property
+    def waiting(self) -> int:
+        """Return how many messages are on their way."""
+        return len(self._waiting)
+
+    def send_all(self, session: "Session") -> None:
+        """Send what is pending and wait for the last acknowledgement."""
         while True:
-            self._fill(session, rows)
+            self.fill(session)
             if not self._waiting:
                 return
             session.step()
-            self._settle(session)
+            self.settle(session)
 
-    def _fill(self, session: "_Session", rows: Iterator[Row]) -> None:
-        while not self._stopped and len(self._waiting) < session.window and (row := next(rows, None)):
-            self._send(session, row)
+    def fill(self, session: "Session") -> None:
+        """Send what is pending, in order, as far as the window allows."""
+        while not self.stopped and (free := session.free) > 0:
+            rows = self._outbox.pending(free, after=self._last_seq)
+            if not rows:
+                return
+            self._last_seq = rows[-1].seq
+            for row in rows:
+                self._send(session, row)
 
-    def _send(self, session: "_Session", row: Row) -> None:
+    def begin_again(self) -> None:
+        """Look at pending messages from the first on, those included that were sent and are pending once more."""
+        self._last_seq = 0
+
+    def _send(self, session: "Session", row: Row) -> None:
         try:
-            self._waiting[session.publish(row)] = row.seq
-        except _Unsendable as error:
+            self._waiting[session.publish(row)] = row
+        except Unsendable as error:
             self._refuse(row.seq, str(error))
 
-    def _settle(self, session: "_Session") -> None:
+    def settle(self, session: "Session") -> None:
+        """Take the acknowledgements that have come, in one commit."""
         sent = []
         for packet_id, reason in session.take_acknowledged():
-            seq = self._waiting.pop(packet_id)
+            row = self._waiting.pop(packet_id, None)
+            if row is None:  # not one of ours
+                continue
             if reason.value == QUOTA_EXCEEDED:
-                self._stopped, self.reason = True, f"{session.address} takes no more for now: {reason}"
+                self.stopped, self.reason = True, f"{session.address} takes no more for now: {reason}"
             elif reason.is_failure:
-                self._refuse(seq, f"{session.address} refused it: {reason}")
+                self._refuse(row.seq, f"{session.address} refused it: {reason}")
             else:
-                sent.append(seq)
-        if sent:
-            self._outbox.mark_sent(*sent)
-            self.sent += len(sent)
+                sent.append(row)
+        for unstored in (False, True):
+            seqs = [row.seq for row in sent if self._awaits_storage(row) == unstored]
+            if seqs:
+                self._outbox.mark_sent(*seqs, at_s=time.time(), unstored=unstored)
+        self.sent += len(sent)
 
     def _refuse(self, seq: int, reason: str) -> None:
         self._outbox.mark_refused(seq, reason)
@@ -206,25 +245,30 @@ class _Sender:
         self.reason = self.reason or reason
 
 
-def _in_order(outbox: Outbox) -> Iterator[Row]:
-    """Yield each pending row once, also where it stays pending."""
-    last = 0
-    while rows := outbox.pending(WINDOW, after=last):
-        yield from rows
-        last = rows[-1].seq
+def connect(
+    broker: Broker, client_id: str, deadline: float, prepare: Callable[[Client], None] = lambda client: None
+) -> "Session":
+    """Return a session that the broker has accepted by the monotonic time `deadline`; raise Ended with the reason.
 
-
-def _connect(broker: Broker, client_id: str, deadline: float) -> "_Session":
+    `prepare` sets what has to be known before connecting, such as a will.
+    """
     try:
-        return _Session(broker, client_id, MQTTProtocolVersion.MQTTv5, deadline)
+        return Session(broker, client_id, MQTTProtocolVersion.MQTTv5, deadline, prepare)
     except _OldBroker:
-        return _Session(broker, client_id, MQTTProtocolVersion.MQTTv311, deadline)
+        return Session(broker, client_id, MQTTProtocolVersion.MQTTv311, deadline, prepare)
 
 
-class _Session:
+class Session:
     """One connection to a broker. Nothing happens between two calls; callbacks only take notes."""
 
-    def __init__(self, broker: Broker, client_id: str, protocol: MQTTProtocolVersion, deadline: float) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        client_id: str,
+        protocol: MQTTProtocolVersion,
+        deadline: float,
+        prepare: Callable[[Client], None],
+    ) -> None:
         self.address = broker.address
         self.window = WINDOW
         self._broker, self._deadline = broker, deadline
@@ -232,7 +276,14 @@ class _Session:
         self._answer: ReasonCode | None = None
         self._lost: str | None = None
         self._acknowledged: list[tuple[int, ReasonCode]] = []
+        self._received: list[MQTTMessage] = []
+        self._unanswered: set[int] = set()  # packet ids; a QoS of 0 has no answer
+        self._subscribing: set[int] = set()
         self._client = _client(broker, client_id, protocol)
+        self._limits = _limits() if protocol == MQTTProtocolVersion.MQTTv5 else None
+        self._client.on_message = self._on_message
+        self._client.on_subscribe = self._on_subscribe
+        prepare(self._client)
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
         self._client.on_publish = self._on_publish
@@ -242,37 +293,82 @@ class _Session:
             self.close()
             raise
 
-    def step(self) -> None:
-        """Wait for the network and take note of what came; raise _Ended when the connection or the time is over."""
+    @property
+    def free(self) -> int:
+        """Return how many more messages may be on their way."""
+        return self.window - len(self._unanswered)
+
+    def endure(self) -> None:
+        """Last from now on as long as the connection does."""
+        self._deadline = math.inf
+
+    def step(self, wake: socket.socket | None = None) -> None:
+        """Wait for the network, at most a second, and take note of what came; `wake` ends the wait when readable.
+
+        Raises Ended when the connection or the time is over.
+        """
         if self._lost:
-            raise _Ended(self._lost)
+            raise Ended(self._lost)
         connection: Any = self._client.socket()
         buffered = isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
         wait_s = 0.0 if buffered else min(self._remaining_s(), 1.0)
         writers = [connection] if self._client.want_write() else []
-        readable, writable, _ = select.select([connection], writers, [], wait_s)
+        readers = [connection] if wake is None else [connection, wake]
+        readable, writable, _ = select.select(readers, writers, [], wait_s)
         try:
-            if readable or buffered:
+            if connection in readable or buffered:
                 self._client.loop_read()
             if writable:
                 self._client.loop_write()
             self._client.loop_misc()
         except Exception as error:  # whatever paho trips over in a packet
-            raise _Ended(f"{self.address} does not speak MQTT: {error}") from error
+            raise Ended(f"{self.address} does not speak MQTT: {error}") from error
 
     def publish(self, row: Row) -> int:
-        """Hand one message over and return its packet id; raise _Unsendable or _Ended."""
-        properties = _properties(row.body)
-        size = _packet_bytes(row, properties)
+        """Hand one message over and return its packet id; raise Unsendable or Ended."""
+        return self.say(row.topic, row.body, row.qos)
+
+    def say(
+        self,
+        topic: str,
+        body: bytes,
+        qos: int,
+        *,
+        retain: bool = False,
+        correlation: bytes | None = None,
+        expire_s: int | None = None,
+    ) -> int:
+        """Hand over a message that no outbox knows and return its packet id; raise Unsendable or Ended."""
+        properties = _properties(body)
+        if correlation is not None:
+            properties.CorrelationData = correlation
+        if expire_s is not None:
+            properties.MessageExpiryInterval = expire_s
+        size = _packet_bytes(topic, body, properties)
         if self._max_packet_bytes is not None and size > self._max_packet_bytes:
-            raise _Unsendable(f"{size} bytes, and {self.address} takes packets of at most {self._max_packet_bytes}")
+            raise Unsendable(f"{size} bytes, and {self.address} takes packets of at most {self._max_packet_bytes}")
         try:
-            info = self._client.publish(row.topic, row.body, row.qos, properties=properties)
+            info = self._client.publish(topic, body, qos, retain, properties)
         except ValueError as error:
-            raise _Unsendable(f"not an MQTT message: {error}") from error
+            raise Unsendable(f"not an MQTT message: {error}") from error
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            raise _Ended(self._lost or f"the connection to {self.address} ended")
+            raise Ended(self._lost or f"the connection to {self.address} ended")
+        if qos:
+            self._unanswered.add(info.mid)
         return info.mid
+
+    def subscribe(self, *topics: str) -> None:
+        """Ask for these topics and wait for the broker's answer; raise Ended where it does not give them."""
+        _, packet_id = self._client.subscribe([(topic, 1) for topic in topics])
+        if packet_id is not None:
+            self._subscribing.add(packet_id)
+        while self._subscribing:
+            self.step()
+
+    def take_received(self) -> list[MQTTMessage]:
+        """Return what the broker has sent since the last call."""
+        taken, self._received = self._received, []
+        return taken
 
     def take_acknowledged(self) -> list[tuple[int, ReasonCode]]:
         """Return the packet ids that were answered since the last call, with the broker's reason."""
@@ -295,7 +391,7 @@ class _Session:
         if self._answer.is_failure:
             check = self._answer.value in (BAD_CREDENTIALS, NOT_AUTHORIZED)
             remedy = f"; check the user and the password in the URL or {PASSWORD_VARIABLE}" if check else ""
-            raise _Ended(f"{self.address} refused the connection: {self._answer}{remedy}")
+            raise Ended(f"{self.address} refused the connection: {self._answer}{remedy}")
 
     def _reach(self, addresses: list[str]) -> None:
         """Connect to the first address that answers; they share the time, and TLS takes as long again."""
@@ -306,11 +402,11 @@ class _Session:
             failure = self._try(address)
             if failure is None:
                 return
-        raise _Ended(_explain(self.address, failure))
+        raise Ended(_explain(self.address, failure))
 
     def _try(self, address: str) -> OSError | None:
         try:
-            self._client.connect(address, self._broker.port, KEEP_ALIVE_S)
+            self._client.connect(address, self._broker.port, self._broker.keep_alive_s, properties=self._limits)
         except OSError as error:
             return error
         return None
@@ -318,9 +414,9 @@ class _Session:
     def _remaining_s(self) -> float:
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0 and self._answer:
-            raise _Ended(f"time was up before {self.address} had acknowledged everything")
+            raise Ended(f"time was up before {self.address} had acknowledged everything")
         if remaining_s <= 0:
-            raise _Ended(f"{self.address} did not answer in time")
+            raise Ended(f"{self.address} did not answer in time")
         return remaining_s
 
     def _on_connect(
@@ -339,7 +435,20 @@ class _Session:
     def _on_publish(
         self, client: Client, userdata: None, packet_id: int, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        self._acknowledged.append((packet_id, reason))
+        if packet_id in self._unanswered:
+            self._unanswered.remove(packet_id)
+            self._acknowledged.append((packet_id, reason))
+
+    def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:
+        self._received.append(message)
+
+    def _on_subscribe(
+        self, client: Client, userdata: None, packet_id: int, reasons: list[ReasonCode], properties: Properties | None
+    ) -> None:
+        self._subscribing.discard(packet_id)
+        refused = next((reason for reason in reasons if reason.is_failure), None)
+        if refused:
+            self._lost = f"{self.address} refused a subscription: {refused}"
 
 
 def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion) -> Client:
@@ -347,19 +456,40 @@ def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion) -> Cl
     client.max_inflight_messages = WINDOW
     client.username_pw_set(broker.user, broker.password)
     if broker.tls:
-        client.tls_set_context(_NamedContext(broker.host))
+        client.tls_set_context(_context(broker))
     return client
 
 
+def _context(broker: Broker) -> ssl.SSLContext:
+    """Return what the broker's TLS files say; raise Ended for one that cannot be used."""
+    context = _NamedContext(broker.host)
+    try:
+        if broker.ca_file:
+            context.load_verify_locations(broker.ca_file)
+        else:
+            context.load_default_certs()
+        if broker.certificate_file:
+            context.load_cert_chain(broker.certificate_file, broker.key_file)
+    except OSError as error:
+        raise Ended(f"the TLS files for {broker.address} cannot be used: {error.strerror or error}") from error
+    return context
+
+
+def _limits() -> Properties:
+    """Return what a broker of version 5 is told: no message of that size reaches us."""
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.MaximumPacketSize = MAX_INCOMING_BYTES
+    return properties
+
+
 class _NamedContext(ssl.SSLContext):
-    """TLS that trusts the system's authorities and asks for the name in the URL, whichever address it led to."""
+    """TLS that asks for the name in the URL, whichever address it led to."""
 
     _name: str
 
     def __new__(cls, name: str) -> "_NamedContext":
         context = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
         context._name = name
-        context.load_default_certs()
         return context
 
     def wrap_socket(self, sock: socket.socket, **options: Any) -> ssl.SSLSocket:  # type: ignore[override]
@@ -373,7 +503,7 @@ class _NamedContext(ssl.SSLContext):
 
 
 def _addresses(broker: Broker, timeout_s: float) -> list[str]:
-    """Return the addresses of the broker's host; raise _Ended if there are none or the resolver takes too long.
+    """Return the addresses of the broker's host; raise Ended if there are none or the resolver takes too long.
 
     The system's resolver cannot be interrupted, so it gets a thread that ends with its answer.
     """
@@ -392,7 +522,7 @@ def _addresses(broker: Broker, timeout_s: float) -> list[str]:
     thread.start()
     thread.join(timeout_s)
     if not found:
-        raise _Ended(_explain(broker.address, failure[0] if failure else None))
+        raise Ended(_explain(broker.address, failure[0] if failure else None))
     return found
 
 
@@ -419,8 +549,8 @@ class _Header(msgspec.Struct):
     schema: str
 
 
-def _packet_bytes(row: Row, properties: Properties) -> int:
-    """Return the size of the row's PUBLISH packet: topic, packet id, properties and body behind the fixed header."""
+def _packet_bytes(topic: str, body: bytes, properties: Properties) -> int:
+    """Return the size of a PUBLISH packet: topic, packet id, properties and body behind the fixed header."""
     properties_bytes = len(properties.pack())  # type: ignore[no-untyped-call]
-    rest = 2 + len(row.topic.encode()) + 2 + properties_bytes + len(row.body)
+    rest = 2 + len(topic.encode()) + 2 + properties_bytes + len(body)
     return 1 + len(VariableByteIntegers.encode(rest)) + rest  # type: ignore[no-untyped-call]

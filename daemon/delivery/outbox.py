@@ -1,12 +1,13 @@
 """What is to be delivered and what became of it: a table on the disk, the truth of delivery.
 
-A message is committed here before anyone hears of it and stays until a broker has acknowledged it. A crash in between
-sends it again; its key lets the receiver tell.
+A message is committed here before anyone hears of it and stays until a broker has acknowledged it or, where a
+collector is known, until that one says that it is stored: a broker that dies may lose what it has acknowledged. A crash
+in between sends it again; its key lets the receiver tell. The service keeps its few other facts in the same commits.
 """
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -31,7 +32,16 @@ _MIGRATIONS = (
         )""",
         "CREATE INDEX outbox_pending ON outbox(seq) WHERE state = 'pending'",
     ),
+    (
+        "ALTER TABLE outbox ADD COLUMN sent_s REAL",  # since the epoch, when a broker acknowledged it
+        "ALTER TABLE outbox ADD COLUMN unstored INTEGER NOT NULL DEFAULT 0",  # a collector has still to store it
+        "CREATE INDEX outbox_unstored ON outbox(seq) WHERE unstored",
+        "CREATE INDEX outbox_sent ON outbox(sent_s) WHERE state = 'sent'",
+        "CREATE TABLE kept(name TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    ),
 )
+KEEP_SENT_S = 7 * 86400.0
+KEEP_SENT_ROWS = 100_000
 
 _REBUILD = "move it away; `benchd replay` builds a new one from records.jsonl"
 _ADVICE = {
@@ -67,6 +77,10 @@ class Counts(NamedTuple):
     refused: int
 
 
+class Full(UsageError):
+    """The disk takes no more."""
+
+
 class Outbox:
     """The outbox in the file `path`, made where it is absent; for one thread, and a context manager that closes it.
 
@@ -85,11 +99,26 @@ class Outbox:
                 self._db.close()
                 raise
 
-    def add(self, key: str, topic: str, qos: int, body: bytes) -> None:
-        """Take a message; one whose key is known already changes nothing."""
+    def add(self, key: str, topic: str, qos: int, body: bytes, kept: Mapping[str, bytes] | None = None) -> None:
+        """Take a message, and `kept` in the same commit; one whose key is known already changes no message.
+
+        Raises Full where the disk does.
+        """
         sql = "INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?) ON CONFLICT(key) DO NOTHING"
-        with _explaining(self._path):
+        with _explaining(self._path), self._transaction():
             self._db.execute(sql, (key, topic, qos, body))
+            self._keep(kept or {})
+
+    def keep(self, values: Mapping[str, bytes]) -> None:
+        """Remember values by name beside the messages, in place of earlier ones, in one commit."""
+        with _explaining(self._path), self._transaction():
+            self._keep(values)
+
+    def kept(self, name: str) -> bytes | None:
+        """Return the value of that name."""
+        with _explaining(self._path):
+            row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+        return bytes(row[0]) if row else None
 
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """Return the first `limit` pending messages with a `seq` above `after`, in order."""
@@ -97,10 +126,47 @@ class Outbox:
         with _explaining(self._path):
             return [Row(*row) for row in self._db.execute(sql, (after, limit))]
 
-    def mark_sent(self, *seqs: int) -> None:
-        """Record that a broker has acknowledged these, in one commit."""
+    def mark_sent(self, *seqs: int, at_s: float | None = None, unstored: bool = False) -> None:
+        """Record that a broker has acknowledged these, in one commit; `unstored`: a collector has still to do so."""
+        rows = [(at_s, unstored, seq) for seq in seqs]
         with _explaining(self._path), self._transaction():
-            self._db.executemany("UPDATE outbox SET state = 'sent' WHERE seq = ?", [(seq,) for seq in seqs])
+            self._db.executemany("UPDATE outbox SET state = 'sent', sent_s = ?, unstored = ? WHERE seq = ?", rows)
+
+    def mark_stored(self, keys: Sequence[str]) -> int:
+        """Forget the messages that a collector has stored; return how many of them were here."""
+        with _explaining(self._path), self._transaction():
+            sql = "DELETE FROM outbox WHERE key = ? AND state != 'refused'"
+            return self._db.executemany(sql, [(key,) for key in keys]).rowcount
+
+    def send_unstored(self) -> int:
+        """Make pending again what a broker has and no collector has stored; return how many messages that were."""
+        with _explaining(self._path):
+            return self._db.execute("UPDATE outbox SET state = 'pending', unstored = 0 WHERE unstored").rowcount
+
+    def expect_no_collector(self) -> int:
+        """Count what a broker has acknowledged as sent after all; return how many messages that were."""
+        with _explaining(self._path):
+            return self._db.execute("UPDATE outbox SET unstored = 0 WHERE unstored").rowcount
+
+    def send_again(self, since_seq: int) -> int:
+        """Make the sent messages from this `seq` on pending again; return how many that were."""
+        sql = "UPDATE outbox SET state = 'pending', unstored = 0 WHERE state = 'sent' AND seq >= ?"
+        with _explaining(self._path):
+            return self._db.execute(sql, (since_seq,)).rowcount
+
+    def forget_sent(self, now_s: float, keep_s: float = KEEP_SENT_S, keep_rows: int = KEEP_SENT_ROWS) -> None:
+        """Delete what was sent longer ago than `keep_s` or is not among the last `keep_rows` sent."""
+        done = "DELETE FROM outbox WHERE state = 'sent' AND NOT unstored AND "
+        last = "SELECT seq FROM outbox WHERE state = 'sent' AND NOT unstored ORDER BY seq DESC LIMIT 1 OFFSET ?"
+        with _explaining(self._path), self._transaction():
+            self._db.execute(f"{done} sent_s < ?", (now_s - keep_s,))
+            self._db.execute(f"{done} seq <= ({last})", (keep_rows,))
+
+    def used_bytes(self) -> int:
+        """Return how much of the file holds something."""
+        with _explaining(self._path):
+            pages = self._pragma("page_count") - self._pragma("freelist_count")
+            return pages * self._pragma("page_size")
 
     def mark_refused(self, seq: int, reason: str) -> None:
         """Record that the broker will not take this one; it is not sent again until `retry_refused`."""
@@ -123,6 +189,21 @@ class Outbox:
         with _explaining(self._path):
             found = dict(self._db.execute("SELECT state, count(*) FROM outbox GROUP BY state"))
         return Counts(**{state: found.get(state, 0) for state in Counts._fields})
+
+    def backlog(self) -> tuple[Counts, int]:
+        """Return how many messages are in each state and how many of those sent no collector has stored."""
+        with _explaining(self._path):
+            (unstored,) = self._db.execute("SELECT count(*) FROM outbox WHERE unstored").fetchone()
+        return self.counts(), unstored
+
+    def is_writable(self) -> bool:
+        """Say whether a commit could begin now; writes nothing."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file; the last one to do so folds the write-ahead log into it."""
@@ -170,6 +251,10 @@ class Outbox:
         with self._db:
             yield
 
+    def _keep(self, values: Mapping[str, bytes]) -> None:
+        sql = "INSERT INTO kept(name, value) VALUES (?, ?) ON CONFLICT(name) DO UPDATE SET value = excluded.value"
+        self._db.executemany(sql, values.items())
+
 
 @contextmanager
 def _explaining(path: Path) -> Iterator[None]:
@@ -181,4 +266,65 @@ def _explaining(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
-        raise UsageError(f"outbox {path}: {cause}; {remedy}") from error
+        kind = Full if "is full" in cause else UsageError
+        raise kind(f"outbox {path}: {cause}; {remedy}") from error
+
+
+def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
+    """Open the outbox; move a damaged one aside, take over what can be read, and return what happened.
+
+    Raises UsageError for a file that is of another program or of a newer benchd, or that cannot be opened.
+    """
+    damage = _damage(path)
+    if damage is None:
+        return Outbox(path), None
+    aside = _move_aside(path)
+    outbox = Outbox(path)
+    taken = _salvage(aside, outbox)
+    return outbox, f"outbox {path} was damaged ({damage}): {taken} messages taken over, the old file is {aside.name}"
+
+
+def _damage(path: Path) -> str | None:
+    """Return what SQLite finds wrong with the file, None for a sound or an absent one."""
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(path, timeout=BUSY_S)) as database:
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        # locked or not to be opened is no damage, and opening it will say so
+        return None if isinstance(error, sqlite3.OperationalError) else str(error)
+    return None if found == "ok" else str(found)
+
+
+def _move_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm"):
+        log = path.with_name(path.name + suffix)
+        if log.exists():
+            log.replace(aside.with_name(aside.name + suffix))
+    return path.replace(aside)
+
+
+def _salvage(aside: Path, outbox: Outbox) -> int:
+    """Copy every row that can still be read, one by one, so that a bad page costs its own rows only."""
+    taken = 0
+    with closing(sqlite3.connect(aside)) as old, suppress(sqlite3.DatabaseError):
+        (last,) = old.execute("SELECT max(seq) FROM outbox").fetchone()
+        for seq in range(1, (last or 0) + 1):
+            taken += _take_over(old, seq, outbox)
+        for name, value in old.execute("SELECT name, value FROM kept"):
+            outbox.keep({name: value})
+    return taken
+
+
+def _take_over(old: sqlite3.Connection, seq: int, outbox: Outbox) -> int:
+    sql = "SELECT key, topic, qos, body FROM outbox WHERE seq = ? AND (state = 'pending' OR unstored)"
+    with suppress(sqlite3.DatabaseError):
+        row = old.execute(sql, (seq,)).fetchone()
+        if row:
+            outbox.add(*row)
+            return 1
+    return 0

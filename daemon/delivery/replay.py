@@ -14,22 +14,24 @@ OUTBOX = "outbox.db"
 JOURNAL = "records.jsonl"
 
 
-def replay(folder: Path, url: str, timeout_s: float, out: TextIO) -> int:
-    """Send what `folder` holds and no broker has taken, refused results included; tell `out` what came of it.
+def replay(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False) -> int:
+    """Send what `folder` holds and no broker has taken, `dead` what one has refused too; tell `out` what came of it.
 
     A folder without an outbox gets one from its records.jsonl. Returns the exit code: 0 when the broker has
-    acknowledged everything, else 1. Raises UsageError for a bad URL or a folder that holds neither file.
+    acknowledged everything, else 1; results that
+    stay refused count. Raises UsageError for a bad URL or a folder that holds neither file.
     """
     broker = mqtt.parse_url(url)
     unreadable = [] if (folder / OUTBOX).exists() else _build(folder)
     with Outbox(folder / OUTBOX) as outbox:
-        outbox.retry_refused()
+        if dead:
+            outbox.retry_refused()
         report = mqtt.drain(outbox, broker, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
         refusals = outbox.refused()
     lines = [*unreadable, *(f"refused: {refusal.key}: {refusal.reason}" for refusal in refusals)]
     lines.append(f"{report.sent} sent, {report.refused} refused, {report.left} left{_because(report.reason)}")
     out.writelines(f"{line}\n" for line in lines)
-    return 1 if unreadable or report.refused or report.left else 0
+    return 1 if unreadable or refusals or report.left else 0
 
 
 def _because(reason: str | None) -> str:

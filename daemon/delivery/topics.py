@@ -2,11 +2,18 @@
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from benchd.daemon.errors import UsageError
 
 ROOT = "benchd/v1"
+Kind = Literal["status", "info", "health", "telemetry", "event"]
 RESULT_QOS = 1  # and not retained: each result has a topic of its own, so retained ones would pile up on the broker
+
+
+def is_name(text: str) -> bool:
+    """Say whether this is one plain level of a topic, as clients and collectors call themselves."""
+    return re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text) is not None
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,29 @@ class Topics:
             raise UsageError(
                 f"device id {self.device_id!r}: use lower-case letters, digits, '-' and '_', a letter or digit first"
             )
+
+    @property
+    def root(self) -> str:
+        """Return what all topics of the device begin with, `/` included."""
+        return f"{ROOT}/{self.device_id}/"
+
+    def of(self, kind: Kind) -> str:
+        """Return the one topic of this kind."""
+        return self.root + kind
+
+    def latest(self, case_id: str) -> str:
+        """Return the topic of the last result of a case."""
+        return f"{self.root}latest/{case_id}"
+
+    @property
+    def incoming(self) -> list[str]:
+        """Return the filters of what the device itself listens to, its own status first."""
+        return [self.of("status"), f"{self.root}cmd/+", f"{self.root}ack/+"]
+
+    def may_answer(self, topic: str) -> bool:
+        """Say whether a response topic is one of the device's own: no message makes it publish anywhere else."""
+        leaf = topic.removeprefix(f"{self.root}resp/")
+        return leaf != topic and re.fullmatch(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,3}", leaf) is not None
 
     def result(self, run_id: str) -> str:
         """Return the topic of one Record; raise UsageError for an id that is no single plain topic level."""

@@ -1,14 +1,18 @@
 import os
+import re
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from benchd.daemon import lock
 from benchd.daemon.errors import NotAvailable
-from benchd.daemon.lock import MachineLock, default_path
+from benchd.daemon.lock import Activity, MachineLock, default_path
 
 HOLD = """
 import sys
@@ -126,3 +130,14 @@ def test_a_folder_that_is_not_there(tmp_path):
 def test_the_default_is_the_lock_folder_or_the_temporary_one(tmp_path):
     assert default_path(tmp_path) == tmp_path / "benchd.lock"
     assert default_path(tmp_path / "no") == Path(tempfile.gettempdir()) / "benchd.lock"
+
+
+def test_what_the_service_measures_and_how_long_is_told_until_that_is_over(tmp_path):
+    path = tmp_path / "activity.json"
+    assert lock._doing(path) == ""
+    path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() + 99.9)))
+    assert re.fullmatch(r" and measures square,eager,b1, at most \d+ s more", lock._doing(path))
+    path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() - 1)))
+    assert lock._doing(path) == ""
+    path.write_bytes(b"half a fi")
+    assert lock._doing(path) == ""

@@ -171,7 +171,7 @@ def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once
     done = once("--models", "square", "--variants", "eager,tensorrt,custom")
     assert done.returncode == 7
     assert [record.status for record in written(tmp_path)] == ["ok", "unsupported", "unsupported"]
-    assert "the tensorrt backend is not part of this version" in done.stdout
+    assert "TensorRT needs an NVIDIA GPU" in done.stdout
     assert "square has no custom kernels" in done.stdout
 
 
@@ -339,6 +339,18 @@ def test_two_at_a_time_is_refused_with_the_holder(once, tmp_path):
         done = once("--models", "square")
     assert done.returncode == 7
     assert str(os.getpid()) in done.stderr
+
+
+def test_who_waits_gets_its_turn_when_the_holder_has_ended(tmp_path, child_environment):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    command = [Path(sys.executable).parent / "bench-once", "--models", "square", "--wait", "--config", "tiny.toml"]
+    command += ["--preset", "quick", "--device", "cpu", "--variants", "eager", "--output", "out"]
+    with MachineLock():
+        process = subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True)
+        assert process.stderr.readline().startswith("waiting: this machine is being measured already: process ")
+    with process:
+        assert process.wait(600) == 0
+    assert [record.status for record in written(tmp_path)] == ["ok"]
 
 
 def test_help_names_every_option_and_list_every_model(once):

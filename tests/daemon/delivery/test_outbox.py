@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import _MIGRATIONS, Outbox, open_or_salvage
 from benchd.daemon.errors import UsageError
 
 KEYS = st.sampled_from("abcdef")
@@ -125,6 +125,113 @@ def test_a_locked_file_says_so(tmp_path):
         other.execute("ROLLBACK")
         outbox.add("a", "t", 1, b"{}")
         assert keys(outbox) == ["a"]
+
+
+def test_what_is_kept_comes_in_the_commit_of_the_message(tmp_path):
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        assert outbox.kept("schedule") is None
+        outbox.add("a", "t", 1, b"{}", {"schedule": b"1", "running": b""})
+        outbox.keep({"schedule": b"2"})
+    with Outbox(path) as outbox:
+        assert (outbox.kept("schedule"), outbox.kept("running")) == (b"2", b"")
+
+
+def filled(path, count):
+    """Return an outbox of `count` messages that a broker has acknowledged at the seconds 0, 1, 2, ..."""
+    outbox = Outbox(path)
+    for number in range(count):
+        outbox.add(str(number), "t", 1, b"x")
+        outbox.mark_sent(outbox.pending(1)[0].seq, at_s=float(number))
+    return outbox
+
+
+def test_what_was_sent_is_forgotten_by_age_and_by_number_and_nothing_else(tmp_path):
+    with filled(tmp_path / "outbox.db", 10) as outbox:
+        outbox.add("waiting", "t", 1, b"x")
+        outbox.add("stored?", "t", 1, b"x")
+        outbox.mark_sent(outbox.pending(2)[1].seq, at_s=0.0, unstored=True)
+        outbox.forget_sent(now_s=100.0, keep_s=97.5)
+        assert outbox.counts() == (1, 8, 0)
+        outbox.forget_sent(now_s=100.0, keep_s=1000.0, keep_rows=3)
+        assert outbox.backlog() == ((1, 4, 0), 1)
+        assert outbox.send_again(1) == 4
+        assert keys(outbox) == ["7", "8", "9", "waiting", "stored?"]
+
+
+def test_only_a_collector_s_word_lets_go_of_what_waits_for_it(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        for key in "abc":
+            outbox.add(key, "t", 1, b"x")
+        outbox.mark_sent(*(row.seq for row in outbox.pending(3)), at_s=0.0, unstored=True)
+        assert outbox.mark_stored(["a", "unknown"]) == 1
+        assert outbox.backlog() == ((0, 2, 0), 2)
+        assert outbox.send_unstored() == 2
+        assert keys(outbox) == ["b", "c"]
+        outbox.mark_sent(*(row.seq for row in outbox.pending(3)), at_s=0.0, unstored=True)
+        assert outbox.expect_no_collector() == 2
+        assert outbox.backlog() == ((0, 2, 0), 0)
+
+
+def test_an_outbox_of_the_version_before_is_taken_over(tmp_path):
+    path = tmp_path / "outbox.db"
+    with closing(sqlite3.connect(path)) as old:
+        for statement in _MIGRATIONS[0]:
+            old.execute(statement)
+        old.execute("PRAGMA user_version=1")
+        old.execute("INSERT INTO outbox(key, topic, qos, body) VALUES ('a', 't', 1, x'00')")
+        old.commit()
+    with Outbox(path) as outbox:
+        assert keys(outbox) == ["a"]
+        assert outbox.backlog() == ((1, 0, 0), 0)
+
+
+def test_room_that_was_freed_does_not_count_as_used(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        outbox.add("a", "t", 1, b"x" * 1_000_000)
+        assert outbox.used_bytes() > 1_000_000
+        outbox.mark_stored(["a"])
+        assert outbox.used_bytes() < 100_000
+
+
+def test_another_s_commit_under_way_makes_it_unwritable(tmp_path):
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        assert outbox.is_writable()
+        other.execute("BEGIN IMMEDIATE")
+        assert not outbox.is_writable()
+
+
+def test_a_damaged_outbox_is_put_aside_and_what_is_readable_taken_over(tmp_path):
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        outbox.keep({"schedule": b"1"})
+        for number in range(200):
+            outbox.add(str(number), "t", 1, b"x" * 800)
+    with path.open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"\xff" * 10_000)
+    outbox, told = open_or_salvage(path)
+    with outbox:
+        taken = keys(outbox)
+        assert 100 < len(taken) < 200
+        assert set(taken) <= set(map(str, range(200)))
+        assert f"{len(taken)} messages taken over, the old file is outbox.db.damaged-1" in told
+        assert outbox.kept("schedule") == b"1"
+    assert (tmp_path / "outbox.db.damaged-1").exists()
+    again, told = open_or_salvage(path)
+    with again:
+        assert told is None
+        assert keys(again) == taken
+
+
+def test_a_file_that_is_no_database_at_all_is_put_aside(tmp_path):
+    path = tmp_path / "outbox.db"
+    not_a_database(path)
+    outbox, told = open_or_salvage(path)
+    with outbox:
+        assert keys(outbox) == []
+    assert "file is not a database" in told
 
 
 def not_a_database(path):

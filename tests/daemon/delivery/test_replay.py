@@ -49,9 +49,9 @@ def folder(tmp_path):
     return path
 
 
-def run(folder, url):
+def run(folder, url, **options):
     out = io.StringIO()
-    return replay(folder, url, 20.0, out), out.getvalue().splitlines()
+    return replay(folder, url, 20.0, out, **options), out.getvalue().splitlines()
 
 
 def test_a_run_without_an_outbox_is_sent_from_its_records_once(folder, broker):
@@ -74,7 +74,7 @@ def test_a_broker_that_is_down_leaves_everything_for_the_next_time(folder, broke
     assert subscriber(broker, "-C", "1") == [a_record("r1")]
 
 
-def test_an_outbox_is_the_truth_and_its_refused_results_get_another_try(folder, broker):
+def test_an_outbox_is_the_truth_and_its_refused_results_get_another_try_when_asked_for(folder, broker):
     journal(folder, a_record("r0"), a_record("r1"), a_record("r2"))
     with Outbox(folder / "outbox.db") as outbox:
         for run_id in ("r0", "r1", "r2"):
@@ -82,8 +82,10 @@ def test_an_outbox_is_the_truth_and_its_refused_results_get_another_try(folder, 
         sent, refused, _ = outbox.pending(3)
         outbox.mark_sent(sent.seq)
         outbox.mark_refused(refused.seq, "Not authorized")
-    assert run(folder, broker.url) == (0, ["2 sent, 0 refused, 0 left"])
-    assert subscriber(broker, "-C", "2") == [a_record("r1"), a_record("r2")]
+    line = f"refused: {DEVICE}:r1: Not authorized"
+    assert run(folder, broker.url) == (1, [line, "1 sent, 0 refused, 0 left"])
+    assert run(folder, broker.url, dead=True) == (0, ["1 sent, 0 refused, 0 left"])
+    assert subscriber(broker, "-C", "2") == [a_record("r2"), a_record("r1")]
 
 
 def test_a_refusal_names_the_result_and_the_reason(folder, tmp_path):

@@ -1,0 +1,127 @@
+"""What a scheduled pass waits for: the machine's temperature, load, power mode and supply, read and judged."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchd.daemon.config import Conditions
+from benchd.daemon.sysfs import number, text
+
+GPU_QUIET_S = 30.0
+TOOL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The machine as it is now; null where nothing here tells."""
+
+    temperature_c: float | None
+    gpu_load_percent: float | None
+    system_load: float | None
+    power_mode: str | None
+    on_mains: bool | None
+
+
+def read(root: Path = Path("/")) -> Readings:
+    """Return the hottest thermal zone, the GPU's load, the 1-minute load average, the power mode and the supply."""
+    return Readings(
+        temperature_c=_hottest_c(root),
+        gpu_load_percent=_gpu_load_percent(root),
+        system_load=_system_load(root),
+        power_mode=_power_mode(root),
+        on_mains=_on_mains(root),
+    )
+
+
+class Judge:
+    """Says what a pass still waits for; remembers since when the GPU has been quiet."""
+
+    def __init__(self) -> None:
+        self._quiet_since_s: float | None = None
+
+    def unmet(self, wanted: Conditions, now: Readings, t_s: float) -> str | None:
+        """Return the first condition that does not hold at the monotonic time `t_s`, None where all do.
+
+        One that cannot be read here does not hold.
+        """
+        found = [
+            _below("temperature", now.temperature_c, wanted.temperature_below_c, "C"),
+            _below("system load", now.system_load, wanted.system_load_below, ""),
+            self._gpu(wanted.gpu_load_below_percent, now.gpu_load_percent, t_s),
+            _equal("power mode", now.power_mode, wanted.power_mode),
+            _on_mains_wanted(now.on_mains) if wanted.on_mains else None,
+        ]
+        return next((reason for reason in found if reason), None)
+
+    def _gpu(self, limit: float | None, value: float | None, t_s: float) -> str | None:
+        """Return why the GPU is not quiet; one reading falls between two frames, so it has to stay below."""
+        busy = _below("GPU load", value, limit, "%")
+        if busy:
+            self._quiet_since_s = None
+            return busy
+        if limit is None:
+            return None
+        self._quiet_since_s = t_s if self._quiet_since_s is None else self._quiet_since_s
+        quiet_s = t_s - self._quiet_since_s
+        return f"GPU quiet for {quiet_s:.0f} of {GPU_QUIET_S:g} s" if quiet_s < GPU_QUIET_S else None
+
+
+def _below(name: str, value: float | None, limit: float | None, unit: str) -> str | None:
+    if limit is None:
+        return None
+    if value is None:
+        return f"{name} cannot be read here"
+    return None if value < limit else f"{name} {value:.3g}{unit and ' ' + unit}, not below {limit:g}"
+
+
+def _equal(name: str, value: str | None, wanted: str | None) -> str | None:
+    if wanted is None or value == wanted:
+        return None
+    return f"{name} {value}, not {wanted}" if value else f"{name} cannot be read here"
+
+
+def _on_mains_wanted(on_mains: bool | None) -> str | None:
+    return None if on_mains else "on battery" if on_mains is False else "the power supply cannot be read here"
+
+
+def _hottest_c(root: Path) -> float | None:
+    found = [number(zone / "temp") for zone in (root / "sys/class/thermal").glob("thermal_zone*")]
+    return max((value / 1e3 for value in found if value is not None), default=None)
+
+
+def _gpu_load_percent(root: Path) -> float | None:
+    permille = [number(path) for path in (root / "sys/class/devfreq").glob("*/device/load")]
+    if permille and permille[0] is not None:
+        return permille[0] / 10
+    shown = _output("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+    loads = re.findall(r"^\d+$", shown or "", re.MULTILINE)
+    return max(map(float, loads)) if loads else None
+
+
+def _system_load(root: Path) -> float | None:
+    found = re.match(r"[\d.]+", text(root / "proc/loadavg") or "")
+    return float(found[0]) if found else None
+
+
+def _power_mode(root: Path) -> str | None:
+    found = re.search(r"^NV Power Mode: *(.+)$", _output("nvpmodel", "-q") or "", re.MULTILINE)
+    return found[1].strip() if found else text(root / "sys/firmware/acpi/platform_profile")
+
+
+def _on_mains(root: Path) -> bool | None:
+    """Return False where a battery discharges; a board without one is on mains."""
+    supplies = list((root / "sys/class/power_supply").glob("*"))
+    if not (root / "sys/class").is_dir():
+        return None
+    return not any(text(supply / "status") == "Discharging" for supply in supplies)
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout

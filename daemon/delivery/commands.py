@@ -1,0 +1,182 @@
+"""What may be asked of the service over MQTT: six verbs with typed parameters by catalogued names, and nothing else.
+
+No parameter is a path, a module or a line for a shell. Whatever else arrives is refused with a reason that does not
+quote it.
+"""
+
+import hashlib
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.config import NAME, Suite
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import Direction, OptionValue, Scenario
+
+Verb = Literal["run", "cancel", "list", "reload", "status", "replay"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
+MAX_BYTES = 64 * 1024
+MAX_AGE_S = 60.0  # of a command that brings no expiry of its own
+REMEMBER_S = 86400.0
+REMEMBER = 10_000
+RATE_PER_S, BURST = 2.0, 20
+
+_NAME = re.compile(NAME)
+
+
+class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of every command. `id` makes a repetition known; `sent_s` (seconds since the epoch) dates it.
+
+    `run` takes the name of a suite of the configuration, or lists as in `[[suite]]`; `cancel` a `suite_id`, or all;
+    `replay` the first `since_seq`. `client` names who is answered at `resp/<client>/<id>` where MQTT 5 says nothing.
+    """
+
+    id: str
+    sent_s: float | None = None
+    client: str | None = None
+    suite: str | None = None
+    suite_id: str | None = None
+    since_seq: int = 0
+    models: list[str] = []
+    variants: list[str] = []
+    batch_sizes: list[int] = []
+    options: dict[str, list[OptionValue]] = {}
+    directions: list[Direction] = []
+    scenarios: list[Scenario] = []
+    preset: str = "quick"
+
+    def as_suite(self) -> Suite:
+        """Return the lists as a suite of their own."""
+        return Suite(
+            models=self.models,
+            variants=self.variants,
+            batch_sizes=self.batch_sizes,
+            options=self.options,
+            directions=self.directions,
+            scenarios=self.scenarios,
+            preset=self.preset,
+        )
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A publication on a command topic, as it came."""
+
+    topic: str
+    body: bytes
+    retained: bool
+    response_topic: str | None = None
+    correlation: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that may be carried out, and where its answer goes; null where nobody asked for one."""
+
+    verb: Verb
+    parameters: Parameters
+    answer_to: str | None
+    correlation: bytes | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A command that is not carried out. Without `answer_to` nobody is told: the sender is not known."""
+
+    id: str
+    verb: str
+    reason: str
+    answer_to: str | None
+    correlation: bytes | None
+
+
+class Gate:
+    """Lets through what is well formed, fresh, new and not too much; holds a bounded memory of ids.
+
+    `boottime_s` and `wall_s` are CLOCK_BOOTTIME and seconds since the epoch.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._seen: OrderedDict[bytes, float] = OrderedDict()
+        self._tokens, self._refilled_s = float(BURST), 0.0
+
+    def take(self, arrived: Arrived, boottime_s: float, wall_s: float) -> Command | Refused | None:
+        """Return the command, or why it is refused; None for one of a flood, which is not even answered."""
+        if not self._token(boottime_s):
+            return None
+        verb = arrived.topic.rpartition("/")[2]
+        reason = _misplaced(arrived, verb)
+        if reason:
+            return Refused("", verb if verb in VERBS else "", reason, None, None)
+        parameters = _parameters(arrived.body)
+        if isinstance(parameters, str):
+            return Refused("", verb, parameters, self._answer_to(arrived, None), arrived.correlation)
+        answer_to = self._answer_to(arrived, parameters)
+        reason = _stale(parameters, wall_s) or self._repeated(parameters.id, boottime_s)
+        if reason:
+            return Refused(parameters.id, verb, reason, answer_to, arrived.correlation)
+        return Command(next(known for known in VERBS if known == verb), parameters, answer_to, arrived.correlation)
+
+    def remembered(self) -> bytes:
+        """Return the ids as something to keep over a restart; boot times of another boot are not comparable."""
+        return msgspec.json.encode([digest.hex() for digest in self._seen])
+
+    def remember(self, kept: bytes, boottime_s: float) -> None:
+        """Take over the ids that were kept before a restart."""
+        for digest in msgspec.json.decode(kept, type=list[str]):
+            self._seen[bytes.fromhex(digest)] = boottime_s
+
+    def _token(self, now_s: float) -> bool:
+        self._tokens = min(float(BURST), self._tokens + (now_s - self._refilled_s) * RATE_PER_S)
+        self._refilled_s = now_s
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def _repeated(self, command_id: str, now_s: float) -> str | None:
+        digest = hashlib.sha256(command_id.encode()).digest()[:16]
+        while self._seen and (len(self._seen) >= REMEMBER or next(iter(self._seen.values())) < now_s - REMEMBER_S):
+            self._seen.popitem(last=False)
+        if digest in self._seen:
+            return "a command of this id has been taken already"
+        self._seen[digest] = now_s
+        return None
+
+    def _answer_to(self, arrived: Arrived, parameters: Parameters | None) -> str | None:
+        """Return where to answer, None where no topic of our own was asked for."""
+        topic = arrived.response_topic
+        if topic is None and parameters and parameters.client:
+            topic = f"{self._topics.root}resp/{parameters.client}/{parameters.id}"
+        return topic if topic and self._topics.may_answer(topic) else None
+
+
+def _misplaced(arrived: Arrived, verb: str) -> str | None:
+    reasons = {
+        "a retained command would run again at every connection; publish it without retain": arrived.retained,
+        f"more than {MAX_BYTES} bytes": len(arrived.body) > MAX_BYTES,
+        f"unknown verb; known: {', '.join(VERBS)}": verb not in VERBS,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _parameters(body: bytes) -> Parameters | str:
+    try:
+        found = msgspec.json.decode(body, type=Parameters)
+    except msgspec.ValidationError as error:
+        # it names the place and the type, and of the sender's text at most an unknown key
+        return f"not the parameters of a command: {str(error)[:200]}"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "not JSON"
+    return found if _NAME.fullmatch(found.id) else "id: use letters, digits, '.', '-' and '_', at most 40"
+
+
+def _stale(parameters: Parameters, wall_s: float) -> str | None:
+    if parameters.sent_s is not None and abs(wall_s - parameters.sent_s) > MAX_AGE_S:
+        return f"sent_s is more than {MAX_AGE_S:g} s from this device's clock"
+    return None

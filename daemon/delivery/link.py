@@ -1,0 +1,386 @@
+"""The service's connection to its broker: a thread that keeps it up, drains the outbox and takes what is sent to us.
+
+The outbox is the truth; everything else here may be lost and is bounded. While a case is timed the link is held: it
+keeps the connection alive and lets health and telemetry pass, and neither sends anything else nor touches the outbox.
+"""
+
+import random
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import msgspec
+from paho.mqtt.client import Client, MQTTMessage
+
+from benchd.daemon.delivery.collectors import Collectors
+from benchd.daemon.delivery.commands import MAX_BYTES, Arrived
+from benchd.daemon.delivery.messages import Status, wall_now
+from benchd.daemon.delivery.mqtt import Broker, Ended, Sender, Session, Unsendable, connect
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import UsageError
+
+CONNECT_S = 10.0
+BACK_OFF_S = 60.0
+CONFLICT_S = 300.0
+CONTRADICTED_S = 10.0  # by then another machine of the same id has spoken
+GOODBYE_S = 3.0
+MAX_WAITING = 100  # answers, commands and collectors' acknowledgements that nobody has taken yet
+TELEMETRY_EXPIRY_S = 5
+SESSION = "session"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who speaks: `instance` differs where two machines are given one device id."""
+
+    boot_id: str
+    instance: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply to one command."""
+
+    topic: str
+    body: bytes
+    correlation: bytes | None
+
+
+@dataclass
+class Seen:
+    """What the link knows, for the service to read; times are monotonic."""
+
+    connected: bool = False
+    reason: str | None = "not connected yet"
+    conflict: str | None = None
+    acknowledged_s: float | None = None
+    telemetry_dropped: int = 0
+    commands: deque[Arrived] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    events: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+
+
+class Link:
+    """A thread from `start` to `stop`. Its methods may be called from any thread and never wait for the network.
+
+    `wake` is written to when there is something in `seen` to take.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topics: Topics,
+        outbox: Path,
+        identity: Identity,
+        collectors: Sequence[str],
+        wake: socket.socket,
+    ) -> None:
+        self.seen = Seen()
+        self.broker, self.topics, self.identity = broker, topics, identity
+        self.held, self.stopping, self.replaying = threading.Event(), threading.Event(), threading.Event()
+        self._path, self._collectors, self._wake = outbox, collectors, wake
+        self._lock = threading.Lock()
+        self._documents: dict[str, bytes] = {}
+        self._unsent: dict[str, None] = {}  # topics whose document is to be sent, in order
+        self._answers: deque[Answer] = deque(maxlen=MAX_WAITING)
+        self._telemetry: bytes | None = None
+        self.poked, self._poke_end = socket.socketpair()
+        self.poked.setblocking(False)
+        self._poke_end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Say whether the thread runs, connected or waiting to be."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Send what is pending as far as a few seconds allow, say `offline` and end."""
+        self.stopping.set()
+        self.release()
+        self._thread.join(CONNECT_S + 2 * GOODBYE_S)
+        self.poked.close()
+        self._poke_end.close()
+
+    def hold(self) -> None:
+        """Send nothing but health and telemetry from now on."""
+        self.held.set()
+
+    def release(self) -> None:
+        """Send everything again."""
+        self.held.clear()
+        self.poke()
+
+    def retain(self, topic: str, body: bytes) -> None:
+        """Keep this on the broker under the topic, also after a reconnection; an empty body takes it away."""
+        with self._lock:
+            self._documents[topic] = body
+            self._unsent[topic] = None
+        self.poke()
+
+    def answer(self, topic: str, body: bytes, correlation: bytes | None) -> None:
+        """Reply to a command."""
+        self._answers.append(Answer(topic, body, correlation))
+        self.poke()
+
+    def telemetry(self, body: bytes) -> None:
+        """Send the last samples; where the earlier ones have not gone yet they are dropped and counted."""
+        with self._lock:
+            self.seen.telemetry_dropped += self._telemetry is not None
+            self._telemetry = body
+        self.poke()
+
+    def poke(self) -> None:
+        """Look again: there may be something in the outbox."""
+        _write(self._poke_end)
+
+    def replay(self) -> None:
+        """Look at the outbox from its first message on: earlier ones are pending again."""
+        self.replaying.set()
+        self.poke()
+
+    def hand_over(self, arrived: Arrived) -> None:
+        """Give a command to the service."""
+        self.seen.commands.append(arrived)
+        _write(self._wake)
+
+    def tell(self, event: str, detail: str) -> None:
+        """Give the service an event to publish."""
+        self.seen.events.append((event, detail))
+        _write(self._wake)
+
+    def resend_documents(self) -> None:
+        """Take every document for unsent: the broker may have lost them, and a new one never had them."""
+        with self._lock:
+            self._unsent = dict.fromkeys(self._documents)
+
+    def take_document(self, *, only: str | None = None) -> tuple[str, bytes] | None:
+        """Return the next unsent document, or the one of the topic `only`."""
+        with self._lock:
+            topic = next(iter(self._unsent), None) if only is None else only
+            if topic is None or topic not in self._unsent:
+                return None
+            del self._unsent[topic]
+            return topic, self._documents[topic]
+
+    def take_telemetry(self) -> bytes | None:
+        """Return the last samples once."""
+        with self._lock:
+            body, self._telemetry = self._telemetry, None
+            return body
+
+    def take_answer(self) -> Answer | None:
+        """Return the next reply."""
+        return self._answers.popleft() if self._answers else None
+
+    def rest(self) -> None:
+        """Forget the pokes so far."""
+        with suppress(BlockingIOError):
+            while self.poked.recv(4096):
+                pass
+
+    def _run(self) -> None:
+        with Outbox(self._path) as outbox:
+            collectors = Collectors(outbox, self._collectors)
+            attempt = 0
+            while not self.stopping.is_set():
+                talk = _Conversation(self, outbox, collectors)
+                try:
+                    talk.run()
+                except (Ended, UsageError) as end:
+                    self.seen.reason = str(end)
+                self.seen.connected = False
+                attempt = 0 if talk.born_s else attempt + 1
+                self._pause(attempt)
+
+    def _pause(self, attempt: int) -> None:
+        """Wait with full jitter, and longer while held: a handshake would disturb what is timed."""
+        least_s, most_s = (CONFLICT_S / 2, CONFLICT_S) if self.seen.conflict else (0.0, min(BACK_OFF_S, 2.0**attempt))
+        until_s = time.monotonic() + random.uniform(least_s, most_s)  # noqa: S311 - no secret
+        while not self.stopping.is_set() and (self.held.is_set() or time.monotonic() < until_s):
+            select.select([self.poked], [], [], 0.5)
+            self.rest()
+            self.stopping.wait(0.05)  # pokes may come thick
+
+
+class _Conversation:
+    """One connection, from the will to the goodbye."""
+
+    def __init__(self, link: Link, outbox: Outbox, collectors: Collectors) -> None:
+        self._link, self._outbox, self._collectors = link, outbox, collectors
+        self._topics = link.topics
+        self._number = int(outbox.kept(SESSION) or b"0") + 1
+        self._sender = Sender(outbox, collectors.awaited)
+        self._acks: deque[tuple[str, bytes]] = deque(maxlen=MAX_WAITING)
+        self.born_s: float | None = None
+
+    def run(self) -> None:
+        """Talk until the link stops; raise Ended with the reason where the connection ends before."""
+        self._outbox.keep({SESSION: str(self._number).encode()})
+        client_id = f"benchd-{self._topics.device_id}-{self._link.identity.instance[:8]}"
+        with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, self._leave_will)) as session:
+            session.subscribe(*self._topics.incoming)
+            session.endure()
+            self._be_born(session)
+            while not self._link.stopping.is_set():
+                self._turn(session)
+            self._say_goodbye(session)
+
+    def _leave_will(self, client: Client) -> None:
+        client.will_set(self._topics.of("status"), self._status("offline"), 1, retain=True)
+
+    def _status(self, state: Literal["online", "offline"]) -> bytes:
+        return msgspec.json.encode(
+            Status(
+                state=state,
+                session=self._number,
+                boot_id=self._link.identity.boot_id,
+                instance=self._link.identity.instance,
+                held_s=0.0 if self.born_s is None else round(time.monotonic() - self.born_s, 3),
+                t_wall=wall_now(),
+            )
+        )
+
+    def _be_born(self, session: Session) -> None:
+        self.born_s = time.monotonic()
+        self._say_online(session)
+        self._link.resend_documents()
+        self._link.seen.connected, self._link.seen.reason = True, None
+
+    def _say_online(self, session: Session) -> None:
+        session.say(self._topics.of("status"), self._status("online"), 1, retain=True)
+
+    def _turn(self, session: Session) -> None:
+        """Wait for something to happen, a second at most, and deal with it."""
+        session.step(self._link.poked)
+        self._link.rest()
+        for message in session.take_received():
+            self._take(session, message)
+        if self._link.seen.conflict and time.monotonic() - (self.born_s or 0.0) > CONTRADICTED_S:
+            self._link.seen.conflict = None
+        self._say_always(session)
+        if not self._link.held.is_set():
+            self._deliver(session)
+
+    def _take(self, session: Session, message: MQTTMessage) -> None:
+        kind, _, leaf = message.topic.removeprefix(self._topics.root).partition("/")
+        if kind == "status":
+            self._judge(session, message)
+        elif kind == "ack":
+            self._acks.append((leaf, bytes(message.payload)))
+        else:
+            properties = message.properties
+            self._link.hand_over(
+                Arrived(
+                    topic=message.topic,
+                    body=bytes(message.payload[: MAX_BYTES + 1]),
+                    retained=message.retain,
+                    response_topic=getattr(properties, "ResponseTopic", None),
+                    correlation=getattr(properties, "CorrelationData", None),
+                )
+            )
+
+    def _judge(self, session: Session, message: MQTTMessage) -> None:
+        """Hold the status topic against another machine of the same id, and against a late will of our own.
+
+        A retained status may be of one that is long gone. Of two that live the one that came later goes.
+        """
+        status = _decode(bytes(message.payload))
+        if message.retain or status is None or status.instance == self._link.identity.instance:
+            if status is None or (status.session, status.state) != (self._number, "online"):
+                self._say_online(session)
+            return
+        mine_s = time.monotonic() - (self.born_s or 0.0)
+        if status.state == "online" and (status.held_s, self._link.identity.instance) > (mine_s, status.instance):
+            self._give_way(status)
+        self._say_online(session)
+
+    def _give_way(self, other: Status) -> NoReturn:
+        conflict = (
+            f"the device id {self._topics.device_id} is in use by another machine (boot {other.boot_id}, this one is "
+            f"boot {self._link.identity.boot_id}); give one of them another [device] id and reload"
+        )
+        if conflict != self._link.seen.conflict:  # said once, not at every new try
+            self._link.tell("identity_conflict", conflict)
+        self._link.seen.conflict = conflict
+        raise Ended(conflict)
+
+    def _say_always(self, session: Session) -> None:
+        document = self._link.take_document(only=self._topics.of("health"))
+        if document and session.free > 0:
+            session.say(*document, 1, retain=True)
+        samples = self._link.take_telemetry()
+        if samples:
+            session.say(self._topics.of("telemetry"), samples, 0, expire_s=TELEMETRY_EXPIRY_S)
+
+    def _deliver(self, session: Session) -> None:
+        self._settle(session)
+        while self._acks:
+            self._collectors.take(*self._acks.popleft())
+        expired = self._collectors.expire(time.monotonic())
+        if expired:
+            self._link.tell("collector_expired", expired)
+        self._say_documents(session)
+        if not self._sender.waiting:
+            self._look_back()
+        self._sender.fill(session)
+        if self._sender.stopped and not self._sender.waiting:
+            raise Ended(self._sender.reason or "the broker takes no more for now")
+
+    def _look_back(self) -> None:
+        """Begin the outbox anew where something before the last message sent is pending again."""
+        again = self._collectors.send_again(time.monotonic())
+        if again or self._link.replaying.is_set():
+            self._link.replaying.clear()
+            self._sender.begin_again()
+
+    def _settle(self, session: Session) -> None:
+        before = self._sender.sent
+        self._sender.settle(session)
+        if self._sender.sent > before:
+            self._link.seen.acknowledged_s = time.monotonic()
+
+    def _say_documents(self, session: Session) -> None:
+        while session.free > 0 and (answer := self._link.take_answer()):
+            self._try_to_say(session, answer.topic, answer.body, correlation=answer.correlation)
+        while session.free > 0 and (document := self._link.take_document()):
+            self._try_to_say(session, *document, retain=True)
+
+    def _try_to_say(self, session: Session, topic: str, body: bytes, **options: Any) -> None:
+        try:
+            session.say(topic, body, 1, **options)
+        except Unsendable as error:
+            self._link.tell("not_sent", f"{topic}: {error}")
+
+    def _say_goodbye(self, session: Session) -> None:
+        """Wait a little for what is on its way, then say `offline`."""
+        until_s = time.monotonic() + GOODBYE_S
+        while self._sender.waiting and time.monotonic() < until_s:
+            self._turn(session)
+        last = session.say(self._topics.of("status"), self._status("offline"), 1, retain=True)
+        while time.monotonic() < until_s + GOODBYE_S:
+            session.step()
+            if last in [packet_id for packet_id, _ in session.take_acknowledged()]:
+                return
+
+
+def _decode(body: bytes) -> Status | None:
+    try:
+        return msgspec.json.decode(body, type=Status)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _write(writer: socket.socket) -> None:
+    with suppress(BlockingIOError):  # full: the reader wakes anyway
+        writer.send(b"\0")

@@ -1,0 +1,602 @@
+"""`benchd run`: the long-lived service. It begins what is due, measures one case at a time and answers commands.
+
+Signals only set flags. What comes in between is dealt with in `_attend`, idle or while a case runs; while one is timed
+nothing is written but the connection's keep-alive, health and telemetry.
+"""
+
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from benchd.daemon import conditions, config, environment, gpu, identity, lock, plan, recording, samplers
+from benchd.daemon.agenda import Agenda, when
+from benchd.daemon.config import Conditions
+from benchd.daemon.delivery import homeassistant, mqtt, prometheus
+from benchd.daemon.delivery.commands import Command, Gate, Refused
+from benchd.daemon.delivery.link import Identity, Link
+from benchd.daemon.delivery.messages import Health, Info, Response, SuiteInfo, Telemetry, wall_now
+from benchd.daemon.delivery.outbox import open_or_salvage
+from benchd.daemon.delivery.publisher import SCHEDULE, Publisher, read_running
+from benchd.daemon.delivery.room import Reserve, tidy
+from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.lock import Busy, MachineLock
+from benchd.daemon.plan import Planned
+from benchd.daemon.process import ALLOCATOR
+from benchd.daemon.protocol import Outcome
+from benchd.daemon.recording import Begun, Pass
+from benchd.daemon.records import ProcessResult
+from benchd.daemon.schedule import Progress, State
+from benchd.daemon.supervisor import Settings, Supervisor
+from benchd.daemon.sysfs import text
+from benchd.daemon.systemd_notify import Notifier
+from benchd.kernels import cache
+
+TICK_S = 1.0
+LOOK_S = 5.0  # between two looks at the schedule, the conditions and a lock that another holds
+WATCHDOG_S = 5.0
+HEALTH_S = 30.0
+TELEMETRY_S = 1.0
+TIDY_S = 3600.0
+PROMETHEUS_S = 60.0
+LATEST, INSTANCE, COMMANDS = "latest", "instance", "commands"
+MANY_CPUS = 3  # with fewer, telemetry would run beside a CPU case on its own cores
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the service keeps its state and says what it does: systemd's folders, else the XDG ones."""
+
+    state: Path
+    runtime: Path
+
+    @classmethod
+    def here(cls) -> "Places":
+        """Return the folders, made where they are absent; raise UsageError where that fails."""
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "benchd"
+        state = Path(os.environ.get("STATE_DIRECTORY") or home)
+        places = cls(state, Path(os.environ.get("RUNTIME_DIRECTORY") or state))
+        try:
+            for folder in (places.state, places.runtime):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"the state folder {state} cannot be made: {error.strerror}") from error
+        return places
+
+
+def run(path: Path, artifacts: Path | None = None) -> int:
+    """Run the service with the configuration in `path` until a signal ends it; return the exit code.
+
+    `artifacts` holds exported files that are used before any is made.
+    """
+    if artifacts is not None and not artifacts.is_dir():
+        raise UsageError(f"--artifacts {artifacts}: no such folder; `benchd export MODEL --out {artifacts}` makes one")
+    places = Places.here()
+    with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
+        Service(path, places, artifacts and artifacts.resolve()).run()
+    return 0
+
+
+class Service:
+    """From `run` on: startup, main loop, shutdown."""
+
+    def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
+        self._path, self._places, self._artifacts = path, places, artifacts
+        self._settings = config.read(path)
+        self._boot_id = identity.boot_id()
+        self._started_s = time.monotonic()
+        self._stopping = self._reload_asked = False
+        self._notifier = Notifier()
+        self._judge = conditions.Judge()
+        self._problem: str | None = None
+        self._waiting_for: str | None = None
+        self._running: tuple[Progress, Planned] | None = None
+        self._cancelled: set[str] = set()
+        self._commands: deque[Command] = deque(maxlen=100)
+        self._done_s: dict[str, float] = {}
+        self._saved: dict[str, bytes] = {}
+        self._status = ""
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT."""
+        with ExitStack() as stack:
+            self._wake, self._wake_end = stack.enter_context(_signals(self._on_signal))
+            self._outbox, salvaged = open_or_salvage(self._places.state / "outbox.db")
+            stack.callback(self._outbox.close)
+            self._startup(salvaged)
+            self._main_loop()
+            self._shutdown()
+
+    def _startup(self, salvaged: str | None) -> None:
+        self._reserve = Reserve(self._places.state / "reserve")
+        self._reserve.hold()
+        self._journal = JournalSink(self._places.state / "records.jsonl")
+        state, lost = self._kept_state()
+        self._configure(state)
+        if salvaged:
+            self._event("outbox_salvaged", salvaged)
+        if lost:
+            self._event("schedule_lost", lost)
+        self._end_interrupted()
+        self._event("started", f"benchd {version('benchd')}, boot {self._boot_id}")
+        self._notifier.ready()
+
+    def _kept_state(self) -> tuple[State, str | None]:
+        """Return the schedule as it was kept, or an empty one and why it cannot be read, as after a rollback."""
+        try:
+            return msgspec.json.decode(self._outbox.kept(SCHEDULE) or b"{}", type=State), None
+        except (msgspec.ValidationError, UsageError) as error:
+            return State(), f"kept by another version of benchd: {error}"
+
+    def _main_loop(self) -> None:
+        while not self._stopping:
+            self._attend(None)
+            if self._every("look", LOOK_S) or self._agenda.state.passes:
+                self._begin_due()
+            step = self._next()
+            if step:
+                self._measure(*step)
+            else:
+                self._rest()
+
+    def _shutdown(self) -> None:
+        self._notifier.stopping()
+        self._event("stopped", "by a signal")
+        self._save()
+        if self._publisher.link:
+            self._publisher.link.stop()
+        self._notifier.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._reload_asked = True
+        else:
+            self._stopping = True
+
+    # configuration
+
+    def _configure(self, state: State) -> None:
+        """Take over the present settings: identity, plan, connection, and what stands on the broker."""
+        self._machine = plan.inspect("auto")
+        self._agenda = Agenda(self._settings, self._machine, state)
+        self._topics = Topics(identity.device_id(self._settings.device.id))
+        activity = self._places.runtime / lock.ACTIVITY.name
+        self._publisher = Publisher(self._outbox, self._reserve, self._topics, self._boot_id, self._agenda, activity)
+        self._publisher.planned_cases = {case for cases in self._agenda.cases.values() for case in cases}
+        self._gate = Gate(self._topics)
+        self._gate.remember(self._outbox.kept(COMMANDS) or b"[]", _boottime_s())
+        if self._settings.mqtt.url:
+            self._publisher.link = self._connected(self._settings.mqtt.url)
+            self._introduce()
+        self._save()
+
+    def _connected(self, url: str) -> Link:
+        given = self._settings.mqtt
+        broker = replace(
+            mqtt.parse_url(url),
+            ca_file=given.ca_file,
+            certificate_file=given.certificate_file,
+            key_file=given.key_file,
+            keep_alive_s=given.keep_alive_s,
+        )
+        link = Link(
+            broker,
+            self._topics,
+            self._places.state / "outbox.db",
+            Identity(self._boot_id, self._instance()),
+            given.collectors,
+            self._wake_end,
+        )
+        link.start()
+        return link
+
+    def _instance(self) -> str:
+        """Return what tells this machine from another that was given the same id: its serial and this state folder."""
+        kept = self._outbox.kept(INSTANCE)
+        if kept is None:
+            kept = uuid.uuid4().hex.encode()
+            self._outbox.keep({INSTANCE: kept})
+        return f"{identity.device_id(None)[-6:]}{kept.decode()[:10]}"
+
+    def _introduce(self) -> None:
+        """Retain info and discovery, and take away what belongs to cases that have left the plan."""
+        link = self._publisher.link
+        if link is None:
+            return
+        info = self._info()
+        link.retain(self._topics.of("info"), msgspec.json.encode(info))
+        if self._settings.mqtt.home_assistant:
+            link.retain(homeassistant.topic(self._topics.device_id), homeassistant.discovery(self._topics, info))
+        before = set(msgspec.json.decode(self._outbox.kept(LATEST) or b"[]", type=list[str]))
+        for case_id in before - self._publisher.planned_cases:
+            link.retain(self._topics.latest(case_id), b"")
+        self._outbox.keep({LATEST: msgspec.json.encode(sorted(self._publisher.planned_cases))})
+
+    def _reload(self) -> None:
+        """Read the configuration again; the old one stays where the new one makes no sense."""
+        self._reload_asked = False
+        self._notifier.reloading()
+        try:
+            settings = config.read(self._path)
+            Agenda(settings, self._machine, State())
+            identity.device_id(settings.device.id)
+            if settings.mqtt.url:
+                mqtt.parse_url(settings.mqtt.url)
+        except BenchdError as error:
+            self._event("reload_failed", str(error))
+            self._notifier.ready()
+            return
+        if self._publisher.link:
+            self._publisher.link.stop()
+        self._settings = settings
+        self._configure(self._agenda.state)
+        self._event("reloaded", str(self._path))
+        self._notifier.ready()
+
+    # measuring
+
+    def _begin_due(self) -> None:
+        if self._agenda.look(time.time(), self._topics.device_id):
+            self._save()
+
+    def _next(self) -> tuple[Progress, Planned] | None:
+        """Return what to measure now, and take note of what it waits for otherwise."""
+        if not self._agenda.state.passes:
+            self._wait_for(None)
+            return None
+        if self._waiting_for and not self._every("judge", LOOK_S):
+            return None
+        full = self._disk_problem()
+        found = full or self._agenda.next(self._unmet)
+        self._wait_for(found if isinstance(found, str) else None)
+        return found if isinstance(found, tuple) else None
+
+    def _wait_for(self, reason: str | None) -> None:
+        if reason and not self._waiting_for:
+            self._log(f"waiting: {reason}")
+        self._waiting_for = reason
+
+    def _unmet(self, entry: Progress) -> str | None:
+        if entry.by_command or entry.suite.conditions == Conditions():
+            return None
+        return self._judge.unmet(entry.suite.conditions, conditions.read(), time.monotonic())
+
+    def _disk_problem(self) -> str | None:
+        """Return why no new case may begin; what was sent makes room before that is said."""
+        if self._outbox.used_bytes() > self._settings.service.quota_bytes:
+            self._outbox.forget_sent(time.time(), keep_s=0.0)
+        full = self._outbox.used_bytes() > self._settings.service.quota_bytes or not self._reserve.hold()
+        self._problem = "degraded:disk" if full else None
+        return self._problem
+
+    def _measure(self, entry: Progress, planned: Planned) -> None:
+        """Measure one case under the machine's lock."""
+        self._running = (entry, planned)
+        self._publisher.of_suite(entry.suite_id)
+        supervisor = Supervisor([planned], self._pass_settings(), self._pass(entry), self._sinks(), self._attend)
+        try:
+            supervisor.run()
+        except Busy as busy:
+            self._wait_for(str(busy))
+        except BenchdError as error:
+            self._problem = str(error)
+            self._event("pass_failed", f"{entry.suite.name or 'run'}: {error}")
+            self._agenda.cancel(entry.suite_id)
+            self._save()
+        finally:
+            self._publisher.end()
+            self._running = None
+        for failure in supervisor.failures:
+            self._log(f"not kept: {failure}")
+            self._problem = failure
+        self._stopping = self._stopping or supervisor.interrupted
+
+    def _pass_settings(self) -> Settings:
+        gpu_uuid = gpu.measured("cuda") if self._machine.device == "cuda" else None
+        return Settings(
+            output=self._places.state / "runs",
+            cache=cache.folder(),
+            artifacts=cache.artifacts(),
+            given_artifacts=self._artifacts,
+            device=self._machine.device,
+            sources=self._settings.sampling.sources or samplers.present(self._machine.device, gpu_uuid),
+            period_s=self._settings.sampling.period_s,
+            gpu_uuid=gpu_uuid,
+        )
+
+    def _pass(self, entry: Progress) -> Pass:
+        flags = ("service",) if self._publisher.link is None else ("mqtt", "service")
+        return Pass(
+            device_id=self._topics.device_id,
+            boot_id=self._boot_id,
+            suite_id=entry.suite_id,
+            tool_version=version("benchd"),
+            environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
+            flags=flags,
+        )
+
+    def _sinks(self) -> list[Publisher | JournalSink]:
+        return [self._publisher, self._journal]
+
+    def _end_interrupted(self) -> None:
+        """Publish the case with which the last service died as aborted, and do not begin it again in this pass.
+
+        It may be what killed the service.
+        """
+        running = read_running(self._outbox)
+        if running is None:
+            return
+        reason = "the service died while this case ran"
+        entry = next((one for one in self._agenda.state.passes if one.suite_id == running.suite_id), None)
+        outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
+        begun = Begun(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
+        shared = Pass(
+            device_id=self._topics.device_id,
+            boot_id=running.boot_id,
+            suite_id=running.suite_id,
+            tool_version=version("benchd"),
+            environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
+        )
+        record = recording.record(running.case, running.preset, shared, begun, [outcome])
+        if entry:
+            self._agenda.skip(running.suite_id, record.case_id)
+        for sink in self._sinks():
+            sink.publish(record, msgspec.json.encode(record))
+
+    # what comes in between
+
+    def _attend(self, supervisor: Supervisor | None) -> str | None:
+        """Deal with what has come in; return why the running case has to end, else None."""
+        timed = supervisor is not None and self._publisher.timed
+        self._listen()
+        self._carry_out(timed=timed)
+        if not timed:
+            self._publish_events()
+        if supervisor:
+            self._publish_telemetry(supervisor, timed=timed)
+        if self._every("health", HEALTH_S):
+            self._publish_health()
+        if not timed and not supervisor:
+            self._keep_house()
+        self._feed_watchdog()
+        cancelled = self._running is not None and self._running[0].suite_id in self._cancelled
+        return "cancelled by a command" if cancelled else None
+
+    def _listen(self) -> None:
+        link = self._publisher.link
+        while link and link.seen.commands:
+            found = self._gate.take(link.seen.commands.popleft(), _boottime_s(), time.time())
+            if isinstance(found, Refused):
+                self._log(f"command refused: {found.reason}")
+                answer = Response(id=found.id, verb=found.verb, accepted=False, reason=found.reason)
+                self._answer(found, answer)
+            elif found:
+                self._commands.append(found)
+
+    def _carry_out(self, *, timed: bool) -> None:
+        """Carry out what waits; while a case is timed only the command that ends it."""
+        for command in list(self._commands):
+            if not timed or command.verb == "cancel":
+                self._commands.remove(command)
+                self._answer(command, self._obey(command, timed=timed))
+        if self._reload_asked and not timed and self._running is None:
+            self._reload()
+
+    def _obey(self, command: Command, *, timed: bool) -> Response:
+        given = command.parameters
+        answer = Response(id=given.id, verb=command.verb, accepted=True)
+        try:
+            changes = getattr(self, f"_do_{command.verb}")(command)
+        except BenchdError as error:
+            return msgspec.structs.replace(answer, accepted=False, reason=str(error)[:500])
+        if not timed:
+            self._save()
+        return msgspec.structs.replace(answer, **changes)
+
+    def _do_run(self, command: Command) -> dict[str, Any]:
+        given = command.parameters
+        suite = self._agenda.named(given.suite) if given.suite else given.as_suite()
+        entry = self._agenda.begin(suite)
+        return {"suite_id": entry.suite_id, "cases": entry.left}
+
+    def _do_cancel(self, command: Command) -> dict[str, Any]:
+        dropped = self._agenda.cancel(command.parameters.suite_id)
+        if not dropped:
+            raise UsageError("no such pass is under way")
+        self._cancelled = set(dropped)
+        return {}
+
+    def _do_list(self, command: Command) -> dict[str, Any]:
+        return {"suites": self._suite_infos()}
+
+    def _do_reload(self, command: Command) -> dict[str, Any]:
+        config.read(self._path)
+        self._reload_asked = True  # between two cases
+        return {}
+
+    def _do_status(self, command: Command) -> dict[str, Any]:
+        return {"health": self._health()}
+
+    def _do_replay(self, command: Command) -> dict[str, Any]:
+        rows = self._outbox.send_again(command.parameters.since_seq)
+        if self._publisher.link:
+            self._publisher.link.replay()
+        return {"rows": rows}
+
+    def _answer(self, to: Command | Refused, answer: Response) -> None:
+        if self._publisher.link and to.answer_to:
+            self._publisher.link.answer(to.answer_to, msgspec.json.encode(answer), to.correlation)
+
+    def _publish_events(self) -> None:
+        link = self._publisher.link
+        while link and link.seen.events:
+            self._event(*link.seen.events.popleft())
+
+    def _event(self, name: str, detail: str) -> None:
+        self._log(f"{name}: {detail}")
+        try:
+            self._publisher.event(name, detail)
+        except UsageError as error:
+            self._log(f"event not kept: {error}")
+
+    def _publish_telemetry(self, supervisor: Supervisor, *, timed: bool) -> None:
+        """Send the sensors' last samples, never beside a CPU case that has all cores to itself."""
+        link = self._publisher.link
+        crowded = self._machine.device == "cpu" and (os.cpu_count() or 1) < MANY_CPUS
+        if link is None or self._settings.mqtt.telemetry == "off" or (timed and crowded) or self._running is None:
+            return
+        samples = supervisor.latest_samples() if self._every("telemetry", TELEMETRY_S) else []
+        if samples:
+            case_id = self._running[1].case.case_id
+            link.telemetry(msgspec.json.encode(Telemetry(case_id=case_id, samples=samples)))
+
+    def _publish_health(self) -> None:
+        if self._publisher.link:
+            self._publisher.link.retain(self._topics.of("health"), msgspec.json.encode(self._health()))
+
+    def _keep_house(self) -> None:
+        if self._every("tidy", TIDY_S):
+            tidy(self._places.state / "runs", time.time())
+            self._outbox.forget_sent(time.time())
+            self._save()
+        path = self._settings.service.prometheus_file
+        if path and self._every("prometheus", PROMETHEUS_S):
+            try:
+                prometheus.write(Path(path), self._health())
+            except OSError as error:
+                self._log(f"prometheus_file {path}: {error.strerror}")
+
+    def _feed_watchdog(self) -> None:
+        """Tell systemd that loop, outbox and connection are alive; a worker has a deadline of its own."""
+        status = self._status_line()
+        if status != self._status:
+            self._notifier.status(status)
+            self._status = status
+        link = self._publisher.link
+        if self._every("watchdog", WATCHDOG_S) and (link is None or link.is_alive()) and self._outbox.is_writable():
+            self._notifier.watchdog()
+
+    def _status_line(self) -> str:
+        link = self._publisher.link
+        parts = [f"measuring {self._running[1].case.case_id}" if self._running else self._waiting_for or "idle"]
+        parts += [self._problem] if self._problem else []
+        parts += [] if link is None else ["mqtt up" if link.seen.connected else f"mqtt down: {link.seen.reason}"]
+        return "; ".join(parts)
+
+    def _rest(self) -> None:
+        select.select([self._wake], [], [], TICK_S)
+        with suppress(BlockingIOError):
+            while self._wake.recv(4096):
+                pass
+
+    def _save(self) -> None:
+        """Keep the schedule and the ids of commands where they have changed."""
+        now = {SCHEDULE: msgspec.json.encode(self._agenda.state), COMMANDS: self._gate.remembered()}
+        changed = {name: value for name, value in now.items() if self._saved.get(name) != value}
+        if changed:
+            self._outbox.keep(changed)
+            self._saved = now
+
+    def _every(self, name: str, period_s: float) -> bool:
+        """Say whether this has not been done for so long, and take it as done."""
+        now_s = time.monotonic()
+        if now_s - self._done_s.get(name, -period_s) < period_s:
+            return False
+        self._done_s[name] = now_s
+        return True
+
+    def _log(self, line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    # what is said
+
+    def _suite_infos(self) -> list[SuiteInfo]:
+        return [SuiteInfo(name=s.name, when=when(s), cases=self._agenda.cases[s.name]) for s in self._agenda.suites]
+
+    def _info(self) -> Info:
+        device = self._settings.device
+        return Info(
+            device_id=self._topics.device_id,
+            boot_id=self._boot_id,
+            name=device.name,
+            site=device.site,
+            tags=device.tags,
+            tool_version=version("benchd"),
+            environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
+            suites=self._suite_infos(),
+            catalogue_sha256=self._agenda.digest,
+            t_wall=wall_now(),
+        )
+
+    def _health(self) -> Health:
+        link, now_s = self._publisher.link, time.monotonic()
+        counts, unstored = self._outbox.backlog()
+        due = self._agenda.next_due(self._topics.device_id)
+        left = sum(len(entry.left) for entry in self._agenda.state.passes)
+        return Health(
+            t_wall=wall_now(),
+            uptime_s=round(now_s - self._started_s, 1),
+            rss_bytes=_rss_bytes(),
+            activity="measuring" if self._running else "waiting" if self._waiting_for else "idle",
+            case_id=self._running[1].case.case_id if self._running else None,
+            cases_left=left,
+            next_suite=due[0] if due else None,
+            next_suite_in_s=round(due[1] - time.time(), 1) if due else None,
+            waiting_for=self._waiting_for,
+            problem=self._problem,
+            outbox_pending=counts.pending,
+            outbox_unstored=unstored,
+            outbox_refused=counts.refused,
+            outbox_bytes=self._outbox.used_bytes(),
+            last_acknowledged_s=_since(link.seen.acknowledged_s if link else None, now_s),
+            telemetry_dropped=link.seen.telemetry_dropped if link else 0,
+            disk_free_bytes=shutil.disk_usage(self._places.state).free,
+        )
+
+
+def _since(then_s: float | None, now_s: float) -> float | None:
+    return None if then_s is None else round(now_s - then_s, 1)
+
+
+def _boottime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _rss_bytes() -> int:
+    return int((text(Path("/proc/self/statm")) or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def _signals(take: Callable[[int, FrameType | None], None]) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give signals to `take` and a byte to the first socket; the second one wakes it from another thread."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    old = {number: signal.signal(number, take) for number in numbers}
+    try:
+        yield reader, writer
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(old_wakeup)
+        reader.close()
+        writer.close()

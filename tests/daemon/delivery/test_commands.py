@@ -1,0 +1,135 @@
+"""Whatever arrives on a command topic: six verbs with typed parameters are let through, everything else is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchd.daemon.delivery import commands
+from benchd.daemon.delivery.commands import BURST, MAX_BYTES, Arrived, Command, Gate, Refused
+from benchd.daemon.delivery.topics import Topics
+
+TOPICS = Topics("d")
+NOW_S, WALL_S = 1000.0, 1_790_000_000.0
+
+
+@pytest.fixture
+def gate():
+    return Gate(TOPICS)
+
+
+def arrived(verb, body=b'{"id":"1"}', **fields):
+    return Arrived(**{"topic": f"benchd/v1/d/cmd/{verb}", "body": body, "retained": False} | fields)
+
+
+def reason(found):
+    assert isinstance(found, Refused)
+    return found.reason
+
+
+@pytest.mark.parametrize("verb", commands.VERBS)
+def test_every_verb_is_let_through(gate, verb):
+    found = gate.take(arrived(verb), NOW_S, WALL_S)
+    assert isinstance(found, Command)
+    assert (found.verb, found.parameters.id, found.answer_to) == (verb, "1", None)
+
+
+def test_parameters_become_a_suite(gate):
+    body = b'{"id":"1","models":["vim_tiny"],"batch_sizes":[1,4],"options":{"scan":["serial"]},"preset":"standard"}'
+    suite = gate.take(arrived("run", body), NOW_S, WALL_S).parameters.as_suite()
+    assert (suite.models, suite.batch_sizes, suite.options, suite.preset) == (
+        ["vim_tiny"],
+        [1, 4],
+        {"scan": ["serial"]},
+        "standard",
+    )
+    assert suite.trigger() is None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (arrived("run", retained=True), "a retained command would run again"),
+        (arrived("shutdown"), "unknown verb; known: run, cancel"),
+        (arrived("run", b"x" * (MAX_BYTES + 1)), "more than 65536 bytes"),
+        (arrived("run", b"{}"), "missing required field `id`"),
+        (arrived("run", b'{"id":"../../etc"}'), "id: use letters"),
+        (arrived("run", b'{"id":"1","weights":"/etc/passwd"}'), "unknown field `weights`"),
+        (arrived("run", b'{"id":"1","module":"os:system"}'), "unknown field `module`"),
+        (arrived("run", b'{"id":"1","batch_sizes":[NaN]}'), "not JSON"),
+        (arrived("run", b'{"id":"1","batch_sizes":["1; rm"]}'), "Expected `int`"),
+        (arrived("run", b"[" * 60_000), "not"),
+        (arrived("run", b'{"id":"\xff\xfe"}'), "not JSON"),
+        (arrived("run", b'{"id":"1","sent_s":%d}' % (WALL_S - 61)), "sent_s is more than 60 s from"),
+        (arrived("run", b'{"id":"1","sent_s":%d}' % (WALL_S + 61)), "sent_s is more than 60 s from"),
+    ],
+)
+def test_what_is_refused_says_why(gate, message, words):
+    assert words in reason(gate.take(message, NOW_S, WALL_S))
+
+
+def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
+    gate.take(arrived("run"), NOW_S, WALL_S)
+    assert reason(gate.take(arrived("run"), NOW_S + 1, WALL_S)) == "a command of this id has been taken already"
+    after = Gate(TOPICS)
+    after.remember(gate.remembered(), NOW_S)
+    assert isinstance(after.take(arrived("run"), NOW_S + 80_000, WALL_S), Refused)
+    assert isinstance(gate.take(arrived("run"), NOW_S + 86_402, WALL_S), Command)
+
+
+def test_a_flood_is_not_answered_and_the_memory_stays_bounded(gate):
+    found = [gate.take(arrived("status", b'{"id":"%d"}' % n), NOW_S, WALL_S) for n in range(10_000)]
+    assert sum(isinstance(one, Command) for one in found) == BURST
+    assert found[BURST:] == [None] * (10_000 - BURST)
+    for number in range(20_000):
+        gate.take(arrived("status", b'{"id":"n%d"}' % number), NOW_S + number, WALL_S)
+    assert len(msgspec.json.decode(gate.remembered())) <= commands.REMEMBER
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "benchd/v1/other/resp/x",
+        "benchd/v1/d/cmd/run",
+        "benchd/v1/d/resp/#",
+        "benchd/v1/d/resp/+",
+        "benchd/v1/d/resp/",
+        "$SYS/x",
+        "benchd/v1/d/resp/a/b/c/d/e",
+        "benchd/v1/d/resp/a\0b",
+        "benchd/v1/d/resp/../status\n",
+    ],
+)
+def test_no_answer_goes_where_a_message_wants_it(gate, topic):
+    assert gate.take(arrived("status", response_topic=topic), NOW_S, WALL_S).answer_to is None
+
+
+def test_an_answer_goes_to_the_response_topic_with_its_correlation_or_to_the_client_s(gate):
+    asked = arrived("status", response_topic="benchd/v1/d/resp/me/7", correlation=b"\0\xff")
+    found = gate.take(asked, NOW_S, WALL_S)
+    assert (found.answer_to, found.correlation) == ("benchd/v1/d/resp/me/7", b"\0\xff")
+    found = gate.take(arrived("status", b'{"id":"2","client":"me"}'), NOW_S, WALL_S)
+    assert found.answer_to == "benchd/v1/d/resp/me/2"
+    assert gate.take(arrived("status", b'{"id":"3","client":"a/#"}'), NOW_S, WALL_S).answer_to is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+FIELDS = st.sampled_from([field.name for field in msgspec.structs.fields(commands.Parameters)])
+BODIES = st.binary() | JSON.map(repr).map(str.encode) | st.dictionaries(FIELDS, JSON).map(lambda d: repr(d).encode())
+TYPED = st.dictionaries(FIELDS, st.none() | st.integers() | st.text() | st.lists(st.text() | st.integers())).map(
+    msgspec.json.encode
+)
+
+
+@given(st.sampled_from(["run", "cancel", "", "RUN", "run/x"]) | st.text(), BODIES | TYPED, st.booleans(), st.text())
+def test_nothing_that_arrives_raises_or_gets_past_the_verbs(verb, body, retained, response_topic):
+    message = arrived(verb, body, retained=retained, response_topic=response_topic)
+    found = Gate(TOPICS).take(message, NOW_S, WALL_S)
+    assert isinstance(found, Refused | Command)
+    assert found.answer_to is None or found.answer_to.startswith("benchd/v1/d/resp/")
+    if isinstance(found, Command):
+        assert found.verb in commands.VERBS
+        assert not retained

@@ -1,0 +1,107 @@
+"""What is made of a record and of health for readers that want flat objects, files and discovery."""
+
+import json
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, made, timing
+
+from benchd.daemon.delivery import homeassistant, messages, prometheus
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import Check, Energy, ProcessResult, Summary, Window
+
+HEALTH = messages.Health(
+    t_wall="",
+    uptime_s=1.5,
+    rss_bytes=1000,
+    activity="idle",
+    case_id=None,
+    cases_left=0,
+    next_suite=None,
+    next_suite_in_s=None,
+    waiting_for=None,
+    problem=None,
+    outbox_pending=3,
+    outbox_unstored=0,
+    outbox_refused=0,
+    outbox_bytes=4096,
+    last_acknowledged_s=None,
+    telemetry_dropped=0,
+    disk_free_bytes=1,
+)
+
+
+def test_latest_is_flat_in_the_units_of_its_names():
+    energy = Energy(
+        energy_j=20.0,
+        energy_err_j=1.0,
+        gross_per_inference_j=0.5,
+        scope="board",
+        source="s",
+        sensor_period_s=0.1,
+        updates=9,
+    )
+    check = Check(
+        passed=True,
+        rule="outputs",
+        images=8,
+        max_abs_error=0.0,
+        error_share=0.0,
+        tolerance=1.0,
+        argmax_disagreements=0,
+    )
+    record = made(
+        energy=energy,
+        check=check,
+        temperature={
+            name: Summary(40.0, 45.0, top, 9, "s") for name, top in (("cpu_temp_c", 50.0), ("gpu_temp_c", 60.0))
+        },
+        processes=[ProcessResult(status="ok", timing=timing(), window=Window(0, 4 * 10**9))],
+    )
+    latest = messages.latest(record)
+    assert (latest.energy_mj, latest.energy_err_mj, latest.power_w) == (500.0, pytest.approx(25.0), 5.0)
+    assert (latest.temp_max_c, latest.check, latest.median_ms) == (60.0, "passed", 5.0)
+
+
+def test_latest_of_a_failed_case_holds_nulls():
+    latest = messages.latest(made(status="failed", timing=None, processes=[]))
+    assert (latest.status, latest.median_ms, latest.energy_mj, latest.power_w, latest.check) == ("failed",) + (
+        None,
+    ) * 4
+
+
+def test_the_prometheus_file_is_whole_and_readable_for_all(tmp_path):
+    path = tmp_path / "benchd.prom"
+    prometheus.write(path, HEALTH)
+    prometheus.write(path, msgspec.structs.replace(HEALTH, problem="degraded:disk"))
+    text = path.read_text()
+    assert "\nbenchd_outbox_pending 3\n" in text
+    assert text.endswith("\nbenchd_problem 1\n")
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [entry.name for entry in tmp_path.iterdir()] == ["benchd.prom"]
+    for line in text.splitlines():
+        assert line.startswith(("# HELP benchd_", "# TYPE benchd_", "benchd_"))
+
+
+def test_every_path_that_home_assistant_is_told_is_in_health():
+    info = messages.Info(
+        device_id="d",
+        boot_id="b",
+        name="",
+        site="",
+        tags=[],
+        tool_version="1",
+        environment=ENVIRONMENT,
+        suites=[],
+        catalogue_sha256="",
+        t_wall="",
+    )
+    found = json.loads(homeassistant.discovery(Topics("d"), info))
+    assert found["dev"]["name"] == "d"
+    assert found["avty"][0]["topic"] == "benchd/v1/d/status"
+    components = found["cmps"]
+    assert len({entry["unique_id"] for entry in components.values()}) == len(components) == 9
+    for path, entry in components.items():
+        assert hasattr(HEALTH, path)
+        assert f"value_json.{path}" in entry["value_template"]
+        assert entry["state_topic"] == "benchd/v1/d/health"

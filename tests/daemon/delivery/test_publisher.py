@@ -1,0 +1,132 @@
+"""The service's sink: what is committed together, when the link is held, and what a full disk and a crash leave."""
+
+import socket
+import subprocess
+from contextlib import closing
+
+import msgspec
+import pytest
+from broker import HOST, free_port
+from records_made import made
+
+from benchd.daemon.agenda import Agenda
+from benchd.daemon.config import Config, LimitsConfig, Suite
+from benchd.daemon.delivery.link import Identity, Link
+from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.outbox import Full, Outbox
+from benchd.daemon.delivery.publisher import Publisher, read_running
+from benchd.daemon.delivery.room import Reserve
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.plan import Machine, plan
+from benchd.daemon.schedule import State, begin
+
+TOPICS = Topics("bench-abc123")
+SUITE = Suite(models=["square"], variants=["eager"])
+(PLANNED,) = plan([SUITE], LimitsConfig(), Machine("cpu", True))
+
+
+@pytest.fixture
+def outbox(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        yield outbox
+
+
+@pytest.fixture
+def link(tmp_path):
+    """A link that was never started: what it is told stays with it."""
+    reader, writer = socket.socketpair()
+    broker = parse_url(f"mqtt://{HOST}:{free_port()}")
+    link = Link(broker, TOPICS, tmp_path / "outbox.db", Identity("b", "i" * 16), [], writer)
+    with closing(reader), closing(writer), closing(link.poked), closing(link._poke_end):
+        yield link
+
+
+def publisher(outbox, folder, link=None):
+    state = begin(State(), SUITE, ["vim_tiny,eager,b1", "square,eager,b1"])
+    state = msgspec.structs.replace(state, passes=[msgspec.structs.replace(state.passes[0], suite_id="s1")])
+    agenda = Agenda(Config(), Machine("cpu", True), state)
+    sink = Publisher(outbox, Reserve(folder / "reserve", 2**20), TOPICS, "boot", agenda, folder / "activity.json")
+    sink.link = link
+    return sink
+
+
+def left(outbox):
+    """Return the cases that the kept schedule still holds."""
+    return [entry.left for entry in msgspec.json.decode(outbox.kept("schedule"), type=State).passes]
+
+
+def test_the_link_is_held_from_the_warm_up_to_the_end_of_the_timed_runs(outbox, tmp_path, link):
+    sink = publisher(outbox, tmp_path, link)
+    held = {}
+    for stage in ("import", "build", "load", "check", "warm_up", "measure", "probe"):
+        sink.stage(PLANNED, 0, stage)
+        held[stage] = (link.held.is_set(), sink.timed)
+    assert [stage for stage, state in held.items() if state == (True, True)] == ["warm_up", "measure"]
+    assert all(state in ((True, True), (False, False)) for state in held.values())
+    for leave in (sink.end, lambda: sink.publish(made(), b"{}")):
+        sink.stage(PLANNED, 0, "measure")
+        leave()
+        assert not link.held.is_set()
+
+
+def test_a_record_and_the_schedule_are_one_commit_and_what_ran_is_forgotten_with_it(outbox, tmp_path, link):
+    sink = publisher(outbox, tmp_path, link)
+    sink.of_suite("s1")
+    sink.begin([PLANNED])
+    running = read_running(outbox)
+    assert (running.suite_id, running.case, running.boot_id) == ("s1", PLANNED.case, "boot")
+    assert msgspec.json.decode((tmp_path / "activity.json").read_bytes())["case_id"] == PLANNED.case.case_id
+    sink.publish(made(), b"the body")
+    sink.end()
+    assert not (tmp_path / "activity.json").exists()
+    assert read_running(outbox) is None
+    assert left(outbox) == [["square,eager,b1"]]
+    assert [(row.key, row.topic, row.body) for row in outbox.pending(9)] == [
+        ("bench-abc123:r1", TOPICS.result("r1"), b"the body")
+    ]
+
+
+def test_only_cases_of_the_plan_have_a_latest(outbox, tmp_path, link):
+    sink = publisher(outbox, tmp_path, link)
+    record = made()
+    sink.publish(record, b"{}")
+    assert link.take_document() is None
+    sink.planned_cases = {record.case_id}
+    sink.publish(record, b"{}")
+    topic, body = link.take_document()
+    assert topic == TOPICS.latest(record.case_id)
+    assert msgspec.json.decode(body)["median_ms"] == record.timing.median_ms
+
+
+def test_without_a_broker_the_schedule_alone_is_kept(outbox, tmp_path):
+    sink = publisher(outbox, tmp_path)
+    sink.publish(made(), b"{}")
+    sink.event("started", "x")
+    assert outbox.counts() == (0, 0, 0)
+    assert left(outbox) == [["square,eager,b1"]]
+
+
+def test_an_interrupted_case_stays_in_its_pass(outbox, tmp_path, link):
+    publisher(outbox, tmp_path, link).publish(made(status="aborted", timing=None, processes=[]), b"{}")
+    assert left(outbox) == [["vim_tiny,eager,b1", "square,eager,b1"]]
+
+
+def test_on_a_full_disk_a_result_goes_where_the_reserve_was(tmp_path, link):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        with Outbox(folder / "outbox.db") as outbox:
+            sink = publisher(outbox, folder, link)
+            assert sink._reserve.hold()
+            (folder / "filler").write_bytes(b"x" * (3 * 2**20 - 2**20 - 300_000))
+            sink.publish(made(), b"y" * 400_000)
+            assert not (folder / "reserve").exists()
+            assert [len(row.body) for row in outbox.pending(9)] == [400_000]
+            with pytest.raises(Full):
+                sink.publish(made(run_id="r2", case_id="square,eager,b1"), b"y" * 2_000_000)
+            assert left(outbox) == [["square,eager,b1"]], "a result that could not be kept took its case along"
+            assert sink._agenda.state.passes[0].left == ["square,eager,b1"]
+    finally:
+        subprocess.run(["umount", folder], check=True)

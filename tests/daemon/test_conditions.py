@@ -1,0 +1,72 @@
+"""What a pass waits for, read from fake machines and judged at given times."""
+
+import pytest
+from machines import write
+
+from benchd.daemon.conditions import Judge, Readings, read
+from benchd.daemon.config import Conditions
+
+COOL = Readings(temperature_c=40.0, gpu_load_percent=1.0, system_load=0.1, power_mode="MAXN", on_mains=True)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A board whose tools are absent."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    write(
+        tmp_path,
+        {
+            "sys/class/thermal/thermal_zone0/temp": "41000\n",
+            "sys/class/thermal/thermal_zone1/temp": "56500\n",
+            "sys/class/devfreq/17000000.gpu/device/load": "437\n",
+            "sys/class/power_supply/BAT0/status": "Charging\n",
+            "sys/firmware/acpi/platform_profile": "balanced\n",
+            "proc/loadavg": "0.52 0.58 0.59 1/467 12345\n",
+        },
+    )
+    return tmp_path
+
+
+def test_a_board_is_read_from_its_files(machine):
+    assert read(machine) == Readings(56.5, 43.7, 0.52, "balanced", True)
+    write(machine, {"sys/class/power_supply/BAT0/status": "Discharging\n"})
+    assert read(machine).on_mains is False
+
+
+def test_tools_tell_where_files_do_not(tmp_path, monkeypatch):
+    for name, line in (("nvidia-smi", "echo 7; echo 12"), ("nvpmodel", "echo 'NV Power Mode: 15W'; echo 2")):
+        write(tmp_path, {f"bin/{name}": f"#!/bin/sh\n{line}\n"})
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert read(tmp_path) == Readings(None, 12.0, None, "15W", None)
+
+
+def test_nothing_asked_for_always_holds():
+    assert Judge().unmet(Conditions(), Readings(None, None, None, None, None), 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "now", "reason"),
+    [
+        ({"temperature_below_c": 40.0}, COOL, "temperature 40 C, not below 40"),
+        ({"system_load_below": 0.05}, COOL, "system load 0.1, not below 0.05"),
+        ({"power_mode": "15W"}, COOL, "power mode MAXN, not 15W"),
+        ({"on_mains": True}, Readings(None, None, None, None, False), "on battery"),
+        ({"temperature_below_c": 40.0}, Readings(None, None, None, None, None), "temperature cannot be read here"),
+        ({"power_mode": "15W"}, Readings(None, None, None, None, None), "power mode cannot be read here"),
+        ({"on_mains": True}, Readings(None, None, None, None, None), "the power supply cannot be read here"),
+        ({"temperature_below_c": 50.0, "system_load_below": 1.0, "power_mode": "MAXN", "on_mains": True}, COOL, None),
+    ],
+)
+def test_what_does_not_hold_is_the_reason(wanted, now, reason):
+    assert Judge().unmet(Conditions(**wanted), now, 0.0) == reason
+
+
+def test_the_gpu_has_to_stay_quiet_for_half_a_minute():
+    judge, wanted = Judge(), Conditions(gpu_load_below_percent=10.0)
+    busy = Readings(None, 11.0, None, None, None)
+    assert judge.unmet(wanted, COOL, 0.0) == "GPU quiet for 0 of 30 s"
+    assert judge.unmet(wanted, busy, 20.0) == "GPU load 11 %, not below 10"
+    assert judge.unmet(wanted, COOL, 31.0) == "GPU quiet for 0 of 30 s"
+    assert judge.unmet(wanted, COOL, 60.0) == "GPU quiet for 29 of 30 s"
+    assert judge.unmet(wanted, COOL, 61.0) is None

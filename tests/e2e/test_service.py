@@ -1,0 +1,317 @@
+"""The real `benchd run` in a process of its own: commands, signals, kills, reloads, a full outbox, systemd's socket."""
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+import paho.mqtt.client as paho
+import pytest
+from asyncapi import Document
+from paho.mqtt.enums import CallbackAPIVersion
+
+from benchd.daemon import records
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 45.0
+CONFIG = """
+[device]
+id = "{device}"
+name = "Test board"
+
+[mqtt]
+url = "{url}"
+
+[limits]
+warm_up_cap_s = {cap_s}
+measure_cap_s = {cap_s}
+check_images = 1
+
+[[suite]]
+name = "small"
+models = ["square"]
+options = {{ size = {sizes} }}
+variants = ["eager"]
+preset = "quick"
+"""
+SHORT_S, LONG_S = 0.2, 120.0
+
+
+class Site:
+    """A broker, a folder with a configuration, and everything that was heard of one device."""
+
+    def __init__(self, folder, broker, environment):
+        self.folder, self.broker = folder, broker
+        self.device = f"d{uuid.uuid4().hex[:8]}"
+        # where the code under test lies beside the installed one
+        self.environment = environment | {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
+        self.heard, self.session = [], 0
+        self._queue, self._subscribed = queue.Queue(), threading.Event()
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        self._client.on_message = lambda client, data, message: self._queue.put(message)
+        self._client.on_subscribe = lambda *_: self._subscribed.set()
+        self._client.connect(broker.host, broker.port)
+        self._client.loop_start()
+        self._client.subscribe([(f"benchd/v1/{self.device}/#", 1), (f"homeassistant/device/benchd-{self.device}/#", 1)])
+        assert self._subscribed.wait(WAIT_S)
+
+    def configure(self, *, cap_s=SHORT_S, sizes="[16, 32]", more=""):
+        text = CONFIG.format(device=self.device, url=self.broker.url, cap_s=cap_s, sizes=sizes)
+        (self.folder / "benchd.toml").write_text(text + more)
+        return self
+
+    @contextmanager
+    def service(self, *, connects=True, **environment):
+        """Run the service over the block, which begins once it listens."""
+        command = [Path(sys.executable).parent / "benchd", "run", "--config", "benchd.toml"]
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(command, cwd=self.folder, env=self.environment | environment, stderr=log)
+        with process:
+            try:
+                if connects:
+                    self._until_listening()
+                yield process
+            finally:
+                process.kill()
+
+    def _until_listening(self):
+        before, self.session = self.session, self.until("status", state="online")["session"]
+        while self.session <= before:
+            self.session = self.until("status", state="online")["session"]
+
+    def command(self, verb, **parameters):
+        body = {"id": uuid.uuid4().hex[:8], "client": "test", **parameters}
+        self._client.publish(f"benchd/v1/{self.device}/cmd/{verb}", msgspec.json.encode(body), 1)
+        return self.until(f"resp/test/{body['id']}")
+
+    def until(self, kind, **fields):
+        """Return the next message under this topic of the device whose fields are these."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                message = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                topics = [message.topic for message in self.heard]
+                log = (self.folder / "log").read_text()
+                pytest.fail(f"no {kind} {fields} among {topics}; the service says:\n{log}")
+            self.heard.append(message)
+            found = json.loads(message.payload) if message.payload else {}
+            if message.topic.startswith(f"benchd/v1/{self.device}/{kind}") and fields.items() <= found.items():
+                return found
+
+    def begun(self):
+        """Wait until a case is being timed."""
+        self.until("telemetry")
+
+    def close(self):
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture
+def site(tmp_path, mosquitto, child_environment):
+    site = Site(tmp_path, mosquitto, child_environment)
+    yield site
+    site.close()
+
+
+def test_a_command_is_measured_published_and_left_on_the_broker(site):
+    site.configure()
+    (site.folder / "benchd.toml").write_text(
+        (site.folder / "benchd.toml").read_text().replace("[limits]", "home_assistant = true\n[limits]")
+    )
+    with site.service() as process:
+        info = site.until("info")
+        assert (info["name"], [suite["name"] for suite in info["suites"]]) == ("Test board", ["small"])
+        answer = site.command("run", suite="small")
+        assert answer["accepted"]
+        assert len(answer["cases"]) == 2
+        results = [site.until("result/"), site.until("result/")]
+        assert [result["case_id"] for result in results] == answer["cases"]
+        for result in results:
+            record = records.decode(msgspec.json.encode(result))
+            assert (record.status, record.suite_id, record.device_id) == ("ok", answer["suite_id"], site.device)
+            assert {"mqtt", "service"} <= set(record.flags)
+        latest = site.until(f"latest/{answer['cases'][1]}")
+        assert latest["median_ms"] == results[1]["timing"]["median_ms"]
+        assert latest["check"] == "passed"
+        assert all(not isinstance(value, list | dict) for value in latest.values())
+        assert len(msgspec.json.encode(latest)) <= 2048
+        health = site.command("status")["health"]
+        assert (health["activity"], health["cases_left"], health["problem"]) == ("idle", 0, None)
+        assert health["rss_bytes"] <= 60 * 2**20
+        assert site.command("run", suite="other")["reason"] == "no suite of that name; `list` names them"
+        assert "unknown model" in site.command("run", models=["../../etc/passwd"])["reason"]
+        assert [suite["cases"] for suite in site.command("list")["suites"]] == [answer["cases"]]
+        assert site.command("replay", since_seq=1)["rows"] >= 2
+        while sum("/result/" in message.topic for message in site.heard) < 4:  # they may come before the answer
+            site.until("result/")
+        process.terminate()
+        site.until("status", state="offline")
+        assert process.wait(WAIT_S) == 0
+    topics = {message.topic for message in site.heard}
+    assert f"homeassistant/device/benchd-{site.device}/config" in topics
+    journal = next(site.folder.glob("state/benchd/records.jsonl")).read_bytes().splitlines()
+    assert [records.decode(line).run_id for line in journal] == [result["run_id"] for result in results]
+
+
+def test_every_message_of_a_session_is_as_the_documentation_says(site):
+    document = Document()
+    with site.configure(sizes="[16]").service() as process:
+        site.command("run", suite="small")
+        site.until("latest/")
+        site.command("list")
+        site.command("status")
+        site.command("run", suite="../x")
+        process.terminate()
+        site.until("status", state="offline")
+    seen = {document.validate(message.topic, message.payload) for message in site.heard}
+    assert seen == set(document.tree["channels"]) - {"ack"}
+
+
+def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
+    with site.configure(cap_s=LONG_S).service() as process:
+        cases = site.command("run", suite="small")["cases"]
+        site.begun()
+        process.terminate()
+        aborted = site.until("result/")
+        assert (aborted["status"], aborted["case_id"]) == ("aborted", cases[0])
+        assert process.wait(WAIT_S) == 0
+    with site.configure().service():
+        results = [site.until("result/") for _ in cases]
+    assert [(result["case_id"], result["status"]) for result in results] == [(case, "ok") for case in cases]
+    assert {result["suite_id"] for result in results} == {aborted["suite_id"]}
+
+
+def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next(site):
+    with site.configure(cap_s=LONG_S).service() as process:
+        cases = site.command("run", suite="small")["cases"]
+        site.begun()
+        process.kill()
+    site.until("status", state="offline")
+    with site.configure().service():
+        results = [site.until("result/") for _ in cases]
+    assert [(result["case_id"], result["status"]) for result in results] == [(cases[0], "aborted"), (cases[1], "ok")]
+    assert results[0]["reason"] == "the service died while this case ran"
+
+
+def test_a_running_pass_is_cancelled_by_command(site):
+    with site.configure(cap_s=LONG_S).service():
+        suite_id = site.command("run", suite="small")["suite_id"]
+        site.begun()
+        assert site.command("cancel", suite_id="another")["reason"] == "no such pass is under way"
+        assert site.command("cancel", suite_id=suite_id)["accepted"]
+        result = site.until("result/")
+        assert (result["status"], result["reason"]) == ("aborted", "cancelled by a command")
+        assert site.command("status")["health"]["cases_left"] == 0
+
+
+def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):
+    with site.configure(sizes="[16]").service() as process:
+        site.until("info")
+        site.command("run", suite="small")
+        site.until("latest/")
+        site.configure(sizes="[32]")
+        process.send_signal(signal.SIGHUP)
+        assert site.until("info")["suites"][0]["cases"] == ["square,eager,b1,size=32"]
+        site.until("latest/square,eager,b1,size=16")  # the empty one that takes it away
+        assert site.heard[-1].payload == b""
+        (site.folder / "benchd.toml").write_text("[devise]")
+        assert "unknown configuration key" in site.command("reload")["reason"]
+        process.send_signal(signal.SIGHUP)
+        assert "unknown configuration key" in site.until("event", event="reload_failed")["detail"]
+        assert site.command("status")["accepted"]
+
+
+def test_a_schedule_that_is_due_begins_by_itself_and_waits_for_its_conditions(site):
+    more = 'every = "1min"\n[suite.conditions]\nsystem_load_below = {}\n'
+    with site.configure(sizes="[16]", more=more.format("0.0")).service() as process:
+        site.until("health")
+        process.terminate()
+        process.wait(WAIT_S)
+    served_a_minute_ago(site)
+    with site.service():
+        health = site.until("health")
+        while not health["waiting_for"]:
+            health = site.command("status")["health"]
+        assert health["waiting_for"].startswith("small: system load ")
+        site.configure(sizes="[16]", more='every = "1min"\n')
+        assert site.command("reload")["accepted"]
+    served_a_minute_ago(site)
+    with site.service():
+        assert site.until("result/")["status"] == "ok"
+
+
+def served_a_minute_ago(site):
+    """Move the times to which the schedule was served a minute back, and forget the passes that wait."""
+    from benchd.daemon.delivery.outbox import Outbox
+
+    with Outbox(site.folder / "state/benchd/outbox.db") as outbox:
+        state = json.loads(outbox.kept("schedule"))
+        state["served_s"] = {name: at_s - 61 for name, at_s in state["served_s"].items()}
+        outbox.keep({"schedule": json.dumps(state | {"passes": []}).encode()})
+
+
+def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
+    more = "\n[service]\nquota_bytes = 1000\n"
+    with site.configure(more=more).service():
+        assert site.command("run", suite="small")["accepted"]
+        health = site.command("status")["health"]
+        while not health["problem"]:
+            health = site.command("status")["health"]
+        assert (health["problem"], health["waiting_for"], health["cases_left"]) == ("degraded:disk", "degraded:disk", 2)
+
+
+def test_systemd_hears_ready_status_watchdog_and_stopping(site, tmp_path):
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as notify:
+        notify.bind(str(tmp_path / "notify"))
+        notify.settimeout(WAIT_S)
+        with site.configure().service(NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
+            said = [notify.recv(4096).decode()]
+            assert said == ["READY=1"]
+            while not {"STATUS=idle; mqtt up", "WATCHDOG=1"} <= set(said):
+                said.append(notify.recv(4096).decode())
+            process.send_signal(signal.SIGHUP)
+            while not said[-1].startswith("RELOADING=1\nMONOTONIC_USEC="):
+                said.append(notify.recv(4096).decode())
+            process.terminate()
+            while said[-1] != "STOPPING=1":
+                said.append(notify.recv(4096).decode())
+
+
+def test_two_services_never_share_a_state_folder(site):
+    with site.configure().service():
+        site.until("info")
+        with site.service(connects=False) as second:
+            assert second.wait(WAIT_S) == 7
+    assert "service.lock" in (site.folder / "log").read_text()
+
+
+def test_without_a_broker_the_records_go_to_the_journal(site):
+    site.configure(sizes="[16]", more='every = "1min"\n')
+    text = (site.folder / "benchd.toml").read_text()
+    (site.folder / "benchd.toml").write_text("\n".join(line for line in text.splitlines() if "url" not in line))
+    journal = site.folder / "state/benchd/records.jsonl"
+    with site.service(connects=False) as process:
+        wait_for(lambda: (site.folder / "log").exists() and "started" in (site.folder / "log").read_text(), process)
+    served_a_minute_ago(site)
+    with site.service(connects=False) as process:
+        wait_for(lambda: journal.exists() and journal.read_bytes().endswith(b"\n"), process)
+    assert [records.decode(line).status for line in journal.read_bytes().splitlines()] == ["ok"]
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

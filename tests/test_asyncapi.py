@@ -1,0 +1,67 @@
+"""docs/asyncapi.yaml against the types and the topics of the code; tests/e2e/test_service.py adds real messages."""
+
+import json
+
+import jsonschema
+import msgspec
+import pytest
+from asyncapi import DOCS, Document
+from records_made import ENVIRONMENT, made
+
+from benchd.daemon.delivery import messages
+from benchd.daemon.delivery.collectors import Ack
+from benchd.daemon.delivery.commands import VERBS, Parameters
+from benchd.daemon.delivery.topics import Topics
+
+KINDS = [messages.Status, messages.Info, messages.Health, messages.Telemetry, messages.Event, messages.Latest]
+KINDS += [messages.Response, Parameters, Ack]
+
+
+@pytest.fixture(scope="module")
+def document():
+    return Document()
+
+
+def test_the_schemas_are_those_of_the_types(document):
+    _, wanted = msgspec.json.schema_components(KINDS, ref_template="#/components/schemas/{name}")
+    record = json.loads((DOCS / "record.schema.json").read_text())
+    text = json.dumps({name: schema for name, schema in wanted.items() if name not in record["$defs"]})
+    text = text.replace("#/components/schemas/Environment", "record.schema.json#/$defs/Environment")
+    assert document.tree["components"]["schemas"] == json.loads(text)
+
+
+def test_every_topic_of_the_code_is_a_channel_and_the_other_way_round(document):
+    topics = Topics("d")
+    known = [topics.of(kind) for kind in ("status", "info", "health", "telemetry", "event")]
+    known += [topics.result("r"), topics.latest("m,eager,b1"), f"{topics.root}cmd/run", f"{topics.root}resp/me/1"]
+    known += [f"{topics.root}ack/store"]
+    assert {document.channel(topic) for topic in known} == set(document.tree["channels"])
+    assert document.tree["channels"]["command"]["parameters"]["verb"]["enum"] == list(VERBS)
+
+
+def test_every_channel_has_its_operation(document):
+    used = {operation["channel"]["$ref"].rpartition("/")[2] for operation in document.tree["operations"].values()}
+    assert used | {"response"} == set(document.tree["channels"])
+
+
+def test_messages_fit_and_others_do_not(document):
+    topics = Topics("d")
+    record = made()
+    document.validate(topics.result("r1"), msgspec.json.encode(record))
+    document.validate(topics.latest(record.case_id), msgspec.json.encode(messages.latest(record)))
+    info = messages.Info(
+        device_id="d",
+        boot_id="b",
+        name="",
+        site="",
+        tags=[],
+        tool_version="1",
+        environment=ENVIRONMENT,
+        suites=[],
+        catalogue_sha256="",
+        t_wall="",
+    )
+    document.validate(topics.of("info"), msgspec.json.encode(info))
+    for topic in (topics.result("r1"), topics.of("info"), topics.of("status")):
+        with pytest.raises(jsonschema.ValidationError):
+            document.validate(topic, b'{"state": 1}')

@@ -1,0 +1,85 @@
+"""The units: systemd reads them, their exposure stays low, every hardening option has its reason, and paths agree."""
+
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from broker import program
+
+from benchd.daemon import lock
+from benchd.daemon.delivery.mqtt import CREDENTIAL
+
+SYSTEMD = Path(__file__).parents[1] / "systemd"
+UNITS = ["benchd.service", "bench-once@.service"]
+THRESHOLD = 17  # ten times the exposure score
+HARDENING = re.compile(
+    r"^((?:NoNew|Capability|Ambient|Protect|Private|Restrict|Lock|SystemCall|RemoveIPC|DevicePolicy)\w*)=", re.MULTILINE
+)
+
+
+def unit(name):
+    return (SYSTEMD / name).read_text()
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """Return a folder with the units, their program replaced by one that exists."""
+    for path in SYSTEMD.glob("*.[st][ei][rm]*"):
+        text = re.sub(r"/opt/benchd/current/bin/\S+", shutil.which("true"), path.read_text())
+        (tmp_path / path.name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", [*UNITS, "bench-once@.timer"])
+def test_systemd_finds_nothing_wrong(installed, name):
+    command = [program("systemd-analyze"), "verify", "--man=no", str(installed / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (
+        done.returncode,
+        [line for line in done.stderr.splitlines() if "benchd" in line or "bench-once" in line],
+    ) == (0, [])
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_exposure_stays_low(installed, name):
+    command = [program("systemd-analyze"), "security", "--offline=true", f"--threshold={THRESHOLD}"]
+    done = subprocess.run([*command, str(installed / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:]
+
+
+def test_every_hardening_option_of_the_service_has_its_reason_in_the_line_above():
+    lines = unit("benchd.service").splitlines()
+    options = [(above, line) for above, line in pairwise(lines) if HARDENING.match(line)]
+    assert len(options) > 20
+    assert [line for above, line in options if not above.startswith("# ")] == []
+
+
+def test_both_units_are_hardened_alike():
+    service, once = (set(re.findall(HARDENING.pattern[:-1] + r"=(.*)", unit(name), re.MULTILINE)) for name in UNITS)
+    assert service == once
+
+
+def test_units_and_code_agree_on_paths():
+    service = unit("benchd.service")
+    runtime = Path("/run", re.search(r"^RuntimeDirectory=(.+)$", service, re.MULTILINE)[1])
+    assert lock.ACTIVITY.parent == runtime
+    assert re.search(rf"^LoadCredential={CREDENTIAL}:(.+)$", service, re.MULTILINE)[1] in unit("tmpfiles.conf")
+    assert f"f {lock.RUN_LOCK / lock.NAME} 0644 " in unit("tmpfiles.conf")
+    groups = re.search(r"^SupplementaryGroups=(.+)$", service, re.MULTILINE)[1].split()
+    assert [group for group in groups if f"g {group} -" not in unit("sysusers.conf")] == []
+
+
+def test_nothing_that_breaks_cuda_or_old_systemd_is_set():
+    for name in UNITS:
+        for option in ("PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset", "PrivateNetwork", "ImportCredential"):
+            assert f"\n{option}=" not in unit(name)
+    assert "\nType=notify\n" in unit("benchd.service")
+
+
+def test_every_file_stands_in_the_readme():
+    text = unit("README.md")
+    files = [path for path in SYSTEMD.rglob("*") if path.is_file() and path.name != "README.md"]
+    assert [path.name for path in files if f"{path.relative_to(SYSTEMD)}`" not in text] == []
