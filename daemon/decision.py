@@ -1,7 +1,8 @@
 """Which variant of each model to ship: what the records allow to say, what excluded each other variant; pure."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -9,6 +10,7 @@ from msgspec import Struct
 from benchd.daemon.records import Energy, Record, Timing
 
 Objective = Literal["latency", "energy", "throughput"]
+FALLBACKS = {"weak_typing", "provider_fallback"}
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 
 
@@ -60,6 +62,15 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     return [_decide(subject, group, requirements) for subject, group in groups.items()]
 
 
+def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
+    """Return the records whose energy is not of what most others' is: joules of two scopes do not compare."""
+    scopes = {name: record.energy.scope for name, record in named.items() if record.energy}
+    if len(set(scopes.values())) < 2:
+        return {}
+    usual = Counter(scopes.values()).most_common(1)[0][0]
+    return {name: f"energy is of {scope}, not of {usual}" for name, scope in scopes.items() if scope != usual}
+
+
 def _is_by_throughput(record: Record, objective: Objective) -> bool:
     return objective == "throughput" or (objective == "latency" and record.case.scenario == "offline")
 
@@ -78,6 +89,8 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     objective = requirements.objective
     named = {_name(record, objective): record for record in group}
     excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
+    if objective == "energy":
+        excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
     figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
     ranked = sorted(figures, key=lambda name: figures[name].point)
     if not ranked:
@@ -109,6 +122,7 @@ def _why_not(record: Record, requirements: Requirements) -> str | None:
     if record.check is None or not record.check.passed:
         return "fails its numerical check" if record.check else "was not checked"
     reasons = (
+        _fallback(record),
         _above("p99" if record.timing.p99_ms else "latency", latency_ms(record), requirements.max_latency_ms, "ms"),
         _above("power", power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
@@ -116,6 +130,11 @@ def _why_not(record: Record, requirements: Requirements) -> str | None:
         _unmeasured_energy(record, requirements.objective),
     )
     return next((reason for reason in reasons if reason), None)
+
+
+def _fallback(record: Record) -> str | None:
+    found = FALLBACKS & set(record.flags)
+    return f"did not run as asked for ({', '.join(sorted(found))})" if found else None
 
 
 def _above(what: str, value: float | None, limit: float | None, unit: str) -> str | None:

@@ -117,3 +117,22 @@ def test_the_last_record_of_a_case_counts_and_training_does_not():
 def test_devices_are_decided_apart():
     decisions = decide([candidate("eager", 4.0), candidate("eager", 5.0, device_id="orin-2")], Requirements())
     assert [one.subject for one in decisions] == ["vim_tiny b1 on bench-abc123", "vim_tiny b1 on orin-2"]
+
+
+@pytest.mark.parametrize("flag", ["weak_typing", "provider_fallback"])
+def test_what_did_not_run_as_asked_for_is_not_ranked(flag):
+    decision = only([candidate("tensorrt", 4.0, flags=[flag]), candidate("eager", 9.0)])
+    assert decision.ship == "eager"
+    assert decision.excluded == {"tensorrt": f"did not run as asked for ({flag})"}
+
+
+def test_joules_of_another_scope_are_not_ranked():
+    board = msgspec.structs.replace(ENERGY, scope="GPU board", gross_per_inference_j=0.001)
+    records = [
+        candidate("eager", 9.0, energy=ENERGY),
+        candidate("fp16", 5.0, energy=msgspec.structs.replace(ENERGY, gross_per_inference_j=0.02)),
+        candidate("tensorrt", 4.0, energy=board),
+    ]
+    decision = only(records, objective="energy")
+    assert decision.ship == "eager-fp16"
+    assert decision.excluded == {"tensorrt": "energy is of GPU board, not of module"}
