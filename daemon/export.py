@@ -1,5 +1,6 @@
 """`benchd export`: what to export and what came of it; the work is done in a child, because it takes torch."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ def _refuse(request: Request) -> None:
     if request.weights and (len(request.models) > 1 or not Path(request.weights).is_file()):
         raise UsageError(f"--weights {request.weights}: one file that exists, for one model")
     files = len(request.models) * len(request.precisions) * len(request.batches)
+    files *= math.prod(map(len, request.options.values()))
     if request.single and (files > 1 or request.to == "tensorrt"):
         raise UsageError(f"--out {request.out}: engines and several files go into a folder")
 

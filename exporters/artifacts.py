@@ -83,12 +83,14 @@ class Store:
     """The artifacts in `folder`, made at the first write; together they take at most `limit_bytes`, if given.
 
     What a store has handed out is in use until it is closed or its process ends: no store removes it. For one thread,
-    and a context manager that closes it. `notes` says what was thrown away as damaged, and why.
+    and a context manager that closes it. `notes` says what was thrown away as damaged, and why. `read_only` is for
+    somebody else's folder: nothing in it is touched.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None = None, *, read_only: bool = False) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
+        self._read_only = read_only
         self._in_use: list[int] = []
         self.notes: list[str] = []
 
@@ -100,7 +102,7 @@ class Store:
         try:
             return self._verified(key)
         except _Damaged as damage:
-            if not os.access(self._folder, os.W_OK):
+            if self._read_only or not os.access(self._folder, os.W_OK):
                 self.notes.append(f"{key}: {damage}")
                 return None
         # damaged, or seen while it was being replaced: behind the lock it is one or the other
@@ -187,8 +189,9 @@ class Store:
             os.close(fd)
             raise
         self._in_use.append(fd)
-        with suppress(OSError):  # a folder that can only be read keeps no order of use
-            os.utime(entry / _METADATA)
+        if not self._read_only:
+            with suppress(OSError):  # a folder that can only be read keeps no order of use
+                os.utime(entry / _METADATA)
         return artifact
 
     def _verified_or_removed(self, key: str) -> Artifact | None:

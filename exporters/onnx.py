@@ -69,7 +69,7 @@ def export(
     """Write `module`, float32 in eval mode on the CPU, to `path`; return what was found of the file.
 
     `images` (n, ...) are float32 ones to compare with; `batch` None leaves the batch dynamic. Raises ExportError,
-    leaving no file behind that was found wrong.
+    leaving no file behind that is not whole or was found wrong.
     """
     start = time.monotonic()
     ready = _prepared(module, precision)
@@ -77,8 +77,8 @@ def export(
     axis = example.dim() - images.dim()  # time steps lead where there are any
     model = _traced(ready, example.to(_DTYPES[precision]), axis if batch is None else None)
     _lowered(model, form)
-    onnx_ir.save(model, path)
     try:
+        onnx_ir.save(model, path)
         written = _checked(path, list(example.shape), axis if batch is None else None)
         export_s = time.monotonic() - start
         found = Exported(

@@ -68,7 +68,7 @@ class _Form:
     def _token(self) -> ir.Graph:
         """Return the body: the state (*batch, N, E) and one token to the next state and y (*batch, 1, E)."""
         kind, names = _present(self._delta).type, ("state", "delta", "x", "B", "C")
-        state, delta, x, B, C = inputs = [ir.Input(f"{self._name}.{name}", type=kind) for name in names]
+        state, delta, x, B, C = inputs = [ir.Value(name=f"{self._name}.{name}", type=kind) for name in names]
         tape = ir.tape.Tape()
         decay = tape.op("Exp", [tape.op("Mul", [delta, self._A])])
         state = tape.op("Add", [tape.op("Mul", [decay, state]), tape.op("Mul", [x, B])])

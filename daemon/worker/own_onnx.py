@@ -39,8 +39,8 @@ class OwnFile(nn.Module):
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
-        self.path, self.sha256 = path, sha256_of(path)
         (self.input_name, self.dtype, self._shape), *others = _inputs(path, shapes)
+        self.path, self.sha256 = path, sha256_of(path)
         self._names = [self.input_name, *(name for name, _, _ in others)]
         self.input_shape = self._shape[1:]
         draw = torch.Generator().manual_seed(0)
@@ -98,9 +98,11 @@ def _inputs(path: Path, shapes: Mapping[str, Sequence[int]], *, require_shapes: 
     model = _read(path)
     stored = {tensor.name for tensor in model.graph.initializer}
     values = [value for value in model.graph.input if value.name not in stored]
+    if not values:
+        raise UsageError(f"{path}: it has no inputs, so there is nothing to measure it with")
     unknown = sorted(set(shapes) - {value.name for value in values})
-    if unknown or not values:
-        names = ", ".join(value.name for value in values) or "none"
+    if unknown:
+        names = ", ".join(value.name for value in values)
         raise UsageError(f"--input {', '.join(unknown)}: the inputs of {path.name} are {names}")
     return [_input(path, value, shapes.get(value.name), require_shapes) for value in values]
 
@@ -114,6 +116,9 @@ def _read(path: Path) -> onnx.ModelProto:
     except Exception as error:  # protobuf's own have no types
         reason = str(OnnxFileError(error)).strip().split("\n")[0]
         raise UsageError(f"{path}: truncated, or no valid ONNX file: {reason}") from error
+    outside = [tensor.name for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    if outside:  # what the file's hash does not cover could change between two runs
+        raise UsageError(f"{path}: weights such as {outside[0]} lie in another file; save it with them inside")
     foreign = sorted({node.domain for node in model.graph.node} - {*_DOMAINS, *(f.domain for f in model.functions)})
     if foreign:
         raise UsageError(f"{path}: operators of {', '.join(foreign)} are not ONNX's own; export it without them")

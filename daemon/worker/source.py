@@ -74,13 +74,14 @@ class Source:
 
             return own_onnx.artifact(self.own, precision)
         form = files.form(self.options, target)
-        return self._given(precision, batch, form) or self.export(precision, batch, form)
-
-    def _given(self, precision: files.Precision, batch: int, form: files.Form | None) -> Artifact | None:
-        """Return the file in the store that was given: one of this batch, else one of any."""
         if self.given is None:
-            return None
-        store = Store(self.given)
+            return self.export(precision, batch, form)
+        given = Store(self.given, read_only=True)
+        found = self._given(given, precision, batch, form) or self.export(precision, batch, form)
+        return msgspec.structs.replace(found, note="; ".join(filter(None, [*given.notes, found.note])))
+
+    def _given(self, store: Store, precision: files.Precision, batch: int, form: files.Form | None) -> Artifact | None:
+        """Return the file in the store that was given: one of this batch, else one of any."""
         keys = [
             key_of(files.onnx_facts(self.model, self.options, self.weights_sha256, precision, size, form))
             for size in (batch, None)

@@ -95,6 +95,51 @@ def test_the_second_time_nothing_is_made(tmp_path):
         assert store.produce(KEY, FACTS, lambda path: pytest.fail("made again")).reused
 
 
+def test_what_a_writer_found_is_kept_with_its_file_and_is_no_part_of_the_key(tmp_path):
+    found = {"nodes": 134, "parity": {"error_share": 2.7e-7}, "load_s": None, "input_shape": ["batch", 3, 32, 32]}
+
+    def finding(path):
+        write(path)
+        return found
+
+    with Store(tmp_path) as store:
+        assert store.put(KEY, FACTS, finding).metadata.measured == found
+        assert store.produce(KEY, FACTS, write).metadata.measured == found
+        assert [artifact.metadata.measured for artifact in store.list()] == [found]
+        assert store.put(KEY, FACTS, write).metadata.measured == {}
+
+
+def test_an_entry_written_before_anything_was_measured_is_still_read(tmp_path):
+    with Store(tmp_path) as store:
+        path = store.put(KEY, FACTS, write).path.with_name("metadata.json")
+    known = json.loads(path.read_text())
+    assert known.pop("measured") == {}
+    path.write_text(json.dumps(known))
+    with Store(tmp_path) as store:
+        assert store.get(KEY).metadata.measured == {}
+
+
+def test_what_a_writer_found_must_be_json_or_nothing_is_kept(tmp_path):
+    def finding(path):
+        write(path)
+        return {"module": object()}
+
+    with Store(tmp_path) as store, pytest.raises(TypeError, match="object"):
+        store.put(KEY, FACTS, finding)
+    assert files(tmp_path) == []
+
+
+def test_a_store_that_is_only_to_be_read_stays_as_it_is(tmp_path):
+    filled(tmp_path, "a", "b")
+    cut("model.onnx", 5000)(tmp_path / key_of(facts_of("b")))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with Store(tmp_path, read_only=True) as store:
+        assert store.get(key_of(facts_of("a"))).path.read_bytes() == CONTENT
+        assert store.get(key_of(facts_of("b"))) is None
+        assert "holds 5000 bytes" in store.notes[0]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def test_put_replaces(tmp_path):
     with Store(tmp_path) as store:
         store.put(KEY, FACTS, write)

@@ -1,0 +1,186 @@
+"""The onnxruntime backend on the CPU: the numbers of eager, memory of its own a run, several inputs, its facts."""
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from worker_jobs import job
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.worker import subject
+from benchd.daemon.worker.backends import onnxruntime as backend
+from benchd.daemon.worker.source import Source
+from benchd.exporters import files
+from benchd.exporters.artifacts import key_of
+from benchd.models.catalog import build
+from benchd.models.vim import Vim
+
+onnx = pytest.importorskip("onnx", reason="writes files")
+parser = pytest.importorskip("onnx.parser")
+pytest.importorskip("onnxscript", reason="exports")
+ort = pytest.importorskip("onnxruntime", reason="is the backend")
+
+CPU = torch.device("cpu")
+TABLE = """g (float[N,4] x, int64[N] rows) => (float[N,4] y) <float[2,4] table = {0,0,0,0, 10,20,30,40}> {
+  r = Gather(table, rows)  y = Add(x, r)
+}"""
+TWO_OUTPUTS = """g (float[2,4] x) => (float[2,4] y, float[2] z) <int64[1] last = {1}> {
+  y = Relu(x)  z = ReduceMax <keepdims = 0> (x, last)
+}"""
+NEWER = """<ir_version: 9, opset_import: ["" : 99]>
+g (float[2,4] inputs) => (float[2,4] outputs) { outputs = Relu(inputs) }"""
+SHAPES = {"vim": (3, 24, 24), "onepass": (3, 32, 32), "affine": (4,)}
+
+
+class Affine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, images):
+        return self.fc(images)
+
+
+BUILDERS = {
+    "vim": lambda: Vim(32, 1, patch_size=8, stride=8, num_classes=10, image_size=24).eval(),
+    "onepass": lambda: build("snn_onepass", time_steps=2, encoding="rate", threshold=0.1),
+    "affine": lambda: Affine().eval(),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("store")
+
+
+def source(kind, store, **fields):
+    torch.manual_seed(0)
+    facts = {
+        "module": BUILDERS[kind](),
+        "images": torch.rand(8, *SHAPES[kind]),
+        "model": kind,
+        "options": {"scan": "serial"} if kind == "vim" else {},
+        "judged_by": "codes" if kind == "onepass" else "outputs",
+    }
+    return Source(**facts, weights_sha256="0" * 64, folder=store, **fields)
+
+
+def own_file(folder, graph, **fields):
+    """Write a graph as the user's own file; return it as a source."""
+    path = folder / "own.onnx"
+    onnx.save(parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), path)
+    a_job = job(folder, model="own.own", batch_size=2)
+    return subject.build(msgspec.structs.replace(a_job, onnx=str(path), artifacts=str(folder / "store"), **fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "tolerance"), [("vim", "fp32", 1e-5), ("vim", "fp16", 2e-2), ("affine", "fp32", 1e-6)]
+)
+def test_it_agrees_with_eager(kind, precision, tolerance, store):
+    own = source(kind, store)
+    loaded = backend.load(own, precision, CPU, own.images[:2])
+    assert (loaded.dtype, loaded.module) == (torch.float16 if precision == "fp16" else torch.float32, None)
+    found = loaded.run(own.images[2:4].to(loaded.dtype))
+    with torch.no_grad():
+        want = own.module(own.images[2:4])
+    assert found.dtype == loaded.dtype
+    torch.testing.assert_close(found.float(), want, rtol=0, atol=tolerance * float(want.abs().max()))
+
+
+def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(store):
+    own = source("onepass", store)
+    loaded = backend.load(own, "fp32", CPU, own.images[:2])
+    draws = [torch.rand(2, 2, 3, 32, 32, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    found = [loaded.run(own.images[:2], uniforms) for uniforms in draws]
+    assert not torch.equal(*found)
+    with torch.no_grad():
+        for outputs, uniforms in zip(found, draws, strict=True):
+            torch.testing.assert_close(outputs, own.module(own.images[:2], uniforms))
+
+
+def test_a_run_s_output_is_memory_of_its_own(store):
+    own = source("affine", store)
+    run = backend.load(own, "fp32", CPU, own.images[:2]).run
+    first = run(own.images[:2])
+    kept = first.clone()
+    second = run(own.images[2:4])
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, kept)
+    assert not torch.equal(first, second)
+
+
+def test_an_input_may_lie_in_any_order(store):
+    own = source("vim", store)
+    run = backend.load(own, "fp32", CPU, own.images[:2]).run
+    images = own.images[:2]
+    turned = images.to(memory_format=torch.channels_last)
+    assert not turned.is_contiguous()
+    assert torch.equal(run(turned), run(images))
+
+
+def test_what_ran_it_is_told(store):
+    own = source("affine", store)
+    facts = backend.load(own, "fp32", CPU, own.images[:2]).runtime
+    assert (facts.provider, facts.node_shares) == ("CPUExecutionProvider", {"CPUExecutionProvider": 1.0})
+    assert facts.threads == torch.get_num_threads()
+    assert facts.load_s > 0
+    assert facts.notes == []
+    assert [used.format for used in own.used] == ["onnx"]
+
+
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_provider_that_is_not_there_makes_the_case_unsupported(provider, store):
+    if len(ort.get_available_providers()) > 2:
+        pytest.skip("this build has providers for GPUs")
+    own = source("affine", store, provider=provider)
+    with pytest.raises(Unsupported, match="pip install onnxruntime-gpu"):
+        backend.load(own, "fp32", CPU, own.images[:2])
+
+
+def test_a_given_file_that_cannot_be_loaded_makes_the_case_unsupported(tmp_path):
+    own = source("affine", tmp_path)
+    facts = files.onnx_facts("affine", {}, "0" * 64, "fp32", 2, None)
+    own.store.put(key_of(facts), facts, lambda path: onnx.save(parser.parse_model(NEWER), path))
+    with pytest.raises(Unsupported, match=r"model\.onnx: ONNX Runtime .* cannot load it"):
+        backend.load(own, "fp32", CPU, own.images[:2])
+
+
+def test_an_own_file_may_have_several_inputs(tmp_path):
+    built = own_file(tmp_path, TABLE, onnx_shapes={"x": [2, 4], "rows": [2]})
+    loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
+    rows = built.source.extras[0]
+    assert rows.dtype == torch.int64
+    table = torch.tensor([[0.0] * 4, [10, 20, 30, 40]])
+    for images in built.images[:8].split(2):
+        found = loaded.run(images)
+        assert torch.equal(found, images + table[rows])
+        assert torch.equal(found, built.plain(images))
+
+
+def test_of_several_outputs_the_first_is_judged_and_said(tmp_path):
+    built = own_file(tmp_path, TWO_OUTPUTS)
+    loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
+    assert loaded.run(built.images[:2]).shape == (2, 4)
+    assert loaded.runtime.notes == ["judged by y, the first output of several"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "dtype"),
+    [
+        ("g (int64[2,4] x) => (int64[2,4] y) { y = Neg(x) }", torch.int64),
+        ("g (bool[2,4] x) => (bool[2,4] y) { y = Not(x) }", torch.bool),
+    ],
+    ids=["whole numbers", "truth values"],
+)
+def test_an_own_file_may_compute_with_other_types(graph, dtype, tmp_path):
+    built = own_file(tmp_path, graph)
+    loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
+    found = loaded.run(built.images[:2].to(loaded.dtype))
+    assert (loaded.dtype, found.dtype) == (dtype, dtype)
+    assert torch.equal(found, built.plain(built.images[:2]))
+
+
+def test_an_output_that_is_no_number_makes_the_case_unsupported(tmp_path):
+    built = own_file(tmp_path, "g (float[2,4] x) => (string[2,4] y) { y = Cast<to = 8>(x) }")
+    with pytest.raises(Unsupported, match=r"y of the file is a tensor\(string\)"):
+        backend.load(built.source, "fp32", CPU, built.images[:2])

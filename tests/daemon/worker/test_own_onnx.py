@@ -1,0 +1,174 @@
+"""A user's own ONNX file: what it reads, its answers, and each refusal with its words."""
+
+import msgspec
+import pytest
+import torch
+from worker_jobs import job
+
+from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.worker import subject
+from benchd.exporters.sessions import SessionError
+
+onnx = pytest.importorskip("onnx", reason="writes and reads files")
+parser = pytest.importorskip("onnx.parser")
+pytest.importorskip("onnxruntime", reason="computes the reference")
+own_onnx = pytest.importorskip("benchd.daemon.worker.own_onnx")
+
+
+OPEN = "g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }"
+FIXED = "g (float[2,4] x) => (float[2,4] y) { y = Relu(x) }"
+HALF = "g (float16[2,4] x) => (float16[2,4] y) { y = Relu(x) }"
+TABLE = """g (int64[2,3] rows) => (float[2,3,4] y) <float[2,4] table = {0,0,0,0, 10,20,30,40}> {
+  y = Gather(table, rows)
+}"""
+PAIR = """g (float[N,4] x, float[N,M] z) => (float[N,4] y, float[N,M] w) { y = Relu(x)  w = Neg(z) }"""
+STORED = """g (float[2,4] x, float[4] bias) => (float[2,4] y) <float[4] bias = {1,2,3,4}> { y = Add(x, bias) }"""
+
+
+def written(folder, graph, opset=20):
+    path = folder / "net.onnx"
+    domains = f'"" : {opset}, "here" : 1'
+    onnx.save(parser.parse_model(f"<ir_version: 9, opset_import: [{domains}]> {graph}"), path)
+    return path
+
+
+def own(folder, graph, **shapes):
+    return own_onnx.OwnFile(written(folder, graph), shapes)
+
+
+def test_a_file_of_fixed_sizes_needs_no_input_option(tmp_path):
+    module = own(tmp_path, FIXED)
+    assert (module.batch_size, module.input_shape, module.input_name, module.dtype) == (2, (4,), "x", torch.float32)
+    images = torch.randn(2, 4)
+    assert torch.equal(module(images), images.relu())
+    assert torch.equal(module.double()(images.double()), images.relu())
+
+
+def test_open_sizes_come_from_the_input_option(tmp_path):
+    module = own(tmp_path, PAIR, x=[3, 4], z=[3, 7])
+    assert (module.batch_size, module.input_shape) == (3, (4,))
+    assert [extra.shape for extra in module.extras] == [(3, 7)]
+    assert torch.equal(module(torch.ones(3, 4)), torch.ones(3, 4))
+
+
+def test_a_stored_value_is_no_input(tmp_path):
+    module = own(tmp_path, STORED)
+    assert module.extras == ()
+    assert module(torch.zeros(2, 4)).tolist() == [[1, 2, 3, 4]] * 2
+
+
+def test_whole_numbers_as_first_input_are_drawn_so_that_they_fit_a_table(tmp_path):
+    a_job = job(tmp_path, model="own.net", batch_size=2)
+    built = subject.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, TABLE))))
+    assert set(built.images.unique().tolist()) == {0.0, 1.0}
+    assert built.facts.data == "random 0 and 1, seed 0"
+    assert built.plain.dtype == torch.int64
+    rows = built.images[:2]
+    assert torch.equal(built.plain(rows), rows[..., None] * torch.tensor([10.0, 20, 30, 40]))
+
+
+def test_the_file_is_told_apart_by_its_bytes(tmp_path):
+    first = own(tmp_path, FIXED)
+    assert own(tmp_path, FIXED).sha256 == first.sha256
+    assert own(tmp_path, FIXED.replace("Relu", "Neg")).sha256 != first.sha256
+
+
+def damaged(change):
+    def write(folder):
+        path = written(folder, STORED)
+        path.write_bytes(change(path.read_bytes()))
+        return path
+
+    return write
+
+
+def with_external_data(folder):
+    model = onnx.load(written(folder, STORED))
+    (bias,) = model.graph.initializer
+    bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias), bias.name))  # as raw bytes
+    onnx.save(model, folder / "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
+    return folder / "net.onnx"
+
+
+def text(graph):
+    return lambda folder: written(folder, graph)
+
+
+REFUSED = {
+    "absent": (lambda folder: folder / "net.onnx", {}, r"net\.onnx: No such file or directory"),
+    "truncated": (damaged(lambda content: content[:-30]), {}, r"net\.onnx: truncated, or no valid ONNX file: "),
+    "empty": (damaged(lambda content: b""), {}, r"net\.onnx: truncated, or no valid ONNX file: "),
+    "not ONNX": (damaged(lambda content: b"\x89PNG" * 9), {}, r"net\.onnx: truncated, or no valid ONNX file: "),
+    "foreign": (
+        text("g (float[2,4] x) => (float[2,4] y) { y = here.Lif(x) }"),
+        {},
+        "operators of here are not ONNX's own; export it without them",
+    ),
+    "weights outside": (with_external_data, {}, "weights such as bias lie in another file; save it with them inside"),
+    "weights missing": (
+        lambda folder: (with_external_data(folder), (folder / "net.data").unlink())[0],
+        {},
+        r"net\.onnx: truncated, or no valid ONNX file: .*net\.data",
+    ),
+    "no inputs": (
+        text("g () => (float y) <float one = {1}> { y = Neg(one) }"),
+        {},
+        "it has no inputs, so there is nothing to measure it with",
+    ),
+    "text": (
+        text("g (string[2] x) => (string[2] y) { y = Identity(x) }"),
+        {},
+        "input x is STRING; it must be a tensor of plain numbers",
+    ),
+    "unknown input": (text(FIXED), {"images": [2, 4]}, r"--input images: the inputs of net\.onnx are x$"),
+    "other rank": (text(FIXED), {"x": [2, 4, 1]}, r"--input x: net\.onnx takes 2x4, not 2x4x1$"),
+    "other size": (text(OPEN), {"x": [3, 5]}, r"--input x: net\.onnx takes \?x4, not 3x5$"),
+    "open size": (text(OPEN), {}, r"input x is \?x4; give it as in --input x=1x4$"),
+    "open size of another": (text(PAIR), {"x": [3, 4]}, r"input z is \?x\?; give it as in --input z=1x1$"),
+    "no batch": (text("g (float x) => (float y) { y = Neg(x) }"), {}, "input x is a scalar"),
+}
+
+
+@pytest.mark.parametrize(("make", "shapes", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_measured_is_refused_with_the_reason(make, shapes, reason, tmp_path):
+    with pytest.raises(UsageError, match=reason):
+        own_onnx.OwnFile(make(tmp_path), shapes)
+
+
+def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
+    module = own_onnx.OwnFile(written(tmp_path, FIXED, opset=99), {})
+    with pytest.raises(SessionError, match=r"net\.onnx: ONNX Runtime .* cannot load it: .*[Oo]pset"):
+        module(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("graph", "asked", "advice"),
+    [
+        (FIXED, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
+        (HALF, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
+        (TABLE, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
+    ],
+    ids=["fp32", "fp16", "whole numbers"],
+)
+def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, asked, advice, tmp_path):
+    with pytest.raises(Unsupported, match=rf"net\.onnx is {advice}$"):
+        own_onnx.artifact(written(tmp_path, graph), asked)
+
+
+def test_in_its_own_precision_it_is_an_artifact_of_its_bytes(tmp_path):
+    path = written(tmp_path, HALF)
+    found = own_onnx.artifact(path, "fp16")
+    assert (found.path, found.key, found.reused) == (path, "net.onnx", True)
+    assert found.metadata.bytes == path.stat().st_size
+    assert found.metadata.sha256 == own_onnx.OwnFile(path, {}).sha256
+    assert found.metadata.facts == {"format": "onnx", "model": "net", "precision": "fp16"}
+
+
+@pytest.mark.parametrize("shapes", [{}, {"x": [3, 4]}], ids=["of the file", "of --input"])
+def test_another_batch_size_than_the_case_s_is_refused(shapes, tmp_path):
+    path = written(tmp_path, OPEN if shapes else FIXED)
+    a_job = job(tmp_path, model="own.net", batch_size=1)
+    with pytest.raises(
+        UsageError, match=r"net\.onnx takes batches of [23], not 1: give --input x=\.\.\. its first size"
+    ):
+        subject.build(msgspec.structs.replace(a_job, onnx=str(path), onnx_shapes=shapes))

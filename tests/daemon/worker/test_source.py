@@ -1,0 +1,230 @@
+"""Where a variant's file comes from: the user's folder, the store, or an export now; and a board that cannot export."""
+
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+
+import absent
+import pytest
+import torch
+from torch import nn
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.worker.source import Source
+from benchd.exporters import files
+from benchd.exporters.artifacts import Store, key_of
+
+pytest.importorskip("onnxscript", reason="exports")
+pytest.importorskip("onnxruntime", reason="checks what was exported")
+
+WEIGHTS = "ab" * 32
+
+
+def source(folder, given=None, **fields):
+    """Return a small module as a source; its option makes its files have a form, as those of a scan do."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3).eval().requires_grad_(False)
+    facts = {"model": "linear", "options": {"scan": "serial"}, "weights_sha256": WEIGHTS} | fields
+    return Source(module=module, images=torch.randn(8, 4), judged_by="outputs", folder=folder, given=given, **facts)
+
+
+def facts_of(batch, **fields):
+    facts = {"model": "linear", "options": {}, "weights_sha256": WEIGHTS, "precision": "fp32", "form": "scan"} | fields
+    return files.onnx_facts(batch=batch, **facts)
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory):
+    """A folder with a file of batch 2 and one of any batch."""
+    folder = tmp_path_factory.mktemp("brought")
+    for batch in (2, None):
+        source(folder).export("fp32", batch, "scan")
+    return folder
+
+
+def content(folder):
+    """Return every file of a folder with its bytes and when it was written."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_second_use_comes_from_the_store(tmp_path):
+    first, again = source(tmp_path), source(tmp_path)
+    made = first.onnx("fp32", 2, "cpu")
+    assert first.onnx("fp32", 2, "cpu") is made
+    found = again.onnx("fp32", 2, "cpu")
+    assert (made.reused, found.reused) == (False, True)
+    assert made.key == found.key == key_of(facts_of(2))
+    assert found.path.is_relative_to(tmp_path)
+    assert found.metadata.measured["parity"]["batch_sizes"] == [2]
+    (told,) = again.used
+    assert (told.reused, told.sha256, told.form, told.format) == (True, made.metadata.sha256, "scan", "onnx")
+    assert told.seconds < first.used[0].seconds
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"weights_sha256": "cd" * 32}, {"model": "wide"}, {"options": {"scan": "serial", "size": 4}}],
+    ids=["weights", "model", "options"],
+)
+def test_other_facts_are_another_file(brought, tmp_path, other):
+    assert source(tmp_path, brought, **other).onnx("fp32", 2, "cpu").path.is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("use", [(("fp16", 2, "cpu")), (("fp32", 2, "cuda")), (("fp32", 2, "tensorrt"))])
+def test_another_precision_or_form_is_another_file(brought, tmp_path, use):
+    made = source(tmp_path, brought).onnx(*use)
+    assert made.path.is_relative_to(tmp_path)
+    assert made.metadata.facts["form"] == ("scan" if use[2] == "cpu" else "two_level")
+
+
+def test_a_file_of_an_earlier_revision_of_the_exporter_is_made_again(tmp_path):
+    old = facts_of(2) | {"revision": files.REVISION - 1}
+    with Store(tmp_path) as store:
+        store.put(key_of(old), old, lambda path: path.write_bytes(b"old"))
+    made = source(tmp_path).onnx("fp32", 2, "cpu")
+    assert (made.reused, made.metadata.facts["revision"]) == (False, files.REVISION)
+
+
+@pytest.mark.parametrize(("batch", "found"), [(2, 2), (3, None)], ids=["its batch", "any batch"])
+def test_a_given_file_is_preferred_static_before_dynamic(brought, tmp_path, batch, found):
+    before = content(brought)
+    given = source(tmp_path / "own", brought).onnx("fp32", batch, "cpu")
+    assert given.key == key_of(facts_of(found))
+    assert given.path.is_relative_to(brought)
+    assert (given.reused, given.note) == (True, "")
+    assert content(brought) == before
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_folder_without_the_file_costs_an_export(tmp_path):
+    (tmp_path / "empty").mkdir()
+    made = source(tmp_path / "own", tmp_path / "empty").onnx("fp32", 2, "cpu")
+    assert (made.reused, made.note) == (False, "")
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def flip(folder, batch):
+    path = folder / key_of(facts_of(batch)) / "model.onnx"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+
+
+def test_a_tampered_file_of_the_store_is_made_again_and_told(brought, tmp_path):
+    shutil.copytree(brought, tmp_path / "own")
+    flip(tmp_path / "own", 2)
+    own = source(tmp_path / "own")
+    made = own.onnx("fp32", 2, "cpu")
+    assert not made.reused
+    assert "SHA-256" in own.used[0].note
+    assert made.path.read_bytes() == (brought / made.key / "model.onnx").read_bytes()
+
+
+def test_a_tampered_given_file_is_passed_over_told_and_left_alone(brought, tmp_path):
+    shutil.copytree(brought, tmp_path / "given")
+    own = source(tmp_path / "own", tmp_path / "given")
+    flip(tmp_path / "given", 2)
+    assert own.onnx("fp32", 2, "cpu").key == key_of(facts_of(None))
+    flip(tmp_path / "given", None)
+    before = content(tmp_path / "given")
+    assert own.onnx("fp32", 3, "cpu").path.is_relative_to(tmp_path / "own")
+    assert content(tmp_path / "given") == before
+    assert ["SHA-256" in used.note for used in own.used] == [True, True]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "amp"])
+def test_files_have_two_precisions(tmp_path, precision):
+    with pytest.raises(Unsupported, match=f"files are made in fp32 and fp16, not in {precision}"):
+        source(tmp_path).onnx(precision, 1, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "forms"),
+    [
+        ({}, (None, None, None)),
+        ({"scan": "serial"}, ("scan", "two_level", "two_level")),
+        ({"scan": "two_level"}, ("two_level", "two_level", "two_level")),
+    ],
+)
+def test_the_form_is_the_target_s_best_unless_two_levels_were_asked_for(options, forms):
+    assert tuple(files.form(options, target) for target in ("cpu", "cuda", "tensorrt")) == forms
+
+
+CHILD = f"""
+import json, sys
+from pathlib import Path
+import torch
+from torch import nn
+from benchd.daemon.worker.source import Source
+WEIGHTS = {WEIGHTS!r}
+{inspect.getsource(source)}
+"""
+BOARD = """
+from benchd.daemon.errors import Unsupported
+from benchd.exporters import sessions
+own = source(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+try:
+    given = own.onnx("fp32", 2, "cpu")
+    images = torch.randn(2, 4)
+    (outputs,) = sessions.open_session(given.path).run(None, {"inputs": images.numpy()})
+    print(given.key, torch.allclose(torch.from_numpy(outputs), own.module(images)))
+except Unsupported as error:
+    print(error)
+"""
+
+
+def on_a_board(environment, *folders):
+    """Run the code in a child that has ONNX Runtime and none of the packages that export."""
+    command = [sys.executable, "-c", CHILD + BOARD, *map(str, folders)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
+
+
+def test_a_board_without_an_exporter_runs_a_given_file_and_else_says_how(brought, tmp_path, child_environment):
+    packages = ("onnx", "onnx_ir", "onnxscript")
+    (tmp_path / "packages").mkdir()
+    environment = child_environment | absent.environment(tmp_path / "packages", *packages)
+    assert on_a_board(environment, tmp_path / "own", brought) == f"{key_of(facts_of(2))} True"
+    advice = (
+        "pip install onnx onnxscript, or run `benchd export` with the same weights on another machine and bring its "
+        "folder with --artifacts"
+    )
+    alone = on_a_board(environment, tmp_path / "own")
+    assert alone.startswith("none can be exported here (")
+    assert alone.endswith(f"): {advice}")
+    (tmp_path / "empty").mkdir()
+    assert on_a_board(environment, tmp_path / "own", tmp_path / "empty").startswith(
+        f"{tmp_path / 'empty'} holds no file of this case, and none can be exported here"
+    )
+    assert not list(tmp_path.glob("own/*/model.onnx"))
+
+
+TOGETHER = """
+import torch.onnx, onnxscript
+print("ready", flush=True)
+sys.stdin.readline()
+made = source(Path(sys.argv[1])).onnx("fp32", 2, "cpu")
+print(json.dumps([made.reused, made.metadata.sha256]))
+"""
+
+
+def test_two_processes_that_export_the_same_end_with_one_whole_file(tmp_path, child_environment):
+    command = [sys.executable, "-c", CHILD + TOGETHER, str(tmp_path / "store")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = child_environment | absent.environment(tmp_path)
+    with (
+        subprocess.Popen(command, env=environment, **pipes) as first,
+        subprocess.Popen(command, env=environment, **pipes) as second,
+    ):
+        for process in (first, second):
+            assert process.stdout.readline() == "ready\n"
+        for process in (first, second):
+            process.stdin.write("\n")
+            process.stdin.flush()
+        answers = [json.loads(process.communicate()[0]) for process in (first, second)]
+    assert sorted(reused for reused, _ in answers) == [False, True]
+    with Store(tmp_path / "store") as store:
+        kept = store.get(key_of(facts_of(2)))
+        assert {sha256 for _, sha256 in answers} == {kept.metadata.sha256}
+        assert len(store.list()) == 1
