@@ -3,12 +3,13 @@
 Torch never enters this process. Signals only set a flag; the loop that waits for the worker acts on it.
 """
 
+import os
 import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -39,6 +40,8 @@ from benchd.daemon.sampling import SamplerProcess
 from benchd.models import catalog
 
 ATTEND_S = 1.0
+
+FEWEST_CPUS = 4  # with fewer, a CPU of its own would cost the case more than the sampler does
 
 
 class Sink(Protocol):
@@ -256,7 +259,9 @@ class Supervisor:
         return msgspec.structs.replace(part, telemetry=means)
 
     def _sampler(self) -> SamplerProcess:
-        return SamplerProcess(self.settings.sources, self.settings.period_s)
+        settings = self.settings
+        spare = spare_cpu(os.sched_getaffinity(0), settings.device, settings.threads)
+        return SamplerProcess(settings.sources, settings.period_s, spare)
 
     @contextmanager
     def _signals(self) -> Iterator[socket.socket]:
@@ -277,6 +282,12 @@ class Supervisor:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
+
+
+def spare_cpu(cpus: Collection[int], device: str, threads: int | None) -> int | None:
+    """Return a CPU for the sampler that the case does not compute on, None where there are too few for one."""
+    used = 1 if device == "cuda" else threads or len(cpus)
+    return max(cpus) if len(cpus) >= FEWEST_CPUS and used < len(cpus) else None
 
 
 def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
