@@ -33,8 +33,6 @@ SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 CURES = {
     "devfreq": "Jetson boards have it",
     "ina3221": "Jetson boards have it; there: sudo modprobe ina3221",
-    "jtop": "sudo pip install jetson-stats; sudo usermod -aG jtop $USER; then log in again",
-    "nvml": "install NVIDIA's driver and: pip install nvidia-ml-py",
     "procfs": "mount /proc",
     "rapl": "sudo modprobe intel_rapl_msr; its counters are root's: sudo chmod a+r /sys/class/powercap/*/energy_uj",
     "thermal": "virtual machines have no thermal zones",
