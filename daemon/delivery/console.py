@@ -198,6 +198,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [note for record in measured if (note := scenario_note(record))]
     if any(record.timing and record.timing.p99_ms is None for record in measured):
         notes.append("p99: a dash where fewer than 662 runs a process back it")
+    notes += _file_notes(measured)
     notes += _energy_notes(measured)
     busy = [record.case.model for record in measured if "busy_machine" in record.flags]
     if busy:
@@ -210,6 +211,17 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
     return notes
+
+
+def _file_notes(measured: Sequence[Record]) -> list[str]:
+    """Return which files were there before, and which had to be made first."""
+    files = {artifact.key: artifact for record in measured for artifact in record.artifacts}
+    if not files:
+        return []
+    made = [artifact for artifact in files.values() if not artifact.reused]
+    seconds = sum(artifact.seconds for artifact in made)
+    text = f"{len(files) - len(made)} of {len(files)} were there before"
+    return [f"exported files: {text}" + (f", the others took {seconds:.1f} s" if made else "")]
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:

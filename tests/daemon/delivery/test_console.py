@@ -12,7 +12,7 @@ from benchd.daemon.delivery import console
 from benchd.daemon.delivery.console import Screen, print_catalog, print_kernels, print_plan
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.plan import Machine
-from benchd.daemon.records import Case, Check, Energy, Floor, Memory, Summary, Variant, encode
+from benchd.daemon.records import ArtifactFacts, Case, Check, Energy, Floor, Memory, Summary, Variant, encode
 from benchd.kernels.shipped import CannotCompile, Compiled
 
 PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
@@ -201,3 +201,12 @@ def test_kernels_that_cannot_be_compiled_are_unavailable(monkeypatch):
     with pytest.raises(NotAvailable, match=r"unavailable: .*'triton' is not installed"):
         print_kernels(out, io.StringIO(), as_json=True)
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 were there before"), (False, "the others took 14.5 s")])
+def test_the_files_of_a_variant_say_whether_they_were_there_before(reused, said):
+    file = ArtifactFacts(
+        key="k", format="onnx", bytes=1, sha256="s", made_at="t", made_on="m", versions={}, reused=reused, seconds=14.5
+    )
+    table, _ = shown(made(artifacts=[file]))
+    assert f"exported files: {'' if reused else '0 of 1 were there before, '}{said}" in table
