@@ -30,6 +30,7 @@ from benchd.daemon.errors import UsageError
 CONNECT_S = 10.0
 BACK_OFF_S = 60.0
 CONFLICT_S = 300.0
+ON_ITS_WAY_S = 0.5  # by which the ages of two machines may be off when they are compared
 CONTRADICTED_S = 10.0  # by then another machine of the same id has spoken
 GOODBYE_S = 3.0
 MAX_WAITING = 100  # answers, commands and collectors' acknowledgements that nobody has taken yet
@@ -222,6 +223,7 @@ class _Conversation:
         self._number = int(outbox.kept(SESSION) or b"0") + 1
         self._sender = Sender(outbox, collectors.awaited)
         self._acks: deque[tuple[str, bytes]] = deque(maxlen=MAX_WAITING)
+        self._answered: deque[tuple[str, int, str]] = deque(maxlen=MAX_WAITING)
         self.born_s: float | None = None
 
     def run(self) -> None:
@@ -293,17 +295,22 @@ class _Conversation:
     def _judge(self, session: Session, message: MQTTMessage) -> None:
         """Hold the status topic against another machine of the same id, and against a late will of our own.
 
-        A retained status may be of one that is long gone. Of two that live the one that came later goes.
+        A retained status may be of one that is long gone. Of two that live the one that came later goes; where that is
+        within what a message takes on its way, both see the same one by its instance. Each is answered once.
         """
         status = _decode(bytes(message.payload))
         if message.retain or status is None or status.instance == self._link.identity.instance:
             if status is None or (status.session, status.state) != (self._number, "online"):
                 self._say_online(session)
             return
-        mine_s = time.monotonic() - (self.born_s or 0.0)
-        if status.state == "online" and (status.held_s, self._link.identity.instance) > (mine_s, status.instance):
+        older_s = status.held_s - (time.monotonic() - (self.born_s or 0.0))
+        is_other_s = status.instance > self._link.identity.instance if abs(older_s) < ON_ITS_WAY_S else older_s > 0
+        if status.state == "online" and is_other_s:
             self._give_way(status)
-        self._say_online(session)
+        other = (status.instance, status.session, status.state)
+        if other not in self._answered:
+            self._answered.append(other)
+            self._say_online(session)
 
     def _give_way(self, other: Status) -> NoReturn:
         conflict = (

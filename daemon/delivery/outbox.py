@@ -6,6 +6,7 @@ in between sends it again; its key lets the receiver tell. The service keeps its
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -94,10 +95,21 @@ class Outbox:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             try:
-                self._prepare()
+                self._prepare_when_free()
             except BaseException:
                 self._db.close()
                 raise
+
+    def _prepare_when_free(self) -> None:
+        """Prepare the file; two that open it after a kill meet a lock for which SQLite itself does not wait."""
+        until_s = time.monotonic() + BUSY_S
+        while True:
+            try:
+                return self._prepare()
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > until_s:
+                    raise
+            time.sleep(0.02)
 
     def add(self, key: str, topic: str, qos: int, body: bytes, kept: Mapping[str, bytes] | None = None) -> None:
         """Take a message, and `kept` in the same commit; one whose key is known already changes no message.
