@@ -24,7 +24,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-gpu test-tensorrt bench-kernels soak-aa check types occupancy wheel test-jetpack62 programs clean
+.PHONY: help once test test-slow test-gpu test-tensorrt bench-kernels soak-aa check types occupancy wheel test-jetpack62 programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -35,6 +35,9 @@ once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
 
 test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
 	@$(BIN)/pytest $(ARGS)
+
+test-slow: $(TEST) programs  ## the simulations that `make test` leaves out; ARGS goes to pytest
+	@$(BIN)/pytest -m slow $(ARGS)
 
 test-gpu: $(TEST)  ## the kernels and the models on this machine's GPU; ARGS goes to pytest
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'

@@ -76,9 +76,9 @@ def coverage(summaries, truth_ns):
         ("quick", 50, 0.0),
         ("quick", 50, SPIKE_SHARE),
         ("standard", 5, 0.0),
-        ("standard", 50, 0.0),
-        ("standard", 50, SPIKE_SHARE),
-        ("thorough", 50, SPIKE_SHARE),
+        pytest.param("standard", 50, 0.0, marks=pytest.mark.slow),
+        pytest.param("standard", 50, SPIKE_SHARE, marks=pytest.mark.slow),
+        pytest.param("thorough", 50, SPIKE_SHARE, marks=pytest.mark.slow),
     ],
 )
 def test_the_interval_covers_the_true_median(preset, run_ms, coefficient, spike_share):
