@@ -275,8 +275,7 @@ mount --bind "$2/fake_sys/class" "$1/sys/class"
 mount --bind "$2/virtual" "$1/sys/devices/virtual"
 mount --bind "$2/group" "$1/etc/group"
 mount -t tmpfs tmpfs "$1/run"
-echo ready
-exec chroot "$1" sleep infinity
+exec chroot "$1" sh -c "echo ready; exec sleep infinity"  # said from inside: before that, this root is the machine's
 """
 # jtop keeps its settings beside the interpreter's library.
 SERVICE = "import runpy, sys; sys.base_prefix = '/run'; runpy.run_module('jtop', run_name='__main__', alter_sys=True)"
