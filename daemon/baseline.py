@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchd.daemon import records, results, state
+from benchd.daemon import records, results
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Record
+from benchd.kernels import cache
 
 FILE = "baseline.jsonl"
 STORED = "stored"
@@ -14,7 +15,7 @@ FEWEST_RUNS = 3
 
 def path() -> Path:
     """Return where the baseline is kept."""
-    return state.folder() / FILE
+    return cache.state() / FILE
 
 
 def set_(files: Sequence[Path]) -> list[Record]:

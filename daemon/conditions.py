@@ -1,15 +1,14 @@
 """What a scheduled pass waits for: the machine's temperature, load, power mode and supply, read and judged."""
 
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchd.daemon.config import Conditions
+from benchd.daemon.environment import power_mode_of, tool_output
 from benchd.daemon.sysfs import number, text
 
 GPU_QUIET_S = 30.0
-TOOL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ def read(root: Path = Path("/")) -> Readings:
         temperature_c=_hottest_c(root),
         gpu_load_percent=_gpu_load_percent(root),
         system_load=_system_load(root),
-        power_mode=_power_mode(root),
+        power_mode=power_mode_of(root),
         on_mains=_on_mains(root),
     )
 
@@ -94,7 +93,7 @@ def _gpu_load_percent(root: Path) -> float | None:
     permille = [number(path) for path in (root / "sys/class/devfreq").glob("*/device/load")]
     if permille and permille[0] is not None:
         return permille[0] / 10
-    shown = _output("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+    shown = tool_output("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
     loads = re.findall(r"^\d+$", shown or "", re.MULTILINE)
     return max(map(float, loads)) if loads else None
 
@@ -104,24 +103,9 @@ def _system_load(root: Path) -> float | None:
     return float(found[0]) if found else None
 
 
-def _power_mode(root: Path) -> str | None:
-    found = re.search(r"^NV Power Mode: *(.+)$", _output("nvpmodel", "-q") or "", re.MULTILINE)
-    return found[1].strip() if found else text(root / "sys/firmware/acpi/platform_profile")
-
-
 def _on_mains(root: Path) -> bool | None:
     """Return False where a battery discharges; a board without one is on mains."""
     supplies = list((root / "sys/class/power_supply").glob("*"))
     if not (root / "sys/class").is_dir():
         return None
     return not any(text(supply / "status") == "Discharging" for supply in supplies)
-
-
-def _output(*command: str) -> str | None:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return done.stdout

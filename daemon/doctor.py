@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TextIO
 
+from benchd.daemon.environment import installed_version
 from benchd.daemon.errors import BenchdError, unknown
 from benchd.daemon.samplers import SAMPLERS, load
+from benchd.exporters import sessions
 
 PROBE_TIMEOUT_S = 120.0  # a cold import of torch from an SD card takes most of a minute
 PROBE = """
@@ -132,30 +133,24 @@ def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
     return detail, f"torch is built for CUDA {facts['cuda']}: install a driver for it, or torch for the driver's CUDA"
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
 def _package(name: str, extra: str, elsewhere: str = "") -> Finding:
     if find_spec(name):
-        return Finding(name, "runtime", usable=True, detail=_version(name) or "installed without a version")
+        return Finding(name, "runtime", usable=True, detail=installed_version(name) or "installed without a version")
     cure = "; ".join(filter(None, (INSTALL.format(extra), elsewhere)))
     return Finding(name, "runtime", usable=False, detail="not installed", cure=cure)
 
 
 def _onnxruntime() -> Finding:
     """Both distributions hold the package `onnxruntime`: the one installed last has overwritten half of the other."""
-    installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)]
+    installed = sessions.installed()
     if len(installed) > 1:
         cure = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you want"
         return Finding(
             "onnxruntime", "runtime", usable=False, detail="installed twice: " + ", ".join(installed), cure=cure
         )
-    if installed and find_spec("onnxruntime"):
-        return Finding("onnxruntime", "runtime", usable=True, detail=f"{installed[0]} {_version(installed[0])}")
+    for name, its_version in installed.items():
+        if find_spec("onnxruntime"):
+            return Finding("onnxruntime", "runtime", usable=True, detail=f"{name} {its_version}")
     return _package("onnxruntime", "cpu")
 
 

@@ -73,7 +73,7 @@ def describe(
     """
     policies, gpus = _policies(root), _tegra_gpus(root)
     gpu, driver, power_limit_w = _gpu(root)
-    power_mode = _power_mode(root)
+    power_mode = power_mode_of(root)
     packages = dict(_PACKAGE.findall(text(root / "var/lib/dpkg/status") or ""))
     environment = Environment(
         fingerprint="",
@@ -209,7 +209,7 @@ def _gpu(root: Path) -> tuple[str | None, str | None, float | None]:
     release = _l4t(root)
     if release:
         return f"{_soc(root) or 'tegra'} integrated GPU", f"L4T {release}", None
-    query = _output("nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
+    query = tool_output("nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
     fields = [field.strip() for field in (query or "").partition("\n")[0].split(",")]
     return (fields[0], fields[1], _watts(fields[2])) if len(fields) == 3 else (None, None, None)
 
@@ -220,7 +220,7 @@ def _watts(name: str | None) -> float | None:
     return float(found[1]) if found else None
 
 
-def _output(*command: str) -> str | None:
+def tool_output(*command: str) -> str | None:
     """Return what a tool prints, None where it is absent, fails or hangs."""
     try:
         done = subprocess.run(
@@ -231,8 +231,9 @@ def _output(*command: str) -> str | None:
     return done.stdout
 
 
-def _power_mode(root: Path) -> str | None:
-    found = re.search(r"^NV Power Mode: *(.+)$", _output("nvpmodel", "-q") or "", re.MULTILINE)
+def power_mode_of(root: Path) -> str | None:
+    """Return nvpmodel's mode, else the firmware's profile, None where neither tells."""
+    found = re.search(r"^NV Power Mode: *(.+)$", tool_output("nvpmodel", "-q") or "", re.MULTILINE)
     return found[1].strip() if found else text(root / "sys/firmware/acpi/platform_profile")
 
 
@@ -282,15 +283,16 @@ def _allocator(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _versions(packages: Mapping[str, str]) -> dict[str, str]:
-    found = {name: _version(name) for name in DISTRIBUTIONS}
+    found = {name: installed_version(name) for name in DISTRIBUTIONS}
     for library, (wheels, package) in LIBRARIES.items():
         of_system = _joined(release for name, release in packages.items() if re.fullmatch(package, name))
-        found[library] = next(filter(None, map(_version, wheels)), of_system)
+        found[library] = next(filter(None, map(installed_version, wheels)), of_system)
     python = ".".join(map(str, sys.version_info[:3]))
     return {"python": python} | {name: installed for name, installed in found.items() if installed}
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, None where it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -20,7 +20,6 @@ import msgspec
 from benchd.daemon import (
     config,
     environment,
-    gpu,
     identity,
     noise_floor,
     plan,
@@ -100,7 +99,7 @@ def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
     sides = _sides(request, settings, machine)
     device_id = sides[0].shared.device_id
     min_effect = noise_floor.min_effect(device_id, machine.device, request.min_effect)
-    supervisor = _supervisor(request, settings, machine.device, sides)
+    supervisor = _supervisor(request, settings, machine, sides)
     verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
     _keep(sides, request.output)
     if request.is_aa and verdict.effect is not None:
@@ -162,16 +161,15 @@ def _versions(python: str) -> dict[str, str]:
         raise UsageError(f"--python {python}: {error}; give the interpreter of an environment with benchd") from error
 
 
-def _supervisor(request: Request, configured: Config, device: str, sides: Sequence[Side]) -> Supervisor:
+def _supervisor(request: Request, configured: Config, machine: plan.Machine, sides: Sequence[Side]) -> Supervisor:
     request.output.mkdir(parents=True, exist_ok=True)
-    gpu_uuid = gpu.measured("cuda") if device == "cuda" else None
     settings = Settings(
         output=request.output.resolve(),
         cache=cache.folder(),
         artifacts=cache.artifacts(),
-        device=device,
-        sources=configured.sampling.sources or samplers.present(device, gpu_uuid),
-        gpu_uuid=gpu_uuid,
+        device=machine.device,
+        sources=configured.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
+        gpu_uuid=machine.gpu_uuid,
         period_s=configured.sampling.period_s,
         threads=request.threads,
     )

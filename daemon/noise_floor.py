@@ -5,10 +5,10 @@ from contextlib import closing
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon import state
 from benchd.daemon.delivery import jsonl
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.statistics import MIN_EFFECT, Answer, percentile
+from benchd.kernels import cache
 
 FILE = "noise_floor.jsonl"
 
@@ -27,13 +27,13 @@ class AaEffect(Struct, frozen=True, kw_only=True):
 
 def add(effect: AaEffect) -> None:
     """Keep one effect; a crash cannot take it back."""
-    with closing(jsonl.Journal(state.folder() / FILE)) as journal:
+    with closing(jsonl.Journal(cache.state() / FILE)) as journal:
         journal.append(msgspec.json.encode(effect))
 
 
 def effects(device_id: str, device: str) -> list[AaEffect]:
     """Return what was kept of this device (cpu or cuda), the oldest first; raise SchemaError at a damaged line."""
-    path = state.folder() / FILE
+    path = cache.state() / FILE
     if not path.exists():
         return []
     try:

@@ -21,7 +21,7 @@ from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.judging import against_baseline
 from benchd.daemon.lock import Busy
-from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
+from benchd.daemon.plan import Machine, Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
@@ -60,9 +60,7 @@ def run(request: Request) -> int:
     """Measure what the request asks for and return the exit code; raise BenchdError before anything is measured."""
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
     own = _own(request)
-    device = _device(request)
-    machine = plan.inspect(device)
-    gpu_uuid = gpu.measured(device) if machine.device == "cuda" else None
+    machine = plan.inspect(_device(request))
     planned = plan.plan(_suites(settings, request), settings.limits, machine, own)
     _refuse_ambiguous_weights(request, planned)
     if request.dry_run:
@@ -71,7 +69,7 @@ def run(request: Request) -> int:
     stored = baseline.read(request.baseline) if request.baseline else []
     if request.page:
         report.require_page()
-    supervisor = _supervisor(settings, request, planned, machine.device, gpu_uuid, own)
+    supervisor = _supervisor(settings, request, planned, machine, own)
     _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
@@ -85,8 +83,7 @@ def _supervisor(
     settings: Config,
     request: Request,
     planned: Sequence[Planned],
-    device: str,
-    gpu_uuid: str | None,
+    machine: Machine,
     own: Own | None,
 ) -> Supervisor:
     return Supervisor(
@@ -95,18 +92,18 @@ def _supervisor(
             output=_writable(request.output, f"--output {request.output}"),
             cache=_writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
             artifacts=_writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
-            device=device,
-            sources=settings.sampling.sources or samplers.present(device, gpu_uuid),
+            device=machine.device,
+            sources=settings.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
             period_s=settings.sampling.period_s,
             threads=request.threads,
             weights=str(request.weights.resolve()) if request.weights else None,
             data=request.data,
             own=own,
-            gpu_uuid=gpu_uuid,
+            gpu_uuid=machine.gpu_uuid,
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
         ),
-        _pass(settings, device, request),
+        _pass(settings, machine.device, request),
         _sinks(settings, request),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchd.daemon import gpu
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.protocol import Limits
@@ -42,6 +43,7 @@ class Machine:
     has_triton: bool = True
     no_onnxruntime: str | None = None
     has_tensorrt: bool = False
+    gpu_uuid: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,14 @@ class Planned:
 
 def inspect(device: str) -> Machine:
     """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one."""
+    asked = device
     if device != "cpu":
         device = "cuda" if device != "auto" or has_gpu() else "cpu"
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
+    gpu_uuid = gpu.measured(asked) if device == "cuda" else None
     has_triton, has_tensorrt = (importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt"))
-    return Machine(device, has_cxx, has_cc, has_triton, sessions.why_not(), has_tensorrt)
+    return Machine(device, has_cxx, has_cc, has_triton, sessions.why_not(), has_tensorrt, gpu_uuid)
 
 
 def has_gpu(root: Path = Path("/")) -> bool:

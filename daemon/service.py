@@ -8,13 +8,11 @@ import os
 import select
 import shutil
 import signal
-import socket
 import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from benchd.daemon import conditions, config, environment, gpu, identity, lock, plan, recording, samplers
+from benchd.daemon import conditions, config, environment, identity, lock, plan, recording, samplers
 from benchd.daemon.agenda import Agenda, when
 from benchd.daemon.config import Conditions
 from benchd.daemon.delivery import homeassistant, mqtt, prometheus
@@ -46,6 +44,7 @@ from benchd.daemon.schedule import Progress, State
 from benchd.daemon.supervisor import Settings, Supervisor
 from benchd.daemon.sysfs import text
 from benchd.daemon.systemd_notify import Notifier
+from benchd.daemon.waking import on_signals
 from benchd.kernels import cache
 
 TICK_S = 1.0
@@ -57,6 +56,7 @@ TIDY_S = 3600.0
 PROMETHEUS_S = 60.0
 LATEST, INSTANCE, COMMANDS = "latest", "instance", "commands"
 MANY_CPUS = 3  # with fewer, telemetry would run beside a CPU case on its own cores
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Places:
     @classmethod
     def here(cls) -> "Places":
         """Return the folders, made where they are absent; raise UsageError where that fails."""
-        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "benchd"
-        state = Path(os.environ.get("STATE_DIRECTORY") or home)
+        state = cache.state()
         places = cls(state, Path(os.environ.get("RUNTIME_DIRECTORY") or state))
         try:
             for folder in (places.state, places.runtime):
@@ -116,7 +115,7 @@ class Service:
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
         with ExitStack() as stack:
-            self._wake, self._wake_end = stack.enter_context(_signals(self._on_signal))
+            self._wake, self._wake_end = stack.enter_context(on_signals(SIGNALS, self._on_signal))
             self._outbox, salvaged = open_or_salvage(self._places.state / "outbox.db")
             stack.callback(self._outbox.close)
             self._startup(salvaged)
@@ -308,16 +307,15 @@ class Service:
         self._stopping = self._stopping or supervisor.interrupted
 
     def _pass_settings(self) -> Settings:
-        gpu_uuid = gpu.measured("cuda") if self._machine.device == "cuda" else None
         return Settings(
             output=self._places.state / "runs",
             cache=cache.folder(),
             artifacts=cache.artifacts(),
             given_artifacts=self._artifacts,
             device=self._machine.device,
-            sources=self._settings.sampling.sources or samplers.present(self._machine.device, gpu_uuid),
+            sources=self._settings.sampling.sources or samplers.present(self._machine.device, self._machine.gpu_uuid),
             period_s=self._settings.sampling.period_s,
-            gpu_uuid=gpu_uuid,
+            gpu_uuid=self._machine.gpu_uuid,
         )
 
     def _pass(self, entry: Progress) -> Pass:
@@ -581,22 +579,3 @@ def _boottime_s() -> float:
 
 def _rss_bytes() -> int:
     return int((text(Path("/proc/self/statm")) or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def _signals(take: Callable[[int, FrameType | None], None]) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give signals to `take` and a byte to the first socket; the second one wakes it from another thread."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    old = {number: signal.signal(number, take) for number in numbers}
-    try:
-        yield reader, writer
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(old_wakeup)
-        reader.close()
-        writer.close()

@@ -37,6 +37,7 @@ from benchd.daemon.records import (
     Window,
 )
 from benchd.daemon.sampling import SamplerProcess
+from benchd.daemon.waking import on_signals
 from benchd.models import catalog
 
 ATTEND_S = 1.0
@@ -110,7 +111,8 @@ class Supervisor:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Hold the machine's lock, the signals and the sampler, so that `process` can be called."""
-        with MachineLock(), self._signals() as self._wake, self._sampler() as self._samples:
+        signals = on_signals((signal.SIGINT, signal.SIGTERM), self._interrupt)
+        with MachineLock(), signals as (self._wake, _), self._sampler() as self._samples:
             yield
 
     def _startup(self) -> None:
@@ -262,23 +264,6 @@ class Supervisor:
         settings = self.settings
         spare = spare_cpu(os.sched_getaffinity(0), settings.device, settings.threads)
         return SamplerProcess(settings.sources, settings.period_s, spare)
-
-    @contextmanager
-    def _signals(self) -> Iterator[socket.socket]:
-        """Turn SIGINT and SIGTERM into a flag and a byte that wakes the loop; put the old handlers back after."""
-        reader, writer = socket.socketpair()
-        reader.setblocking(False)
-        writer.setblocking(False)
-        old_wakeup = signal.set_wakeup_fd(writer.fileno())
-        old = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield reader
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(old_wakeup)
-            reader.close()
-            writer.close()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -34,20 +35,22 @@ class Unavailable(SessionError):
 
 def why_not() -> str | None:
     """Return why ONNX Runtime cannot be used here, as far as that shows without importing it; else None."""
-    installed = [name for name in DISTRIBUTIONS if _version(name)]
-    if len(installed) > 1:
-        both = " ".join(installed)
+    found = installed()
+    if len(found) > 1:
+        both = " ".join(found)
         return f"{both} overwrite each other: pip uninstall -y {both}, then pip install the one you want"
     if find_spec("onnxruntime") is None:
         return "ONNX Runtime is not installed: pip install onnxruntime, or onnxruntime-gpu for CUDA"
     return None
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+def installed() -> dict[str, str]:
+    """Return the version of each distribution of ONNX Runtime that is installed; of two, one overwrote the other."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def open_session(

@@ -10,7 +10,12 @@ def folder() -> Path:
     return Path(os.environ.get("CACHE_DIRECTORY") or Path(home) / "benchd")
 
 
-def artifacts() -> Path:
-    """Return the folder of exported files: in the service's state folder, else in the XDG one."""
+def state() -> Path:
+    """Return where this machine keeps what outlives a run: the service's state folder, else the XDG one."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(os.environ.get("STATE_DIRECTORY") or Path(home) / "benchd") / "artifacts"
+    return Path(os.environ.get("STATE_DIRECTORY") or Path(home) / "benchd")
+
+
+def artifacts() -> Path:
+    """Return the folder of exported files."""
+    return state() / "artifacts"

@@ -170,8 +170,7 @@ def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Finding
     if not _forget_peaks(loaded.device):
         findings.flags.append("rss_peak_since_start")
     step, mode = _step(job, loaded, pool)
-    findings.stages.enter("idle")
-    findings.idle += _rest(job.idle_s)
+    _rest(job.idle_s, findings)
     with mode:
         findings.stages.enter("warm_up")
         findings.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
@@ -182,21 +181,21 @@ def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Finding
         measured = measure.measure(step, job.limits.rule, job.hold_s)
         findings.memory = _peaks(loaded.device)
         _device_parts(job, loaded, pool, findings)
-    findings.stages.enter("idle")
-    findings.idle += _rest(job.idle_s, settle_s=job.idle_s / 2)
+    _rest(job.idle_s, findings, settle_s=job.idle_s / 2)
     findings.stages.leave()
     _record(job, step, measured, findings)
     _occupied(job, loaded, pool, findings)
 
 
-def _rest(seconds: float, settle_s: float = 0.0) -> list[Window]:
-    """Leave the device alone with the model loaded, and return when that was; clocks and sensors settle first."""
+def _rest(seconds: float, findings: Findings, settle_s: float = 0.0) -> None:
+    """Leave the device alone, the model loaded, where a power sensor asks for it; clocks and sensors settle first."""
     if not seconds:
-        return []
+        return
+    findings.stages.enter("idle")
     time.sleep(settle_s)
     start = time.monotonic_ns()
     time.sleep(seconds)
-    return [Window(start, time.monotonic_ns())]
+    findings.idle.append(Window(start, time.monotonic_ns()))
 
 
 def _step(job: Job, loaded: Loaded, pool: list[torch.Tensor]) -> tuple[steps.Step, AbstractContextManager[object]]:

@@ -15,7 +15,7 @@ def send(pipe: BinaryIO, message: Message) -> None:
 
 
 class StageClock:
-    """Announces each stage to the supervisor and keeps how long it took."""
+    """Announces each stage to the supervisor and keeps how long it took, all its times together."""
 
     def __init__(self, pipe: BinaryIO, job: Job) -> None:
         self._pipe = pipe
@@ -32,7 +32,8 @@ class StageClock:
     def leave(self) -> None:
         """End the stage that runs."""
         if self._current:
-            self.seconds[f"{self._current}_s"] = (time.monotonic_ns() - self._started_ns) / 1e9
+            name = f"{self._current}_s"
+            self.seconds[name] = self.seconds.get(name, 0.0) + (time.monotonic_ns() - self._started_ns) / 1e9
             self._current = None
 
     def stages(self) -> Stages:

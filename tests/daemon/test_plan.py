@@ -216,3 +216,8 @@ def test_what_a_case_id_leaves_out_is_the_default():
 def test_a_case_id_that_means_nothing_is_refused(case_id, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         ids(plan.suite_of(case_id, "quick"))
+
+
+def test_a_device_that_names_no_gpu_is_refused():
+    with pytest.raises(UsageError, match="names no GPU"):
+        plan.inspect("tpu")

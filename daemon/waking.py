@@ -1,0 +1,30 @@
+"""Signals as a byte on a socket, so that a loop that waits in `select` wakes for them."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def on_signals(
+    numbers: Sequence[signal.Signals], take: Callable[[int, FrameType | None], None]
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give these signals to `take` and a byte each to the first socket; put the old handlers back after.
+
+    What is sent to the second socket wakes the loop from another thread.
+    """
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    old = {number: signal.signal(number, take) for number in numbers}
+    try:
+        yield reader, writer
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(old_wakeup)
+        reader.close()
+        writer.close()
