@@ -1,0 +1,315 @@
+"""What a profile holds: the result of each method as typed tables, and what was concluded from them.
+
+Times are nanoseconds, shares are 0 to 1. What a method did not give is None or absent, and `missing` says why.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue
+
+SCHEMA = "benchd.profile/1"
+
+Method = Literal["torch", "memory", "benchmark", "layers", "nsys", "ncu"]
+Workload = Literal["forward", "eval", "train"]
+Category = Literal["kernel", "memcpy", "memset", "runtime", "data_loader", "cpu", "other"]
+
+METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "nsys", "ncu")
+
+
+class ProfileJob(Struct, frozen=True, kw_only=True):
+    """What the child that holds torch is to profile; paths come from the command line, never a message.
+
+    `capture` marks the child that an Nsight tool runs: it opens the capture range around its active steps and writes
+    no table of its own.
+    """
+
+    case: Case
+    options: dict[str, OptionValue]
+    workload: Workload
+    methods: list[Method]
+    warm_up: int
+    steps: int
+    runs: int
+    device: str
+    threads: int | None
+    output: str
+    cache: str
+    artifacts: str
+    weights: str | None = None
+    data: str | None = None
+    module: str | None = None
+    input_shape: list[int] | None = None
+    capture: bool = False
+
+
+class Operator(Struct, frozen=True, kw_only=True):
+    """An operator or a runtime call over all active steps; `self_` leaves out what it called."""
+
+    name: str
+    calls: int
+    cpu_ns: int
+    self_cpu_ns: int
+    device_ns: int
+    self_device_ns: int
+
+
+class StepTime(Struct, frozen=True, kw_only=True):
+    """One active step; `by_category` divides its whole duration, the device before the host where both work."""
+
+    number: int
+    duration_ns: int
+    by_category: dict[Category, int]
+
+
+class Module(Struct, frozen=True, kw_only=True):
+    """A module by its class over all active steps; `host_ns` is what its calls took on the CPU."""
+
+    name: str
+    calls: int
+    host_ns: int
+    device_ns: int
+
+
+class KernelRow(Struct, frozen=True, kw_only=True):
+    """A kernel by its name over all active steps.
+
+    `estimated_occupancy` is computed from the launches and weighted by time; `measured_occupancy` is ncu's. `limits`
+    names what holds the longest launch back. `operator` is the one that launched it most. `tensor_cores` is as good as
+    `tensor_cores_by` says.
+    """
+
+    name: str
+    calls: int
+    total_ns: int
+    mean_ns: float
+    min_ns: int
+    max_ns: int
+    blocks_per_sm: float | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    estimated_occupancy: float | None = None
+    measured_occupancy: float | None = None
+    limits: list[str] = []
+    tensor_cores: bool | None = None
+    tensor_cores_by: Literal["name", "counters"] | None = None
+    operator: str | None = None
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """A GPU over all active steps, as `gpu_metrics` defines each figure."""
+
+    name: str
+    compute_capability: str | None
+    utilization: float
+    sm_efficiency: float | None
+    estimated_occupancy: float | None
+    tensor_core_share_by_name: float | None
+
+
+class Synchronization(Struct, frozen=True, kw_only=True):
+    """Calls by which the host waits for the device; `idle_after_ns` is what the device then waited for a launch.
+
+    `operator` is the outermost one that it happens in, such as aten::item; `launches_after` count those that could have
+    been issued before.
+    """
+
+    name: str
+    operator: str | None
+    calls: int
+    waited_ns: int
+    idle_after_ns: int
+    launches_after: int
+
+
+class TorchProfile(Struct, frozen=True, kw_only=True):
+    """What torch.profiler saw of the active steps; the trace lies beside the profile."""
+
+    trace: str
+    steps: list[StepTime]
+    operators: list[Operator]
+    modules: list[Module]
+    kernels: list[KernelRow]
+    gpus: list[Gpu]
+    synchronizations: list[Synchronization]
+    launches: int
+    cpu_ns: int
+    device_ns: int
+
+
+class Allocation(Struct, frozen=True, kw_only=True):
+    """One of the largest allocations, with the innermost module that made it."""
+
+    bytes: int
+    module: str | None
+    operator: str | None
+    category: str
+
+
+class MemoryPoint(Struct, frozen=True, kw_only=True):
+    """How much is held at a time since the step's begin, by category."""
+
+    t_ns: int
+    by_category: dict[str, int]
+
+
+class MemoryProfile(Struct, frozen=True, kw_only=True):
+    """Memory over one step on `device`: `peak_bytes` is the allocator's, the rest by what the memory is for."""
+
+    device: str
+    peak_bytes: int
+    peak_by_category: dict[str, int]
+    timeline: list[MemoryPoint]
+    largest: list[Allocation]
+    snapshot: str | None
+
+
+class Distribution(Struct, frozen=True, kw_only=True):
+    """Times of single runs."""
+
+    median_ns: float
+    low_ns: float
+    high_ns: float
+    runs: int
+
+
+class BenchmarkProfile(Struct, frozen=True, kw_only=True):
+    """Speed without a profiler; `overhead` is what the torch profiler adds, as a share of the plain step."""
+
+    step: Distribution
+    throughput_per_s: float
+    forward: Distribution | None
+    backward: Distribution | None
+    overhead: float | None
+
+
+class LayerRow(Struct, frozen=True, kw_only=True):
+    """A component or a layer: its own synchronised time, and what it has to do at the least for one batch.
+
+    `synaptic_operations` counts one a spike and a synapse that it reaches, exactly, borders and strides in mind;
+    `wasted_spikes` are those that reach none or cancel each other. Energies are of one image.
+    """
+
+    name: str
+    ns: float
+    share: float
+    low_ns: float | None = None
+    high_ns: float | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    x_of_floor: float | None = None
+    binding: str | None = None
+    spike_rate: float | None = None
+    wasted_spikes: float | None = None
+    synaptic_operations: float | None = None
+    modelled_energy_j: float | None = None
+
+
+class LayersProfile(Struct, frozen=True, kw_only=True):
+    """Where the time of a forward pass goes: by component and by layer.
+
+    `fused_ns` is the same pass without any synchronisation inside; the sum of the parts exceeds it by what the
+    synchronisation costs. `run_ns` are single runs, for their consistency. `measured_energy_j` is of one image.
+    """
+
+    components: list[LayerRow]
+    layers: list[LayerRow]
+    fused_ns: float
+    synchronised_ns: float
+    run_ns: list[float]
+    variation: float
+    measured_energy_j: float | None = None
+    energy_scope: str | None = None
+    notes: list[str] = []
+
+
+class Range(Struct, frozen=True, kw_only=True):
+    """An NVTX range by its name, as nsys sums it up."""
+
+    name: str
+    calls: int
+    total_ns: int
+    mean_ns: float
+
+
+class NsightSystems(Struct, frozen=True, kw_only=True):
+    """What `nsys stats` says of its report."""
+
+    report: str
+    kernels: list[KernelRow]
+    runtime: list[Operator]
+    ranges: list[Range]
+
+
+class NsightCompute(Struct, frozen=True, kw_only=True):
+    """What `ncu` counted; it replays kernels, so that none of its times is a latency."""
+
+    report: str
+    kernels: list[KernelRow]
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One conclusion: what is wrong, by which figures, what a cure gains at the most, and which variant tests it.
+
+    `expected` is the predicted time of a step over the present one; `measured` that of the variant that tested it.
+    """
+
+    rule: str
+    title: str
+    evidence: list[str]
+    advice: str
+    expected: float | None = None
+    variant: str | None = None
+    options: dict[str, OptionValue] = {}
+    measured: float | None = None
+    verdict: Literal["confirmed", "refuted", "not measured"] = "not measured"
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """All methods of one case on one device; `missing` gives the reason of each method or figure that is absent."""
+
+    run_id: str
+    device_id: str
+    case_id: str
+    case: Case
+    workload: Workload
+    t_wall: str
+    tool_version: str
+    command: str
+    device: str
+    device_name: str | None
+    environment: Environment
+    schema: str = SCHEMA
+    model: ModelFacts | None = None
+    kernels_ran: str | None = None
+    torch: TorchProfile | None = None
+    memory: MemoryProfile | None = None
+    benchmark: BenchmarkProfile | None = None
+    layers: LayersProfile | None = None
+    nsys: NsightSystems | None = None
+    ncu: NsightCompute | None = None
+    findings: list[Finding] = []
+    missing: dict[str, str] = {}
+
+
+class Collected(Struct, frozen=True, kw_only=True):
+    """The child's answer: what each method found there; a trace is a file in the output folder, read by the parent."""
+
+    model: ModelFacts | None = None
+    kernels_ran: str | None = None
+    device_name: str | None = None
+    trace: str | None = None
+    memory: MemoryProfile | None = None
+    benchmark: BenchmarkProfile | None = None
+    layers: LayersProfile | None = None
+    versions: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    error: str | None = None
+    unsupported: bool = False
+
+
+def encode(profile: Profile) -> bytes:
+    """Return the profile as JSON."""
+    return msgspec.json.encode(profile)
