@@ -15,6 +15,7 @@ def test_a_worker_that_does_its_work(tmp_path):
     assert outcome.check is not None
     assert outcome.check.passed
     stages = msgspec.structs.asdict(outcome.process.stages)
+    assert stages.pop("idle_s") is None  # no power sensor asks for a rest
     assert all(seconds is not None and seconds > 0 for seconds in stages.values()), stages
     assert "noise on stdout" in (tmp_path / "logs" / "run.log").read_text()
 
