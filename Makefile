@@ -24,7 +24,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-gpu test-tensorrt bench-kernels soak-aa check types occupancy wheel test-jetpack62 programs clean
+.PHONY: help once test test-slow test-gpu test-tensorrt bench-kernels bench-models bench-gpu bench-cpu soak-aa check types occupancy wheel test-jetpack62 programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -48,6 +48,15 @@ test-tensorrt: $(TEST)  ## our use of TensorRT against the bindings of 10.3 and 
 
 bench-kernels: $(ONCE)  ## race the kernels against torch and the peers installed here; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+bench-models: $(ONCE)  ## race the variants of the models against each other and the peers installed here
+	@$(BIN)/python -m benchmarks.models $(ARGS)
+
+bench-gpu: $(TEST)  ## everything that can be measured on this machine's GPU, in stages, into results/
+	@$(BIN)/python -m benchmarks.campaign --device cuda $(ARGS)
+
+bench-cpu: $(TEST)  ## the same on the CPU
+	@$(BIN)/python -m benchmarks.campaign --device cpu --minutes 60 $(ARGS)
 
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, goes on where it stopped; ARGS="--help" says more
 	@$(BIN)/python -m benchmarks.soak_aa $(ARGS)

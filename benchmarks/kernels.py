@@ -7,35 +7,27 @@ one process. Ratios are times over ours: 8 means that ours is eight times faster
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import math
-import os
-import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.records import Probes
 from benchd.daemon.worker import probes
 from benchd.kernels.dispatch import Unavailable
+from benchmarks import rows
 from benchmarks.ops import FLIPS, OPS, TOLERANCES, Problem
 from benchmarks.paired import Paired, race
 from benchmarks.peers import Missing
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-WRONG = 5
-PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
 Call = Callable[[], Any]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -51,8 +43,8 @@ class Entrant:
     right: bool
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One contender at one shape, as it is printed and written. A ratio is its time over that of the first one.
+class Row(rows.Timed, frozen=True, kw_only=True):
+    """One contender at one shape.
 
     `x_of_floor` is its time over the longest of three: the tensors at the device's copy rate, the operations at its
     float32 matrix rate, the exponentials at its exponential rate; `bound_by` names that one.
@@ -61,24 +53,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     shape: list[int]
     dtype: str
-    device: str
-    contender: str
-    verdict: str
-    right: bool
-    median_ms: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    rounds: int | None = None
     x_of_floor: float | None = None
     bound_by: str
-    versions: Mapping[str, str]
 
 
 @app.command()
 def main(
     op: Annotated[list[str] | None, typer.Option(help="An op; may be repeated. All by default.")] = None,
     shape: Annotated[str | None, typer.Option(help="Its sizes; see --list.", metavar="4,197,384,16")] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="In place of the usual shapes; may be repeated.")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     implementation: Annotated[
@@ -95,10 +78,8 @@ def main(
     if list_:
         _print_ops()
         return
-    chosen = _chosen(op, shape, dtype, implementation)
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    chosen = _chosen(op, shape, batch_size, dtype, implementation)
+    where = rows.open_device(device, threads)
     own = _own(implementation) if implementation else None
     rates = probes.probe(where, "fp32")
     all_right = True
@@ -109,11 +90,11 @@ def main(
             entrants = _entrants(problem, own, compiled, DTYPES[dtype])
             bound_by, floor_ms = _floor(problem, rates)
             facts = _facts(name, sizes, dtype, where) | {"bound_by": bound_by}
-            rows = _raced(entrants, facts, floor_ms, where, seconds)
-        _print(rows)
-        _write(rows, output)
-        all_right &= not any(_wrong(row) for row in rows)
-    raise typer.Exit(0 if all_right else WRONG)
+            raced = _raced(entrants, facts, floor_ms, where, seconds)
+        _print(raced)
+        rows.write(raced, output)
+        all_right &= not any(_wrong(row) for row in raced)
+    raise typer.Exit(0 if all_right else rows.WRONG)
 
 
 def _wrong(row: Row) -> bool:
@@ -122,7 +103,11 @@ def _wrong(row: Row) -> bool:
 
 
 def _chosen(
-    ops: Sequence[str] | None, shape: str | None, dtype: str, implementation: str | None
+    ops: Sequence[str] | None,
+    shape: str | None,
+    batches: Sequence[int] | None,
+    dtype: str,
+    implementation: str | None,
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return the ops with their shapes; raise BadParameter where the options do not fit."""
     for name in ops or []:
@@ -133,6 +118,10 @@ def _chosen(
     if (shape or implementation) and len(ops or []) != 1:
         raise typer.BadParameter("--shape and --implementation need one --op")
     names = ops or list(OPS)
+    if shape and batches:
+        raise typer.BadParameter("--shape holds the batch size already")
+    if batches:
+        return [(name, OPS[name].at(batch)) for name in names for batch in batches]
     if shape is None:
         return [(name, sizes) for name in names for sizes in OPS[name].shapes]
     sizes = tuple(int(size) if size.strip().isdecimal() else -1 for size in shape.split(","))
@@ -201,7 +190,8 @@ def _error(answer: Tensor, expected: Tensor) -> float:
 
 
 def _facts(op: str, shape: Sequence[int], dtype: str, device: torch.device) -> dict[str, Any]:
-    return {"op": op, "shape": list(shape), "dtype": dtype, "device": _device_name(device), "versions": _versions()}
+    where = {"device": rows.device_name(device), "versions": rows.versions()}
+    return {"op": op, "shape": list(shape), "dtype": dtype} | where
 
 
 def _floor(problem: Problem, rates: Probes) -> tuple[str, float]:
@@ -232,57 +222,20 @@ def _raced(
 
 
 def _timed(result: Paired | None, floor_ms: float) -> dict[str, Any]:
-    if result is None:
-        return {}
-    low, high = (result.interval.low, result.interval.high) if result.interval else (None, None)
-    times = {"median_ms": result.median_ms, "ratio": result.ratio, "rounds": result.rounds}
-    return times | {"ratio_low": low, "ratio_high": high, "x_of_floor": result.median_ms / floor_ms}
+    return rows.times(result) | ({"x_of_floor": result.median_ms / floor_ms} if result else {})
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    name = models[0].partition(":")[2].strip() if models else platform.machine()
-    return f"{name}, {torch.get_num_threads()} threads"
-
-
-def _versions() -> dict[str, str]:
-    packages = ("benchd", "triton", "onnxruntime", "mamba-ssm", "causal-conv1d", "spikingjelly")
-    installed = {found.name: found.version for found in importlib.metadata.distributions()}
-    return {"torch": str(torch.__version__)} | {name: installed[name] for name in packages if name in installed}
-
-
-def _print(rows: Sequence[Row]) -> None:
-    first = rows[0]
+def _print(raced: Sequence[Row]) -> None:
+    first = raced[0]
     table = Table(title=f"{first.op} {tuple(first.shape)} {first.dtype} on {first.device}", title_justify="left")
     for column in ("contender", "answer"):
         table.add_column(column)
     for column in ("median ms", "its time over ours [95 %]", f"x of floor ({first.bound_by})"):
         table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(row.contender, row.verdict, *_cells(row))
-    _console().print(table)
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-
-
-def _cells(row: Row) -> tuple[str, str, str]:
-    if row.median_ms is None or row.ratio is None:
-        return "-", "-", "-"
-    reach = f" [{row.ratio_low:.3g}, {row.ratio_high:.3g}]" if row.ratio_low and row.ratio_high else ""
-    return f"{row.median_ms:.4g}", f"{row.ratio:.3g}{reach}", f"{row.x_of_floor:.3g}"
-
-
-def _write(rows: Sequence[Row], output: Path | None) -> None:
-    if output is None:
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("ab") as file:
-        for row in rows:
-            file.write(msgspec.json.encode(row) + b"\n")
+    for row in raced:
+        floor = "-" if row.x_of_floor is None else f"{row.x_of_floor:.3g}"
+        table.add_row(row.contender, row.verdict, *rows.cells(row), floor)
+    rows.console().print(table)
 
 
 def _print_ops() -> None:
@@ -291,16 +244,9 @@ def _print_ops() -> None:
         table.add_column(column)
     for name, op in OPS.items():
         table.add_row(name, op.letters, "; ".join(",".join(map(str, sizes)) for sizes in op.shapes))
-    _console().print(table)
-
-
-def _with_kept_heap() -> None:
-    """Start again with the heap settings of a worker: they are read before the first allocation."""
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        again = [sys.executable, "-m", "benchmarks.kernels", *sys.argv[1:]]
-        os.execve(sys.executable, again, os.environ | ALLOCATOR)  # noqa: S606 - no shell is what we want
+    rows.console().print(table)
 
 
 if __name__ == "__main__":
-    _with_kept_heap()
+    rows.with_kept_heap("benchmarks.kernels")
     app()

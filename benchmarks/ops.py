@@ -66,11 +66,21 @@ def _bytes(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Op:
-    """How to make a Problem; `letters` names the numbers of a shape."""
+    """How to make a Problem; `letters` names the numbers of a shape, of which number `place` grows with the batch.
+
+    There it stands `rows` times for each image.
+    """
 
     make: Callable[[Sequence[int], torch.dtype, torch.device], Problem]
     letters: str
     shapes: tuple[tuple[int, ...], ...]
+    place: int = 0
+    rows: int = 1
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """Return the first shape with this batch."""
+        first = self.shapes[0]
+        return (*first[: self.place], batch * self.rows, *first[self.place + 1 :])
 
 
 def _normal(*shape: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Tensor:
@@ -274,14 +284,16 @@ OPS: Mapping[str, Op] = {
     "delta_projection": Op(_delta_projection, "batch,length,channels,rank", ((1, 197, 384, 12),)),
     "causal_conv1d": Op(_causal_conv1d, "batch,length,channels,width", _CONV[:2]),
     "causal_conv1d_pair": Op(_causal_conv1d_pair, "batch,length,channels,width", _CONV[:2]),
-    "add_rms_norm": Op(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192))),
-    "lif": Op(_lif, "T,...", _NEURONS),
-    "lif_pool": Op(_lif_pool, "T,batch,channels,height,width", _NEURONS),
-    "lif_pool_repeat": Op(_lif_pool_repeat, "T,batch,channels,height,width", _NEURONS),
-    "stbif": Op(_stbif, "T,...", _NEURONS),
-    "stbif_block": Op(_stbif_block, "T,batch,channels,...", ((T, 1, 64, 8, 8), (T, 32, 64, 8, 8))),
-    "max_pool_delta": Op(_max_pool_delta, "T,batch,channels,height,width", ((T, 1, 64, 16, 16), (T, 32, 64, 16, 16))),
+    "add_rms_norm": Op(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192)), rows=197),
+    "lif": Op(_lif, "T,...", _NEURONS, place=1),
+    "lif_pool": Op(_lif_pool, "T,batch,channels,height,width", _NEURONS, place=1),
+    "lif_pool_repeat": Op(_lif_pool_repeat, "T,batch,channels,height,width", _NEURONS, place=1),
+    "stbif": Op(_stbif, "T,...", _NEURONS, place=1),
+    "stbif_block": Op(_stbif_block, "T,batch,channels,...", ((T, 1, 64, 8, 8), (T, 32, 64, 8, 8)), place=1),
+    "max_pool_delta": Op(
+        _max_pool_delta, "T,batch,channels,height,width", ((T, 1, 64, 16, 16), (T, 32, 64, 16, 16)), place=1
+    ),
     "spike_conv2d": Op(
-        _spike_conv2d, "images,channels,height,width,out,kernel,percent", ((512, 64, 16, 16, 128, 3, 19),)
+        _spike_conv2d, "images,channels,height,width,out,kernel,percent", ((512, 64, 16, 16, 128, 3, 19),), rows=T
     ),
 }

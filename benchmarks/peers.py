@@ -21,11 +21,12 @@ class Missing(RuntimeError):
     """A peer is not installed here, or does not run on this device."""
 
 
-def _module(name: str) -> Any:
+def required(name: str) -> Any:
+    """Return a module of a peer; raise Missing where it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Missing(f"{name.partition('.')[0]} is not installed") from error
+        raise Missing(f"{name.partition('.')[0]} is not installed: {error}") from error
 
 
 def _channels_first(tensor: Tensor) -> Tensor:
@@ -34,19 +35,19 @@ def _channels_first(tensor: Tensor) -> Tensor:
 
 def mamba_scan(arguments: Arguments) -> Call:
     """mamba-ssm's CUDA scan, on (batch, channels, length)."""
-    scan = _module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+    scan = required("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
     u, delta, B, C = (_channels_first(arguments[name]) for name in ("u", "delta", "B", "C"))
-    _needs_cuda(u)
+    needs_cuda(u)
     A, D, bias = (arguments[name] for name in ("A", "D", "delta_bias"))
     return lambda: scan(u, delta, A, B, C, D, None, bias, True).transpose(1, 2)
 
 
 def mamba_mixer(arguments: Arguments) -> Call:
     """Run the path of the official Vim: per direction a flip, causal-conv1d, the scan with its gate, a flip back."""
-    scan = _module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
-    convolve = _module("causal_conv1d").causal_conv1d_fn
+    scan = required("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+    convolve = required("causal_conv1d").causal_conv1d_fn
     x, z, low, B, C = (_channels_first(arguments[name]) for name in ("x", "z", "low", "B", "C"))
-    _needs_cuda(x)
+    needs_cuda(x)
     taps, shift, weight, bias, A, D = (arguments[name] for name in ("taps", "shift", "weight", "bias", "A", "D"))
 
     def direction(g: int, x: Tensor, z: Tensor, low: Tensor, B: Tensor, C: Tensor) -> Tensor:
@@ -64,28 +65,29 @@ def mamba_mixer(arguments: Arguments) -> Call:
 
 def causal_conv1d(arguments: Arguments) -> Call:
     """Dao's CUDA convolution, on (batch, channels, length)."""
-    convolve = _module("causal_conv1d").causal_conv1d_fn
+    convolve = required("causal_conv1d").causal_conv1d_fn
     x = _channels_first(arguments["x"])
-    _needs_cuda(x)
+    needs_cuda(x)
     return lambda: convolve(x, arguments["weight"], arguments["bias"], activation="silu").transpose(1, 2)
 
 
 def mamba_add_rms_norm(arguments: Arguments) -> Call:
     """mamba-ssm's Triton norm with its residual in float32."""
-    norm = _module("mamba_ssm.ops.triton.layer_norm").rms_norm_fn
+    norm = required("mamba_ssm.ops.triton.layer_norm").rms_norm_fn
     hidden, residual, weight = (arguments[name] for name in ("hidden", "residual", "weight"))
-    _needs_cuda(hidden)
+    needs_cuda(hidden)
     return lambda: norm(hidden, weight, None, residual=residual, prenorm=True, residual_in_fp32=True, eps=1e-5)
 
 
-def _needs_cuda(tensor: Tensor) -> None:
+def needs_cuda(tensor: Tensor) -> None:
+    """Raise Missing for a tensor that is not on a GPU."""
     if tensor.device.type != "cuda":
         raise Missing("it runs on CUDA only")
 
 
 def onnxruntime_scan(arguments: Arguments) -> Call:
     """ONNX Runtime's Scan op on the CPU, whose body takes the exponential of each step; float32."""
-    runtime = _module("onnxruntime")
+    runtime = required("onnxruntime")
     u = arguments["u"]
     if u.device.type != "cpu" or u.dtype != torch.float32:
         raise Missing("raced on the CPU in float32 only")
@@ -100,7 +102,7 @@ def onnxruntime_scan(arguments: Arguments) -> Call:
 
 def _scan_model(shape: tuple[int, ...], states: int) -> Any:
     """Return softplus(delta + bias), the recurrence in a Scan and D u as an ONNX model."""
-    parser = _module("onnx.parser")
+    parser = required("onnx.parser")
     batch, length, channels = shape
     state, tokens = f"float[{batch},{channels},{states}]", f"float[{batch},{length},{channels}]"
     rows = f"float[{batch},{length},{states}]"
@@ -151,8 +153,8 @@ _BACKENDS = {None: "", "cupy": " (cupy)", "triton": " (triton)"}
 
 def _spikingjelly_lif(backend: str | None, then: Callable[[Tensor], Tensor]) -> Callable[[Arguments], Call]:
     def prepare(arguments: Arguments) -> Call:
-        neurons = _module("spikingjelly.activation_based.neuron")
-        reset = _module("spikingjelly.activation_based.functional").reset_net
+        neurons = required("spikingjelly.activation_based.neuron")
+        reset = required("spikingjelly.activation_based.functional").reset_net
         current = arguments["current"].contiguous()
         chosen = {} if backend is None else {"backend": backend}
         try:
@@ -173,8 +175,8 @@ def _spikingjelly_lif(backend: str | None, then: Callable[[Tensor], Tensor]) -> 
 
 def spikingjelly_stbif(arguments: Arguments) -> Call:
     """Run the SpikeZIP neuron of spikingjelly, as codes."""
-    neurons = _module("spikingjelly.activation_based.neuron")
-    reset = _module("spikingjelly.activation_based.functional").reset_net
+    neurons = required("spikingjelly.activation_based.neuron")
+    reset = required("spikingjelly.activation_based.functional").reset_net
     if not hasattr(neurons, "STBIFNode"):
         raise Missing("this version has no STBIFNode")
     bounds = {"pos_max": arguments["pos_max"], "neg_min": arguments["neg_min"]}

@@ -17,10 +17,10 @@ import typer
 
 from benchd.daemon.delivery import jsonl
 from benchd.daemon.statistics import share_upper_bound
+from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
 _LOAD = "while True: pass"
-_COMMAND = "import sys; from benchd.daemon.cli import benchd; sys.argv[0] = 'benchd'; benchd()"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -77,9 +77,9 @@ def _load() -> Iterator[None]:
 
 
 def _compare(output: Path, name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    command = [sys.executable, "-c", _COMMAND, "compare", "--aa", name, "--json", "--output", str(output), *arguments]
+    line = command("benchd", "compare", "--aa", name, "--json", "--output", str(output), *arguments)
     state = os.environ | {"STATE_DIRECTORY": str(output.resolve() / "state")}
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=state, check=False)
+    done = subprocess.run(line, stdout=subprocess.PIPE, env=state, check=False)
     if done.returncode not in (0, 3, 4):
         sys.exit(done.returncode)  # it has said why
     (comparison,) = json.loads(done.stdout)

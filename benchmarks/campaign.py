@@ -1,0 +1,244 @@
+"""Everything that can be measured of this project on one machine, in stages: `make bench-gpu`, `make bench-cpu`.
+
+    probes       the machine's rates and its fingerprint
+    correctness  the kernels and the models against their equations, by the test suite
+    kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers
+    models       each model's variants against each other and against peers, then records with energy, clocks, check
+    profiles     where the time goes, in eager and in the custom variant
+
+A stage is a list of parts, each a process with a time limit. One that fails costs its own rows and no others. What they
+find lies in a folder of the machine: `machine.json`, `kernels.jsonl`, `models.jsonl`, `records.jsonl`, `profiles/`, and
+`campaign.jsonl` with what each part came to. `python -m benchmarks.performance` makes docs/performance.md of it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from benchd.daemon import plan
+from benchmarks import performance, rows
+from benchmarks.commands import command
+from benchmarks.ops import OPS
+
+KERNEL_BATCHES = 3  # of the batch sizes: the largest is for models
+RACE_TIMES = 4  # a race of models has more to time
+Status = Literal["ok", "failed", "timeout", "no time left"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the command line asks for; `scratch` holds what is not kept, such as raw times and traces."""
+
+    device: str
+    folder: Path
+    scratch: Path
+    models: list[str]
+    batch_sizes: list[int]
+    ops: list[str]
+    variants: list[str]
+    seconds: float
+    peers: bool
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of a stage, and how its command line is told."""
+
+    name: str
+    command: list[str]
+    shown: str
+
+
+def _python(name: str, *arguments: str) -> Part:
+    """Return a part that runs a module of Python."""
+    return Part(name, [sys.executable, "-m", *arguments], " ".join(("python", "-m", *arguments)))
+
+
+def _ours(name: str, program: Literal["benchd", "bench-once"], *arguments: str) -> Part:
+    """Return a part that runs one of our commands."""
+    return Part(name, command(program, *arguments), " ".join((program, *arguments)))
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What a part came to; `said` is the end of what it printed where it did not succeed."""
+
+    stage: str
+    part: str
+    status: Status
+    seconds: float
+    command: str
+    said: str = ""
+
+
+@app.command(epilog='Example: make bench-gpu ARGS="--stage kernels --op selective_scan --batch-size 64"')
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")],
+    stage: Annotated[list[str] | None, typer.Option(help="A stage; may be repeated. All by default.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="A model; may be repeated.")] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="A batch size; may be repeated.")] = None,
+    op: Annotated[list[str] | None, typer.Option(help="An op; may be repeated. All by default.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="A variant beside eager; may be repeated.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time to race one op or one model at one batch size.")] = 5.0,
+    minutes: Annotated[float, typer.Option(help="Time of a stage; parts that do not fit are named.")] = 8.0,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Race other people's builds too.")] = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the loops.")] = True,
+    output: Annotated[Path, typer.Option(help="Where the machine's folder goes.")] = Path("results"),
+) -> None:
+    """Run the stages one after another and print what they found."""
+    for name in stage or []:
+        if name not in STAGES:
+            raise typer.BadParameter(f"unknown stage {name!r}; choose one of {', '.join(STAGES)}")
+    folder = output / _slug(device)
+    settings = Settings(
+        device=device,
+        folder=folder,
+        scratch=Path("bench-out/campaign") / folder.name,
+        models=model or list(plan.DEFAULT_MODELS),
+        batch_sizes=batch_size or ([1, 4, 64, 256] if device == "cuda" else [1, 4]),
+        ops=op or list(OPS),
+        variants=variant or [],
+        seconds=seconds,
+        peers=peers,
+        compiled=compiled,
+    )
+    done = [found for name in stage or STAGES for found in _run(name, settings, minutes * 60)]
+    typer.echo(performance.page(folder))
+    for each in done:
+        if each.status != "ok":
+            typer.echo(f"{each.status}: {each.stage} {each.part}, {each.command}\n  {each.said}")
+    raise typer.Exit(int(any(each.status != "ok" for each in done)))
+
+
+def _slug(device: str) -> str:
+    """Return a folder's name for the device, as the probes would name it."""
+    try:
+        name = rows.device_name(rows.open_device(device, None))
+    except (RuntimeError, AssertionError) as error:  # torch says so in either way
+        raise typer.BadParameter(f"--device {device}: {error}") from error
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _run(stage: str, settings: Settings, seconds: float) -> Iterator[Done]:
+    """Run the parts of a stage within its time, and keep what each came to."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + seconds
+    for part in STAGES[stage](settings):
+        found = finished(stage, part, end)
+        typer.echo(f"{found.status}: {stage} {part.name}, {found.seconds:.0f} s", err=True)
+        with (settings.folder / "campaign.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(found) + b"\n")
+        yield found
+    _keep(settings)
+
+
+def finished(stage: str, part: Part, end: float) -> Done:
+    """Run a part until `end` (monotonic seconds) at the longest and return what it came to."""
+    start = time.monotonic()
+    status: Status = "no time left"
+    said = ""
+    if start < end:
+        try:
+            done = subprocess.run(part.command, capture_output=True, text=True, check=False, timeout=end - start)
+            status, said = ("ok", "") if done.returncode == 0 else ("failed", _end_of(done.stderr or done.stdout))
+        except subprocess.TimeoutExpired as error:
+            status, said = "timeout", _end_of(str(error.stderr or ""))
+    return Done(
+        stage=stage, part=part.name, status=status, seconds=time.monotonic() - start, command=part.shown, said=said
+    )
+
+
+def _end_of(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-3:])[-600:]
+
+
+def _keep(settings: Settings) -> None:
+    """Bring the records and the profiles from the scratch folder, once."""
+    for source in sorted(settings.scratch.glob("*/records.jsonl")):
+        with (settings.folder / "records.jsonl").open("ab") as file:
+            file.write(source.read_bytes())
+        source.unlink()
+    for source in sorted(settings.scratch.glob("*/profile.json")):
+        target = settings.folder / "profiles" / f"{source.parent.name}.json"
+        target.parent.mkdir(exist_ok=True)
+        shutil.move(source, target)
+
+
+def _probes(settings: Settings) -> Iterator[Part]:
+    output = str(settings.folder / "machine.json")
+    yield _python("machine", "benchmarks.machine", "--device", settings.device, "--output", output)
+
+
+def _correctness(settings: Settings) -> Iterator[Part]:
+    for folder in ("tests/kernels", "tests/gpu" if settings.device == "cuda" else "tests/models"):
+        report = settings.folder / f"{Path(folder).name}.xml"
+        yield _python(folder, "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", folder)
+
+
+def _kernels(settings: Settings) -> Iterator[Part]:
+    precisions = ("fp32", "fp16") if settings.device == "cuda" else ("fp32",)
+    for op, precision, batch in product(settings.ops, precisions, settings.batch_sizes[:KERNEL_BATCHES]):
+        what = ("--op", op, "--dtype", precision, "--batch-size", str(batch), "--device", settings.device)
+        how = ["--seconds", str(settings.seconds), "--output", str(settings.folder / "kernels.jsonl")]
+        how += [] if settings.compiled else ["--no-compile"]
+        yield _python(f"{op} {precision} batch {batch}", "benchmarks.kernels", *what, *how)
+
+
+def _models(settings: Settings) -> Iterator[Part]:
+    for model in settings.models:
+        for batch in settings.batch_sizes:
+            yield _race(model, batch, "inference", settings)
+        yield _race(model, settings.batch_sizes[-1], "training", settings)
+    for model in settings.models:
+        yield _records(model, settings)
+
+
+def _race(model: str, batch: int, direction: str, settings: Settings) -> Part:
+    what = ["--model", model, "--batch-size", str(batch), "--direction", direction, "--device", settings.device]
+    what += [argument for variant in settings.variants for argument in ("--variant", variant)]
+    what += [] if settings.peers else ["--no-peers"]
+    how = ("--seconds", str(RACE_TIMES * settings.seconds), "--output", str(settings.folder / "models.jsonl"))
+    return _python(f"{model} batch {batch} {direction}", "benchmarks.models", *what, *how)
+
+
+def _records(model: str, settings: Settings) -> Part:
+    sizes = ",".join(map(str, settings.batch_sizes))
+    what = ["--models", model, "--batch-sizes", sizes, "--device", settings.device, "--preset", "quick"]
+    if settings.variants:
+        what += ["--variants", ",".join(["eager", *settings.variants])]
+    return _ours(f"records of {model}", "bench-once", *what, "--output", str(settings.scratch / f"records-{model}"))
+
+
+def _profiles(settings: Settings) -> Iterator[Part]:
+    for model, variant in product(settings.models, ("eager", "custom")):
+        output = settings.scratch / f"{model}-{variant}"
+        shutil.rmtree(output, ignore_errors=True)
+        what = ("profile", model, "--variant", variant, "--method", "all", "--quick", "--device", settings.device)
+        yield _ours(f"{model} {variant}", "benchd", *what, "--output", str(output))
+
+
+STAGES: dict[str, Callable[[Settings], Iterator[Part]]] = {
+    "probes": _probes,
+    "correctness": _correctness,
+    "kernels": _kernels,
+    "models": _models,
+    "profiles": _profiles,
+}
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,11 @@
+"""Our own commands as processes of this interpreter, wherever their scripts were installed."""
+
+import sys
+from typing import Literal
+
+_RUN = "import sys; from benchd.daemon.cli import {0}; sys.argv[0] = {1!r}; {0}()"
+
+
+def command(name: Literal["benchd", "bench-once"], *arguments: str) -> list[str]:
+    """Return the command line that runs `name` with these arguments."""
+    return [sys.executable, "-c", _RUN.format(name.replace("-", "_"), name), *arguments]

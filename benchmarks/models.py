@@ -1,0 +1,274 @@
+"""Races the variants of a model against each other and against the peers that are installed: `make bench-models`.
+
+All are loaded in one process with one set of weights, each is checked as a record's variant is, and then they take
+turns. Inputs lie on the device and outputs stay there. Ratios are times over the first contender's, eager.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchd.daemon import plan
+from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.protocol import Job
+from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, all_variants
+from benchd.daemon.worker import backends, subject
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends.eager import amp_dtype
+from benchd.daemon.worker.check import check
+from benchd.daemon.worker.steps import Training
+from benchd.daemon.worker.subject import Subject
+from benchd.kernels import cache
+from benchd.models import catalog
+from benchmarks import peer_models, rows
+from benchmarks.paired import race
+from benchmarks.peers import Missing
+
+# what a reader asks of the model: a spiking net beside the same net without spikes
+BESIDE = {"snn_stbif_resnet18": ["qann_resnet18/eager"]}
+Direction = Literal["inference", "training"]
+Call = Callable[[], object]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contender before the race: its call, or why there is none, and how its answer compares with float64."""
+
+    name: str
+    call: Call | None
+    verdict: str
+    right: bool
+
+
+class Row(rows.Timed, frozen=True, kw_only=True):
+    """One contender at one batch size; `is_peer` says that it is not ours."""
+
+    model: str
+    options: dict[str, OptionValue]
+    batch_size: int
+    direction: Direction
+    is_peer: bool
+
+
+@app.command(epilog='Example: make bench-models ARGS="--model vim_tiny --batch-size 4 --variant custom"')
+def main(
+    model: Annotated[list[str] | None, typer.Option(help="A model; may be repeated. All by default.")] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="A variant, or MODEL/VARIANT of another model, beside eager; may be repeated. All that run."),
+    ] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="A batch size; may be repeated.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="An option of the model.", metavar="KEY=VALUE")] = None,
+    direction: Annotated[str, typer.Option(help="inference or training.")] = "inference",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    seconds: Annotated[float, typer.Option(help="Time to race one model at one batch size.")] = 20.0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Race other people's builds too.")] = True,
+    output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
+) -> None:
+    """Race the variants of a model and the peers that are installed."""
+    where = rows.open_device(device, threads)
+    chosen = cast("Direction", _one_of(direction, ("inference", "training")))
+    all_right = True
+    for name in model or list(plan.DEFAULT_MODELS):
+        options = _options(name, option or [])
+        for size in batch_size or [1]:
+            case = Case(model=name, variant=Variant("eager", "fp32"), batch_size=size, direction=chosen)
+            raced = _raced(_job(case, options, where), variant, peers, where, seconds)
+            _print(raced)
+            rows.write(raced, output)
+            all_right &= all(row.right or row.is_peer or row.median_ms is None for row in raced)
+    raise typer.Exit(0 if all_right else rows.WRONG)
+
+
+def _one_of(value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise typer.BadParameter(f"{value!r}: choose one of {', '.join(known)}")
+    return value
+
+
+def _options(model: str, given: Sequence[str]) -> dict[str, OptionValue]:
+    try:
+        return catalog.entry(model).resolve(dict(text.split("=", 1) for text in given))
+    except (catalog.UnknownName, catalog.BadOption, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _job(case: Case, options: dict[str, OptionValue], device: torch.device) -> Job:
+    return Job(
+        case=case,
+        options=options,
+        limits=plan.PRESETS["quick"],
+        device=device.type,
+        threads=None,
+        output="",
+        raw_name="",
+        cache=str(cache.folder()),
+        artifacts=str(cache.artifacts()),
+        spawned_ns=0,
+    )
+
+
+def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: torch.device, seconds: float) -> list[Row]:
+    """Load and check everybody, then race who can run."""
+    training = job.case.direction == "training"
+    with torch.inference_mode(not training):
+        ours = [_ours(job, name, device) for name in _names(job, wanted, device)]
+        others = list(_peers(job, device)) if with_peers else []
+        starters = [(each.name, each.call) for each in [*ours, *others] if each.call]
+        results = {result.name: result for result in race(starters, device, seconds)} if starters else {}
+    facts: dict[str, Any] = {
+        "model": job.case.model,
+        "options": job.options,
+        "batch_size": job.case.batch_size,
+        "direction": job.case.direction,
+        "device": rows.device_name(device),
+        "versions": rows.versions(),
+    }
+    return [
+        Row(
+            **facts,
+            contender=each.name,
+            is_peer=each in others,
+            verdict=each.verdict if each.right or not each.call else f"WRONG: {each.verdict}",
+            right=each.right,
+            **rows.times(results.get(each.name)),
+        )
+        for each in [*ours, *others]
+    ]
+
+
+def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list[str]:
+    """Return eager, then what was asked for or all that may run here; raise BadParameter for an unknown name."""
+    if wanted is None:
+        machine = plan.inspect(device.type)
+        cases = [msgspec.structs.replace(job.case, variant=variant) for variant in all_variants()]
+        wanted = [case.variant.name for case in cases if plan.why_not(case, machine) is None]
+        wanted += BESIDE.get(job.case.model, [])
+    for name in wanted:
+        model, _, variant = name.rpartition("/")
+        try:
+            catalog.entry(model or job.case.model)
+            Variant.parse(variant)
+        except (UsageError, catalog.UnknownName) as error:
+            raise typer.BadParameter(f"--variant {name}: {error}") from error
+    return ["eager", *(name for name in wanted if name != "eager")]
+
+
+def _ours(job: Job, name: str, device: torch.device) -> Entrant:
+    """Load a variant of this model, or MODEL/VARIANT of another, and check it."""
+    model, _, variant = name.rpartition("/")
+    try:
+        if model and model != job.case.model:
+            job = msgspec.structs.replace(job, options=catalog.entry(model).resolve({}))
+        case = msgspec.structs.replace(job.case, model=model or job.case.model, variant=Variant.parse(variant))
+        job = msgspec.structs.replace(job, case=case)
+        with torch.inference_mode(False):
+            built = subject.build(job)
+        backends.prepare(case.variant, built.source, device, case.batch_size)
+        loaded = backends.load(case.variant, built.source, device, built.images[: case.batch_size])
+        with torch.inference_mode():
+            found = check(built, loaded, job)
+        return Entrant(name, _call(built, loaded, job), _shown(found), found.passed)
+    except (Unsupported, UsageError) as error:
+        return Entrant(name, None, str(error), right=False)
+    except Exception as error:  # whatever a runtime raises, the others race on
+        return Entrant(name, None, f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0]}", right=False)
+
+
+def _shown(found: Check) -> str:
+    if found.rule == "outputs":
+        return f"error {found.error_share:.1e}"
+    flipped = "" if found.flipped_share is None else f"{found.flipped_share:.1e} flipped, "
+    return f"{flipped}{found.argmax_disagreements} of {found.images} disagree"
+
+
+def _call(built: Subject, loaded: Loaded, job: Job) -> Call:
+    """Return one run: of inference, or forward and backward of a training step."""
+    images = built.images[: job.case.batch_size].to(loaded.device, loaded.dtype)
+    if job.case.direction == "inference":
+        return lambda: loaded.run(images)
+    if loaded.module is None or not catalog.trains(job.case.model, job.case.variant.name):
+        raise Unsupported(catalog.TRAINING)
+    return _training(loaded.module, images, job)
+
+
+def _training(module: nn.Module, images: Tensor, job: Job) -> Call:
+    step = Training(module, images.device, [images], job.case.seed)
+    return lambda: step(0)
+
+
+def _peers(job: Job, device: torch.device) -> Iterator[Entrant]:
+    """Yield each peer in float32 and, where nothing is learned, under autocast, as its users run it."""
+    precisions: tuple[Precision, ...] = ("fp32", "amp") if job.case.direction == "inference" else ("fp32",)
+    for name, build in peer_models.of(job.case.model).items():
+        for precision in precisions:
+            yield _peer(job, name, build, Variant("eager", precision), device)
+            gc.collect()
+
+
+def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, device: torch.device) -> Entrant:
+    shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
+    job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))
+    try:
+        with torch.inference_mode(False):
+            built = subject.build(job)
+            peer = build(built.plain.to(device)).eval()
+        run = _autocast(peer, device) if variant.precision == "amp" else peer
+        error, disagreements = _agreement(run, built, device)
+        images = built.images[: job.case.batch_size].to(device)
+        call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
+        return Entrant(shown, call, f"error {error:.1e}, {disagreements} disagree", right=disagreements == 0)
+    except Missing as error_:
+        return Entrant(shown, None, str(error_), right=False)
+    except Exception as error_:  # a peer may raise anything
+        return Entrant(shown, None, f"failed: {type(error_).__name__}: {str(error_).strip()[:120]}", right=False)
+
+
+def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
+    def run(images: Tensor) -> Tensor:
+        with torch.autocast(device.type, amp_dtype(device)):
+            output: Tensor = module(images)
+        return output
+
+    return run
+
+
+def _agreement(run: Callable[..., Tensor], built: Subject, device: torch.device) -> tuple[float, int]:
+    """Return the largest error over the largest output, and in how many of 8 images the answer is another."""
+    images = built.images[:8]
+    with torch.inference_mode():
+        answer = run(images.to(device)).double().cpu()
+        expected = built.reference().cpu()(images.double())
+    error = float((answer - expected).abs().max() / expected.abs().max())
+    return error, int((answer.argmax(-1) != expected.argmax(-1)).sum())
+
+
+def _print(raced: Sequence[Row]) -> None:
+    first = raced[0]
+    title = f"{first.model} batch {first.batch_size} {first.direction} on {first.device}"
+    table = Table(title=title, title_justify="left")
+    for column in ("contender", "answer against float64"):
+        table.add_column(column)
+    for column in ("median ms", "its time over eager's [95 %]"):
+        table.add_column(column, justify="right")
+    for row in sorted(raced, key=lambda row: (row.ratio is None, row.ratio or 0.0)):
+        table.add_row(row.contender, row.verdict, *rows.cells(row))
+    rows.console().print(table)
+
+
+if __name__ == "__main__":
+    rows.with_kept_heap("benchmarks.models")
+    app()

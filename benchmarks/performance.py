@@ -1,0 +1,301 @@
+"""docs/performance.md, made of the records under results/: every figure in it is one of theirs.
+
+`python -m benchmarks.performance` writes it anew; a test holds the page against the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+from xml.etree import ElementTree as ET
+
+import msgspec
+import typer
+
+from benchd.daemon import results
+from benchd.daemon.profiling.profile import Profile
+from benchd.daemon.records import Record
+from benchmarks import kernels, models
+from benchmarks.machine import Machine
+
+HEAD = """# Performance
+
+Measured by `make bench-cpu` and `make bench-gpu`; the records lie under `results/`. A ratio is of runs that took turns
+in one process; a time by itself holds for that machine on that day. Made by `python -m benchmarks.performance`.
+"""
+OURS = "benchd"
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the stages left in a machine's folder; of repeated measurements the last one stands."""
+
+    name: str
+    machine: Machine | None
+    tests: Mapping[str, Mapping[str, int]]
+    kernels: list[kernels.Row]
+    models: list[models.Row]
+    records: list[Record]
+    profiles: list[Profile]
+
+
+@app.command()
+def main(
+    folder: Annotated[Path, typer.Argument(help="The folder of all machines.")] = Path("results"),
+    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/performance.md"),
+) -> None:
+    """Write the page of all machines."""
+    output.write_text(whole(folder), encoding="utf-8")
+
+
+def whole(folder: Path) -> str:
+    """Return the page of every machine's folder in this one."""
+    return "\n".join([HEAD, *(page(path) for path in sorted(folder.iterdir()) if path.is_dir())])
+
+
+def page(folder: Path) -> str:
+    """Return one machine's part of the page, without what its stages have not measured."""
+    found = read(folder)
+    parts = (_machine, _tests, _kernels, _models, _records, _profiles, _targets)
+    return "\n".join([f"## {_title(found)}", "", *(line for part in parts for line in part(found))])
+
+
+def read(folder: Path) -> Found:
+    """Return what lies in the folder of a machine."""
+    machine, records = folder / "machine.json", folder / "records.jsonl"
+    profiles = sorted((folder / "profiles").glob("*.json"))
+    return Found(
+        name=folder.name,
+        machine=msgspec.json.decode(machine.read_bytes(), type=Machine) if machine.exists() else None,
+        tests={path.stem: _counts(path) for path in sorted(folder.glob("*.xml"))},
+        kernels=_last(_lines(folder / "kernels.jsonl", kernels.Row), lambda row: (row.op, row.shape, row.dtype)),
+        models=_last(
+            _lines(folder / "models.jsonl", models.Row),
+            lambda row: (row.model, row.options, row.batch_size, row.direction),
+        ),
+        records=list(
+            {record.case_id: record for record in (results.read(records) if records.exists() else [])}.values()
+        ),
+        profiles=[msgspec.json.decode(path.read_bytes(), type=Profile) for path in profiles],
+    )
+
+
+def _lines(path: Path, kind: type[Any]) -> list[Any]:
+    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def _last(rows: Sequence[Any], race: Callable[[Any], Any]) -> list[Any]:
+    """Return the rows of the last race of each kind: one row a contender."""
+    kept = {json.dumps([race(row), row.contender]): row for row in rows}
+    return list(kept.values())
+
+
+def _counts(path: Path) -> dict[str, int]:
+    suite = next(ET.parse(path).getroot().iter("testsuite"))  # noqa: S314 - our own test run wrote it
+    return {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+
+
+def _title(found: Found) -> str:
+    return found.machine.device if found.machine else found.name
+
+
+def _machine(found: Found) -> Iterator[str]:
+    if found.machine is None:
+        return
+    environment = found.machine.environment
+    yield f"torch {environment.versions.get('torch', '?')}, {environment.os or '?'}, an operator on one number takes "
+    yield f"{found.machine.launch_us:.2f} us."
+    yield ""
+    yield from _table(
+        ("precision", "copy GB/s", "products GFLOP/s", "in", "exponentials G/s", "by"),
+        (
+            (
+                precision,
+                f"{probes.copy_bytes_per_s / 1e9:.3g}",
+                f"{probes.matrix_flops_per_s / 1e9:.4g}",
+                probes.matrix_dtype,
+                f"{probes.exponentials_per_s / 1e9:.3g}",
+                probes.exponentials_by,
+            )
+            for precision, probes in found.machine.probes.items()
+        ),
+    )
+
+
+def _tests(found: Found) -> Iterator[str]:
+    if not found.tests:
+        return
+    yield "### Correctness"
+    yield ""
+    yield from _table(
+        ("tests", "ran", "failed", "skipped"),
+        (
+            (name, str(its["tests"] - its["skipped"]), str(its["failures"] + its["errors"]), str(its["skipped"]))
+            for name, its in found.tests.items()
+        ),
+    )
+
+
+def _kernels(found: Found) -> Iterator[str]:
+    if not found.kernels:
+        return
+    others = list(dict.fromkeys(row.contender for row in found.kernels if row.ratio and row.contender != OURS))
+    yield "### Kernels"
+    yield ""
+    yield "The time of ours, and how many times it the others take."
+    yield ""
+    races: dict[tuple[str, str, str], dict[str, kernels.Row]] = {}
+    for row in found.kernels:
+        shape = ",".join(map(str, row.shape))
+        races.setdefault((row.op, shape, row.dtype), {})[row.contender] = row
+    yield from _table(
+        ("op", "shape", "dtype", "ours ms", "x of floor", "bound by", "answer", *others),
+        (
+            (*race, *_ours(by_name.get(OURS)), *(_ratio(by_name.get(name)) for name in others))
+            for race, by_name in races.items()
+        ),
+    )
+
+
+def _ours(row: kernels.Row | None) -> tuple[str, str, str, str]:
+    if row is None or row.median_ms is None:
+        return "-", "-", "-", row.verdict if row else "-"
+    return f"{row.median_ms:.4g}", f"{row.x_of_floor:.3g}", row.bound_by, row.verdict
+
+
+def _ratio(row: Any) -> str:
+    if row is None or row.ratio is None:
+        return "-"
+    reach = f" [{row.ratio_low:.3g}, {row.ratio_high:.3g}]" if row.ratio_low and row.ratio_high else ""
+    return f"{row.ratio:.3g}{reach}{'' if row.right else ' (wrong)'}"
+
+
+def _models(found: Found) -> Iterator[str]:
+    if not found.models:
+        return
+    yield "### Models"
+    yield ""
+    yield "How many times eager's time each takes; the fastest first."
+    races: dict[tuple[str, int, str], list[models.Row]] = {}
+    for row in found.models:
+        races.setdefault((row.model, row.batch_size, row.direction), []).append(row)
+    for (model, batch, direction), raced in races.items():
+        yield ""
+        yield f"**{model}, batch {batch}, {direction}**"
+        yield ""
+        ran = sorted((row for row in raced if row.ratio), key=lambda row: cast("float", row.ratio))
+        yield from _table(
+            ("contender", "ms", "its time over eager's", "answer against float64"),
+            ((row.contender, f"{row.median_ms:.4g}", _ratio(row), row.verdict) for row in ran),
+        )
+
+
+def _records(found: Found) -> Iterator[str]:
+    if not found.records:
+        return
+    yield "### Records"
+    yield ""
+    yield "Each case in a process of its own, from input on the host to output on the host."
+    yield ""
+    yield from _table(
+        ("case", "median ms", "95 %", "mJ an inference", "check", "x of floor", "bound by"),
+        (_record(record) for record in found.records if record.status == "ok"),
+    )
+
+
+def _record(record: Record) -> tuple[str, ...]:
+    timing, energy, floor, check = record.timing, record.energy, record.floor, record.check
+    return (
+        record.case_id,
+        f"{timing.median_ms:.4g}" if timing else "-",
+        f"{timing.low_ms:.4g} to {timing.high_ms:.4g}" if timing and timing.low_ms and timing.high_ms else "-",
+        f"{1e3 * energy.gross_per_inference_j:.3g} ({energy.scope})" if energy else "-",
+        "-" if check is None else "ok" if check.passed else "failed",
+        f"{record.x_of_floor:.3g}" if record.x_of_floor else "-",
+        floor.bound_by if floor else "-",
+    )
+
+
+def _profiles(found: Found) -> Iterator[str]:
+    if not found.profiles:
+        return
+    yield "### Profiles"
+    yield ""
+    yield from _table(
+        ("case", "launches a step", "GPU busy", "most time in", "findings"),
+        (_profile(profile) for profile in found.profiles),
+    )
+
+
+def _profile(profile: Profile) -> tuple[str, ...]:
+    torch = profile.torch
+    launches = f"{torch.launches / len(torch.steps):.0f}" if torch and torch.steps else "-"
+    busy = f"{torch.gpus[0].utilization:.1%}" if torch and torch.gpus else "-"
+    operators = sorted(torch.operators, key=lambda row: -(row.self_device_ns or row.self_cpu_ns)) if torch else []
+    titles = "; ".join(finding.title for finding in profile.findings) or "-"
+    return profile.case_id, launches, busy, operators[0].name if operators else "-", titles
+
+
+@dataclass(frozen=True)
+class Target:
+    """What was wanted of a GPU, and how it is read off the races: a ratio of two contenders, or None without them."""
+
+    what: str
+    wanted: float
+    found: Callable[[Found], float | None]
+
+
+def _faster(model: str, batch: int, other: str, best: str | None = None) -> Callable[[Found], float | None]:
+    """Return how many times the time of `best`, or of the fastest of ours that is right, the other one takes."""
+
+    def value(found: Found) -> float | None:
+        wanted = (model, batch, "inference")
+        raced = [row for row in found.models if row.ratio and (row.model, row.batch_size, row.direction) == wanted]
+        times = {row.contender: row.ratio for row in raced}
+        ours = [row.contender for row in raced if row.right and not row.is_peer and "/" not in row.contender]
+        mine = times.get(best or min(ours, key=lambda name: times[name] or 0.0, default=""))
+        theirs = times.get(other)
+        return theirs / mine if mine and theirs else None
+
+    return value
+
+
+_OFFICIAL = "mamba-ssm + causal-conv1d"
+TARGETS = (
+    Target("vim_tiny batch 4, our best against mamba-ssm", 5.0, _faster("vim_tiny", 4, _OFFICIAL)),
+    Target("vim_tiny batch 64, our best against mamba-ssm", 3.0, _faster("vim_tiny", 64, _OFFICIAL)),
+    Target("snn_onepass batch 256, custom-fp16 against amp", 6.0, _faster("snn_onepass", 256, "amp", "custom-fp16")),
+    Target("snn_stbif_resnet18 batch 1, our best against eager", 8.0, _faster("snn_stbif_resnet18", 1, "eager")),
+)
+
+
+def _targets(found: Found) -> Iterator[str]:
+    if "h200" not in found.name:
+        return
+    yield "### Targets"
+    yield ""
+    yield from _table(
+        ("what", "wanted", "measured"),
+        (
+            (target.what, f"{target.wanted:g} x", "not measured" if value is None else f"{value:.3g} x")
+            for target in TARGETS
+            for value in [target.found(found)]
+        ),
+    )
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{' --- |' * len(columns)}"
+    for line in lines:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in line)} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,104 @@
+"""What both races share: a contender's columns, where they are written and shown, and a process like a worker's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+
+from benchd.daemon.process import ALLOCATOR
+from benchmarks.paired import Paired
+
+WRONG = 5
+_PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
+_RUNTIMES = ("triton", "onnxruntime", "onnxruntime-gpu", "tensorrt")
+_PEERS = ("mamba-ssm", "causal-conv1d", "spikingjelly")
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """One contender, as it is printed and written. A ratio is its time over that of the first one.
+
+    `right` says whether its answer is; where it did not run, `verdict` gives the reason and there is no time.
+    """
+
+    device: str
+    contender: str
+    verdict: str
+    right: bool
+    median_ms: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    rounds: int | None = None
+    versions: Mapping[str, str]
+
+
+def times(result: Paired | None) -> dict[str, Any]:
+    """Return the fields of what the race found; none where it was not run."""
+    if result is None:
+        return {}
+    low, high = (result.interval.low, result.interval.high) if result.interval else (None, None)
+    found = {"median_ms": result.median_ms, "ratio": result.ratio, "rounds": result.rounds}
+    return found | {"ratio_low": low, "ratio_high": high}
+
+
+def cells(row: Timed) -> tuple[str, str]:
+    """Return the time and the ratio as a table shows them."""
+    if row.median_ms is None or row.ratio is None:
+        return "-", "-"
+    reach = f" [{row.ratio_low:.3g}, {row.ratio_high:.3g}]" if row.ratio_low and row.ratio_high else ""
+    return f"{row.median_ms:.4g}", f"{row.ratio:.3g}{reach}"
+
+
+def console() -> Console:
+    """Return what tables are printed on."""
+    return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
+
+
+def write(rows: Sequence[Timed], output: Path | None) -> None:
+    """Append one JSON line a contender."""
+    if output is None:
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("ab") as file:
+        for row in rows:
+            file.write(msgspec.json.encode(row) + b"\n")
+
+
+def open_device(name: str, threads: int | None) -> torch.device:
+    """Return the device cpu, cuda or, for auto, the better one, with the settings of a worker."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the GPU's name, or the CPU's with the threads that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    name = models[0].partition(":")[2].strip() if models else platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of torch and of the packages that raced."""
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {"torch": str(torch.__version__)} | {
+        name: installed[name] for name in ("benchd", *_RUNTIMES, *_PEERS) if name in installed
+    }
+
+
+def with_kept_heap(module: str) -> None:
+    """Start `python -m module` again with the heap settings of a worker: they are read before the first allocation."""
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        again = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, again, os.environ | ALLOCATOR)  # noqa: S606 - no shell is what we want

@@ -1,0 +1,77 @@
+"""The race of models: who runs is checked first, who cannot is named, and peers compute what our models compute."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchd.models import catalog
+from benchmarks.models import app
+from benchmarks.peer_models import OfficialVim, SpikingJellyOnePass, SteppedOnePass
+from benchmarks.peers import Missing
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_variants_and_another_model_take_turns_and_who_cannot_is_named(tmp_path, child_environment):
+    rows = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "benchmarks.models", "--model", "square", "--device", "cpu", "--seconds", "0.05"]
+    command += ["--variant", "amp", "--variant", "custom", "--variant", "square/bf16", "--output", str(rows)]
+    done = subprocess.run(command, check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {row["contender"]: row for row in map(json.loads, rows.read_text().splitlines())}
+    assert found["eager"]["ratio"] == 1.0
+    for name in ("eager", "amp", "square/bf16"):
+        assert found[name]["right"], found[name]
+        assert found[name]["ratio_low"] <= found[name]["ratio"] <= found[name]["ratio_high"]
+    assert "no custom kernels" in found["custom"]["verdict"]
+    assert found["custom"]["median_ms"] is None
+    assert "square batch 1 inference" in done.stdout
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_onepass_step_by_step_is_our_onepass(batch):
+    torch.manual_seed(0)
+    ours = catalog.build("snn_onepass").double()
+    images = torch.rand(batch, 3, 32, 32, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(SteppedOnePass(ours)(images), ours(images), rtol=1e-9, atol=1e-9)
+
+
+def test_onepass_of_spikingjelly_is_our_onepass():
+    pytest.importorskip("spikingjelly", reason="spikingjelly is a peer and no dependency")
+    torch.manual_seed(0)
+    ours = catalog.build("snn_onepass")
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(SpikingJellyOnePass(ours)(images), ours(images), rtol=1e-3, atol=1e-3)
+
+
+def test_a_peer_that_computes_something_else_is_refused():
+    with pytest.raises(Missing, match="encoding repeat"):
+        SteppedOnePass(catalog.build("snn_onepass", encoding="rate"))
+
+
+def test_the_official_path_of_vim_needs_a_gpu():
+    with pytest.raises(Missing, match="CUDA only"):
+        OfficialVim(catalog.build("vim_tiny"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "vim_tini"), "vim_tini"),
+        (("--model", "square", "--variant", "custm"), "custm"),
+        (("--model", "square", "--variant", "cube/eager"), "cube"),
+        (("--model", "square", "--option", "size=many"), "size"),
+        (("--model", "square", "--direction", "sideways"), "sideways"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, said):
+    done = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
+    assert done.exit_code == 2
+    assert said in done.output
