@@ -21,7 +21,13 @@ NEEDS_GPU = pytest.mark.skip(reason="no CUDA device")
 OURS = ("BENCHD_", "TRITON_INTERPRET", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY")
 
 
+MEASURES = ("e2e", "test_campaign.py")  # by the real commands, which share the machine's lock
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if set(item.path.parts).intersection(MEASURES):
+            item.add_marker(pytest.mark.xdist_group("machine"))
     if torch.cuda.is_available():
         return
     for item in items:
