@@ -19,12 +19,16 @@ BIN := $(VENV)/bin
 # A stamp is the last thing an install writes, and the next install removes it first.
 ONCE := $(VENV)/.installed-$(PLATFORM)-$(PYTHON_VERSION)
 TEST := $(ONCE)-dev
+# The shim of a version manager may exist for a Python that it does not run: ask the manager where it lies.
+FIND_PYTHON_3_10 = python=$$(python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null \
+	|| pyenv whence --path python3.10 2>/dev/null | tail -n 1 || true)
 PACKAGES := daemon models kernels exporters dashboard
 
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-gpu test-tensorrt bench-kernels bench-models bench-gpu bench-cpu soak-aa check types occupancy wheel test-jetpack62 programs clean
+.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-jetpack62 bench-kernels bench-models bench-gpu \
+	bench-cpu soak-aa check types occupancy wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -38,6 +42,9 @@ test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pyt
 
 test-slow: $(TEST) programs  ## the simulations that `make test` leaves out; ARGS goes to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
+
+test-unit: $(TEST) programs  ## boot a systemd and put the service through its life there, as root; prints the figures
+	@$(BIN)/pytest -s -m slow tests/e2e/test_unit.py $(ARGS)
 
 test-gpu: $(TEST)  ## the kernels and the models on this machine's GPU; ARGS goes to pytest
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'
@@ -74,14 +81,16 @@ occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite doc
 	$(BIN)/python -m benchd.kernels.shipped docs/occupancy.md
 
 wheel: $(TEST)  ## build the wheel into dist/
-	rm -rf build
+	rm -rf build dist/benchd-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
-# The shim of a version manager may exist for a Python that it does not run: ask the manager where it lies.
+bundle: wheel  ## what a Jetson without a network needs, into dist/bundle-TARGET; TARGET=jetpack62
+	@$(FIND_PYTHON_3_10)
+	"$${python:-python3.10}" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
+
 test-jetpack62:  ## the test suite with the versions of JetPack 6.2, on x86-64
-	@python=$$(python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null \
-		|| pyenv whence --path python3.10 2>/dev/null | tail -n 1 || true)
-	@$(MAKE) test PYTHON="$${python:-python3.10}" VENV=.venv-jetpack62 PLATFORM=cpu CONSTRAINTS=constraints-jetson62.txt
+	@$(FIND_PYTHON_3_10)
+	$(MAKE) test PYTHON="$${python:-python3.10}" VENV=.venv-jetpack62 PLATFORM=cpu CONSTRAINTS=constraints-jetson62.txt
 
 programs: $(TEST)
 	@.ci/programs $(BIN)/python

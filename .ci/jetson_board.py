@@ -4,6 +4,7 @@ Usage: python .ci/jetson_board.py constraints-jetson62.txt. The constraints go t
 found on the board in place of its own for torch and what is built against it. Exit status 1 where torch is of no use.
 """
 
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 BOARD_PACKAGES = ("torch", "torchvision", "triton")
-INSTALL = "make once JETSON_INDEX=URL   # the index of wheels for this board's JetPack"
+RETRY = os.environ.get("RETRY", "make once SETTING").replace("SETTING", "JETSON_INDEX=URL")
+INSTALL = f"{RETRY}   # the index of wheels for this board's JetPack"
+# torch 2.8 of JetPack 6.2's index is linked with cuDSS, which a flashed board lacks
+CUDSS = """with NVIDIA's CUDA repository, whose key comes first:
+  wget https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/arm64/cuda-keyring_1.1-1_all.deb
+  sudo dpkg -i cuda-keyring_1.1-1_all.deb && sudo apt update && sudo apt install cudss"""
 
 
 class BoardError(Exception):
@@ -63,10 +69,8 @@ def _imported(name: str) -> Any:
             raise BoardError(f"{name} is missing from the board's Python.", INSTALL) from None
         raise BoardError(f"{name} does not import: {error}.", INSTALL) from error
     except (ImportError, OSError, RuntimeError) as error:
-        raise BoardError(
-            f"{name} does not import: {error}.",
-            f"install the library it names, or take the wheel for this JetPack: {INSTALL}",
-        ) from error
+        cure = f"install the library it names, or take the wheel for this JetPack: {INSTALL}"
+        raise BoardError(f"{name} does not import: {error}.", CUDSS if "libcudss" in str(error) else cure) from error
 
 
 def _replacement(location: Path) -> str:

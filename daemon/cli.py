@@ -337,11 +337,16 @@ def export(
 @_benchd.command(epilog="Example: benchd doctor --need nvml,tensorrt")
 def doctor(
     need: Annotated[str | None, typer.Option(help="What must be usable, separated by commas.", metavar="A,B")] = None,
+    unit: Annotated[
+        bool, typer.Option("--unit", help="Say in its place what the installed unit keeps from the service.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say of each sensor and runtime whether it can be used here, or why not and what to do."""
     from benchd.daemon import doctor as examination  # noqa: PLC0415
 
+    if unit:
+        raise typer.Exit(examination.run_unit(sys.stdout, Path("/"), json))
     raise typer.Exit(examination.run(sys.stdout, Path("/"), json, _names(need)))
 
 

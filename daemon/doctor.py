@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TextIO
 
+from benchd.daemon import unit
 from benchd.daemon.environment import installed_version
 from benchd.daemon.errors import BenchdError, unknown
 from benchd.daemon.samplers import SAMPLERS, load
@@ -43,10 +44,10 @@ INSTALL = "pip install 'benchd[{}]'"
 
 @dataclass(frozen=True)
 class Finding:
-    """One source, runtime or program: `detail` says what it is or why it is of no use, `cure` what to do then."""
+    """One thing that was looked at: `detail` says what it is or why it is of no use, `cure` what to do then."""
 
     name: str
-    kind: Literal["source", "runtime", "program"]
+    kind: Literal["source", "runtime", "program", "device", "service"]
     usable: bool
     detail: str
     cure: str = ""
@@ -62,12 +63,22 @@ def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int
     for name in need:
         if name not in usable:
             raise unknown("source or runtime", name, usable)
-    out.write(_as_json(findings) if as_json else _as_text(findings))
+    _print(findings, out, as_json)
     return 0 if all(usable[name] for name in ("torch", *need)) else 7
 
 
+def run_unit(out: TextIO, root: Path, as_json: bool) -> int:
+    """Print what the installed unit keeps from the service, and what that says; return 7 where something is not well.
+
+    Raises NotAvailable where no unit is installed.
+    """
+    findings = [*_devices(root), *_service(root)]
+    _print(findings, out, as_json)
+    return 0 if all(finding.usable for finding in findings) else 7
+
+
 def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) -> Iterator[Finding]:
-    """Yield a finding for each sampler, runtime and program."""
+    """Yield a finding for each sampler, runtime and program, and for the service where it is installed."""
     for name in SAMPLERS:
         if name != NOT_FOR_DOCTOR:
             yield _source(name, root)
@@ -78,6 +89,7 @@ def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) ->
     yield _program("cc", os.environ.get("CC", "cc"), "sudo apt install gcc, or set CC")
     yield _program("c++", os.environ.get("CXX", "g++"), "sudo apt install g++, or set CXX")
     yield _program("mosquitto", "mosquitto", "sudo apt install mosquitto, or use a broker elsewhere")
+    yield from _service(root)
 
 
 def _source(name: str, root: Path) -> Finding:
@@ -161,12 +173,33 @@ def _program(name: str, command: str, cure: str) -> Finding:
     return Finding(name, "program", usable=False, detail=f"{command} is not on the PATH", cure=cure)
 
 
+def _devices(root: Path) -> Iterator[Finding]:
+    for access in unit.examine(root):
+        detail = access.reason or "the service may use it"
+        cure = f"{access.cure}   # sudo systemctl edit benchd" if "=" in access.cure else access.cure
+        yield Finding(str(access.path), "device", usable=access.reason is None, detail=detail, cure=cure)
+
+
+def _service(root: Path) -> Iterator[Finding]:
+    """Yield what the service says of itself, also that another machine has its id and how to rename one of them."""
+    found = unit.said() if root == Path("/") else None
+    if found:
+        state, status = found
+        usable = state == "active" and "mqtt down" not in status
+        detail = f"{state}: {status}" if status else state
+        yield Finding("service", "service", usable, detail, "" if usable else "journalctl -u benchd says more")
+
+
+def _print(findings: Sequence[Finding], out: TextIO, as_json: bool) -> None:
+    out.write(_as_json(findings) if as_json else _as_text(findings))
+
+
 def _as_json(findings: Sequence[Finding]) -> str:
     return json.dumps([asdict(finding) for finding in findings], indent=2) + "\n"
 
 
 def _as_text(findings: Sequence[Finding]) -> str:
-    width = max(len(finding.name) for finding in findings)
+    width = max((len(finding.name) for finding in findings), default=0)
     return "".join(f"{_mark(finding)}  {finding.name:{width}}  {_told(finding)}\n" for finding in findings)
 
 

@@ -167,6 +167,13 @@ def test_a_broken_torch_is_shown_with_its_error(tmp_path):
     ended = board_check(site)
     assert ended.returncode == 1
     assert "torch does not import: libcusparseLt.so.0" in ended.stderr
+    assert "install the library it names" in ended.stderr
+
+
+def test_a_torch_without_cudss_names_the_package(tmp_path):
+    site = installed(tmp_path / "site", "12.6")
+    (site / "torch" / "__init__.py").write_text("raise ImportError('libcudss.so.0: cannot open shared object file')")
+    assert "sudo apt install cudss" in board_check(site).stderr
 
 
 def test_the_torch_of_a_board_is_kept_whatever_its_version(tmp_path):

@@ -1,0 +1,92 @@
+"""What an installed unit keeps from the service: the real unit and drop-ins in a tree with nodes of this machine's."""
+
+import grp
+import io
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from machines import write
+
+from benchd.daemon import doctor, unit
+from benchd.daemon.errors import NotAvailable
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+DEVICES = "Character devices:\n  1 {name}\n 13 input\n\nBlock devices:\n  1 ramdisk\n"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A tree with our unit whose GPU node is /dev/null under another name: major number 1, open to all."""
+    target = tmp_path / unit.UNIT
+    target.parent.mkdir(parents=True)
+    shutil.copy(SYSTEMD / "benchd.service", target)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").symlink_to("/dev/null")
+    driver(tmp_path, "nvidia")
+    return tmp_path
+
+
+def driver(root, name):
+    write(root, {"proc/devices": DEVICES.format(name=name)})
+
+
+def drop_in(root, text):
+    write(root, {f"{unit.UNIT}.d/override.conf": f"[Service]\n{text}\n"})
+
+
+def reasons(root):
+    return {access.path.name: access.reason for access in unit.examine(root)}
+
+
+def test_a_listed_device_is_free(root):
+    assert reasons(root) == {"nvidia0": None}
+    drop_in(root, "DeviceAllow=")
+    assert "DeviceAllow" in reasons(root)["nvidia0"]
+    drop_in(root, "DeviceAllow=\nDeviceAllow=char-nvid* r")
+    assert "DeviceAllow" in reasons(root)["nvidia0"]
+    drop_in(root, "DeviceAllow=\nDeviceAllow=/dev/nvidia0 rw")
+    assert reasons(root) == {"nvidia0": None}
+
+
+def test_a_device_that_no_line_names_is_shown_with_the_line_to_add(root):
+    driver(root, "nvidia-new")
+    (access,) = unit.examine(root)
+    assert access.reason == "DevicePolicy=closed, and no DeviceAllow= names it"
+    assert access.cure == "DeviceAllow=char-nvidia-new rw"
+    drop_in(root, (SYSTEMD / "drop-ins/jetson.conf").read_text())
+    assert reasons(root) == {"nvidia0": None}
+
+
+def test_private_devices_are_named(root):
+    drop_in(root, "PrivateDevices=yes")
+    assert reasons(root) == {"nvidia0": "PrivateDevices= hides it"}
+
+
+def test_a_group_that_the_unit_lacks_is_named(root):
+    write(root, {"run/jtop.sock": "", "sys/class/powercap/intel-rapl:0/energy_uj": "1\n"})
+    (root / "run/jtop.sock").chmod(0o660)
+    (root / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0o400)
+    group = grp.getgrgid(os.getegid()).gr_name
+    found = reasons(root)
+    assert found["jtop.sock"] == f"SupplementaryGroups= lacks {group}"
+    assert "owner alone" in found["energy_uj"]
+    drop_in(root, f"SupplementaryGroups={group}")
+    assert reasons(root)["jtop.sock"] is None
+
+
+def test_the_doctor_prints_them_and_exits_with_7(root):
+    out = io.StringIO()
+    assert doctor.run_unit(out, root, as_json=False) == 0
+    driver(root, "nvidia-new")
+    assert doctor.run_unit(out, root, as_json=False) == 7
+    free, blocked = out.getvalue().splitlines()
+    assert free.startswith("yes  ")
+    assert blocked.startswith("no   ")
+    assert blocked.endswith("DeviceAllow=char-nvidia-new rw   # sudo systemctl edit benchd")
+
+
+def test_without_a_unit_it_says_what_installs_one(tmp_path):
+    with pytest.raises(NotAvailable, match=r"install\.sh"):
+        list(unit.examine(tmp_path))

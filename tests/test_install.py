@@ -1,0 +1,265 @@
+"""install.sh below a folder of the test's own, with real pip and a real doctor; only dependencies' wheels are stubs."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import wheels_made
+from broker import program
+from test_makefile import base_python_has_torch
+
+from benchd.daemon import config
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "systemd/install.sh"
+WAIT_S = 240.0
+NO_CUDA = "raise ImportError('libcudart.so.13: cannot open shared object file')"
+BOARD_TORCH = """
+__version__ = "2.8.0"
+class version:
+    cuda = "12.6"
+class cuda:
+    is_available = staticmethod(lambda: True)
+    get_device_name = staticmethod(lambda: "Orin")
+"""
+
+
+class Site:
+    """A machine's root in a folder: what is installed there, and what the last install printed."""
+
+    def __init__(self, root, environment):
+        self.root, self.home = root, root / "opt/benchd"
+        self.environment = environment | {"DESTDIR": str(root), "PYTHON": sys.executable, "PIP_RETRIES": "0"}
+
+    def install(self, *arguments, code=0, **environment):
+        command, variables = [SCRIPT, *map(str, arguments)], self.environment | environment
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def interrupted(self, *arguments):
+        """Kill an install, and what it started, while pip works on it."""
+        with subprocess.Popen(
+            [SCRIPT, *map(str, arguments)], stdout=subprocess.DEVNULL, env=self.environment, start_new_session=True
+        ) as process:
+            deadline = time.monotonic() + WAIT_S
+            while not any(self.home.glob("*/.unfinished")):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def points_to(self, name):
+        return (self.home / name).readlink().name
+
+    def files(self):
+        """Return every installed file outside the virtual environments with its text."""
+        paths = (path for path in self.root.rglob("*") if path.is_file() and self.home not in path.parents)
+        return {str(path.relative_to(self.root)): path.read_text() for path in paths}
+
+
+@pytest.fixture
+def site(tmp_path, child_environment):
+    (tmp_path / "root").mkdir()
+    return Site(tmp_path / "root", child_environment)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    return wheels_made.build_ours(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture
+def wheels(tmp_path, ours):
+    return wheels_made.fill(tmp_path / "wheels", ours, "constraints.txt")
+
+
+@pytest.fixture
+def broken_update(tmp_path, ours):
+    """Another build of ours, with a torch that does not import."""
+    folder = wheels_made.fill(tmp_path / "update", ours, "constraints.txt", torch=NO_CUDA)
+    with zipfile.ZipFile(folder / ours.name, "a") as wheel:
+        wheel.comment = b"another build"
+    return folder
+
+
+def test_the_life_of_an_installation(site, wheels, broken_update):
+    first = installed(site, wheels)
+    installed_again_and_only_what_differs_changes(site, wheels)
+    second = interrupted_or_broken_and_the_first_stays(site, broken_update, first)
+    cured_and_switched(site, broken_update, first, second)
+    rolled_back_and_forth(site, first, second)
+    uninstalled(site)
+
+
+def installed(site, wheels):
+    said = site.install("--wheels", wheels, "--mqtt", "mqtt://broker.local:1884", "--device-name", "Lab 1")
+    assert "yes  torch" in said
+    assert "enable --now benchd" in said
+    settings = config.read(site.root / "etc/benchd/benchd.toml")
+    assert (settings.mqtt.url, settings.device.name) == ("mqtt://broker.local:1884", "Lab 1")
+    unit = site.files()["etc/systemd/system/benchd.service"]
+    command = site.root / re.search(r"^ExecStart=/(\S+)", unit, re.MULTILINE)[1]
+    shown = subprocess.run([command, "list"], capture_output=True, text=True, check=True, env=site.environment)
+    assert "vim_tiny" in shown.stdout
+    return site.points_to("current")
+
+
+def installed_again_and_only_what_differs_changes(site, wheels):
+    before = site.files()
+    (site.root / "etc/systemd/system/benchd.service").write_text("the site's own")
+    said = site.install("--wheels", wheels)
+    assert "installed already" in said
+    assert "/etc/systemd/system/benchd.service.old" in said
+    assert site.files() == before | {"etc/systemd/system/benchd.service.old": "the site's own"}
+
+
+def interrupted_or_broken_and_the_first_stays(site, update, first):
+    before = site.files()
+    site.interrupted("--wheels", update)
+    assert site.points_to("current") == first
+    said = site.install("--wheels", update, "--device-name", "Lab 2", code=1)
+    assert "libcudart.so.13" in said
+    assert f"{first} stays" in said
+    assert (site.points_to("current"), site.files()) == (first, before)
+    (second,) = {path.name for path in site.home.iterdir() if path.is_dir() and not path.is_symlink()} - {first}
+    return second
+
+
+def cured_and_switched(site, update, first, second):
+    (torch,) = site.home.glob(f"{second}/lib/python*/site-packages/torch/__init__.py")
+    shutil.rmtree(torch.parent)
+    (site.home / "0.0.9-abcdef").mkdir()
+    assert "removed 0.0.9-abcdef" in site.install("--wheels", update, "--device-name", "Lab 2")
+    assert config.read(site.root / "etc/benchd/benchd.toml").device.name == "Lab 2"
+    assert "Lab 1" in site.files()["etc/benchd/benchd.toml.old"]
+    assert (site.points_to("current"), site.points_to("previous")) == (second, first)
+
+
+def rolled_back_and_forth(site, first, second):
+    for current, previous in ((first, second), (second, first)):
+        site.install("--rollback")
+        assert (site.points_to("current"), site.points_to("previous")) == (current, previous)
+
+
+def uninstalled(site):
+    override = site.root / "etc/systemd/system/benchd.service.d/override.conf"
+    override.parent.mkdir()
+    override.write_text("[Service]\n")
+    assert "Kept: /etc/benchd" in site.install("--uninstall")
+    kept = {f"etc/benchd/benchd.toml{end}" for end in ("", ".old")}
+    kept |= {f"etc/systemd/system/{name}" for name in ("benchd.service.old", "benchd.service.d/override.conf")}
+    assert site.files().keys() == kept
+    assert not site.home.exists()
+
+
+@pytest.fixture
+def board(site):
+    (site.root / "etc").mkdir()
+    (site.root / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3\n")
+    (site.root / "etc/group").write_text("jtop:x:999:\n")
+    return site
+
+
+@pytest.fixture
+def without_torch(wheels):
+    for stub in (*wheels.glob("torch*"), *wheels.glob("triton*")):
+        stub.unlink()
+    return wheels
+
+
+NEEDS_A_BARE_PYTHON = pytest.mark.skipif(base_python_has_torch(), reason="the Python below this environment has torch")
+
+
+@NEEDS_A_BARE_PYTHON
+def test_a_board_without_torch_stops_with_cause_and_cure(board, without_torch):
+    said = board.install("--wheels", without_torch, code=1)
+    assert f"{without_torch} gave no torch torchvision" in said
+    assert "sudo JETSON_INDEX=URL" in said
+    assert not (board.home / "current").exists()
+
+
+@pytest.mark.slow
+@NEEDS_A_BARE_PYTHON
+def test_a_board_whose_index_is_down_is_told_so(board, without_torch):
+    """Without --wheels, so ours is built from this checkout, which stays as it is."""
+    index, before = "http://127.0.0.1:1/", set(ROOT.iterdir())
+    said = board.install(code=1, JETSON_INDEX=index, PIP_INDEX_URL=index, PIP_FIND_LINKS=str(without_torch))
+    assert f"{index} gave no torch torchvision" in said
+    assert set(ROOT.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_a_board_with_its_own_torch_gets_the_board_s_drop_ins(board, tmp_path, ours):
+    torch = {"torch": BOARD_TORCH, "torchvision": ""}
+    wheels = wheels_made.fill(tmp_path / "wheels", ours, "constraints-jetson62.txt", **torch)
+    assert "yes  cuda         12.6 on Orin" in board.install("--wheels", wheels)
+    drop_ins = {path.name for path in (board.root / "etc/systemd/system/benchd.service.d").iterdir()}
+    assert {"jetson.conf", "jtop.conf"} <= drop_ins
+    assert not (board.root / "etc/modules-load.d").exists()
+    environment = (board.home / "current/pyvenv.cfg").read_text()
+    assert "include-system-site-packages = true" in environment
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--mqtt", "http://broker"], "is no mqtt://"),
+        (["--mqtt", "mqtt://me:secret@broker"], "/etc/benchd/mqtt_password"),
+        (["--device-name", 'a"b'], "may not hold"),
+        (["--device-name"], "needs a value"),
+        (["--rollback"], "no version before nothing"),
+        (["--verbose"], "no option --verbose"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(site, arguments, why):
+    assert why in site.install(*arguments, code=1)
+    assert site.files() == {}
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("toaster", "no TARGET 'toaster'; there is jetpack62"),
+        pytest.param(
+            "jetpack62",
+            "jetpack62 needs Python 3.10 here too: install it, by pyenv or apt",
+            marks=pytest.mark.skipif(sys.version_info[:2] == (3, 10), reason="this is the target's Python"),
+        ),
+    ],
+)
+def test_a_bundle_for_nothing_we_know_is_refused(target, why):
+    command = [sys.executable, ROOT / ".ci/bundle.py", target, "benchd.whl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"benchd: {why}\n")
+
+
+def test_two_installs_at_once(site):
+    site.home.mkdir(parents=True)
+    with subprocess.Popen([program("flock"), site.home / ".lock", "cat"], stdin=subprocess.PIPE) as other:
+        while other.poll() is None and not _is_locked(site.home / ".lock"):
+            time.sleep(0.01)
+        assert "another install is under way" in site.install("--rollback", code=1)
+        other.communicate()
+
+
+def _is_locked(path):
+    return path.exists() and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="this is root")
+def test_without_root_nothing_is_touched(site):
+    assert "root is needed" in site.install(code=1, DESTDIR="")
+
+
+def test_the_scripts_are_clean():
+    scripts = [SCRIPT, *(path for path in (ROOT / ".ci").iterdir() if path.suffix != ".py")]
+    done = subprocess.run([program("shellcheck"), *scripts], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
