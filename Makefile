@@ -27,8 +27,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-jetpack62 bench-kernels bench-models bench-gpu \
-	bench-cpu soak-aa check types occupancy wheel bundle programs clean
+.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-jetpack62 bench-kernels bench-models bench-gpu bench-cpu soak-aa check types occupancy wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18

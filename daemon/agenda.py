@@ -63,11 +63,18 @@ class Agenda:
             self.state = schedule.drop(self.state, entry)
         return dropped
 
-    def after(self, record: Record, seconds: float) -> State:
-        """Return the state once this record is there; a case that was interrupted stays in its pass."""
+    def after(self, record: Record, seconds: float, *, again: bool) -> State:
+        """Return the state once this record is there; a case that was interrupted stays in its pass.
+
+        One that is to be measured `again` is the last of its pass.
+        """
         if record.status == "aborted":
             return self.state
-        return schedule.finish(self.state, record.suite_id, record.case_id, seconds)
+        return schedule.finish(self.state, record.suite_id, record.case_id, seconds, again=again)
+
+    def is_of_suite(self, suite_id: str) -> bool:
+        """Say whether a pass is of a suite of the configuration, in whatever way it was begun."""
+        return any(entry.suite_id == suite_id and entry.suite.name for entry in self.state.passes)
 
     def skip(self, suite_id: str, case_id: str) -> None:
         """Take a case off its pass without a result."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchd.daemon import records, results
+from benchd.daemon import noise_floor, records, results
+from benchd.daemon.compare import Comparison, compare
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Record
 from benchd.kernels import cache
@@ -51,6 +52,23 @@ def read(name: str) -> list[Record]:
     if not path().exists():
         raise UsageError("no baseline is stored; `benchd baseline set RUN...` stores one")
     return results.read(path())
+
+
+def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
+    """Return the records of a case in these files and folders; without any, in the stored baseline, if there is one."""
+    paths = [Path(run) for run in runs] or [path()] * path().exists()
+    found = [record for one in paths for record in results.of_case(one, case_id)]
+    return list({record.key: record for record in found}.values())
+
+
+def against(stored: Sequence[Record], measured: Sequence[Record]) -> list[Comparison]:
+    """Return what is said of each measured case against the baseline."""
+    if not measured:
+        return []
+    case_ids = {record.case_id for record in measured}
+    same_cases = [record for record in stored if record.case_id in case_ids]
+    least = noise_floor.min_effect(measured[0].device_id, measured[0].environment.device)
+    return compare(same_cases, measured, least, FEWEST_RUNS)
 
 
 def clear() -> bool:

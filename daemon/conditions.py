@@ -4,8 +4,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchd.daemon import gpu
 from benchd.daemon.config import Conditions
-from benchd.daemon.environment import power_mode_of, tool_output
+from benchd.daemon.environment import power_mode_of
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.samplers.devfreq import Devfreq
 from benchd.daemon.sysfs import number, text
 
 GPU_QUIET_S = 30.0
@@ -22,11 +25,14 @@ class Readings:
     on_mains: bool | None
 
 
-def read(root: Path = Path("/")) -> Readings:
-    """Return the hottest thermal zone, the GPU's load, the 1-minute load average, the power mode and the supply."""
+def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
+    """Return the hottest thermal zone, the GPU's load, the 1-minute load average, the power mode and the supply.
+
+    `gpu_uuid` is the GPU to ask NVML about; a Tegra has its own in sysfs.
+    """
     return Readings(
         temperature_c=_hottest_c(root),
-        gpu_load_percent=_gpu_load_percent(root),
+        gpu_load_percent=_gpu_load_percent(gpu_uuid, root),
         system_load=_system_load(root),
         power_mode=power_mode_of(root),
         on_mains=_on_mains(root),
@@ -89,13 +95,15 @@ def _hottest_c(root: Path) -> float | None:
     return max((value / 1e3 for value in found if value is not None), default=None)
 
 
-def _gpu_load_percent(root: Path) -> float | None:
-    permille = [number(path) for path in (root / "sys/class/devfreq").glob("*/device/load")]
-    if permille and permille[0] is not None:
-        return permille[0] / 10
-    shown = tool_output("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-    loads = re.findall(r"^\d+$", shown or "", re.MULTILINE)
-    return max(map(float, loads)) if loads else None
+def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
+    try:
+        if gpu_uuid:
+            return gpu.utilization_percent(gpu_uuid)
+        tegra = Devfreq(root)
+        samples = [] if tegra.unavailable() else tegra.sample()
+        return next((sample.value for sample in samples if sample.metric == "gpu_utilization_percent"), None)
+    except (NotAvailable, OSError, ValueError):
+        return None
 
 
 def _system_load(root: Path) -> float | None:

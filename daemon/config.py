@@ -56,6 +56,15 @@ class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prometheus_file: str | None = None
 
 
+class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[baseline]`: files or folders of records that the service holds its results against.
+
+    None named stands for what `benchd baseline set` has stored in the service's state folder, if anything.
+    """
+
+    runs: list[str] = []
+
+
 class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[sampling]`: which sensors are read while a case runs, and how often; none named stands for all there are."""
 
@@ -130,6 +139,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     device: DeviceConfig = DeviceConfig()
     mqtt: MqttConfig = MqttConfig()
     service: ServiceConfig = ServiceConfig()
+    baseline: BaselineConfig = BaselineConfig()
     sampling: SamplingConfig = SamplingConfig()
     limits: LimitsConfig = LimitsConfig()
     suite: list[Suite] = []

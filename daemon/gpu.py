@@ -67,6 +67,17 @@ def cuda_uuid(device: str, environ: Mapping[str, str] = os.environ) -> str:
     return choose(gpus, device, environ)
 
 
+def utilization_percent(uuid: str) -> float:
+    """Return for how much of NVML's last sampling period a kernel ran on this GPU; raise NotAvailable."""
+    nvml = open_nvml()
+    try:
+        return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu)
+    except nvml.NVMLError as error:
+        raise NotAvailable(f"NVML does not tell the load of {uuid}: {error}") from error
+    finally:
+        nvml.nvmlShutdown()
+
+
 def measured(device: str) -> str | None:
     """Return the UUID of the GPU that `device` means; None where NVML cannot tell and no particular one was asked for.
 

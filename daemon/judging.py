@@ -8,12 +8,10 @@ from typing import TextIO
 import msgspec
 
 from benchd.daemon import baseline, live, noise_floor, results
-from benchd.daemon.compare import FAIL_ON, Comparison, compare, exit_code
+from benchd.daemon.compare import FAIL_ON, compare, exit_code
 from benchd.daemon.decision import Requirements, decide
 from benchd.daemon.delivery.console import print_baseline, print_comparisons, print_decisions
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import Record
-from benchd.daemon.statistics import MIN_EFFECT
 
 
 def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
@@ -21,13 +19,10 @@ def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json
     if len(paths) != 2:
         raise UsageError(f"two result files are compared, and these are {len(paths)}; cases are compared with --live")
     first, second = (results.read(path) for path in paths)
-    comparisons = compare(first, second, _min_effect(second, min_effect))
+    least = noise_floor.min_effect(second[0].device_id, second[0].environment.device, min_effect)
+    comparisons = compare(first, second, least)
     print_comparisons(out, comparisons, as_json)
     return exit_code(comparisons, list(FAIL_ON))
-
-
-def _min_effect(measured: Sequence[Record], asked: float) -> float:
-    return noise_floor.min_effect(measured[0].device_id, measured[0].environment.device, asked)
 
 
 def compare_live(request: live.Request, out: TextIO, as_json: bool) -> int:
@@ -40,13 +35,6 @@ def compare_live(request: live.Request, out: TextIO, as_json: bool) -> int:
     made, code = live.compare(request, sys.stderr)
     print_comparisons(out, [made], as_json)
     return code or exit_code([made], list(FAIL_ON))
-
-
-def against_baseline(stored: Sequence[Record], measured: Sequence[Record]) -> list[Comparison]:
-    """Return what is said of each measured case against the baseline."""
-    case_ids = {record.case_id for record in measured}
-    same_cases = [record for record in stored if record.case_id in case_ids]
-    return compare(same_cases, measured, _min_effect(measured, MIN_EFFECT), baseline.FEWEST_RUNS) if measured else []
 
 
 def set_baseline(paths: Sequence[Path], out: TextIO) -> int:

@@ -19,7 +19,6 @@ from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
 from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.judging import against_baseline
 from benchd.daemon.lock import Busy
 from benchd.daemon.plan import Machine, Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
@@ -73,7 +72,7 @@ def run(request: Request) -> int:
     _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
-    comparisons = against_baseline(stored, supervisor.records) if request.baseline else []
+    comparisons = baseline.against(stored, supervisor.records) if request.baseline else []
     _conclude(request, comparisons)
     passed = exit_code(planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons)
     return passed or int(bool(supervisor.failures))

@@ -16,11 +16,22 @@ def read(path: Path) -> list[Record]:
 
     Raises UsageError where there is none, SchemaError that names file and line at the first that is not one.
     """
-    file = path / JOURNAL if path.is_dir() else path
+    file = _file(path)
     found = [_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1)]
     if not found:
         raise UsageError(f"{file}: holds no record; give a file or a folder that bench-once has written")
     return found
+
+
+def of_case(path: Path, case_id: str) -> list[Record]:
+    """Return the records of one case as `read` does; lines of others are not decoded, and there may be none."""
+    file, name = _file(path), case_id.encode()
+    found = [_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1) if name in line]
+    return [record for record in found if record.case_id == case_id]
+
+
+def _file(path: Path) -> Path:
+    return path / JOURNAL if path.is_dir() else path
 
 
 def read_all(paths: Sequence[Path]) -> list[Record]:

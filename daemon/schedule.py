@@ -79,14 +79,17 @@ def begin(state: State, suite: Suite, case_ids: list[str], *, by_command: bool =
     return msgspec.structs.replace(state, passes=[*state.passes, entry])
 
 
-def finish(state: State, suite_id: str, case_id: str, seconds: float) -> State:
-    """Take a measured case off its pass; the pass ends with its last case or its time limit."""
-    passes = [_without(entry, case_id, seconds) if entry.suite_id == suite_id else entry for entry in state.passes]
+def finish(state: State, suite_id: str, case_id: str, seconds: float, *, again: bool = False) -> State:
+    """Take a measured case off its pass, or to its end to be measured `again`.
+
+    The pass ends with its last case or its time limit.
+    """
+    passes = [_after(entry, case_id, seconds, again) if entry.suite_id == suite_id else entry for entry in state.passes]
     return msgspec.structs.replace(state, passes=[entry for entry in passes if entry.left and not _over(entry)])
 
 
-def _without(entry: Progress, case_id: str, seconds: float) -> Progress:
-    left = [other for other in entry.left if other != case_id]
+def _after(entry: Progress, case_id: str, seconds: float, again: bool) -> Progress:
+    left = [other for other in entry.left if other != case_id] + [case_id] * again
     return msgspec.structs.replace(entry, left=left, spent_s=entry.spent_s + seconds)
 
 

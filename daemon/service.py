@@ -1,4 +1,4 @@
-"""`benchd run`: the long-lived service. It begins what is due, measures one case at a time and answers commands.
+"""`benchd run`: the long-lived service. It begins what is due and measures one case at a time.
 
 Signals only set flags. What comes in between is dealt with in `_attend`, idle or while a case runs; while one is timed
 nothing is written but the connection's keep-alive, health and telemetry.
@@ -6,30 +6,28 @@ nothing is written but the connection's keep-alive, health and telemetry.
 
 import os
 import select
-import shutil
 import signal
-import sys
 import time
 import uuid
-from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
-from benchd.daemon import conditions, config, environment, identity, lock, plan, recording, samplers
-from benchd.daemon.agenda import Agenda, when
-from benchd.daemon.config import Conditions
-from benchd.daemon.delivery import homeassistant, mqtt, prometheus
-from benchd.daemon.delivery.commands import Command, Gate, Refused
+from benchd.daemon import announcements, conditions, config, environment, identity, lock, plan, recording, samplers
+from benchd.daemon.agenda import Agenda
+from benchd.daemon.announcements import Doing
+from benchd.daemon.config import Conditions, Config
+from benchd.daemon.delivery import mqtt, prometheus
+from benchd.daemon.delivery.commands import Gate
 from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.messages import Health, Info, Response, SuiteInfo, Telemetry, wall_now
+from benchd.daemon.delivery.messages import Health, Telemetry
 from benchd.daemon.delivery.outbox import open_or_salvage
-from benchd.daemon.delivery.publisher import SCHEDULE, Publisher, read_running
+from benchd.daemon.delivery.publisher import SCHEDULE, STANDINGS, Publisher, read_running
 from benchd.daemon.delivery.room import Reserve, tidy
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
@@ -40,10 +38,11 @@ from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
 from benchd.daemon.records import ProcessResult
+from benchd.daemon.regressions import Regressions, Standing, Standings
+from benchd.daemon.remote import COMMANDS, Remote
 from benchd.daemon.schedule import Progress, State
 from benchd.daemon.supervisor import Settings, Supervisor
-from benchd.daemon.sysfs import text
-from benchd.daemon.systemd_notify import Notifier
+from benchd.daemon.systemd_notify import Notifier, log
 from benchd.daemon.waking import on_signals
 from benchd.kernels import cache
 
@@ -54,9 +53,11 @@ HEALTH_S = 30.0
 TELEMETRY_S = 1.0
 TIDY_S = 3600.0
 PROMETHEUS_S = 60.0
-LATEST, INSTANCE, COMMANDS = "latest", "instance", "commands"
+INSTANCE = "instance"
 MANY_CPUS = 3  # with fewer, telemetry would run beside a CPU case on its own cores
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -99,18 +100,13 @@ class Service:
         self._path, self._places, self._artifacts = path, places, artifacts
         self._settings = config.read(path)
         self._boot_id = identity.boot_id()
-        self._started_s = time.monotonic()
+        self._doing = Doing()
         self._stopping = self._reload_asked = False
         self._notifier = Notifier()
         self._judge = conditions.Judge()
-        self._problem: str | None = None
-        self._waiting_for: str | None = None
-        self._running: tuple[Progress, Planned] | None = None
-        self._cancelled: set[str] = set()
-        self._commands: deque[Command] = deque(maxlen=100)
         self._done_s: dict[str, float] = {}
         self._saved: dict[str, bytes] = {}
-        self._status = ""
+        self._status = self._waited_for = ""
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
@@ -126,22 +122,24 @@ class Service:
         self._reserve = Reserve(self._places.state / "reserve")
         self._reserve.hold()
         self._journal = JournalSink(self._places.state / "records.jsonl")
-        state, lost = self._kept_state()
-        self._configure(state)
+        state, schedule_lost = self._kept(SCHEDULE, State, State())
+        standings, standings_lost = self._kept(STANDINGS, dict[str, Standing], {})
+        self._configure(state, standings)
         if salvaged:
             self._event("outbox_salvaged", salvaged)
-        if lost:
+        for lost in filter(None, (schedule_lost, standings_lost)):
             self._event("schedule_lost", lost)
         self._end_interrupted()
         self._event("started", f"benchd {version('benchd')}, boot {self._boot_id}")
         self._notifier.ready()
 
-    def _kept_state(self) -> tuple[State, str | None]:
-        """Return the schedule as it was kept, or an empty one and why it cannot be read, as after a rollback."""
+    def _kept(self, name: str, kind: type[Kept], default: Kept) -> tuple[Kept, str | None]:
+        """Return what was kept by that name, or the default and why it cannot be read, as after a rollback."""
         try:
-            return msgspec.json.decode(self._outbox.kept(SCHEDULE) or b"{}", type=State), None
+            body = self._outbox.kept(name)
+            return msgspec.json.decode(body, type=kind) if body else default, None
         except (msgspec.ValidationError, UsageError) as error:
-            return State(), f"kept by another version of benchd: {error}"
+            return default, f"{name} kept by another version of benchd: {error}"
 
     def _main_loop(self) -> None:
         while not self._stopping:
@@ -170,20 +168,40 @@ class Service:
 
     # configuration
 
-    def _configure(self, state: State) -> None:
+    def _configure(self, state: State, standings: Standings) -> None:
         """Take over the present settings: identity, plan, connection, and what stands on the broker."""
         self._machine = plan.inspect("auto")
         self._agenda = Agenda(self._settings, self._machine, state)
+        self._regressions = Regressions(self._settings.baseline.runs, standings)
         self._topics = Topics(identity.device_id(self._settings.device.id))
-        activity = self._places.runtime / lock.ACTIVITY.name
-        self._publisher = Publisher(self._outbox, self._reserve, self._topics, self._boot_id, self._agenda, activity)
-        self._publisher.planned_cases = {case for cases in self._agenda.cases.values() for case in cases}
-        self._gate = Gate(self._topics)
-        self._gate.remember(self._outbox.kept(COMMANDS) or b"[]", _boottime_s())
-        if self._settings.mqtt.url:
-            self._publisher.link = self._connected(self._settings.mqtt.url)
-            self._introduce()
+        self._publisher = self._made_publisher()
+        link = self._publisher.link
+        self._remote = Remote(
+            link, Gate(self._topics), self._agenda, self._outbox, self._health, self._save, self._ask_reload
+        )
+        if link:
+            self._introduce(link)
+        self._publisher.plan({case for cases in self._agenda.cases.values() for case in cases})
+        self._doing.slower = self._regressions.problem()
         self._save()
+
+    def _introduce(self, link: Link) -> None:
+        device, topics = self._settings.device, self._topics
+        said = announcements.info(device, topics.device_id, self._boot_id, self._machine.device, self._agenda)
+        announcements.introduce(link, topics, said, self._outbox, home_assistant=self._settings.mqtt.home_assistant)
+
+    def _made_publisher(self) -> Publisher:
+        publisher = Publisher(
+            self._outbox,
+            self._reserve,
+            self._topics,
+            self._boot_id,
+            self._agenda,
+            self._regressions,
+            self._places.runtime / lock.ACTIVITY.name,
+        )
+        publisher.link = self._connected(self._settings.mqtt.url) if self._settings.mqtt.url else None
+        return publisher
 
     def _connected(self, url: str) -> Link:
         given = self._settings.mqtt
@@ -213,30 +231,12 @@ class Service:
             self._outbox.keep({INSTANCE: kept})
         return f"{identity.device_id(None)[-6:]}{kept.decode()[:10]}"
 
-    def _introduce(self) -> None:
-        """Retain info and discovery, and take away what belongs to cases that have left the plan."""
-        link = self._publisher.link
-        if link is None:
-            return
-        info = self._info()
-        link.retain(self._topics.of("info"), msgspec.json.encode(info))
-        if self._settings.mqtt.home_assistant:
-            link.retain(homeassistant.topic(self._topics.device_id), homeassistant.discovery(self._topics, info))
-        before = set(msgspec.json.decode(self._outbox.kept(LATEST) or b"[]", type=list[str]))
-        for case_id in before - self._publisher.planned_cases:
-            link.retain(self._topics.latest(case_id), b"")
-        self._outbox.keep({LATEST: msgspec.json.encode(sorted(self._publisher.planned_cases))})
-
     def _reload(self) -> None:
         """Read the configuration again; the old one stays where the new one makes no sense."""
         self._reload_asked = False
         self._notifier.reloading()
         try:
-            settings = config.read(self._path)
-            Agenda(settings, self._machine, State())
-            identity.device_id(settings.device.id)
-            if settings.mqtt.url:
-                mqtt.parse_url(settings.mqtt.url)
+            settings = self._checked_settings()
         except BenchdError as error:
             self._event("reload_failed", str(error))
             self._notifier.ready()
@@ -244,9 +244,24 @@ class Service:
         if self._publisher.link:
             self._publisher.link.stop()
         self._settings = settings
-        self._configure(self._agenda.state)
+        self._configure(self._agenda.state, self._regressions.standings)
         self._event("reloaded", str(self._path))
         self._notifier.ready()
+
+    def _checked_settings(self) -> Config:
+        """Return the configuration as it is now; raise BenchdError where it makes no sense."""
+        settings = config.read(self._path)
+        Agenda(settings, self._machine, State())
+        Regressions(settings.baseline.runs, {})
+        identity.device_id(settings.device.id)
+        if settings.mqtt.url:
+            mqtt.parse_url(settings.mqtt.url)
+        return settings
+
+    def _ask_reload(self) -> None:
+        """Reload between two cases; raise BenchdError for a configuration that makes no sense."""
+        self._checked_settings()
+        self._reload_asked = True
 
     # measuring
 
@@ -259,7 +274,7 @@ class Service:
         if not self._agenda.state.passes:
             self._wait_for(None)
             return None
-        if self._waiting_for and not self._every("judge", LOOK_S):
+        if self._doing.waiting_for and not self._every("judge", LOOK_S):
             return None
         full = self._disk_problem()
         found = full or self._agenda.next(self._unmet)
@@ -267,26 +282,27 @@ class Service:
         return found if isinstance(found, tuple) else None
 
     def _wait_for(self, reason: str | None) -> None:
-        if reason and not self._waiting_for:
-            self._log(f"waiting: {reason}")
-        self._waiting_for = reason
+        if reason and not self._doing.waiting_for and reason != self._waited_for:
+            log(f"waiting: {reason}")
+            self._waited_for = reason
+        self._doing.waiting_for = reason
 
     def _unmet(self, entry: Progress) -> str | None:
         if entry.by_command or entry.suite.conditions == Conditions():
             return None
-        return self._judge.unmet(entry.suite.conditions, conditions.read(), time.monotonic())
+        return self._judge.unmet(entry.suite.conditions, conditions.read(self._machine.gpu_uuid), time.monotonic())
 
     def _disk_problem(self) -> str | None:
         """Return why no new case may begin; what was sent makes room before that is said."""
         if self._outbox.used_bytes() > self._settings.service.quota_bytes:
             self._outbox.forget_sent(time.time(), keep_s=0.0)
         full = self._outbox.used_bytes() > self._settings.service.quota_bytes or not self._reserve.hold()
-        self._problem = "degraded:disk" if full else None
-        return self._problem
+        self._doing.problem = "degraded:disk" if full else None
+        return self._doing.problem
 
     def _measure(self, entry: Progress, planned: Planned) -> None:
         """Measure one case under the machine's lock."""
-        self._running = (entry, planned)
+        self._doing.running = (entry, planned)
         self._publisher.of_suite(entry.suite_id)
         supervisor = Supervisor([planned], self._pass_settings(), self._pass(entry), self._sinks(), self._attend)
         try:
@@ -294,16 +310,17 @@ class Service:
         except Busy as busy:
             self._wait_for(str(busy))
         except BenchdError as error:
-            self._problem = str(error)
+            self._doing.problem = str(error)
             self._event("pass_failed", f"{entry.suite.name or 'run'}: {error}")
             self._agenda.cancel(entry.suite_id)
             self._save()
         finally:
             self._publisher.end()
-            self._running = None
+            self._doing.running = None
+            self._doing.slower = self._regressions.problem()
         for failure in supervisor.failures:
-            self._log(f"not kept: {failure}")
-            self._problem = failure
+            log(f"not kept: {failure}")
+            self._doing.problem = failure
         self._stopping = self._stopping or supervisor.interrupted
 
     def _pass_settings(self) -> Settings:
@@ -362,9 +379,10 @@ class Service:
     def _attend(self, supervisor: Supervisor | None) -> str | None:
         """Deal with what has come in; return why the running case has to end, else None."""
         timed = supervisor is not None and self._publisher.timed
-        self._listen()
-        self._carry_out(timed=timed)
+        self._remote.listen()
+        self._remote.carry_out(timed=timed)
         if not timed:
+            self._reload_if_asked()
             self._publish_events()
         if supervisor:
             self._publish_telemetry(supervisor, timed=timed)
@@ -373,73 +391,13 @@ class Service:
         if not timed and not supervisor:
             self._keep_house()
         self._feed_watchdog()
-        cancelled = self._running is not None and self._running[0].suite_id in self._cancelled
+        running = self._doing.running
+        cancelled = running is not None and running[0].suite_id in self._remote.cancelled
         return "cancelled by a command" if cancelled else None
 
-    def _listen(self) -> None:
-        link = self._publisher.link
-        while link and link.seen.commands:
-            found = self._gate.take(link.seen.commands.popleft(), _boottime_s(), time.time())
-            if isinstance(found, Refused):
-                self._log(f"command refused: {found.reason}")
-                answer = Response(id=found.id, verb=found.verb, accepted=False, reason=found.reason)
-                self._answer(found, answer)
-            elif found:
-                self._commands.append(found)
-
-    def _carry_out(self, *, timed: bool) -> None:
-        """Carry out what waits; while a case is timed only the command that ends it."""
-        for command in list(self._commands):
-            if not timed or command.verb == "cancel":
-                self._commands.remove(command)
-                self._answer(command, self._obey(command, timed=timed))
-        if self._reload_asked and not timed and self._running is None:
+    def _reload_if_asked(self) -> None:
+        if self._reload_asked and self._doing.running is None:
             self._reload()
-
-    def _obey(self, command: Command, *, timed: bool) -> Response:
-        given = command.parameters
-        answer = Response(id=given.id, verb=command.verb, accepted=True)
-        try:
-            changes = getattr(self, f"_do_{command.verb}")(command)
-        except BenchdError as error:
-            return msgspec.structs.replace(answer, accepted=False, reason=str(error)[:500])
-        if not timed:
-            self._save()
-        return msgspec.structs.replace(answer, **changes)
-
-    def _do_run(self, command: Command) -> dict[str, Any]:
-        given = command.parameters
-        suite = self._agenda.named(given.suite) if given.suite else given.as_suite()
-        entry = self._agenda.begin(suite)
-        return {"suite_id": entry.suite_id, "cases": entry.left}
-
-    def _do_cancel(self, command: Command) -> dict[str, Any]:
-        dropped = self._agenda.cancel(command.parameters.suite_id)
-        if not dropped:
-            raise UsageError("no such pass is under way")
-        self._cancelled = set(dropped)
-        return {}
-
-    def _do_list(self, command: Command) -> dict[str, Any]:
-        return {"suites": self._suite_infos()}
-
-    def _do_reload(self, command: Command) -> dict[str, Any]:
-        config.read(self._path)
-        self._reload_asked = True  # between two cases
-        return {}
-
-    def _do_status(self, command: Command) -> dict[str, Any]:
-        return {"health": self._health()}
-
-    def _do_replay(self, command: Command) -> dict[str, Any]:
-        rows = self._outbox.send_again(command.parameters.since_seq)
-        if self._publisher.link:
-            self._publisher.link.replay()
-        return {"rows": rows}
-
-    def _answer(self, to: Command | Refused, answer: Response) -> None:
-        if self._publisher.link and to.answer_to:
-            self._publisher.link.answer(to.answer_to, msgspec.json.encode(answer), to.correlation)
 
     def _publish_events(self) -> None:
         link = self._publisher.link
@@ -447,22 +405,25 @@ class Service:
             self._event(*link.seen.events.popleft())
 
     def _event(self, name: str, detail: str) -> None:
-        self._log(f"{name}: {detail}")
         try:
             self._publisher.event(name, detail)
         except UsageError as error:
-            self._log(f"event not kept: {error}")
+            log(f"event not kept: {error}")
 
     def _publish_telemetry(self, supervisor: Supervisor, *, timed: bool) -> None:
         """Send the sensors' last samples, never beside a CPU case that has all cores to itself."""
         link = self._publisher.link
         crowded = self._machine.device == "cpu" and (os.cpu_count() or 1) < MANY_CPUS
-        if link is None or self._settings.mqtt.telemetry == "off" or (timed and crowded) or self._running is None:
+        if link is None or self._settings.mqtt.telemetry == "off" or (timed and crowded):
             return
         samples = supervisor.latest_samples() if self._every("telemetry", TELEMETRY_S) else []
-        if samples:
-            case_id = self._running[1].case.case_id
+        case_id = self._doing.case_id
+        if samples and case_id:
             link.telemetry(msgspec.json.encode(Telemetry(case_id=case_id, samples=samples)))
+
+    def _health(self) -> Health:
+        device_id, link = self._topics.device_id, self._publisher.link
+        return announcements.health(self._doing, self._agenda, device_id, link, self._outbox, self._places.state)
 
     def _publish_health(self) -> None:
         if self._publisher.link:
@@ -470,32 +431,33 @@ class Service:
 
     def _keep_house(self) -> None:
         if self._every("tidy", TIDY_S):
-            tidy(self._places.state / "runs", time.time())
-            self._outbox.forget_sent(time.time())
+            self._limit_what_is_old()
             self._save()
         path = self._settings.service.prometheus_file
         if path and self._every("prometheus", PROMETHEUS_S):
             try:
                 prometheus.write(Path(path), self._health())
             except OSError as error:
-                self._log(f"prometheus_file {path}: {error.strerror}")
+                log(f"prometheus_file {path}: {error.strerror}")
+
+    def _limit_what_is_old(self) -> None:
+        runs, now_s = self._places.state / "runs", time.time()
+        try:
+            self._journal.put_away(runs, now_s)
+            tidy(runs, now_s)
+            self._outbox.forget_sent(now_s)
+        except (OSError, UsageError) as error:  # a full disk: what waits for delivery is not touched
+            log(f"not tidied: {error}")
 
     def _feed_watchdog(self) -> None:
         """Tell systemd that loop, outbox and connection are alive; a worker has a deadline of its own."""
-        status = self._status_line()
+        status = announcements.status_line(self._doing, self._publisher.link)
         if status != self._status:
             self._notifier.status(status)
             self._status = status
         link = self._publisher.link
         if self._every("watchdog", WATCHDOG_S) and (link is None or link.is_alive()) and self._outbox.is_writable():
             self._notifier.watchdog()
-
-    def _status_line(self) -> str:
-        link = self._publisher.link
-        parts = [f"measuring {self._running[1].case.case_id}" if self._running else self._waiting_for or "idle"]
-        parts += [self._problem] if self._problem else []
-        parts += [] if link is None else ["mqtt up" if link.seen.connected else f"mqtt down: {link.seen.reason}"]
-        return "; ".join(parts)
 
     def _rest(self) -> None:
         select.select([self._wake], [], [], TICK_S)
@@ -505,11 +467,14 @@ class Service:
 
     def _save(self) -> None:
         """Keep the schedule and the ids of commands where they have changed."""
-        now = {SCHEDULE: msgspec.json.encode(self._agenda.state), COMMANDS: self._gate.remembered()}
+        now = {SCHEDULE: msgspec.json.encode(self._agenda.state), COMMANDS: self._remote.remembered()}
         changed = {name: value for name, value in now.items() if self._saved.get(name) != value}
-        if changed:
-            self._outbox.keep(changed)
+        try:
+            if changed:
+                self._publisher.keep(changed)
             self._saved = now
+        except UsageError as error:  # a full disk, which the next look at it reports
+            log(f"not kept: {error}")
 
     def _every(self, name: str, period_s: float) -> bool:
         """Say whether this has not been done for so long, and take it as done."""
@@ -518,64 +483,3 @@ class Service:
             return False
         self._done_s[name] = now_s
         return True
-
-    def _log(self, line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-
-    # what is said
-
-    def _suite_infos(self) -> list[SuiteInfo]:
-        return [SuiteInfo(name=s.name, when=when(s), cases=self._agenda.cases[s.name]) for s in self._agenda.suites]
-
-    def _info(self) -> Info:
-        device = self._settings.device
-        return Info(
-            device_id=self._topics.device_id,
-            boot_id=self._boot_id,
-            name=device.name,
-            site=device.site,
-            tags=device.tags,
-            tool_version=version("benchd"),
-            environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
-            suites=self._suite_infos(),
-            catalogue_sha256=self._agenda.digest,
-            t_wall=wall_now(),
-        )
-
-    def _health(self) -> Health:
-        link, now_s = self._publisher.link, time.monotonic()
-        counts, unstored = self._outbox.backlog()
-        due = self._agenda.next_due(self._topics.device_id)
-        left = sum(len(entry.left) for entry in self._agenda.state.passes)
-        return Health(
-            t_wall=wall_now(),
-            uptime_s=round(now_s - self._started_s, 1),
-            rss_bytes=_rss_bytes(),
-            activity="measuring" if self._running else "waiting" if self._waiting_for else "idle",
-            case_id=self._running[1].case.case_id if self._running else None,
-            cases_left=left,
-            next_suite=due[0] if due else None,
-            next_suite_in_s=round(due[1] - time.time(), 1) if due else None,
-            waiting_for=self._waiting_for,
-            problem=self._problem,
-            outbox_pending=counts.pending,
-            outbox_unstored=unstored,
-            outbox_refused=counts.refused,
-            outbox_bytes=self._outbox.used_bytes(),
-            last_acknowledged_s=_since(link.seen.acknowledged_s if link else None, now_s),
-            telemetry_dropped=link.seen.telemetry_dropped if link else 0,
-            disk_free_bytes=shutil.disk_usage(self._places.state).free,
-        )
-
-
-def _since(then_s: float | None, now_s: float) -> float | None:
-    return None if then_s is None else round(now_s - then_s, 1)
-
-
-def _boottime_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _rss_bytes() -> int:
-    return int((text(Path("/proc/self/statm")) or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,11 +1,18 @@
-"""What systemd is told about the service, over the socket in NOTIFY_SOCKET; without one nothing is sent.
+"""What systemd is told about the service: states over the socket in NOTIFY_SOCKET, where there is one, and its log.
 
 Source: sd_notify(3). RELOADING carries the time that `Type=notify-reload` asks for; older versions ignore it.
 """
 
 import os
 import socket
+import sys
 import time
+
+
+def log(line: str) -> None:
+    """Say a line on stderr, which systemd keeps in its journal."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 class Notifier:

@@ -237,11 +237,22 @@ def _telemetry(address: topics.Address, message: Message) -> Iterator[tuple[str,
         )
 
 
+class Judgement(Struct, frozen=True):
+    """What a device says of a case against its baseline; `effect` is the result over the baseline, minus 1."""
+
+    case_id: str
+    verdict: str
+    median_ms: float | None = None
+    baseline_ms: float | None = None
+    effect: float | None = None
+
+
 class Event(Struct, frozen=True):
     """Something that happened on a device; `detail` is for people."""
 
     event: str
     detail: str = ""
+    judgement: Judgement | None = None
 
 
 def _event(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -32,6 +32,19 @@ class Journal:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
 
+    def move(self, path: Path) -> None:
+        """Go on in an empty file; what was written so far is at `path` then, in a folder on the same file system."""
+        with _explaining(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.replace(path)
+            self._file.close()
+            self._file = self._path.open("ab+", buffering=0)
+            _sync_folder(self._path.parent)
+
+    def size_bytes(self) -> int:
+        """Return how much is written."""
+        return os.fstat(self._file.fileno()).st_size
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import Environment, Record, Sample
+from benchd.daemon.statistics import Answer
 
 
 def wall_now() -> str:
@@ -89,14 +90,37 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     samples: list[Sample]
 
 
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What is said of results of a case against the runs that it is pinned to: the medians of the process medians.
+
+    `effect` is the result over the baseline minus 1, with its interval; null, with the reason, where nothing was
+    compared. A regression has the runs of both results that were slower.
+    """
+
+    case_id: str
+    verdict: Answer
+    reason: str | None = None
+    median_ms: float | None = None
+    baseline_ms: float | None = None
+    effect: float | None = None
+    effect_low: float | None = None
+    effect_high: float | None = None
+    run_ids: list[str] = []
+    baseline_run_ids: list[str] = []
+
+
 class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened; `event` names it and `detail` is for people."""
+    """Something that happened; `event` names it and `detail` is for people.
+
+    The events of a baseline have the judgement too, where there was one.
+    """
 
     schema: str = "benchd.event/1"
     event: str
     detail: str
     t_wall: str
     boot_id: str
+    judgement: Judgement | None = None
 
 
 class Response(Struct, frozen=True, kw_only=True):
@@ -132,9 +156,12 @@ class Latest(Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     temp_max_c: float | None = None
     check: Literal["passed", "failed"] | None = None
+    verdict: Answer | None = None
+    verdict_reason: str | None = None
+    baseline_ms: float | None = None
 
 
-def latest(record: Record) -> Latest:
+def latest(record: Record, judgement: Judgement | None = None) -> Latest:
     """Return the flat object of a record; energy is gross per inference, its error bar the same share of it."""
     timing, energy = record.timing, record.energy
     gross_mj = energy.gross_per_inference_j * 1e3 if energy else None
@@ -155,4 +182,7 @@ def latest(record: Record) -> Latest:
         power_w=energy.energy_j / sum(windows) if energy and windows else None,
         temp_max_c=max((summary.maximum for summary in record.temperature.values()), default=None),
         check=None if record.check is None else "passed" if record.check.passed else "failed",
+        verdict=judgement.verdict if judgement else None,
+        verdict_reason=judgement.reason if judgement else None,
+        baseline_ms=judgement.baseline_ms if judgement else None,
     )

@@ -53,6 +53,15 @@ _ADVICE = {
 }
 
 
+class Message(NamedTuple):
+    """What is to be delivered, once a key."""
+
+    key: str
+    topic: str
+    qos: int
+    body: bytes
+
+
 class Row(NamedTuple):
     """One message. `seq` is the order of delivery."""
 
@@ -116,9 +125,13 @@ class Outbox:
 
         Raises Full where the disk does.
         """
+        self.add_all([Message(key, topic, qos, body)], kept)
+
+    def add_all(self, messages: Sequence[Message], kept: Mapping[str, bytes] | None = None) -> None:
+        """Take messages in their order, and `kept`, in one commit, as `add` does."""
         sql = "INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?) ON CONFLICT(key) DO NOTHING"
         with _explaining(self._path), self._transaction():
-            self._db.execute(sql, (key, topic, qos, body))
+            self._db.executemany(sql, messages)
             self._keep(kept or {})
 
     def keep(self, values: Mapping[str, bytes]) -> None:

@@ -1,7 +1,7 @@
 """The service's sink: a record and the schedule in one commit, and the link held while a case is timed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,15 +11,17 @@ from msgspec import Struct
 from benchd.daemon.agenda import Agenda
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Event, latest, wall_now
-from benchd.daemon.delivery.outbox import Full, Outbox
+from benchd.daemon.delivery.outbox import Full, Message, Outbox
 from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.lock import Activity
 from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
 from benchd.daemon.records import Case, Record
+from benchd.daemon.regressions import Followed, Regressions, Told
+from benchd.daemon.systemd_notify import log
 
-SCHEDULE, RUNNING = "schedule", "running"
+SCHEDULE, RUNNING, STANDINGS = "schedule", "running", "standings"
 TIMED: tuple[StageName, ...] = ("warm_up", "measure")
 
 
@@ -35,20 +37,27 @@ class Running(Struct, frozen=True):
 
 
 class Publisher:
-    """Takes records and events. `link` is None where no broker is configured; then nothing but the schedule is kept.
+    """Takes records and events. Where no broker is configured `link` is None: only the service's own facts are kept.
 
     While a case runs `activity` says so, for `bench-once` of any user to read.
     """
 
     def __init__(
-        self, outbox: Outbox, reserve: Reserve, topics: Topics, boot_id: str, agenda: Agenda, activity: Path
+        self,
+        outbox: Outbox,
+        reserve: Reserve,
+        topics: Topics,
+        boot_id: str,
+        agenda: Agenda,
+        regressions: Regressions,
+        activity: Path,
     ) -> None:
         self.link: Link | None = None
         self.topics = topics
         self.planned_cases: set[str] = set()
         self.timed = False
         self._outbox, self._reserve, self._boot_id = outbox, reserve, boot_id
-        self._agenda, self._activity = agenda, activity
+        self._agenda, self._regressions, self._activity = agenda, regressions, activity
         self._begun_s = time.monotonic()
         self._suite_id = ""
 
@@ -73,14 +82,36 @@ class Publisher:
         self._hold(stage in TIMED)
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Commit the record and the schedule, then let the link send it; on a full disk by means of the reserve."""
+        """Commit the record, what it leads to and the schedule, then let the link send it.
+
+        On a full disk that is done by means of the reserve.
+        """
         self._hold(False)
-        state = self._agenda.after(record, time.monotonic() - self._begun_s)
-        kept = {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}
-        self._commit(record.key, self.topics.result(record.run_id), body, kept)
+        followed = self._followed(record)
+        state = self._agenda.after(record, time.monotonic() - self._begun_s, again=followed.again)
+        result = Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body)
+        self._take(followed, {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}, result)
         self._agenda.state = state
         if self.link and record.case_id in self.planned_cases:
-            self.link.retain(self.topics.latest(record.case_id), msgspec.json.encode(latest(record)))
+            shown = latest(record, followed.judgement)
+            self.link.retain(self.topics.latest(record.case_id), msgspec.json.encode(shown))
+
+    def _followed(self, record: Record) -> Followed:
+        """Return what a result leads to; one of cases that a command has put together is no result of the plan."""
+        if record.case_id in self.planned_cases and self._agenda.is_of_suite(record.suite_id):
+            return self._regressions.after(record)
+        return Followed(self._regressions.standings)
+
+    def plan(self, case_ids: Collection[str]) -> None:
+        """Take these for the planned cases: they have a `latest`, and of others no regression stays."""
+        self.planned_cases = set(case_ids)
+        self._take(self._regressions.of_plan(self.planned_cases), {})
+
+    def _take(self, followed: Followed, kept: Mapping[str, bytes], *results: Message) -> None:
+        """Commit results together with what they lead to."""
+        standings = msgspec.json.encode(followed.standings)
+        self._commit([*results, *map(self._event, followed.told)], {**kept, STANDINGS: standings})
+        self._regressions.standings = followed.standings
 
     def end(self) -> None:
         """Let the link send again, however the case ended."""
@@ -92,26 +123,31 @@ class Publisher:
         if self.link:
             self.link.hold() if timed else self.link.release()
 
+    def keep(self, values: Mapping[str, bytes]) -> None:
+        """Remember facts of the service, on a full disk by means of the reserve."""
+        self._commit([], values)
+
     def event(self, name: str, detail: str) -> None:
         """Publish something that happened."""
-        event = Event(event=name, detail=detail, t_wall=wall_now(), boot_id=self._boot_id)
-        key = f"{self.topics.device_id}:event:{self._boot_id}:{time.monotonic_ns()}"
-        self._commit(key, self.topics.of("event"), msgspec.json.encode(event), {})
+        self._commit([self._event(Told(name, detail))], {})
 
-    def _commit(self, key: str, topic: str, body: bytes, kept: dict[str, bytes]) -> None:
+    def _event(self, told: Told) -> Message:
+        log(f"{told.event}: {told.detail}")
+        event = Event(**told._asdict(), t_wall=wall_now(), boot_id=self._boot_id)
+        key = f"{self.topics.device_id}:event:{self._boot_id}:{time.monotonic_ns()}"
+        return Message(key, self.topics.of("event"), RESULT_QOS, msgspec.json.encode(event))
+
+    def _commit(self, messages: Sequence[Message], kept: Mapping[str, bytes]) -> None:
         try:
-            self._add(key, topic, body, kept)
+            self._add(messages, kept)
         except Full:
             self._reserve.release()
-            self._add(key, topic, body, kept)
+            self._add(messages, kept)
         if self.link:
             self.link.poke()
 
-    def _add(self, key: str, topic: str, body: bytes, kept: dict[str, bytes]) -> None:
-        if self.link:
-            self._outbox.add(key, topic, RESULT_QOS, body, kept)
-        else:
-            self._outbox.keep(kept)
+    def _add(self, messages: Sequence[Message], kept: Mapping[str, bytes]) -> None:
+        self._outbox.add_all(messages if self.link else [], kept)
 
 
 def read_running(outbox: Outbox) -> Running | None:

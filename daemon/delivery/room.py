@@ -1,4 +1,4 @@
-"""Room on the disk for results: a reserve that is let go when the disk is full, and a limit on old raw times."""
+"""Room on the disk for results: a reserve that is let go when the disk is full, and a limit on what is old."""
 
 import gzip
 import os
@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 RESERVE_BYTES = 16 * 2**20
-RAW_KEEP_S = 90 * 86400.0
-RAW_KEEP_BYTES = 256 * 2**20
+KEEP_S = 90 * 86400.0
+KEEP_BYTES = 256 * 2**20
 PART = ".part"
 
 
@@ -34,8 +34,8 @@ class Reserve:
         self._path.unlink(missing_ok=True)
 
 
-def tidy(folder: Path, now_s: float, keep_s: float = RAW_KEEP_S, keep_bytes: int = RAW_KEEP_BYTES) -> None:
-    """Compress the raw times and logs under `folder` and delete the oldest beyond an age and a size.
+def tidy(folder: Path, now_s: float, keep_s: float = KEEP_S, keep_bytes: int = KEEP_BYTES) -> None:
+    """Compress raw times, logs and full journals under `folder` and delete the oldest beyond an age and a size.
 
     A record names its raw file without `.gz` and hashes what is inside.
     """
@@ -53,8 +53,12 @@ def tidy(folder: Path, now_s: float, keep_s: float = RAW_KEEP_S, keep_bytes: int
 def _compress(path: Path) -> None:
     """Replace a file by its compressed form, which is whole before it has its name, and as old as the file was."""
     part = path.with_name(f"{path.name}.gz{PART}")
-    with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
-        shutil.copyfileobj(source, target)
+    try:
+        with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target)
+    except OSError:
+        part.unlink(missing_ok=True)  # on a full disk it would hold what little room there was
+        raise
     written_s = path.stat().st_mtime
     os.utime(part, (written_s, written_s))
     part.replace(path.with_name(f"{path.name}.gz"))

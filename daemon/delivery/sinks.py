@@ -13,6 +13,8 @@ from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
 from benchd.daemon.records import Record
 
+JOURNAL_BYTES = 64 * 2**20
+
 
 class JournalSink:
     """Appends each record to `records.jsonl`, on the disk before the next case begins."""
@@ -32,6 +34,11 @@ class JournalSink:
 
     def end(self) -> None:
         """Do nothing: what was appended is on the disk."""
+
+    def put_away(self, folder: Path, now_s: float, from_bytes: int = JOURNAL_BYTES) -> None:
+        """Move a journal that has grown so long to `folder` and begin a new one; raise UsageError where it won't go."""
+        if self._journal.size_bytes() >= from_bytes:
+            self._journal.move(folder / f"records-{now_s:.0f}.jsonl")
 
 
 class MqttSink:

@@ -1,6 +1,11 @@
 """What a pass waits for, read from fake machines and judged at given times."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+from fake_nvml import FIRST, FakeNvml
 from machines import write
 
 from benchd.daemon.conditions import Judge, Readings, read
@@ -19,6 +24,7 @@ def machine(tmp_path, monkeypatch):
             "sys/class/thermal/thermal_zone0/temp": "41000\n",
             "sys/class/thermal/thermal_zone1/temp": "56500\n",
             "sys/class/devfreq/17000000.gpu/device/load": "437\n",
+            "sys/class/devfreq/17000000.gpu/cur_freq": "306000000\n",
             "sys/class/power_supply/BAT0/status": "Charging\n",
             "sys/firmware/acpi/platform_profile": "balanced\n",
             "proc/loadavg": "0.52 0.58 0.59 1/467 12345\n",
@@ -28,17 +34,32 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_a_board_is_read_from_its_files(machine):
-    assert read(machine) == Readings(56.5, 43.7, 0.52, "balanced", True)
+    assert read(None, machine) == Readings(56.5, 43.7, 0.52, "balanced", True)
     write(machine, {"sys/class/power_supply/BAT0/status": "Discharging\n"})
-    assert read(machine).on_mains is False
+    assert read(None, machine).on_mains is False
 
 
-def test_tools_tell_where_files_do_not(tmp_path, monkeypatch):
-    for name, line in (("nvidia-smi", "echo 7; echo 12"), ("nvpmodel", "echo 'NV Power Mode: 15W'; echo 2")):
-        write(tmp_path, {f"bin/{name}": f"#!/bin/sh\n{line}\n"})
-        (tmp_path / "bin" / name).chmod(0o755)
+def test_a_load_that_makes_no_sense_is_none(machine):
+    write(machine, {"sys/class/devfreq/17000000.gpu/device/load": "4370\n"})
+    assert read(None, machine).gpu_load_percent is None
+
+
+def test_a_tool_tells_the_power_mode_where_no_file_does(tmp_path, monkeypatch):
+    write(tmp_path, {"bin/nvpmodel": "#!/bin/sh\necho 'NV Power Mode: 15W'; echo 2\n"})
+    (tmp_path / "bin/nvpmodel").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert read(tmp_path) == Readings(None, 12.0, None, "15W", None)
+    assert read(None, tmp_path) == Readings(None, None, None, "15W", None)
+
+
+@pytest.mark.parametrize(("settings", "load"), [({"utilization": 12}, "12.0"), ({"init": 9}, "None")])
+def test_nvml_tells_the_load_of_the_gpu_that_is_measured(tmp_path, settings, load):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    fake = FakeNvml(tmp_path)
+    fake.set(**settings)
+    look = f"from benchd.daemon.conditions import read; print(read({FIRST!r}).gpu_load_percent)"
+    command = [sys.executable, "-c", look]
+    done = subprocess.run(command, env=os.environ | fake.environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == load
 
 
 def test_nothing_asked_for_always_holds():

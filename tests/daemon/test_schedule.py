@@ -100,6 +100,17 @@ def test_no_case_begins_once_the_time_limit_is_spent():
     assert schedule.finish(state, suite_id, "b", 60.0).passes == []
 
 
+def test_a_case_to_be_measured_again_is_the_last_of_its_pass_unless_its_time_is_over():
+    suite = Suite(name="s", time_limit_s=10.0)
+    state = schedule.begin(State(), suite, ["a", "b"])
+    (entry,) = state.passes
+    state = schedule.finish(state, entry.suite_id, "a", 3.0, again=True)
+    assert [entry.left for entry in state.passes] == [["b", "a"]]
+    state = schedule.finish(state, entry.suite_id, "b", 3.0)
+    assert [entry.left for entry in schedule.finish(state, entry.suite_id, "a", 3.0, again=True).passes] == [["a"]]
+    assert schedule.finish(state, entry.suite_id, "a", 9.0, again=True).passes == []
+
+
 def test_a_suite_that_has_left_the_configuration_is_forgotten_but_its_pass_ends_as_it_began():
     state = at(NOW_S + HOUR_S, at(NOW_S))
     state = at(NOW_S + HOUR_S, state, suites=[])

@@ -85,6 +85,12 @@ def test_status_info_and_health_are_documents():
     assert only("health", {"outbox_rows": 3})[1]["kind"] == "health"
 
 
+def test_an_event_with_its_judgement_is_kept_as_it_came():
+    judgement = {"case_id": "c", "verdict": "slower", "median_ms": 3.0, "baseline_ms": 1.0, "new": 1}
+    table, values = only("event", {"event": "regression", "judgement": judgement})
+    assert (table, json.loads(values["body"])["judgement"]) == ("event", judgement)
+
+
 def test_what_the_broker_replays_says_nothing_about_the_present():
     assert taken("health", {}, retained=True)[-1].values["seen_s"] is None
 
@@ -127,6 +133,7 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1%s,"w",1,"x"],[0,"w",1,"x"]]}' % (b"0" * 400), "too large"),
         (f"benchd/v1/{DEVICE}/status", b'{"state":"online","session":1%s}' % (b"0" * 30), "does not fit 64 bits"),
         (f"benchd/v1/{DEVICE}/health", b"[]", "Expected `object`"),
+        (f"benchd/v1/{DEVICE}/event", b'{"event":"e","judgement":{}}', "`case_id`"),
         (f"benchd/v1/{DEVICE}/health", b'{"disk_free_bytes":1%s}' % (b"0" * 400), "disk_free_bytes"),
     ],
 )

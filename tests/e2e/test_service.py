@@ -5,6 +5,7 @@ import os
 import queue
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,8 +19,11 @@ import paho.mqtt.client as paho
 import pytest
 from asyncapi import Document
 from paho.mqtt.enums import CallbackAPIVersion
+from records_made import made
 
 from benchd.daemon import records
+from benchd.daemon.records import Case, ProcessResult
+from benchd.daemon.service import WATCHDOG_S
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 45.0
@@ -54,7 +58,7 @@ class Site:
         self.device = f"d{uuid.uuid4().hex[:8]}"
         # where the code under test lies beside the installed one
         self.environment = environment | {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
-        self.heard, self.session = [], 0
+        self.heard, self.session, self.patience_s = [], 0, WAIT_S
         self._queue, self._subscribed = queue.Queue(), threading.Event()
         self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         self._client.on_message = lambda client, data, message: self._queue.put(message)
@@ -95,7 +99,7 @@ class Site:
 
     def until(self, kind, **fields):
         """Return the next message under this topic of the device whose fields are these."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + self.patience_s
         while True:
             try:
                 message = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -172,9 +176,11 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
 
 def test_every_message_of_a_session_is_as_the_documentation_says(site):
     document = Document()
-    with site.configure(sizes="[16]").service() as process:
+    pinned = pin(site.folder / "pinned.jsonl", made(case=Case(model="square", options={"size": 16})), 1.0)
+    with site.configure(sizes="[16]", more=pinned).service() as process:
         site.command("run", suite="small")
-        site.until("latest/")
+        assert site.until("event", event="baseline_stale")["judgement"]["verdict"] == "inconclusive"
+        assert site.seen_or_until("latest/square,eager,b1,size=16")["verdict"] == "inconclusive"
         site.command("list")
         site.command("status")
         site.command("run", suite="../x")
@@ -182,6 +188,47 @@ def test_every_message_of_a_session_is_as_the_documentation_says(site):
         site.until("status", state="offline")
     seen = {document.validate(message.topic, message.payload) for message in site.heard}
     assert seen == set(document.tree["channels"]) - {"ack"}
+
+
+def pin(path, record, factor):
+    """Write three runs like `record` of `factor` times its times; return the lines that pin them."""
+    times = [process.timing for process in record.processes] * 2
+    results = [
+        ProcessResult(status="ok", timing=msgspec.structs.replace(time, median_ms=time.median_ms * factor))
+        for time in times
+    ]
+    runs = [
+        msgspec.structs.replace(record, run_id=f"b{number}", suite_id=f"b{number}", processes=results, clocks={})
+        for number in range(3)
+    ]
+    path.write_bytes(b"".join(records.encode(run) + b"\n" for run in runs))
+    return f'[baseline]\nruns = ["{path}"]\n'
+
+
+@pytest.mark.slow
+def test_a_slower_case_is_announced_once_it_was_slower_twice_and_until_it_is_not(site):
+    pinned, site.patience_s = site.folder / "pinned.jsonl", 10 * WAIT_S  # five processes a result
+    with site.configure(sizes="[16]").service():
+        site.command("run", suite="small")
+        record = records.decode(msgspec.json.encode(site.until("result/")))
+    with site.configure(sizes="[16]", more="processes = 5\n" + pin(pinned, record, 1 / 3)).service():
+        site.command("run", suite="small")
+        run_ids = [site.until("result/")["run_id"] for _ in ("first", "repetition")]
+        told = site.until("event", event="regression")["judgement"]
+        assert told["run_ids"] == run_ids
+        assert told["median_ms"] > 2 * told["baseline_ms"]
+        assert site.command("status")["health"]["problem"].startswith(
+            "slower than the baseline: square,eager,b1,size=16 "
+        )
+    with site.service():
+        assert site.command("status")["health"]["problem"].startswith(
+            "slower than the baseline: square,eager,b1,size=16 "
+        )
+        pin(pinned, record, 3.0)
+        site.command("run", suite="small")
+        site.until("result/")
+        assert site.until("event", event="regression_cleared")["judgement"]["verdict"] == "faster"
+        assert site.command("status")["health"]["problem"] is None
 
 
 def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
@@ -275,6 +322,64 @@ def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
         while not health["problem"]:
             health = site.command("status")["health"]
         assert (health["problem"], health["waiting_for"], health["cases_left"]) == ("degraded:disk", "degraded:disk", 2)
+
+
+@pytest.fixture
+def disk(site):
+    """A disk of 12 MB under the state folder, which is less than the reserve."""
+    folder = site.folder / "state"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
+    raw = disk / "benchd/runs/raw/old"
+    raw.parent.mkdir(parents=True)
+    raw.write_bytes(os.urandom(7 * 2**20))
+    with site.configure(sizes="[16]").service():
+        site.command("run", suite="small")
+        health = site.command("status")["health"]
+        while not health["problem"]:
+            health = site.command("status")["health"]
+        assert (health["problem"], health["cases_left"]) == ("degraded:disk", 1)
+        assert "not tidied: [Errno 28] No space left on device" in (site.folder / "log").read_text()
+        assert [path.name for path in raw.parent.iterdir()] == ["old"]
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        result = site.until("result/")
+        assert (result["status"], result["reason"]) == ("ok", None)
+
+
+def test_a_state_folder_that_cannot_be_written_is_said_at_once(site, disk):
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    with site.configure().service(connects=False) as process:
+        assert process.wait(WAIT_S) == 2
+    said = (site.folder / "log").read_text()
+    assert f"the state folder {disk}/benchd cannot be made: Read-only file system" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_systemd_hears_no_watchdog_while_the_outbox_takes_nothing(site, tmp_path):
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as notify:
+        notify.bind(str(tmp_path / "notify"))
+        notify.settimeout(WAIT_S)
+        with site.configure().service(NOTIFY_SOCKET=str(tmp_path / "notify")):
+            until_watchdog(notify)
+            with closing(sqlite3.connect(site.folder / "state/benchd/outbox.db", isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                notify.settimeout(4 * WATCHDOG_S)
+                with pytest.raises(TimeoutError):
+                    until_watchdog(notify)
+            notify.settimeout(WAIT_S)
+            until_watchdog(notify)
+
+
+def until_watchdog(notify):
+    while notify.recv(4096) != b"WATCHDOG=1":
+        pass
 
 
 def test_systemd_hears_ready_status_watchdog_and_stopping(site, tmp_path):

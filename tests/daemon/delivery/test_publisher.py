@@ -18,6 +18,7 @@ from benchd.daemon.delivery.publisher import Publisher, read_running
 from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.plan import Machine, plan
+from benchd.daemon.regressions import Regressions
 from benchd.daemon.schedule import State, begin
 
 TOPICS = Topics("bench-abc123")
@@ -45,7 +46,8 @@ def publisher(outbox, folder, link=None):
     state = begin(State(), SUITE, ["vim_tiny,eager,b1", "square,eager,b1"])
     state = msgspec.structs.replace(state, passes=[msgspec.structs.replace(state.passes[0], suite_id="s1")])
     agenda = Agenda(Config(), Machine("cpu", True), state)
-    sink = Publisher(outbox, Reserve(folder / "reserve", 2**20), TOPICS, "boot", agenda, folder / "activity.json")
+    reserve, regressions = Reserve(folder / "reserve", 2**20), Regressions([], {})
+    sink = Publisher(outbox, reserve, TOPICS, "boot", agenda, regressions, folder / "activity.json")
     sink.link = link
     return sink
 
