@@ -380,6 +380,14 @@ def dashboard(
     start(mqtt, database, host, port, collector, only)
 
 
+@_benchd.command(epilog="Example: benchd demo --port 9000")
+def demo(port: Annotated[int, typer.Option(help="Port of the pages.")] = 8420) -> None:
+    """Show it all at once: a broker, this machine being measured, three simulated devices and the dashboard."""
+    from benchd.dashboard.start import demonstrate  # noqa: PLC0415
+
+    raise typer.Exit(demonstrate(port))
+
+
 @_benchd.command(epilog="Example: benchd watch --mqtt mqtt://broker.local")
 def watch(
     mqtt: Annotated[str | None, typer.Option(help="A fleet's broker.", metavar="mqtt://HOST[:PORT]")] = None,

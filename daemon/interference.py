@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from benchd.daemon.records import BlocksResult, Interference, Sample, Window
+from benchd.daemon.records import BlocksResult, Interference, Sample, Window, throttles
 from benchd.daemon.statistics import median, median_interval
 
 CLOCK_SHARE = 0.97
 STEAL_PERCENT = 1.0  # one tick of 10 ms in a block of half a second on two CPUs
-THROTTLE_REASONS = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's bits for the power cap, hardware slowdown, software and hardware thermal slowdown, and the power brake."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def _steal(samples: Sequence[Sample], blocks: Sequence[Window]) -> set[int]:
 
 
 def _throttles(reading: _Reading) -> bool:
-    return bool(int(reading.value) & THROTTLE_REASONS)
+    return throttles(reading.value)
 
 
 def _any(

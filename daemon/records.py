@@ -139,6 +139,15 @@ class Sample(Struct, frozen=True, array_like=True):
     rail: str = ""
 
 
+THROTTLING = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
+"""NVML's bits for the power cap, hardware slowdown, software and hardware thermal slowdown, and the power brake."""
+
+
+def throttles(reasons: float) -> bool:
+    """Say whether a sample of `gpu_throttle_reasons` holds the clock down: an idle GPU has a reason too."""
+    return bool(int(reasons) & THROTTLING)
+
+
 class Window(Struct, frozen=True):
     """A span of CLOCK_MONOTONIC: from the start of the first measured block to the end of the last."""
 

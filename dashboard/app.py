@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 
 from nicegui import app, ui
@@ -11,7 +12,7 @@ from benchd.daemon.errors import UsageError
 from benchd.dashboard import collector
 from benchd.dashboard.guard import Guard, is_loopback
 from benchd.dashboard.store import Store
-from benchd.dashboard.views import comparison, device, fleet, results
+from benchd.dashboard.views import comparison, device, fleet, history, results, trade_off
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 END_S = 10.0
@@ -22,6 +23,7 @@ def serve(mqtt: str, database: str, name: str, host: str, port: int, *, collect:
     broker, token = parse_url(mqtt), os.environ.get(TOKEN_VARIABLE) or None
     if not is_loopback(host) and token is None:
         raise UsageError(f"--host {host}: beyond this machine a token is asked for; set {TOKEN_VARIABLE}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn ends on it, and then raises it once more
     store = Store(database)
     child = _start_collector(mqtt, database, name) if collect else None
     try:
@@ -56,3 +58,5 @@ def _add_pages(store: Store, broker: Broker) -> None:
     device.add(store, broker)
     results.add(store)
     comparison.add(store)
+    history.add(store)
+    trade_off.add(store)

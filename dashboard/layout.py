@@ -3,15 +3,17 @@
 What a device says is shown as text, of bounded length, and never as HTML.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
 from nicegui import ui
+from sqlalchemy.exc import DBAPIError
 
 from benchd.dashboard.text import short
 
 REFRESH_S = 0.5
+UNREACHABLE = "The database does not answer: "
 
 CSS = """
 :root { color-scheme: light dark; --line: #d0d4da; --soft: #5b6470; --panel: #ffffff; --good: #1b7a35;
@@ -31,7 +33,9 @@ body.body--dark { --line: #3a3f47; --soft: #a4acb8; --panel: #1d2025; --good: #6
 .card { background: var(--panel); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem; gap: .25rem;
         color: inherit; text-decoration: none; overflow-wrap: anywhere; min-width: 0; }
 .card.stale, .card.offline, .card.unknown { border-style: dashed; }
-.card.stale .figure, .card.offline .figure { opacity: .5; }
+.stale .figure, .offline .figure { opacity: .5; }
+.verdict { font-size: 1.1rem; font-weight: 600; }
+.faster { color: var(--good); } .slower { color: var(--bad); } .inconclusive { color: var(--warn); }
 .soft { color: var(--soft); }
 .state-online { color: var(--good); } .state-stale { color: var(--warn); } .state-offline { color: var(--bad); }
 .warn { color: var(--warn); } .bad { color: var(--bad); }
@@ -61,7 +65,31 @@ def frame(title: str) -> Iterator[None]:
             ui.link(name, target)
     with ui.column().classes("page").props("role=main"):
         heading(title, 1)
-        yield
+        trouble = notice("")
+        trouble.set_visibility(False)
+        try:
+            yield
+        except DBAPIError as error:
+            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. See that it runs; then load this page again.")
+            trouble.set_visibility(True)
+
+
+async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRESH_S) -> None:
+    """Call `refresh` now and every `period_s`; while the database does not answer the page stays and says so."""
+    trouble = notice("")
+    trouble.move(target_index=1)  # below the heading
+
+    async def turn() -> None:
+        try:
+            await refresh()
+        except DBAPIError as error:
+            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. It is asked again and again.")
+            trouble.set_visibility(True)
+        else:
+            trouble.set_visibility(False)
+
+    await turn()
+    ui.timer(period_s, turn)
 
 
 def heading(text: str, level: int = 2) -> None:
@@ -79,7 +107,7 @@ def facts(pairs: dict[str, object]) -> None:
     """Show names and values, those without a value left out."""
     with ui.element("dl").classes("facts"):
         for name, value in pairs.items():
-            if value not in (None, "", []):
+            if value not in (None, "", [], {}):
                 with ui.element("dt"):
                     ui.label(name)
                 with ui.element("dd"):
@@ -89,3 +117,8 @@ def facts(pairs: dict[str, object]) -> None:
 def record_path(key: str) -> str:
     """Return where the raw record is shown."""
     return f"/record/{quote(key, safe='')}"
+
+
+def history_path(device_id: str, case_id: str) -> str:
+    """Return where a case on a device is shown over time."""
+    return f"/history/{quote(device_id)}/{quote(case_id)}"

@@ -204,6 +204,23 @@ def _health(address: topics.Address, message: Message) -> Iterator[tuple[str, di
     yield "document", _document(address, message)
 
 
+class Latest(Struct, frozen=True):
+    """The last result of a planned case against its baseline, as far as a page shows it; no verdict without one."""
+
+    case_id: str = ""
+    verdict: str | None = None
+    verdict_reason: str | None = None
+    median_ms: float | None = None
+    baseline_ms: float | None = None
+
+
+def _latest(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a document a case; an empty body, which takes a case away, leaves one without a verdict."""
+    document = _document(address, message) | {"kind": f"latest/{address.leaf}", "body": message.body or b"{}"}
+    latest = msgspec.json.decode(document["body"], type=Latest)
+    yield "document", document | {"state": latest.verdict}
+
+
 def _document(address: topics.Address, message: Message) -> dict[str, Any]:
     return {
         "device_id": address.device_id,
@@ -273,6 +290,7 @@ _READERS: dict[str, Callable[[topics.Address, Message], Iterator[tuple[str, dict
     "status": _status,
     "info": _info,
     "health": _health,
+    "latest": _latest,
     "telemetry": _telemetry,
     "event": _event,
 }

@@ -5,9 +5,11 @@ from collections import defaultdict
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, case, func, or_, select
 
-from benchd.dashboard.messages import Event, Health, Info, Result
+from benchd.daemon.records import Record, decode, throttles
+from benchd.daemon.statistics import combine
+from benchd.dashboard.messages import Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service says how it is every 30 s
@@ -59,7 +61,8 @@ def fleet(store: Store, now_s: float) -> list[Device]:
     watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
     with store.reading() as connection:
         seen = connection.execute(select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id)).all()
-        documents = {(row.device_id, row.kind): row for row in connection.execute(select(document))}
+        wanted = select(document).where(document.c.kind.in_(("status", "info", "health")))
+        documents = {(row.device_id, row.kind): row for row in connection.execute(wanted)}
         live = connection.execute(select(telemetry).where(telemetry.c.t_s > now_s - LIVE_S, watched)).all()
     latest: dict[str, dict[str, float]] = defaultdict(dict)
     for row in sorted(live, key=lambda row: row.t_s):
@@ -80,8 +83,17 @@ def _device(
         info=msgspec.json.decode(info.body, type=Info) if info else Info(),
         health=msgspec.json.decode(health.body, type=Health) if health else Health(),
         power_w=max(powers, default=None),  # a total is above its parts; they are never added up
-        throttled=any(value for metric, value in live.items() if "throttle_reasons" in metric),
+        throttled=any(throttles(value) for metric, value in live.items() if "throttle_reasons" in metric),
     )
+
+
+def verdicts(store: Store, device_id: str) -> list[Latest]:
+    """Return what the device says of the last result of each case that it holds against a baseline, by case."""
+    table = store.tables["document"]
+    mine = (table.c.device_id == device_id, table.c.kind.startswith("latest/"), table.c.state.is_not(None))
+    with store.reading() as connection:
+        bodies = connection.execute(select(table.c.body).where(*mine).order_by(table.c.kind)).scalars().all()
+    return [msgspec.json.decode(body, type=Latest) for body in bodies]
 
 
 def presence(said: str | None, age_s: float | None) -> State:
@@ -144,10 +156,33 @@ def body(store: Store, key: str) -> bytes | None:
     return None if found is None else bytes(found)
 
 
+def record(store: Store, key: str) -> Record | None:
+    """Return one whole record; None where there is none of this key."""
+    found = body(store, key)
+    return None if found is None else decode(found)
+
+
+def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
+    """Return the median in ms without the disturbed blocks, by key, of those records that have disturbed ones."""
+    table = store.tables["body"]
+    with store.reading() as connection:
+        bodies = connection.execute(select(table.c.body).where(table.c.key.in_(keys))).scalars().all()
+    found = [decode(bytes(body)) for body in bodies]
+    return {record.key: clean_ms for record in found if (clean_ms := _clean_ms(record)) is not None}
+
+
+def _clean_ms(record: Record) -> float | None:
+    parts = [(process.timing, process.interference) for process in record.processes]
+    if not any(any(interference.reasons) for _, interference in parts if interference):
+        return None
+    medians_ms = [found.clean.median_ms if found else timing.median_ms for timing, found in parts if timing]
+    return combine(medians_ms, [None] * len(medians_ms)).centre
+
+
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
     """Return the newest results of one case on one device that were measured, the oldest first."""
     table = store.tables["result"]
-    mine = (table.c.device_id == device_id, table.c.case_id == case_id, table.c.median_ms.is_not(None))
+    mine = (table.c.device_id == device_id, table.c.case_id == case_id, table.c.median_ms > 0)
     with store.reading() as connection:
         rows = connection.execute(select(*_columns(table)).where(*mine).order_by(table.c.arrived_s.desc()).limit(limit))
         return [Result(*row) for row in rows][::-1]
@@ -168,7 +203,9 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
     raw, minutes = store.tables["telemetry"], store.tables["telemetry_minute"]
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with store.reading() as connection:
-        old = select(minutes.c.metric, minutes.c.t_s, minutes.c.total / minutes.c.samples)
+        mask = minutes.c.metric.like("%throttle_reasons%")  # of masks a mean says nothing
+        means = case((mask, minutes.c.maximum), else_=minutes.c.total / minutes.c.samples)
+        old = select(minutes.c.metric, minutes.c.t_s, means)
         new = select(raw.c.metric, raw.c.t_s, raw.c.value)
         for table, wanted in ((minutes, old), (raw, new)):
             mine = (table.c.device_id == device_id, table.c.t_s >= since_s)

@@ -1,8 +1,9 @@
-"""Starts what `benchd dashboard` and `benchd watch` were asked for, or says which package is missing."""
+"""Starts what `benchd dashboard`, `benchd demo` and `benchd watch` were asked for, or says which package is missing."""
 
 import sys
 import uuid
 from contextlib import suppress
+from importlib.util import find_spec
 
 from benchd.daemon.errors import NotAvailable, UsageError
 
@@ -17,7 +18,7 @@ def start(mqtt: str, database: str | None, host: str, port: int, name: str | Non
         from benchd.dashboard import collector  # noqa: PLC0415
         from benchd.dashboard.store import default_url  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise _missing(error.name) from None
     url, name = database or default_url(), name or collector.default_name()
     if only == "collector":
         collector.run(mqtt, url, name)
@@ -25,8 +26,18 @@ def start(mqtt: str, database: str | None, host: str, port: int, name: str | Non
     try:
         from benchd.dashboard.app import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise _missing(error.name) from None
     serve(mqtt, url, name, host, port, collect=only is None)
+
+
+def demonstrate(port: int) -> int:
+    """Run the demo until a signal and return its exit code."""
+    from benchd.dashboard.demo import run  # noqa: PLC0415
+
+    absent = next((name for name in ("nicegui", "sqlalchemy") if find_spec(name) is None), None)
+    if absent:
+        raise _missing(absent)
+    return run(port, sys.stderr)
 
 
 def show(mqtt: str, seconds: float | None) -> None:
@@ -34,10 +45,10 @@ def show(mqtt: str, seconds: float | None) -> None:
     try:
         from benchd.dashboard.watch import watch  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise _missing(error.name) from None
     with suppress(KeyboardInterrupt):
         watch(mqtt, f"benchd-watch-{uuid.uuid4().hex[:12]}", sys.stdout, seconds)
 
 
-def _missing(error: ModuleNotFoundError) -> NotAvailable:
-    return NotAvailable(f"{error.name} is not installed: pip install 'benchd[dashboard]'")
+def _missing(package: str | None) -> NotAvailable:
+    return NotAvailable(f"{package} is not installed: pip install 'benchd[dashboard]'")

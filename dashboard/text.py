@@ -2,8 +2,9 @@
 
 from datetime import datetime, timezone
 
+from benchd.daemon.statistics import Verdict
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import State
+from benchd.dashboard.queries import Device, State
 
 TEXT = 200  # characters of a device's text in one place
 SIGNS: dict[State, str] = {
@@ -16,7 +17,8 @@ SIGNS: dict[State, str] = {
 
 def short(value: object) -> str:
     """Return a value as text of bounded length."""
-    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    parts = [f"{name} {item}" for name, item in value.items()] if isinstance(value, dict) else value
+    text = ", ".join(map(str, parts)) if isinstance(parts, list | tuple) else str(value)
     return text if len(text) <= TEXT else f"{text[:TEXT]}…"
 
 
@@ -50,6 +52,15 @@ def clock(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def doing(device: Device) -> str:
+    """Return what a device is at."""
+    health = device.health
+    if health.case_id:
+        left = f", {count(health.cases_left, 'case')} left" if health.cases_left else ""
+        return short(f"measuring {health.case_id}{left}")
+    return short(health.waiting_for or health.activity or "no service reports here")
+
+
 def median(result: Result) -> str:
     """Return a median with its interval."""
     if result.low_ms is None or result.high_ms is None:
@@ -61,3 +72,14 @@ def energy(result: Result) -> str:
     """Return the energy of one inference with its error bar."""
     error = f" ± {figure(result.energy_err_mj)}" if result.energy_err_mj is not None else ""
     return f"{figure(result.energy_mj)}{error} mJ" if result.energy_mj is not None else "-"
+
+
+def verdict(found: Verdict) -> str:
+    """Return what is said of B against A: the answer, the change of the time with its interval, and any reason."""
+    text = found.answer.upper()
+    if found.effect is not None:
+        text += f": the time of B against A {100 * found.effect:+.2f} %"
+    if found.interval and found.confidence:
+        interval = f"{100 * found.interval.low:+.2f}, {100 * found.interval.high:+.2f}"
+        text += f" [{interval} at {100 * found.confidence:.4g} %]"
+    return f"{text}: {found.reason}" if found.reason else text

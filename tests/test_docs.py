@@ -30,6 +30,7 @@ COMMANDS = {
         "replay",
         "run",
         "dashboard",
+        "demo",
         "watch",
         "export",
         "doctor",

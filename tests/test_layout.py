@@ -23,7 +23,9 @@ REQUIRED = {*FOLDERS, "systemd", "tests", "docs", ".ci", ".gitignore", "pyprojec
 REQUIRED |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
 ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt"}
 DASHBOARD_MAY_IMPORT = {
+    "benchd.daemon.compare",  # pure, as is history: the same verdict and the same steps everywhere
     "benchd.daemon.errors",
+    "benchd.daemon.history",
     "benchd.daemon.records",
     "benchd.daemon.statistics",
     "benchd.daemon.delivery.topics",

@@ -71,14 +71,19 @@ class Topics:
 
 
 SHARED_KINDS = ("result", "event", "telemetry")  # each message to one collector of the group
-RETAINED_KINDS = ("status", "info", "health")  # to every collector: a shared subscription gets no retained messages
+RETAINED_KINDS = (
+    "status",
+    "info",
+    "health",
+    "latest",
+)  # to every collector: a shared subscription gets no retained messages
 
 
 def collector_filters(*, shared: bool) -> list[tuple[str, int]]:
     """Return the topic filters of a collector, with the QoS to ask for; `shared` splits the work among several."""
     group = f"$share/ingest/{ROOT}" if shared else ROOT
     wanted = [(f"{group}/+/{kind}{'/#' if kind == 'result' else ''}", kind) for kind in SHARED_KINDS]
-    wanted += [(f"{ROOT}/+/{kind}", kind) for kind in RETAINED_KINDS]
+    wanted += [(f"{ROOT}/+/{kind}{'/+' if kind == 'latest' else ''}", kind) for kind in RETAINED_KINDS]
     return [(topic, 0 if kind == "telemetry" else 1) for topic, kind in wanted]
 
 

@@ -1,14 +1,17 @@
 """Options of the charts, as Apache ECharts takes them; NiceGUI brings the library along."""
 
-from itertools import pairwise
 from typing import Any
 
+from benchd.daemon.records import throttles
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
 
 GREY = "#808891"  # readable on light and on dark ground
 COLOURS = ["#4c8bf5", "#e8710a", "#12a594", "#d6409f", "#8e6cef", "#b8860b"]
 POINTS = 600  # of one line; a screen shows no more
+
+CHANGED = "setup changed"
+STEP = {"label": {"show": True, "formatter": "{b}", "color": GREY}, "lineStyle": {"color": COLOURS[1], "type": "solid"}}
 
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
 
@@ -31,7 +34,7 @@ def base(unit: str) -> dict[str, Any]:
         "aria": {"enabled": True},
         "animation": False,
         "color": COLOURS,
-        "grid": {"left": 56, "right": 16, "top": 44, "bottom": 32},
+        "grid": {"left": 56, "right": 16, "top": 56, "bottom": 32},
         "legend": {"textStyle": text, "type": "scroll", "top": 0},
         "tooltip": {"trigger": "axis"},
         "xAxis": {"type": "time", "axisLabel": text | {"hideOverlap": True, "formatter": TICKS}},
@@ -73,9 +76,9 @@ def throttled(series: Series) -> list[tuple[float, float]]:
     for name, values in series.items():
         began_s: float | None = None
         for t_s, value in values if "throttle_reasons" in name else ():
-            if value and began_s is None:
+            if throttles(value) and began_s is None:
                 began_s = t_s
-            elif not value and began_s is not None:
+            elif not throttles(value) and began_s is not None:
                 spans.append((began_s, t_s))
                 began_s = None
         if began_s is not None:
@@ -93,23 +96,21 @@ def _bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
     return {"silent": True, "label": {"color": GREY}, "itemStyle": {"color": "rgba(200, 90, 0, 0.18)"}, "data": bands}
 
 
-def history(results: list[Result]) -> dict[str, Any]:
-    """Return medians with their intervals over time; a line stands where the device or the software changed."""
+def history(results: list[Result], clean: dict[str, float], marks: list[Happened]) -> dict[str, Any]:
+    """Return medians with their intervals over time, those of `clean` blocks beside them, and a line a mark."""
     options = base("ms")
-    options["legend"] = {"show": False}
     points = [[result.arrived_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(result) for result in results if result.low_ms is not None and result.high_ms is not None]
-    marks = [Happened(result.arrived_s, "changed", "") for result in changes(results)]
-    options["series"] = [
-        {"type": "line", "name": "median", "data": points, "symbolSize": 8, "markLine": _boundaries(marks)},
-        *bars,
-    ]
+    options["series"] = [{"type": "line", "name": "as experienced", "data": points, "symbolSize": 8}, *bars]
+    options["series"][0]["markLine"] = lines = _boundaries(marks)
+    lines["data"] = [line if line["name"] == CHANGED else line | STEP for line in lines["data"]]
+    if clean:
+        hollow = [[result.arrived_s * 1e3, clean[result.key]] for result in results if result.key in clean]
+        options["series"].append(
+            {"type": "scatter", "name": "clean", "data": hollow, "symbol": "emptyCircle", "symbolSize": 10}
+        )
+    options["legend"]["data"] = ["as experienced", "clean"] if clean else ["as experienced"]
     return options
-
-
-def changes(results: list[Result]) -> list[Result]:
-    """Return the results before which the fingerprint or the version of benchd was another."""
-    return [b for a, b in pairwise(results) if (a.fingerprint, a.tool_version) != (b.fingerprint, b.tool_version)]
 
 
 def _interval(result: Result) -> dict[str, Any]:

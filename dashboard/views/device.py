@@ -4,17 +4,18 @@ import time
 from asyncio import to_thread
 from functools import partial
 from typing import NamedTuple
+from urllib.parse import quote
 
 from nicegui import ui
 
 from benchd.daemon.delivery.mqtt import Broker
 from benchd.dashboard import queries
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.layout import REFRESH_S, facts, frame, heading, notice
-from benchd.dashboard.messages import SuiteInfo
+from benchd.dashboard.layout import REFRESH_S, facts, follow, frame, heading, history_path, notice
+from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, clock, count, figure, short
+from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, short
 from benchd.dashboard.views import charts
 
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
@@ -22,10 +23,14 @@ EVENTS = 20
 QUIET = "No telemetry in this time: a device sends it while a case runs and a sensor can be read."
 
 
+_Line = tuple[str, str, str]
+
+
 class _State(NamedTuple):
     device: Device | None
     series: charts.Series
     marks: list[Happened]
+    verdicts: list[Latest]
 
 
 def add(store: Store, broker: Broker) -> None:
@@ -33,55 +38,55 @@ def add(store: Store, broker: Broker) -> None:
 
     @ui.page("/device/{device_id}")
     async def device(device_id: str) -> None:
-        first = await to_thread(_read, store, device_id, min(SPANS))
         with frame(short(device_id)):
+            first = await to_thread(_read, store, device_id, min(SPANS))
             if first.device is None:
                 notice("This device has never been heard of here. The fleet shows those that were.")
                 return
             state = ui.label().mark("state")
+            ui.link("its results", f"/results?device={quote(device_id)}").classes("link")
             span = ui.toggle(SPANS, value=min(SPANS)).props("aria-label='time shown'")
             quiet = notice(QUIET)
-            panels = _panels()
+            with ui.column().style("width: 100%") as live:
+                panels = _panels()
             _suites(broker, device_id, first.device.info.suites)
+            verdicts = _Lines("Against the baseline", "no case is held against one: benchd baseline set")
             _about(first.device)
-            heading("Events")
-            events = ui.column().style("gap: .1rem")
+            events = _Lines("Events", "none in this time")
 
-        shown: list[Happened] = []
+            async def refresh() -> None:
+                now = await to_thread(_read, store, device_id, span.value)
+                if now.device is not None:
+                    state.set_text(_state_line(now.device))
+                    state.classes(replace=f"state-{now.device.state}")
+                    live.classes(replace=f"column {now.device.state}")
+                quiet.set_visibility(not now.series)
+                for card, chart, panel in panels:
+                    chart.options.clear()
+                    chart.options.update(charts.panel(now.series, now.marks, *panel))
+                    card.set_visibility(bool(chart.options["series"]))
+                    chart.update()
+                verdicts.show([_verdict(device_id, latest) for latest in now.verdicts])
+                events.show([_event(mark) for mark in now.marks[: -EVENTS - 1 : -1]])
 
-        async def refresh() -> None:
-            now = await to_thread(_read, store, device_id, span.value)
-            if now.device is not None:
-                state.set_text(_state_line(now.device))
-            quiet.set_visibility(not now.series)
-            for card, chart, panel in panels:
-                chart.options.clear()
-                chart.options.update(charts.panel(now.series, now.marks, *panel))
-                card.set_visibility(bool(chart.options["series"]))
-                chart.update()
-            if now.marks != shown:
-                shown[:] = now.marks
-                _show_events(events, now.marks)
-
-        await refresh()
-        ui.timer(2 * REFRESH_S, refresh)
+            await follow(refresh, 2 * REFRESH_S)
 
 
 def _read(store: Store, device_id: str, span_s: int) -> _State:
     now_s = time.time()
     found = next((device for device in queries.fleet(store, now_s) if device.device_id == device_id), None)
     since_s = now_s - span_s
-    return _State(found, queries.series(store, device_id, since_s), queries.happenings(store, device_id, since_s))
+    series, marks = queries.series(store, device_id, since_s), queries.happenings(store, device_id, since_s)
+    return _State(found, series, marks, queries.verdicts(store, device_id))
 
 
 def _state_line(device: Device) -> str:
     health = device.health
-    doing = f"measuring {health.case_id}" if health.case_id else health.waiting_for or health.activity
     backlog = f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}"
     problem = f"problem: {health.problem}" if health.problem else ""
-    return short(
-        "; ".join(filter(None, [SIGNS[device.state], f"last data {age(device.age_s)}", doing, backlog, problem]))
-    )
+    throttled = "clocks are throttled" if device.throttled else ""
+    parts = [SIGNS[device.state], f"last data {age(device.age_s)}", doing(device), backlog, throttled, problem]
+    return short("; ".join(filter(None, parts)))
 
 
 def _panels() -> list[tuple[ui.column, ui.echart, tuple[str, float, str]]]:
@@ -132,10 +137,31 @@ def _about(device: Device) -> None:
     )
 
 
-def _show_events(column: ui.column, marks: list[Happened]) -> None:
-    column.clear()
-    with column:
-        for mark in marks[: -EVENTS - 1 : -1]:
-            ui.label(f"{clock(mark.arrived_s)}  {short(mark.name)}  {short(mark.detail)}")
-        if not marks:
-            ui.label("none in this time").classes("soft")
+class _Lines:
+    """A heading and lines below it, each a text, its class and where it leads to; only a change reaches the browser."""
+
+    def __init__(self, title: str, empty: str) -> None:
+        heading(title)
+        self._column, self._empty = ui.column().style("gap: .1rem"), empty
+        self._shown: list[_Line] | None = None
+
+    def show(self, lines: list[_Line]) -> None:
+        """Replace what is shown."""
+        if lines == self._shown:
+            return
+        self._shown = lines
+        self._column.clear()
+        with self._column:
+            for text, look, target in lines or [(self._empty, "soft", "")]:
+                shown = ui.link(short(text), target) if target else ui.label(short(text))
+                shown.classes(look)
+
+
+def _verdict(device_id: str, latest: Latest) -> _Line:
+    against = f"{figure(latest.median_ms, 'ms')} against {figure(latest.baseline_ms, 'ms')}"
+    text = f"{latest.verdict}: {latest.case_id}, {latest.verdict_reason or against}"
+    return text, f"link {latest.verdict}", history_path(device_id, latest.case_id)
+
+
+def _event(mark: Happened) -> _Line:
+    return f"{clock(mark.arrived_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""

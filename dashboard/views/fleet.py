@@ -5,13 +5,12 @@ from asyncio import to_thread
 from urllib.parse import quote
 
 from nicegui import ui
-from sqlalchemy.exc import DBAPIError
 
 from benchd.dashboard import queries
-from benchd.dashboard.layout import REFRESH_S, frame, notice
+from benchd.dashboard.layout import follow, frame, notice
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, count, figure, short
+from benchd.dashboard.text import SIGNS, age, count, doing, figure, short
 
 EMPTY = (
     "No device has been heard of yet. On a device: bench-once --mqtt URL, or the service benchd run with this broker."
@@ -26,29 +25,25 @@ def add(store: Store) -> None:
         with frame("Fleet"):
             problems, empty = notice(""), notice(EMPTY)
             grid = ui.element("div").classes("grid")
-        cards: dict[str, _Card] = {}
+            cards: dict[str, _Card] = {}
 
-        async def refresh() -> None:
-            devices, wrong = await to_thread(_read, store)
-            problems.set_text(" ".join(wrong))
-            problems.set_visibility(bool(wrong))
-            empty.set_visibility(not devices and not wrong)
-            for device in devices:
-                if device.device_id not in cards:
-                    with grid:
-                        cards[device.device_id] = _Card(device.device_id)
-                cards[device.device_id].show(device)
+            async def refresh() -> None:
+                devices, wrong = await to_thread(_read, store)
+                problems.set_text(" ".join(wrong))
+                problems.set_visibility(bool(wrong))
+                empty.set_visibility(not devices and not wrong)
+                for device in devices:
+                    if device.device_id not in cards:
+                        with grid:
+                            cards[device.device_id] = _Card(device.device_id)
+                    cards[device.device_id].show(device)
 
-        await refresh()
-        ui.timer(REFRESH_S, refresh)
+            await follow(refresh)
 
 
 def _read(store: Store) -> tuple[list[Device], list[str]]:
     now_s = time.time()
-    try:
-        return queries.fleet(store, now_s), queries.problems(store, now_s)
-    except DBAPIError as error:  # the cards stay, with the state that they had
-        return [], [f"The database does not answer: {short(error.orig)}. It is asked again and again."]
+    return queries.fleet(store, now_s), queries.problems(store, now_s)
 
 
 class _Card:
@@ -58,6 +53,7 @@ class _Card:
         self._card = ui.link(target=f"/device/{quote(device_id)}").classes("card column").mark(f"card-{device_id}")
         with self._card:
             self._name = ui.label().style("font-weight: 600")
+            self._place = ui.label().classes("soft")
             with ui.row().style("gap: .75rem"):
                 self._state, self._age = ui.label(), ui.label().classes("soft")
             self._doing = ui.label()
@@ -70,19 +66,12 @@ class _Card:
         health = device.health
         self._card.classes(replace=f"card column {device.state}")
         self._name.set_text(short(device.info.name or device.device_id))
+        self._place.set_text(short(", ".join(filter(None, [device.info.site, *device.info.tags]))))
         self._state.set_text(SIGNS[device.state])
         self._state.classes(replace=f"state-{device.state}")
         self._age.set_text(f"last data {age(device.age_s)}")
-        self._doing.set_text(_doing(device))
+        self._doing.set_text(doing(device))
         self._power.set_text("" if device.power_w is None else figure(device.power_w, "W"))
         self._waiting.set_text(f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}")
         throttled = "clocks are throttled" if device.throttled else ""
         self._problem.set_text(short(". ".join(filter(None, [health.problem, throttled]))))
-
-
-def _doing(device: Device) -> str:
-    health = device.health
-    if health.case_id:
-        left = f", {count(health.cases_left, 'case')} left" if health.cases_left else ""
-        return short(f"measuring {health.case_id}{left}")
-    return short(health.waiting_for or health.activity or "no service reports here")

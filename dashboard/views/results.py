@@ -2,13 +2,13 @@
 
 from asyncio import to_thread
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from nicegui import app, events, ui
 from starlette.responses import Response, StreamingResponse
 
 from benchd.dashboard import export, queries
-from benchd.dashboard.layout import REFRESH_S, frame, notice, record_path
+from benchd.dashboard.layout import follow, frame, history_path, notice, record_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
@@ -30,12 +30,23 @@ COLUMNS = (
     ("flags", "Flags"),
     ("t_wall", "When"),
 )
+NARROW = "max-width: 8rem"
 LINKS = """
 <q-td :props="props">
   <a class="link" :href="props.row.raw" :aria-label="'raw record of ' + props.row.key">raw</a>
   <a class="link" :href="props.row.history" :aria-label="'history of ' + props.row.key">history</a>
 </q-td>
 """
+
+
+# Quasar's own headings and boxes have no key, no direction and no name for those who do not see them
+HEADING = """
+<q-th :props="props" :tabindex="props.col.sortable ? 0 : -1"
+  @keydown.enter="props.col.sortable && props.sort(props.col)"
+  :aria-sort="!props.col.__thClass.includes('sorted') ? 'none'
+    : props.col.__thClass.includes('sort-desc') ? 'descending' : 'ascending'">{{ props.col.label }}</q-th>
+"""
+BOX = """<q-checkbox v-model="props.selected" dense :aria-label="'choose ' + {}" />"""
 
 
 def add(store: Store) -> None:
@@ -46,68 +57,78 @@ def add(store: Store) -> None:
     @ui.page("/results")
     async def results(device: str = "", model: str = "", variant: str = "", status: str = "", text: str = "") -> None:
         names = ("device_id", "model", "variant", "status")
-        offered = await to_thread(lambda: {name: queries.choices(store, name) for name in names})
         with frame("Results"):
-            inputs = _filters(offered, {"device_id": device, "model": model, "variant": variant, "status": status})
-            search = ui.input("Search", value=text).props("debounce=300 clearable")
+            offered = await to_thread(lambda: {name: queries.choices(store, name) for name in names})
+            with ui.row().style("gap: .75rem; width: 100%"):
+                inputs = _filters(offered, {"device_id": device, "model": model, "variant": variant, "status": status})
+                search = ui.input("search", value=text).props("debounce=300 clearable dense")
             empty = notice(EMPTY)
             table = _table()
             with ui.row():
                 compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps")
                 ui.link("All as CSV", "/results.csv").classes("link")
-        compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
-        seen: list[Any] = []
+            compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
+            seen: list[Any] = []
+            total = [0]
 
-        async def show() -> None:
-            which = Filter(**{name: field.value or "" for name, field in inputs.items()}, text=search.value or "")
-            paging = table.pagination
-            page = await to_thread(_page, store, which, paging)
-            table.pagination = {**paging, "rowsNumber": page.total}
-            table.rows[:] = [_row(result) for result in page.results]
-            table.update()
-            empty.set_visibility(not page.total)
+            async def show() -> None:
+                which = Filter(**{name: field.value or "" for name, field in inputs.items()}, text=search.value or "")
+                paging = table.pagination
+                page = await to_thread(_page, store, which, paging)
+                total[:] = [page.total]
+                table.pagination = {**paging, "rowsNumber": page.total}
+                table.rows[:] = [_row(result) for result in page.results]
+                table.update()
+                empty.set_visibility(not page.total)
 
-        async def turn(event: events.GenericEventArguments) -> None:
-            table.pagination = event.args["pagination"]
-            await show()
-
-        async def follow() -> None:
-            newest = await to_thread(queries.newest, store)
-            if [newest] != seen:
-                seen[:] = [newest]
+            async def turn(event: events.GenericEventArguments) -> None:
+                table.pagination = event.args["pagination"]
                 await show()
 
-        async def first_page() -> None:
-            table.pagination = {**table.pagination, "page": 1}
-            await show()
+            async def renew() -> None:
+                newest = await to_thread(queries.newest, store)
+                if [newest] != seen:
+                    await show()
+                    seen[:] = [newest]
 
-        table.on("request", turn)
-        for field in (*inputs.values(), search):
-            field.on_value_change(first_page)
-        await follow()
-        ui.timer(REFRESH_S, follow)
+            def keep_total() -> None:  # a browser's echo of an older page must not stand
+                if table.pagination["rowsNumber"] != total[0]:
+                    table.pagination = {**table.pagination, "rowsNumber": total[0]}
+
+            async def first_page() -> None:
+                table.pagination = {**table.pagination, "page": 1}
+                await show()
+
+            table.on("request", turn)
+            table.on_pagination_change(keep_total)
+            for field in (*inputs.values(), search):
+                field.on_value_change(first_page)
+            await follow(renew)
 
 
 def _filters(offered: dict[str, list[str]], chosen: dict[str, str]) -> dict[str, ui.select]:
-    with ui.row().style("gap: .75rem; width: 100%"):
-        return {
-            name: ui.select(
-                values, label=name.removesuffix("_id"), value=chosen[name] if chosen[name] in values else None
-            )
-            .props("clearable dense options-dense")
-            .style("min-width: 11rem")
-            for name, values in offered.items()
-        }
+    return {
+        name: ui.select(
+            sorted({*values, chosen[name]} - {""}), label=name.removesuffix("_id"), value=chosen[name] or None
+        )
+        .props("clearable dense options-dense")
+        .style("min-width: 9rem")
+        for name, values in offered.items()
+    }
 
 
 def _table() -> ui.table:
     columns = [
         {"name": name, "label": label, "field": name, "sortable": True, "align": "left"} for name, label in COLUMNS
     ]
+    columns[0]["style"] = NARROW  # so that a phone shows more than the model
     columns.append({"name": "links", "label": "Record", "field": "key", "align": "left"})
     paging = {"page": 1, "rowsPerPage": ROWS, "rowsNumber": 0, "sortBy": "t_wall", "descending": True}
     table = ui.table(rows=[], columns=columns, row_key="key", selection="multiple", pagination=paging)
-    table.props("binary-state-sort flat :rows-per-page-options='[25, 100]'").style("width: 100%")
+    table.props("binary-state-sort flat dense :rows-per-page-options='[25, 100]'").style("width: 100%")
+    table.add_slot("header-cell", HEADING)
+    table.add_slot("header-selection", BOX.format("'all that are shown'"))
+    table.add_slot("body-selection", BOX.format("props.row.key"))
     table.add_slot("body-cell-links", LINKS)
     return table
 
@@ -135,7 +156,7 @@ def _row(result: Result) -> dict[str, Any]:
         "flags": short(result.flags),
         "t_wall": short(result.t_wall),
         "raw": record_path(result.key),
-        "history": f"/history/{quote(result.device_id)}/{quote(result.case_id)}",
+        "history": history_path(result.device_id, result.case_id),
     }
 
 

@@ -1,15 +1,23 @@
-"""Stores of both kinds, empty for each test."""
+"""Stores of both kinds, empty for each test, and a browser."""
 
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from browsing import running_browser
 from postgres import running_postgres
 
 if TYPE_CHECKING:
     from benchd.dashboard.store import Store
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One Chromium for a file of tests: while it runs no other event loop can."""
+    with running_browser() as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="session")

@@ -1,41 +1,42 @@
 """Every view in a real Chromium, served by the real command from a real store behind a real mosquitto."""
 
-import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from broker import HOST, free_port, program
+from broker import HOST, free_port
+from browsing import MEASURED_S, WAIT_S, get, opened
 from records_made import made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-pytest.importorskip("playwright", reason="needs playwright, of the extra dev")
 
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from playwright.sync_api import sync_playwright
 
-from benchd.daemon.records import Case, Check, Energy, Variant, encode
+from benchd.daemon.records import Case, Check, Energy, ProcessResult, Variant, encode
 from benchd.dashboard.app import TOKEN_VARIABLE
 from benchd.dashboard.messages import Message, rows
+from benchd.dashboard.queries import STALE_S
 from benchd.dashboard.store import Store
+from benchd.dashboard.text import figure
 
 SHOTS = Path(__file__).parents[2] / ".screenshots"
-WAIT_S = 30.0
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+CUSTOM = "vim_tiny,custom,b1"
 VIEWS = {
     "fleet": "/",
     "device": "/device/orin-1",
     "hostile": "/device/hostile",
     "results": "/results",
-    "compare": "/compare?a=orin-1:r0&b=orin-1:r1",
-    "history": "/history/orin-1/vim_tiny,custom,b1",
+    "compare": "/compare?a=orin-1:r0&b=orin-1:r30",
+    "history": f"/history/orin-1/{CUSTOM}",
     "trade_off": "/trade-off?model=vim_tiny",
 }
 
@@ -65,7 +66,9 @@ def record(device, number, variant="eager", **fields):
         argmax_disagreements=0,
     )
     given = {"case": Case(model="vim_tiny", variant=Variant.parse(variant)), "energy": energy, "check": check}
+    medians_ms = [median_ms * (1 + share) for share in (-0.002, -0.001, 0.0, 0.001, 0.002)]
     given |= {"timing": timing(median_ms), "x_of_floor": 2.25, "throughput_per_s": 1000 / median_ms}
+    given |= {"processes": [ProcessResult(status="ok", timing=timing(value)) for value in medians_ms]}
     return encode(made(run_id=f"r{number}", device_id=device, **(given | fields)))
 
 
@@ -80,12 +83,15 @@ def stored(now_s):
     for number in range(60):
         body = record("orin-1", number, ("eager", "custom", "custom-fp16")[number % 3])
         yield message("orin-1", f"result/r{number}", body, now_s - 6000 + 100 * number)
+    yield message("orin-1", "event", {"event": "regression", "detail": CUSTOM}, now_s - 30)
+    slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
+    yield message("orin-1", f"latest/{CUSTOM}", slower, now_s - 30)
     for second in range(60):
         samples = [
             [0, "power_w", 6.0 + second % 5, "ina3221", "VDD_IN"],
             [0, "gpu_clock_hz", 1e9, "devfreq"],
             [0, "soc_temp_c", 50.0, "thermal", "tj"],
-            [0, "gpu_throttle_reasons", float(20 < second < 40), "nvml"],
+            [0, "gpu_throttle_reasons", 4.0 if 20 < second < 40 else 1.0, "nvml"],
         ]
         yield message("orin-1", "telemetry", {"samples": samples}, now_s - 60 + second)
     huge = record("hostile", 1, flags=[HOSTILE], case=Case(model=HOSTILE, batch_size=2**60), timing=timing(1e300))
@@ -126,54 +132,23 @@ def _answers(port):
         return False
 
 
-def get(port, path, **headers):
-    connection = http.client.HTTPConnection(HOST, port, timeout=WAIT_S)
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
-    finally:
-        connection.close()
+@pytest.fixture(scope="module")
+def site_database(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('site')}/dashboard.db"
 
 
 @pytest.fixture(scope="module")
-def site(mosquitto, tmp_path_factory):
+def store_of_site(site_database):
+    with closing(Store(site_database)) as store:
+        store.add(row for one in stored(time.time()) for row in rows(one))
+        yield store
+
+
+@pytest.fixture(scope="module")
+def site(mosquitto, site_database, store_of_site):
     """The port of a dashboard that shows the small fleet."""
-    database = f"sqlite:///{tmp_path_factory.mktemp('site')}/dashboard.db"
-    store = Store(database)
-    store.add(row for one in stored(time.time()) for row in rows(one))
-    store.close()
-    with serving(mosquitto.url, database) as port:
+    with serving(mosquitto.url, site_database) as port:
         yield port
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as started:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        chromium = started.chromium.launch(executable_path=program("chromium"), args=options)
-        yield chromium
-        chromium.close()
-
-
-@contextmanager
-def opened(browser, port, path="/", scheme="light", width=1280):
-    """Yield a page; at its end nothing has gone wrong in it and nothing has asked another host."""
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page, wrong = context.new_page(), []
-    page.set_default_timeout(WAIT_S * 1000)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
-    ours = (f"http://{HOST}:{port}/", f"ws://{HOST}:{port}/", "data:")
-    page.on("request", lambda request: None if request.url.startswith(ours) else wrong.append(request.url))
-    page.goto(f"http://{HOST}:{port}{path}")
-    page.get_by_role("heading", level=1).wait_for()
-    try:
-        yield page
-        assert page.title().endswith("benchd")
-    finally:
-        context.close()
-    assert not wrong
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
@@ -184,7 +159,7 @@ def test_every_view_opens_offline_light_and_dark_wide_and_on_a_phone(site, brows
             page.goto(f"http://{HOST}:{site}{path}", wait_until="networkidle")
             page.get_by_role("heading", level=1).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-            page.screenshot(path=SHOTS / f"{name}-{scheme}-{width}.png")
+            page.screenshot(path=SHOTS / f"{name}-{scheme}-{width}.png", full_page=True)
 
 
 def test_a_fleet_shows_who_is_there_and_since_when(site, browser):
@@ -215,15 +190,36 @@ def test_results_are_paged_filtered_and_sorted_on_the_server(site, browser):
         page.get_by_text("26-50 of 60").wait_for()
         page.get_by_role("columnheader", name="Median").click()
         page.get_by_role("cell", name="10 [9.9, 10.1] ms").wait_for()
-        page.get_by_label("Search").fill("custom-fp16")
+        page.get_by_label("search").fill("custom-fp16")
         page.get_by_text("1-20 of 20").wait_for()
-        page.get_by_label("Search").fill("nothing like it")
+        page.get_by_label("search").fill("nothing like it")
         page.get_by_text("No result matches").wait_for()
 
 
-def test_two_results_can_be_compared(site, browser):
-    with opened(browser, site, "/compare?a=orin-1:r0&b=orin-1:r10") as page:
-        page.get_by_text("The median of B is 2 times that of A; their 95 % intervals do not meet.").wait_for()
+def test_two_results_are_compared_by_the_rule_for_files(site, browser):
+    said = {
+        ("orin-1:r0", "orin-1:r30"): "SLOWER: the time of B against A +300.00 % [+29",
+        ("orin-1:r30", "orin-1:r0"): "FASTER: the time of B against A -75.00 % [-75.",
+        ("orin-1:r0", "orin-1:r1"): "INCONCLUSIVE: two cases; on one device benchd compare --live vim_tiny,eager,b1",
+        ("orin-1:r0", "none"): "Choose two results",
+    }
+    with opened(browser, site) as page:
+        for (a, b), shown in said.items():
+            page.goto(f"http://{HOST}:{site}/compare?a={a}&b={b}")
+            page.get_by_text(shown).wait_for()
+
+
+def test_a_history_says_where_it_shifted(site, browser):
+    with opened(browser, site, f"/history/orin-1/{CUSTOM}") as page:
+        page.get_by_text("Steps and changes").wait_for()
+        page.get_by_text(re.compile(r"\+[0-9.]+ % +from .* ms to .* ms")).first.wait_for()
+
+
+def test_what_became_slower_is_said_with_its_baseline(site, browser):
+    with opened(browser, site, "/device/orin-1") as page:
+        page.get_by_text("regression").wait_for()
+        page.get_by_role("link", name=f"slower: {CUSTOM}, 68 ms against 11 ms").click()
+        page.get_by_role("heading", level=1, name=CUSTOM).wait_for()
 
 
 def test_the_trade_off_names_what_nothing_beats(site, browser):
@@ -246,9 +242,13 @@ def connected(mosquitto, **callbacks):
 
 
 def test_an_open_page_follows_what_is_published(site, browser, mosquitto):
-    with opened(browser, site, "/results?device=fresh") as page, connected(mosquitto) as device:
+    with opened(browser, site, "/results?device=newcomer") as page, connected(mosquitto) as device:
+        page.get_by_text("No result matches").wait_for()
         device.publish("benchd/v1/newcomer/result/r7", record("newcomer", 7), qos=1)
-        page.get_by_role("cell", name="newcomer", exact=True).wait_for()
+        page.get_by_text("1-1 of 1").wait_for()
+        device.publish("benchd/v1/newcomer/result/r8", record("newcomer", 8), qos=1)
+        page.get_by_text("1-2 of 2").wait_for()
+        assert page.get_by_role("cell", name="newcomer", exact=True).count() == 2
 
 
 def test_a_device_that_goes_off_is_seen_to_do_so(site, browser, mosquitto):
@@ -285,11 +285,79 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
     assert [command["suite"] for command in asked] == ["nightly"]
 
 
+def test_a_device_that_says_nothing_turns_stale_and_then_offline(site, browser, mosquitto, store_of_site):
+    store_of_site.add(rows(message("fading", "status", {"state": "online"}, time.time() - STALE_S + 1.0)))
+    with opened(browser, site) as page, connected(mosquitto) as device:
+        card = page.get_by_role("link", name="fading")
+        card.get_by_text("stale").wait_for()
+        device.publish("benchd/v1/fading/status", '{"state":"offline","session":1}', qos=1)
+        card.get_by_text("offline").wait_for()
+
+
+CONFIG = """
+[device]
+id = "real-1"
+
+[mqtt]
+url = "{url}"
+
+[limits]
+warm_up_cap_s = 0.2
+measure_cap_s = 0.2
+check_images = 1
+
+[[suite]]
+name = "small"
+models = ["square"]
+options = {{ size = [16] }}
+variants = ["eager"]
+preset = "quick"
+"""
+
+
+def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed(
+    site, browser, mosquitto, tmp_path, child_environment
+):
+    (tmp_path / "benchd.toml").write_text(CONFIG.format(url=mosquitto.url))
+    paths = {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
+    command = [sys.executable, "-m", "benchd.daemon.cli", "run", "--config", str(tmp_path / "benchd.toml")]
+    with subprocess.Popen(command, env=child_environment | paths) as service, opened(browser, site) as page:
+        try:
+            page.get_by_role("link", name="real-1").click()
+            page.get_by_role("button", name="run suite").click()
+            page.get_by_text("real-1 runs small").wait_for()
+            page.get_by_text("case ok square,eager,b1,size=16").wait_for(timeout=MEASURED_S * 1000)
+            page.get_by_role("link", name="its results").click()
+            row = page.get_by_role("row").filter(has_text="real-1")
+            text, href = row.inner_text(), row.get_by_role("link", name="raw record").get_attribute("href")
+            measured = json.loads(get(site, href)[2])
+            assert figure(measured["timing"]["median_ms"]) in text
+            assert figure(measured["throughput_per_s"], "/s") in text
+            page.goto(f"http://{HOST}:{site}/")
+            service.kill()
+            page.get_by_role("link", name="real-1").get_by_text("offline").wait_for()
+        finally:
+            service.kill()
+
+
 def test_a_keyboard_reaches_a_device(site, browser):
     with opened(browser, site) as page:
         page.get_by_role("link", name="orin-1").focus()
         page.keyboard.press("Enter")
         page.get_by_role("heading", level=1, name="orin-1").wait_for()
+
+
+def test_a_keyboard_sorts_and_chooses_results(site, browser):
+    with opened(browser, site, "/results?device=orin-1") as page:
+        heading = page.get_by_role("columnheader", name="Median")
+        heading.focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("cell", name="10 [9.9, 10.1] ms").wait_for()
+        assert heading.get_attribute("aria-sort") == "ascending"
+        for number in (0, 3):
+            page.get_by_role("checkbox", name=f"choose orin-1:r{number}", exact=True).press("Space")
+        page.get_by_role("button", name="Compare two").press("Enter")
+        page.get_by_text("SLOWER").wait_for()
 
 
 def test_csv_holds_every_result_and_no_formula(site):

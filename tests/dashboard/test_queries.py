@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records_made import made, timing
 
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.records import Case, Variant, encode
+from benchd.daemon.records import BlocksResult, Case, Interference, ProcessResult, Variant, encode
 from benchd.dashboard import export, queries
 from benchd.dashboard.messages import Message, flat, rows
-from benchd.dashboard.queries import STALE_S, Filter
-from benchd.dashboard.views import charts
+from benchd.dashboard.queries import STALE_S, Filter, Happened
+from benchd.dashboard.views import charts, history
 
 NOW_S = 1_000_000_000.0
 
@@ -121,7 +121,7 @@ def test_what_failed_its_check_can_never_win():
 
 def test_throttling_makes_bands_until_it_ends_or_the_data_does():
     series = {
-        "gpu_throttle_reasons": [(0, 0.0), (1, 4.0), (2, 4.0), (3, 0.0), (5, 1.0), (6, 1.0)],
+        "gpu_throttle_reasons": [(0, 1.0), (1, 4.0), (2, 5.0), (3, 1.0), (5, 32.0), (6, 32.0)],
         "power_w": [(0, 1.0)],
     }
     assert charts.throttled(series) == [(1, 3), (5, 6)]
@@ -135,10 +135,47 @@ def test_a_line_is_thinned_to_what_a_screen_shows_and_keeps_its_end(count):
     assert thinned[-1:] == values[-1:]
 
 
-def test_a_step_is_marked_where_the_fingerprint_changed():
+def test_a_change_of_the_setup_is_marked_with_what_changed():
     one = point("eager", 1.0, 1.0)
-    other = one._replace(fingerprint="other")
-    assert charts.changes([one, one, other, other]) == [other]
+    other, newer = one._replace(fingerprint="other"), one._replace(fingerprint="other", tool_version="9")
+    details = [mark.detail for mark in history.changes([one, one, other, other, newer])]
+    assert details == ["the device's fingerprint: the raw records say what", "benchd 0.1.0 to 9"]
+
+
+def test_a_step_is_marked_at_its_first_run_with_its_size():
+    levels = [10.0, 10.01, 9.99, 10.02, 10.0, 9.98, 11.2, 11.21, 11.19, 11.2, 11.22, 11.18]
+    results = [point("eager", median_ms, 1.0)._replace(arrived_s=place) for place, median_ms in enumerate(levels)]
+    assert list(history.steps(results)) == [Happened(6, "+12.0 %", "from 10 ms to 11.2 ms")]
+    assert list(history.steps(results[:6])) == []
+
+
+def test_a_record_with_disturbed_blocks_has_a_clean_median_too(store):
+    def process(reasons, clean_ms):
+        clean, whole = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (clean_ms, 6.0))
+        disturbed = Interference(reasons=reasons, clean=clean, as_experienced=whole, all_flagged=False)
+        return ProcessResult(status="ok", timing=timing(6.0), interference=disturbed)
+
+    measure(store, 1, 6.0, processes=[process([[], ["low_clock"]], 4.0), process([[], []], 6.0)])
+    measure(store, 2, 6.0, processes=[process([[], []], 6.0)])
+    assert queries.clean_medians(store, ["d1:r1", "d1:r2"]) == {"d1:r1": pytest.approx(math.sqrt(24.0))}
+
+
+def test_an_idle_gpu_s_reason_is_no_throttling_and_a_mean_of_masks_is_none(store):
+    start_s = NOW_S // 60 * 60
+    for at_s, mask, throttled in ((0, 1.0, False), (1, 32.0, True)):
+        add(store, "d1", "telemetry", {"samples": [[0, "gpu_throttle_reasons", mask, "nvml"]]}, start_s + at_s)
+        assert queries.fleet(store, start_s + at_s)[0].throttled is throttled
+    store.tidy(start_s + 4000)
+    assert queries.series(store, "d1", start_s) == {"gpu_throttle_reasons": [(start_s, 32.0)]}
+
+
+def test_verdicts_come_from_the_latest_results_until_their_case_is_taken_away(store):
+    body = {"case_id": "a", "verdict": "slower", "median_ms": 2.0, "baseline_ms": 1.0}
+    add(store, "d1", "latest/a", body)
+    add(store, "d1", "latest/b", {"case_id": "b"})
+    assert [(found.case_id, found.verdict) for found in queries.verdicts(store, "d1")] == [("a", "slower")]
+    add(store, "d1", "latest/a", b"")
+    assert queries.verdicts(store, "d1") == []
 
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(store):

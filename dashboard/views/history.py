@@ -1,0 +1,65 @@
+"""One case on one device over time: its levels, where they shift, and what disturbed blocks make of it."""
+
+from asyncio import to_thread
+from collections.abc import Iterator
+from itertools import pairwise
+
+from nicegui import ui
+
+from benchd.daemon.history import shifts
+from benchd.daemon.statistics import median
+from benchd.dashboard import queries
+from benchd.dashboard.layout import frame, heading, notice
+from benchd.dashboard.messages import Result
+from benchd.dashboard.queries import Happened
+from benchd.dashboard.store import Store
+from benchd.dashboard.text import clock, count, figure, short
+from benchd.dashboard.views import charts
+
+RUNS = 200
+CAPTION = (
+    f"Median with its 95 % interval, as experienced; the newest {RUNS} runs. A labelled line: a new level begins. "
+    "A grey line: the device's fingerprint or benchd changed."
+)
+CLEAN = " A hollow point: the same run without its disturbed blocks."
+
+
+def add(store: Store) -> None:
+    """Serve the view at /history/<device>/<case>."""
+
+    @ui.page("/history/{device_id}/{case_id:path}")
+    async def history(device_id: str, case_id: str) -> None:
+        with frame(short(f"{case_id} on {device_id}")):
+            found = await to_thread(queries.history, store, device_id, case_id, RUNS)
+            if not found:
+                notice("This case has not been measured on this device. Results lists those that were.")
+                return
+            clean = await to_thread(queries.clean_medians, store, [result.key for result in found])
+            marks = [*steps(found), *changes(found)]
+            ui.label(CAPTION + (CLEAN if clean else ""))
+            ui.echart(charts.history(found, clean, marks)).style("height: 24rem; width: 100%")
+            heading("Steps and changes")
+            with ui.column().style("gap: .1rem"):
+                for mark in sorted(marks, reverse=True):
+                    ui.label(f"{clock(mark.arrived_s)}  {mark.name}  {short(mark.detail)}")
+                if not marks:
+                    ui.label(f"none in {count(len(found), 'run')}").classes("soft")
+
+
+def steps(results: list[Result]) -> Iterator[Happened]:
+    """Yield where a new level of the median begins, by how much it lies off the one before."""
+    times_ms = [result.median_ms or 0.0 for result in results]
+    places = shifts(times_ms)
+    levels = [median(times_ms[begin:end]) for begin, end in pairwise([0, *places, len(times_ms)])]
+    for place, (before, after) in zip(places, pairwise(levels), strict=True):
+        detail = f"from {figure(before, 'ms')} to {figure(after, 'ms')}"
+        yield Happened(results[place].arrived_s, f"{100 * (after / before - 1):+.1f} %", detail)
+
+
+def changes(results: list[Result]) -> Iterator[Happened]:
+    """Yield where the fingerprint or the version of benchd became another."""
+    for before, after in pairwise(results):
+        if before.tool_version != after.tool_version:
+            yield Happened(after.arrived_s, charts.CHANGED, f"benchd {before.tool_version} to {after.tool_version}")
+        elif before.fingerprint != after.fingerprint:
+            yield Happened(after.arrived_s, charts.CHANGED, "the device's fingerprint: the raw records say what")

@@ -1,0 +1,52 @@
+"""A real Chromium on pages of this machine: what goes wrong in one, or asks another host, fails the test."""
+
+import http.client
+import os
+from contextlib import contextmanager
+
+import pytest
+from broker import HOST, program
+
+WAIT_S = 60.0
+MEASURED_S = 300.0  # another process may measure this machine just now
+
+
+@contextmanager
+def running_browser():
+    """Yield a Chromium driven by Playwright."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    with sync_api.sync_playwright() as started:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        chromium = started.chromium.launch(executable_path=program("chromium"), args=options)
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def opened(browser, port, path="/", scheme="light", width=1280):
+    """Yield a page; at its end nothing has gone wrong in it and nothing has asked another host."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page, wrong = context.new_page(), []
+    page.set_default_timeout(WAIT_S * 1000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+    ours = (f"http://{HOST}:{port}/", f"ws://{HOST}:{port}/", "data:")
+    page.on("request", lambda request: None if request.url.startswith(ours) else wrong.append(request.url))
+    page.goto(f"http://{HOST}:{port}{path}")
+    page.get_by_role("heading", level=1).wait_for()
+    try:
+        yield page
+        assert page.title().endswith("benchd")
+    finally:
+        context.close()
+    assert not wrong
+
+
+def get(port, path, **headers):
+    connection = http.client.HTTPConnection(HOST, port, timeout=WAIT_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()

@@ -1,0 +1,132 @@
+"""`benchd demo` as a user runs it: its own broker, the real service, simulated devices, the pages in a real browser."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from asyncapi import Document
+from broker import HOST, free_port
+from browsing import MEASURED_S, WAIT_S, get, opened, running_browser
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from benchd.dashboard.text import figure
+
+SIMULATED = ("Orin Nano (simulated)", "Orin AGX (simulated)", "Desktop GPU (simulated)")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with running_browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def environment(tmp_path, child_environment):
+    """What the demo sees: temporary folders of its own, and the code under test."""
+    (tmp_path / "tmp").mkdir()
+    paths = {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
+    return child_environment | paths | {"TMPDIR": str(tmp_path / "tmp")}
+
+
+@contextmanager
+def demo(environment, port):
+    """Yield the command once it has said where its pages are."""
+    command = [sys.executable, "-m", "benchd.daemon.cli", "demo", "--port", str(port)]
+    environment = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert f"http://{HOST}:{port}/" in process.stderr.readline()
+            yield process
+        finally:
+            process.terminate()
+            process.wait(WAIT_S)
+
+
+def parts(process):
+    return {child.pid: child for child in psutil.Process(process.pid).children(recursive=True)}
+
+
+def alive(children):
+    """Return those that have not ended, whether or not their new parent has asked how."""
+    return [child for child in children.values() if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def of(process, word):
+    """Return the child whose command line holds this word."""
+    return next(child for child in parts(process).values() if any(word in part for part in child.cmdline()))
+
+
+@contextmanager
+def heard(process):
+    """Yield what is published on the demo's broker while the block runs."""
+    url = next(part for part in of(process, "benchd.daemon.simulated").cmdline() if part.startswith("mqtt://"))
+    messages, subscribed = [], threading.Event()
+    client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+    client.on_message = lambda client, data, message: messages.append(message)
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.connect(HOST, int(url.rpartition(":")[2]))
+    client.loop_start()
+    client.subscribe("benchd/v1/#", 1)
+    assert subscribed.wait(WAIT_S)
+    try:
+        yield messages
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+def test_one_command_shows_four_devices_of_which_three_are_simulated(browser, environment, tmp_path):
+    port = free_port()
+    with demo(environment, port) as process, heard(process) as messages:
+        children = parts(process)
+        with opened(browser, port) as page:
+            for name in SIMULATED:
+                page.get_by_role("link", name=name).get_by_text("online").wait_for()
+            real = page.get_by_role("link", name="This machine")
+            real.get_by_text("online").wait_for()
+            assert "simulated" not in real.inner_text()
+            page.goto(f"http://{HOST}:{port}/results?device=this-machine")
+            row = page.get_by_role("row").filter(has_text="this-machine").first
+            row.wait_for(timeout=MEASURED_S * 1000)
+            text, href = row.inner_text(), row.get_by_role("link", name="raw record").get_attribute("href")
+            assert figure(json.loads(get(port, href)[2])["timing"]["median_ms"]) in text
+            page.goto(f"http://{HOST}:{port}/results?text=simulated")
+            simulated = page.get_by_role("row").filter(has_text="simulated-orin-nano")
+            assert "simulated" in simulated.first.inner_text().split("\t")  # the flag of the record
+        children |= parts(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+    assert not alive(children)
+    assert not list((tmp_path / "tmp").iterdir())
+    described = Document()
+    kinds = {described.validate(message.topic, message.payload) for message in messages if message.payload}
+    assert kinds >= {"status", "info", "health", "telemetry", "result"}
+
+
+def test_a_part_that_dies_is_named_and_ends_the_demo(environment, tmp_path):
+    with demo(environment, free_port()) as process:
+        children = parts(process)
+        of(process, "benchd.daemon.simulated").kill()
+        said = process.stderr.read()
+        assert process.wait(WAIT_S) == 1
+    assert "the simulated devices ended by itself, exit status -9" in said
+    assert not alive(children)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_port_that_is_taken_is_refused(environment, mosquitto):
+    command = [sys.executable, "-m", "benchd.daemon.cli", "demo", "--port", str(mosquitto.port)]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"error: --port {mosquitto.port}: Address already in use; give another one\n",
+    )
