@@ -27,7 +27,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-jetpack62 bench-kernels bench-models bench-gpu bench-cpu soak-aa check types occupancy wheel bundle programs clean
+.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-gpu bench-cpu soak soak-aa check types occupancy wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -52,6 +52,9 @@ test-gpu: $(TEST)  ## the kernels and the models on this machine's GPU; ARGS goe
 test-tensorrt: $(TEST)  ## our use of TensorRT against the bindings of 10.3 and 11, without a GPU
 	BENCHD_TENSORRT_WHEELS=$(VENV)/tensorrt-wheels $(BIN)/pytest tests/exporters/test_tensorrt_bindings.py $(ARGS)
 
+test-amqtt: $(TEST)  ## delivery to amqtt, a broker without MQTT 5, in an environment of its own
+	BENCHD_AMQTT=$(VENV)/amqtt $(BIN)/pytest tests/daemon/delivery/test_amqtt.py $(ARGS)
+
 bench-kernels: $(ONCE)  ## race the kernels against torch and the peers installed here; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)
 
@@ -63,6 +66,9 @@ bench-gpu: $(TEST)  ## everything that can be measured on this machine's GPU, in
 
 bench-cpu: $(TEST)  ## the same on the CPU
 	@$(BIN)/python -m benchmarks.campaign --device cpu --minutes 60 $(ARGS)
+
+soak: $(TEST) programs  ## kill, fill up and fuzz the service's delivery for an hour; ARGS="--help" says more
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, goes on where it stopped; ARGS="--help" says more
 	@$(BIN)/python -m benchmarks.soak_aa $(ARGS)

@@ -1,6 +1,7 @@
 """The configuration's suites as cases, and the schedule's state over them: what the service measures next."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from benchd.daemon.schedule import Progress, State
 
 MAX_PASSES = 20
 MAX_CASES = 500
+MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could ask for more cases than the memory holds
 
 
 class Agenda:
@@ -110,6 +112,11 @@ class Agenda:
         return next((case for case in planned if case.case.case_id == entry.left[0]), None)
 
     def _ids(self, suite: Suite) -> list[str]:
+        lists: list[Sequence[object]] = [suite.models, suite.variants, suite.batch_sizes]
+        lists += [suite.directions, suite.scenarios, *suite.options.values()]
+        product = math.prod([len(values) or 1 for values in lists])
+        if product > MAX_PRODUCT:
+            raise UsageError(f"lists that multiply to {product}; at most {MAX_PRODUCT}")
         ids = [entry.case.case_id for entry in plan.plan([suite], self._limits, self._machine)]
         if len(ids) > MAX_CASES:
             raise UsageError(f"{len(ids)} cases; at most {MAX_CASES}")

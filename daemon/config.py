@@ -48,6 +48,12 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     telemetry: Literal["on", "off"] = "on"
     home_assistant: bool = False
 
+    def __post_init__(self) -> None:
+        files = {"ca_file": self.ca_file, "certificate_file": self.certificate_file, "key_file": self.key_file}
+        given = next((name for name, path in files.items() if path), None)
+        if given and self.url and not self.url.startswith("mqtts:"):
+            raise UsageError(f"mqtt.{given}: of no use without TLS; the URL begins with mqtts://")
+
 
 class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[service]`: what `benchd run` may use of the disk, and what it writes for node_exporter."""

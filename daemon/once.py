@@ -16,7 +16,7 @@ from benchd.daemon.arguments import named_shape, shape
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
-from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.mqtt import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.lock import Busy
@@ -224,7 +224,7 @@ def _sinks(settings: Config, request: Request) -> list[Sink]:
     sinks: list[Sink] = [JournalSink(request.output / "records.jsonl"), Screen(sys.stdout, sys.stderr, request.as_json)]
     url = request.mqtt or settings.mqtt.url
     if url:
-        sinks.insert(0, MqttSink(parse_url(url), settings.mqtt.timeout_s, request.output, sys.stderr))
+        sinks.insert(0, MqttSink(configured(url, settings.mqtt), settings.mqtt.timeout_s, request.output, sys.stderr))
     return sinks
 
 

@@ -28,6 +28,7 @@ PRESETS = {
 DEFAULT_MODELS = ("vim_tiny", "snn_onepass", "snn_stbif_resnet18")
 DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
+MAX_BATCH_SIZE = 2**20
 OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
@@ -240,8 +241,8 @@ def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
 
 def _batch_sizes(suite: Suite, model: str, own: Own | None, scenario: Scenario) -> list[int]:
     for batch_size in suite.batch_sizes:
-        if batch_size < 1:
-            raise UsageError(f"batch size {batch_size}: at least 1")
+        if not 1 <= batch_size <= MAX_BATCH_SIZE:
+            raise UsageError(f"batch size {batch_size}: at least 1 and at most {MAX_BATCH_SIZE}")
     if isinstance(own, OwnFile) and own.shapes and not suite.batch_sizes:
         return [next(iter(own.shapes.values()))[0]]
     defaults = OFFLINE_BATCH_SIZES if scenario == "offline" else [DEFAULT_BATCH_SIZE.get(model, 1)]

@@ -10,7 +10,7 @@ import signal
 import time
 import uuid
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -205,15 +205,8 @@ class Service:
 
     def _connected(self, url: str) -> Link:
         given = self._settings.mqtt
-        broker = replace(
-            mqtt.parse_url(url),
-            ca_file=given.ca_file,
-            certificate_file=given.certificate_file,
-            key_file=given.key_file,
-            keep_alive_s=given.keep_alive_s,
-        )
         link = Link(
-            broker,
+            mqtt.configured(url, given),
             self._topics,
             self._places.state / "outbox.db",
             Identity(self._boot_id, self._instance()),

@@ -59,8 +59,10 @@ def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
         raise BadOption(f"option {name}={value}: expected {kind.__name__}")
     try:
         converted: OptionValue = kind(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise BadOption(f"option {name}={value}: expected {kind.__name__}") from None
+    if isinstance(converted, int) and converted.bit_length() > 63:  # no record could hold it
+        raise BadOption(f"option {name}={value}: more than 64 bits")
     if isinstance(converted, float) and not math.isfinite(converted):
         raise BadOption(f"option {name}={value}: expected a finite number")
     return converted

@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -40,7 +40,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     client: str | None = None
     suite: str | None = None
     suite_id: str | None = None
-    since_seq: int = 0
+    since_seq: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0  # as far as SQLite counts
     models: list[str] = []
     variants: list[str] = []
     batch_sizes: list[int] = []

@@ -7,6 +7,7 @@ keeps the connection alive and lets health and telemetry pass, and neither sends
 import random
 import select
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -191,7 +192,7 @@ class Link:
                 pass
 
     def _run(self) -> None:
-        with Outbox(self._path) as outbox:
+        with Outbox(self._path, durable=False) as outbox:
             collectors = Collectors(outbox, self._collectors)
             attempt = 0
             while not self.stopping.is_set():
@@ -199,10 +200,15 @@ class Link:
                 try:
                     talk.run()
                 except (Ended, UsageError) as end:
-                    self.seen.reason = str(end)
+                    self._tell_why(str(end))
                 self.seen.connected = False
                 attempt = 0 if talk.born_s else attempt + 1
                 self._pause(attempt)
+
+    def _tell_why(self, reason: str) -> None:
+        if reason != self.seen.reason:  # said once, not at every new try
+            sys.stderr.write(f"mqtt down: {reason}\n")
+        self.seen.reason = reason
 
     def _pause(self, attempt: int) -> None:
         """Wait with full jitter, and longer while held: a handshake would disturb what is timed."""

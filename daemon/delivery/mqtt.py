@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -28,6 +28,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties, VariableByteIntegers
 from paho.mqtt.reasoncodes import ReasonCode
 
+from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.outbox import Outbox, Row
 from benchd.daemon.errors import UsageError
 from benchd.daemon.sysfs import text
@@ -84,6 +85,17 @@ def parse_url(url: str) -> Broker:
     _refuse_path(parts)
     user, password = _credentials(parts)
     return Broker(_host(parts), _port(parts), parts.scheme == "mqtts", user, password)
+
+
+def configured(url: str, given: MqttConfig) -> Broker:
+    """Return the broker of a URL with the files and the keep-alive of `[mqtt]`."""
+    return replace(
+        parse_url(url),
+        ca_file=given.ca_file,
+        certificate_file=given.certificate_file,
+        key_file=given.key_file,
+        keep_alive_s=given.keep_alive_s,
+    )
 
 
 def _wrong(part: str, what: str) -> UsageError:
@@ -279,7 +291,10 @@ class Session:
         self._received: list[MQTTMessage] = []
         self._unanswered: set[int] = set()  # packet ids; a QoS of 0 has no answer
         self._subscribing: set[int] = set()
+        self._tls = _context(broker) if broker.tls else None
         self._client = _client(broker, client_id, protocol)
+        if self._tls:
+            self._client.tls_set_context(self._tls)
         self._limits = _limits() if protocol == MQTTProtocolVersion.MQTTv5 else None
         self._client.on_message = self._on_message
         self._client.on_subscribe = self._on_subscribe
@@ -384,8 +399,12 @@ class Session:
 
     def _open(self) -> None:
         self._reach(_addresses(self._broker, self._remaining_s()))
+        # of brokers that know no version 5 some say nothing at all: half of the time is for the older one
+        least_s = self._remaining_s() / 2 if self._limits else 0.0
         while self._answer is None:
             self.step()
+            if self._answer is None and self._remaining_s() < least_s:
+                raise _OldBroker(f"{self.address} did not answer in time")
         if self._answer.value == UNSUPPORTED_PROTOCOL_VERSION:
             raise _OldBroker(f"{self.address} knows neither MQTT 5 nor 3.1.1")
         if self._answer.is_failure:
@@ -431,6 +450,9 @@ class Session:
     ) -> None:
         why = "" if reason.value == UNSPECIFIED else f": {reason}"
         self._lost = f"the connection to {self.address} ended{why}"
+        if self._tls and self._answer is None:
+            objection = self._tls.objection
+            self._lost = f"{self.address} ended TLS before it answered{objection}; check certificate_file and key_file"
 
     def _on_publish(
         self, client: Client, userdata: None, packet_id: int, reason: ReasonCode, properties: Properties | None
@@ -455,24 +477,27 @@ def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion) -> Cl
     client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=protocol, reconnect_on_failure=False)
     client.max_inflight_messages = WINDOW
     client.username_pw_set(broker.user, broker.password)
-    if broker.tls:
-        client.tls_set_context(_context(broker))
     return client
 
 
-def _context(broker: Broker) -> ssl.SSLContext:
-    """Return what the broker's TLS files say; raise Ended for one that cannot be used."""
+def _context(broker: Broker) -> "_NamedContext":
+    """Return what the broker's TLS files say; raise Ended that names one that cannot be used."""
     context = _NamedContext(broker.host)
-    try:
-        if broker.ca_file:
-            context.load_verify_locations(broker.ca_file)
-        else:
-            context.load_default_certs()
-        if broker.certificate_file:
-            context.load_cert_chain(broker.certificate_file, broker.key_file)
-    except OSError as error:
-        raise Ended(f"the TLS files for {broker.address} cannot be used: {error.strerror or error}") from error
+    if broker.ca_file:
+        _load(context.load_verify_locations, ca_file=broker.ca_file)
+    else:
+        context.load_default_certs()
+    if broker.certificate_file:
+        _load(context.load_cert_chain, certificate_file=broker.certificate_file, key_file=broker.key_file)
     return context
+
+
+def _load(load: Callable[..., None], **files: str | None) -> None:
+    try:
+        load(*files.values())
+    except OSError as error:
+        named = ", ".join(f"{name} {path}" for name, path in files.items() if path)
+        raise Ended(f"cannot be used: {named}: {_words(error)}") from error
 
 
 def _limits() -> Properties:
@@ -482,9 +507,26 @@ def _limits() -> Properties:
     return properties
 
 
+class _ListeningSocket(ssl.SSLSocket):
+    """TLS that keeps what the broker objects to: version 1.3 says it after the handshake, and paho drops it."""
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        try:
+            return super().recv(buflen, flags)
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            _, alert, words = _words(error).partition(" alert ")
+            context: Any = self.context
+            context.objection = f": {words}" if alert else ""
+            raise
+
+
 class _NamedContext(ssl.SSLContext):
     """TLS that asks for the name in the URL, whichever address it led to."""
 
+    sslsocket_class = _ListeningSocket
+    objection = ""
     _name: str
 
     def __new__(cls, name: str) -> "_NamedContext":
@@ -532,8 +574,14 @@ def _explain(address: str, error: OSError | None) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"this system does not trust the certificate of {address}: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return f"{address} does not speak TLS as expected: {(error.reason or str(error)).replace('_', ' ').lower()}"
-    return f"cannot reach {address}: {error.strerror or error}"
+        return f"{address} does not speak TLS as expected: {_words(error)}"
+    return f"cannot reach {address}: {_words(error)}"
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return error.strerror or str(error)
 
 
 def _properties(body: bytes) -> Properties:

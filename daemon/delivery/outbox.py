@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from benchd.daemon.errors import UsageError
 
-BUSY_S = 2.0  # how long to wait for another process; its transactions take milliseconds
+BUSY_S = 5.0  # how long to wait for another writer; its transactions take milliseconds, on a slow disk more
+PART_ROWS = 200  # changed in one commit, so that none keeps the other writers waiting
 APPLICATION_ID = 0x62636864  # marks the file as ours among SQLite databases
 
 # Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited.
@@ -44,6 +45,9 @@ _MIGRATIONS = (
 KEEP_SENT_S = 7 * 86400.0
 KEEP_SENT_ROWS = 100_000
 
+# each from an index: counting by state would read every body
+_COUNT = """SELECT (SELECT count(*) FROM outbox),
+    (SELECT count(*) FROM outbox WHERE state = 'pending'), (SELECT count(*) FROM outbox WHERE state = 'sent')"""
 _REBUILD = "move it away; `benchd replay` builds a new one from records.jsonl"
 _ADVICE = {
     "locked": "another process uses it; try again when that one has ended",
@@ -94,12 +98,13 @@ class Full(UsageError):
 class Outbox:
     """The outbox in the file `path`, made where it is absent; for one thread, and a context manager that closes it.
 
-    Every change is on the disk when its method returns. Raises UsageError with path, cause and remedy for a file that
-    cannot be used: unreadable, locked, of a newer benchd, or no outbox at all.
+    Every change is on the disk when its method returns; where it need not be `durable`, a power cut may undo the last
+    ones, as a sender may that does them again. Raises UsageError with path, cause and remedy for a file that cannot be
+    used: unreadable, locked, of a newer benchd, or no outbox at all.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self._path, self._synchronous = path, "FULL" if durable else "NORMAL"
         with _explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
@@ -165,19 +170,15 @@ class Outbox:
 
     def send_unstored(self) -> int:
         """Make pending again what a broker has and no collector has stored; return how many messages that were."""
-        with _explaining(self._path):
-            return self._db.execute("UPDATE outbox SET state = 'pending', unstored = 0 WHERE unstored").rowcount
+        return self._change("state = 'pending', unstored = 0", "unstored")
 
     def expect_no_collector(self) -> int:
         """Count what a broker has acknowledged as sent after all; return how many messages that were."""
-        with _explaining(self._path):
-            return self._db.execute("UPDATE outbox SET unstored = 0 WHERE unstored").rowcount
+        return self._change("unstored = 0", "unstored")
 
     def send_again(self, since_seq: int) -> int:
         """Make the sent messages from this `seq` on pending again; return how many that were."""
-        sql = "UPDATE outbox SET state = 'pending', unstored = 0 WHERE state = 'sent' AND seq >= ?"
-        with _explaining(self._path):
-            return self._db.execute(sql, (since_seq,)).rowcount
+        return self._change("state = 'pending', unstored = 0", "state = 'sent' AND seq >= ?", since_seq)
 
     def forget_sent(self, now_s: float, keep_s: float = KEEP_SENT_S, keep_rows: int = KEEP_SENT_ROWS) -> None:
         """Delete what was sent longer ago than `keep_s` or is not among the last `keep_rows` sent."""
@@ -212,8 +213,8 @@ class Outbox:
     def counts(self) -> Counts:
         """Return how many messages are in each state."""
         with _explaining(self._path):
-            found = dict(self._db.execute("SELECT state, count(*) FROM outbox GROUP BY state"))
-        return Counts(**{state: found.get(state, 0) for state in Counts._fields})
+            total, pending, sent = self._db.execute(_COUNT).fetchone()
+        return Counts(pending, sent, total - pending - sent)
 
     def backlog(self) -> tuple[Counts, int]:
         """Return how many messages are in each state and how many of those sent no collector has stored."""
@@ -243,10 +244,20 @@ class Outbox:
     ) -> None:
         self.close()
 
+    def _change(self, change: str, where: str, *given: int) -> int:
+        """Change all rows for which `where` holds, and no longer does then; return how many those were."""
+        part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - words of this file
+        sql = f"UPDATE outbox SET {change} WHERE seq IN ({part})"  # noqa: S608 - likewise
+        total = 0
+        with _explaining(self._path):
+            while changed := self._db.execute(sql, given).rowcount:
+                total += changed
+        return total
+
     def _prepare(self) -> None:
         self._refuse_foreign()
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA synchronous={self._synchronous}")
         if self._pragma("user_version") < len(_MIGRATIONS):
             with self._transaction():
                 self._migrate()

@@ -63,6 +63,10 @@ def test_a_case_that_is_gone_is_skipped_with_a_word():
         (Suite(models=["no-such-model"]), "unknown model"),
         (Suite(models=["square"], preset="x"), "unknown preset"),
         (Suite(models=["square"], batch_sizes=list(range(1, 600)), variants=["eager"]), "599 cases; at most 500"),
+        (
+            Suite(models=["snn_onepass"], options={name: [0.5] * 9000 for name in ("decay", "p_scale", "threshold")}),
+            "lists that multiply to 729000000000; at most 1000",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(suite, words):

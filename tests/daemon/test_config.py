@@ -61,6 +61,10 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("[[suite]]\nbatch_sizes = ['1']", r"Expected `int`, got `str` - at `suite\[0\].batch_sizes\[0\]`"),
         ("[[suite]]\ndirections = ['up']", r"Invalid enum value 'up' - at `suite"),
         ("suite = [", r"benchd.toml: "),
+        (
+            "[mqtt]\nurl = 'mqtt://h'\nca_file = 'x'",
+            r"mqtt.ca_file: of no use without TLS; the URL begins with mqtts://",
+        ),
     ],
 )
 def test_a_mistake_is_named(tmp_path, text, words):

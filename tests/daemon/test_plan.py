@@ -72,6 +72,9 @@ def test_the_same_case_twice_is_one_case():
             r"unknown option of vim_tiny 'scam'; did you mean 'scan'",
         ),
         (Suite(models=["snn_onepass"], options={"time_steps": ["x"]}), r"option time_steps=x: expected int"),
+        (Suite(models=["snn_onepass"], options={"time_steps": [2**63]}), r"option time_steps=\d+: more than 64 bits"),
+        (Suite(models=["snn_onepass"], options={"decay": [10**400]}), r"option decay=\d+: expected float"),
+        (Suite(models=["square"], batch_sizes=[2**63]), r"batch size \d+: at least 1 and at most 1048576"),
         (Suite(models=["snn_onepass"], options={"time_steps": ["0"]}), r"option time_steps=0: must be at least 1"),
         (Suite(models=["vim_tiny"], options={"scan": ["up"]}), r"option scan=up: choose one of serial, two_level"),
         (

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -94,8 +94,23 @@ class Site:
 
     def command(self, verb, **parameters):
         body = {"id": uuid.uuid4().hex[:8], "client": "test", **parameters}
-        self._client.publish(f"benchd/v1/{self.device}/cmd/{verb}", msgspec.json.encode(body), 1)
+        self.say(verb, **body)
         return self.until(f"resp/test/{body['id']}")
+
+    def say(self, verb, **body):
+        self._client.publish(f"benchd/v1/{self.device}/cmd/{verb}", msgspec.json.encode(body), 1)
+
+    def listen(self, seconds):
+        """Take what comes in so many seconds."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                self.heard.append(self._queue.get(timeout=left_s))
+
+    def seen(self, kind):
+        """Return the messages under this topic of the device that have been heard."""
+        topic = f"benchd/v1/{self.device}/{kind}"
+        return [json.loads(one.payload) for one in self.heard if one.topic.startswith(topic) and one.payload]
 
     def until(self, kind, **fields):
         """Return the next message under this topic of the device whose fields are these."""
@@ -266,6 +281,26 @@ def test_a_running_pass_is_cancelled_by_command(site):
         result = site.until("result/")
         assert (result["status"], result["reason"]) == ("aborted", "cancelled by a command")
         assert site.command("status")["health"]["cases_left"] == 0
+
+
+def test_while_a_case_is_timed_nothing_but_health_and_telemetry_comes(site):
+    with site.configure(cap_s=2.0, sizes="[16]").service():
+        site.command("run", suite="small")
+        asked = {}
+        while not (found := site.seen("result/")):
+            command_id = uuid.uuid4().hex[:8]
+            asked[command_id] = time.monotonic()
+            site.say("status", id=command_id, client="test")
+            site.listen(0.6)
+        window = found[0]["processes"][0]["window"]
+        begun_s, ended_s = window["start_ns"] / 1e9, window["end_ns"] / 1e9
+        meanwhile = [command_id for command_id, asked_s in asked.items() if begun_s < asked_s < ended_s]
+        assert meanwhile, "nobody asked for anything"
+        for command_id in meanwhile:
+            site.seen(f"resp/test/{command_id}") or site.until(f"resp/test/{command_id}")
+    # paho's time of arrival is on the clock of the window
+    came = {message.topic.split("/")[3] for message in site.heard if begun_s < message.timestamp < ended_s}
+    assert came <= {"cmd", "health", "telemetry"}
 
 
 def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):

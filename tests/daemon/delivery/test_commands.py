@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchd.daemon.delivery import commands
@@ -59,6 +59,7 @@ def test_parameters_become_a_suite(gate):
         (arrived("run", b'{"id":"1","batch_sizes":[NaN]}'), "not JSON"),
         (arrived("run", b'{"id":"1","batch_sizes":["1; rm"]}'), "Expected `int`"),
         (arrived("run", b"[" * 60_000), "not"),
+        (arrived("replay", b'{"id":"1","since_seq":9223372036854775808}'), "<= 9223372036854775807"),
         (arrived("run", b'{"id":"\xff\xfe"}'), "not JSON"),
         (arrived("run", b'{"id":"1","sent_s":%d}' % (WALL_S - 61)), "sent_s is more than 60 s from"),
         (arrived("run", b'{"id":"1","sent_s":%d}' % (WALL_S + 61)), "sent_s is more than 60 s from"),
@@ -124,6 +125,7 @@ TYPED = st.dictionaries(FIELDS, st.none() | st.integers() | st.text() | st.lists
 )
 
 
+@settings(max_examples=300)
 @given(st.sampled_from(["run", "cancel", "", "RUN", "run/x"]) | st.text(), BODIES | TYPED, st.booleans(), st.text())
 def test_nothing_that_arrives_raises_or_gets_past_the_verbs(verb, body, retained, response_topic):
     message = arrived(verb, body, retained=retained, response_topic=response_topic)

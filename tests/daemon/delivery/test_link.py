@@ -1,121 +1,16 @@
 """The service's connection to a real mosquitto: birth, will, commands, collectors, holding still, two of one id."""
 
 import json
-import queue
-import socket
 import subprocess
 import sys
-import threading
-import time
-import uuid
 from contextlib import contextmanager
 
 import msgspec
-import paho.mqtt.client as paho
-import pytest
 from broker import HOST, free_port, running_broker
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
+from links import Watcher, acknowledge, add, counts, linked, wait_for
 
-from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
-
-WAIT_S = 30.0
-
-
-class Watcher:
-    """A client that hears everything of a device and can say something."""
-
-    def __init__(self, broker, device_id):
-        self.heard = queue.Queue()
-        self.all = []
-        self._subscribed = threading.Event()
-        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-        self._client.on_message = lambda client, data, message: self.heard.put(message)
-        self._client.on_connect = lambda client, *_: client.subscribe(f"benchd/v1/{device_id}/#", 1)
-        self._client.on_subscribe = lambda *_: self._subscribed.set()
-        self._client.connect(broker.host, broker.port)
-        self._client.loop_start()
-        assert self._subscribed.wait(WAIT_S)
-
-    def say(self, topic, body, *, retain=False, **properties):
-        given = Properties(PacketTypes.PUBLISH)
-        for name, value in properties.items():
-            setattr(given, name, value)
-        self._client.publish(topic, body, 1, retain, given)
-
-    def until(self, wanted):
-        """Return the first message from now on for which `wanted(topic, payload)` holds."""
-        while True:
-            message = self.heard.get(timeout=WAIT_S)
-            self.all.append(message)
-            if wanted(message.topic, message.payload):
-                return message
-
-    def until_status(self, state, **fields):
-        def wanted(topic, payload):
-            found = json.loads(payload) if topic.endswith("/status") and payload else {}
-            return found.get("state") == state and all(found.get(name) == value for name, value in fields.items())
-
-        return json.loads(self.until(wanted).payload)
-
-    def results(self):
-        return [message.topic.rpartition("/")[2] for message in self.all if "/result/" in message.topic]
-
-    def close(self):
-        self._client.disconnect()
-        self._client.loop_stop()
-
-
-@pytest.fixture
-def device_id():
-    return f"d{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def watcher(mosquitto, device_id):
-    watcher = Watcher(mosquitto, device_id)
-    yield watcher
-    watcher.close()
-
-
-@contextmanager
-def linked(broker, device_id, path, instance="a", boot="boot-a", collectors=()):
-    """Yield a link that has started, and the end on which it wakes its owner."""
-    url = broker if isinstance(broker, str) else broker.url
-    reader, writer = socket.socketpair()
-    reader.settimeout(WAIT_S)
-    writer.setblocking(False)
-    link = Link(parse_url(url), Topics(device_id), path, Identity(boot, instance * 16), collectors, writer)
-    link.start()
-    try:
-        yield link, reader
-    finally:
-        link.stop()
-        assert not link.is_alive()
-        reader.close()
-        writer.close()
-
-
-def add(path, device_id, *run_ids):
-    with Outbox(path) as outbox:
-        for run_id in run_ids:
-            outbox.add(f"{device_id}:{run_id}", Topics(device_id).result(run_id), 1, b"{}")
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
-def counts(path):
-    with Outbox(path) as outbox:
-        return outbox.backlog()
 
 
 def test_birth_documents_results_and_goodbye(mosquitto, device_id, watcher, tmp_path):
@@ -214,11 +109,6 @@ def test_with_a_collector_only_what_it_has_stored_leaves_the_outbox(mosquitto, d
         assert counts(path)[1] == 1, "the outbox was written while a case is timed"
         link.release()
         wait_for(lambda: counts(path) == ((0, 0, 0), 0))
-
-
-def acknowledge(watcher, topics, *run_ids):
-    keys = [f"{topics.device_id}:{run_id}" for run_id in run_ids]
-    watcher.say(f"{topics.root}ack/store", msgspec.json.encode({"schema": "benchd.ack/1", "keys": keys}))
 
 
 def test_a_collector_that_acknowledges_once_is_awaited_from_then_on(mosquitto, device_id, watcher, tmp_path):

@@ -1,6 +1,6 @@
 """Delivery to a real mosquitto, read back by the real mosquitto_sub, through everything that goes wrong on the way."""
 
-import select
+import itertools
 import socket
 import subprocess
 import threading
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from broker import HOST, RunningBroker, free_port, program, running_broker
+from proxy import PUBACK, Cut, forward, kind, proxying, refuse_5
 
 from benchd.daemon.delivery.mqtt import Broker, drain, parse_url
 from benchd.daemon.delivery.outbox import Outbox
@@ -139,8 +140,8 @@ def test_a_wrong_password_is_the_reason(tmp_path, outbox):
             assert (sent, refused, left) == (0, 0, 1)
             assert reason.startswith(f"{HOST}:{broker.port} refused the connection: Not authorized; check the user")
             assert "wrong" not in reason
-        with relay(broker, old=True) as port:
-            assert send(outbox, f"mqtt://{HOST}:{port}").reason.startswith(f"{HOST}:{port} refused the connection: ")
+        with proxying(broker, refuse_5) as old:
+            assert send(outbox, old).reason.startswith(f"{HOST}:{old.port} refused the connection: ")
         assert send(outbox, f"mqtt://me:right%20%2F%20word@{HOST}:{broker.port}").sent == 1
 
 
@@ -206,79 +207,32 @@ def test_tls_with_a_broker_that_has_none_is_the_reason(mosquitto, outbox):
     assert reason
 
 
-@contextmanager
-def relay(broker, *, old=False, answer_bytes=None, on_cut=lambda: None):
-    """Stand between a client and a real broker; yield a port.
-
-    `old`: refuse MQTT 5 as a broker of 3.1.1 does. `answer_bytes`: cut the connection after so many of the broker's
-    bytes, having called `on_cut`.
-    """
-    with closing(socket.create_server((HOST, 0))) as server:
-        server.settimeout(WAIT_S)
-        ended = threading.Event()
-        thread = threading.Thread(target=_relay, args=(server, broker, old, answer_bytes, on_cut, ended))
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            ended.set()
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join(WAIT_S)
-
-
-def _relay(server, broker, old, answer_bytes, on_cut, ended):
-    while not ended.is_set():
-        try:
-            client, _ = server.accept()
-        except OSError:
-            return
-        with closing(client), closing(socket.create_connection((broker.host, broker.port))) as behind:
-            hello = client.recv(65536)
-            if old and hello[hello.index(b"MQTT") + 4] != 4:
-                client.sendall(b"\x20\x02\x00\x01")
-                continue
-            behind.sendall(hello)
-            _pump(client, behind, answer_bytes, on_cut)
-
-
-def _pump(client, behind, answer_bytes, on_cut):
-    passed = 0
-    while True:
-        for source in select.select([client, behind], [], [], WAIT_S)[0]:
-            try:
-                data = source.recv(65536)
-                (client if source is behind else behind).sendall(data)
-            except OSError:
-                return
-            passed += len(data) if source is behind else 0
-            if not data:
-                return
-            if answer_bytes is not None and passed >= answer_bytes:
-                on_cut()
-                return
-
-
 def test_a_broker_that_knows_3_1_1_only(mosquitto, outbox):
     device_id = fresh_device()
     listener = Listener(mosquitto, device_id, ("-V", "311")).subscribe()
     wanted = fill(outbox, device_id, 70)
-    with relay(mosquitto, old=True) as port:
-        assert send(outbox, f"mqtt://{HOST}:{port}") == (70, 0, 0, None)
+    with proxying(mosquitto, refuse_5) as old:
+        assert send(outbox, old) == (70, 0, 0, None)
     assert listener.heard(70) == wanted
 
 
 def test_a_broker_that_dies_in_the_middle_leaves_the_rest_pending(tmp_path, outbox):
     device_id = fresh_device()
     wanted = fill(outbox, device_id, 300)
-    with (
-        running_broker(tmp_path) as broker,
-        relay(broker, answer_bytes=400, on_cut=broker.process.kill) as port,
-    ):
-        sent, refused, left, reason = send(outbox, f"mqtt://{HOST}:{port}")
+    answers = itertools.count()
+
+    def kill_after_some(wire, packet, up):
+        if kind(packet) == PUBACK and next(answers) == 100:
+            broker.process.kill()
+            raise Cut
+        forward(wire, packet, up)
+
+    with running_broker(tmp_path) as broker, proxying(broker, kill_after_some) as proxy:
+        sent, refused, left, reason = send(outbox, proxy)
     assert sent > 0
     assert left > 0
     assert (sent + left, refused) == (300, 0)
-    assert reason == f"the connection to {HOST}:{port} ended"
+    assert reason == f"the connection to {HOST}:{proxy.port} ended"
     assert len(outbox.pending(1000)) == left
     with running_broker(tmp_path) as broker:
         listener = Listener(broker, device_id).subscribe()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchd.daemon.delivery.outbox import _MIGRATIONS, Outbox, open_or_salvage
+from benchd.daemon.delivery.outbox import _MIGRATIONS, PART_ROWS, Outbox, open_or_salvage
 from benchd.daemon.errors import UsageError
 
 KEYS = st.sampled_from("abcdef")
@@ -96,9 +96,10 @@ def test_what_was_announced_is_there_after_a_kill(tmp_path):
         assert {row.body for row in rows} == {b"x" * 800}
 
 
-def test_every_commit_waits_for_the_disk(tmp_path):
-    with Outbox(tmp_path / "outbox.db") as outbox:
-        assert outbox._db.execute("PRAGMA synchronous").fetchone() == (2,)
+@pytest.mark.parametrize(("durable", "synchronous"), [(True, 2), (False, 1)])
+def test_every_commit_waits_for_the_disk_where_it_must_be_durable(tmp_path, durable, synchronous):
+    with Outbox(tmp_path / "outbox.db", durable=durable) as outbox:
+        assert outbox._db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
         assert outbox._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
@@ -171,6 +172,18 @@ def test_only_a_collector_s_word_lets_go_of_what_waits_for_it(tmp_path):
         outbox.mark_sent(*(row.seq for row in outbox.pending(3)), at_s=0.0, unstored=True)
         assert outbox.expect_no_collector() == 2
         assert outbox.backlog() == ((0, 2, 0), 0)
+
+
+def test_many_rows_are_changed_in_commits_that_keep_nobody_waiting(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        for number in range(2 * PART_ROWS + 1):
+            outbox.add(str(number), "t", 1, b"x")
+        outbox.mark_sent(*range(1, 2 * PART_ROWS + 2), at_s=0.0, unstored=True)
+        commits = []
+        outbox._db.set_trace_callback(commits.append)
+        assert outbox.send_unstored() == 2 * PART_ROWS + 1
+        assert len(commits) == 4
+        assert outbox.backlog() == ((2 * PART_ROWS + 1, 0, 0), 0)
 
 
 def test_an_outbox_of_the_version_before_is_taken_over(tmp_path):

@@ -1,0 +1,218 @@
+"""A broker, the service, a writer of results and a collector as real processes on loopback, to be killed at will.
+
+The writer does what the service does with a result, far more often than anything could be measured.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from benchd.daemon import environment, recording, records
+from benchd.daemon.delivery.messages import wall_now
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.topics import RESULT_QOS, Topics
+from benchd.daemon.protocol import Outcome
+from benchd.daemon.recording import Begun, Pass
+from benchd.daemon.records import Case, ProcessResult
+
+HOST, DEVICE, COLLECTOR = "127.0.0.1", "soak", "store"
+RECORD_BYTES = 4900  # of a record that was measured
+KEEP_ALIVE_S = 5
+WRITTEN = "written"  # how many results were committed, kept in their commits
+PROMPT_S = 60.0
+WAIT_S = 300.0
+
+_BROKER = """listener {port} {host}
+allow_anonymous true
+max_queued_messages 0
+persistence true
+persistence_location {folder}/
+autosave_interval 1
+log_dest file {folder}/mosquitto.log
+"""
+_SERVICE = """[device]
+id = "{device}"
+
+[mqtt]
+url = "mqtt://{host}:{port}"
+keep_alive_s = {keep_alive_s}
+collectors = ["{collector}"]
+
+[service]
+quota_bytes = {quota_bytes}
+"""
+_BENCHD = "import sys; from benchd.daemon.cli import benchd; sys.argv[0] = 'benchd'; benchd()"
+_COLLECT = "import sys; from benchd.dashboard.collector import run; run(*sys.argv[1:])"
+_WRITE = "import sys; from benchmarks.delivery_site import write; write(sys.argv[1], float(sys.argv[2]))"
+
+
+class EndedByItself(Exception):
+    """A process that nobody has killed is gone."""
+
+
+class Site:
+    """The processes by name: `broker service writer collector`. All that they keep is in `folder`."""
+
+    def __init__(self, folder: Path, quota_bytes: int = 2**40, pause_s: float = 0.02) -> None:
+        self.folder, self.outbox, self._store = folder, folder / "outbox.db", folder / "store.db"
+        self.port = _free_port()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._configure(quota_bytes)
+        broker = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or sys.exit("needs mosquitto")
+        url, python = f"mqtt://{HOST}:{self.port}", sys.executable
+        self._commands = {
+            "broker": [broker, "-c", str(folder / "mosquitto.conf")],
+            "service": [python, "-c", _BENCHD, "run", "--config", str(folder / "benchd.toml")],
+            "writer": [python, "-c", _WRITE, str(self.outbox), str(pause_s)],
+            "collector": [python, "-c", _COLLECT, url, f"sqlite:///{self._store}", COLLECTOR],
+        }
+
+    def _configure(self, quota_bytes: int) -> None:
+        broker = _BROKER.format(port=self.port, host=HOST, folder=self.folder)
+        # its own user may not enter the folder
+        (self.folder / "mosquitto.conf").write_text(broker + ("user root\n" if os.geteuid() == 0 else ""))
+        facts = {"device": DEVICE, "host": HOST, "collector": COLLECTOR, "keep_alive_s": KEEP_ALIVE_S}
+        (self.folder / "benchd.toml").write_text(_SERVICE.format(port=self.port, quota_bytes=quota_bytes, **facts))
+
+    def start(self, *names: str) -> None:
+        """Start processes; what they print goes to a file of their name."""
+        state = {"STATE_DIRECTORY": str(self.folder), "CACHE_DIRECTORY": str(self.folder / "cache")}
+        for name in names:
+            with (self.folder / f"{name}.log").open("ab") as log:
+                self._running[name] = subprocess.Popen(
+                    self._commands[name], stdout=log, stderr=log, env=os.environ | state
+                )
+
+    def kill(self, *names: str) -> None:
+        """Kill processes; raise EndedByItself for one that is gone already."""
+        self._refuse_dead(*names)
+        for name in names:
+            process = self._running.pop(name)
+            process.kill()
+            process.wait(PROMPT_S)
+
+    def _refuse_dead(self, *names: str) -> None:
+        for name in names:
+            if self._running[name].poll() is not None:
+                raise EndedByItself(f"{name}: {self.log(name)[-2000:]}")
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a process a signal that does not end it."""
+        self._running[name].send_signal(number)
+
+    def close(self) -> None:
+        """Kill what runs."""
+        for process in self._running.values():
+            process.kill()
+            process.wait(PROMPT_S)
+
+    def pid(self, name: str) -> int:
+        """Return the process id."""
+        return self._running[name].pid
+
+    def log(self, name: str) -> str:
+        """Return what a process has printed, in all its lives."""
+        return (self.folder / f"{name}.log").read_text()
+
+    def answers(self) -> bool:
+        """Say whether the broker takes connections."""
+        with closing(socket.socket()) as probe:
+            return probe.connect_ex((HOST, self.port)) == 0
+
+    def is_drained(self) -> bool:
+        """Say whether the collector has confirmed everything; raise EndedByItself where that cannot come any more."""
+        self._refuse_dead(*self._running)
+        with Outbox(self.outbox) as outbox:
+            counts, unstored = outbox.backlog()
+        return counts.pending == unstored == 0
+
+    def start_collecting(self) -> None:
+        """Start the collector and wait until the broker knows its session."""
+        begun_s = time.time()
+        self.start("collector")
+        wait_until(lambda: self._heard_s() > begun_s, "the collector's connection")
+
+    def _heard_s(self) -> float:
+        """Return when the collector last said that it is connected, in seconds since the epoch."""
+        if not self._store.exists():
+            return 0.0
+        with closing(sqlite3.connect(self._store, timeout=PROMPT_S)) as store, suppress(sqlite3.OperationalError):
+            (seen_s,) = store.execute("SELECT max(seen_s) FROM collector WHERE problem IS NULL").fetchone()
+            return float(seen_s or 0.0)
+        return 0.0  # the tables are still being made
+
+    def written(self) -> int:
+        """Return how many results were committed."""
+        with Outbox(self.outbox) as outbox:
+            return int(outbox.kept(WRITTEN) or b"0")
+
+    def stored(self) -> list[str]:
+        """Return the run ids of all results in the collector's store."""
+        with closing(sqlite3.connect(self._store, timeout=PROMPT_S)) as store:
+            return [run_id for (run_id,) in store.execute("SELECT run_id FROM result")]
+
+
+@contextmanager
+def site(folder: Path, quota_bytes: int = 2**40) -> Iterator[Site]:
+    """Yield a site in an empty folder, and kill what is left of it."""
+    with closing(Site(folder, quota_bytes)) as found:
+        yield found
+
+
+def wait_until(holds: Callable[[], bool], what: str, step_s: float = 0.05) -> None:
+    """Return once it holds; raise TimeoutError that says what did not."""
+    until_s = time.monotonic() + WAIT_S
+    while not holds():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{what} did not happen in {WAIT_S:g} s")
+        time.sleep(step_s)
+
+
+def write(path: str, pause_s: float) -> None:
+    """Commit one result after another for ever, and print the number of each once it is on the disk."""
+    result = Result()
+    with Outbox(Path(path)) as outbox:
+        number = int(outbox.kept(WRITTEN) or b"0")
+        while True:
+            result.commit(outbox, number)
+            sys.stdout.write(f"{number}\n")
+            sys.stdout.flush()
+            number += 1
+            time.sleep(pause_s)
+
+
+class Result:
+    """A record as a broken-off case leaves it, filled up to the size of a measured one."""
+
+    _MARK = "run-id-of-the-soak"
+
+    def __init__(self) -> None:
+        shared = Pass(DEVICE, "soak", "soak", version("benchd"), environment.describe("cpu", None))
+        begun = Begun(self._MARK, wall_now(), time.monotonic_ns())
+        case = Case(model="square")
+        bare = recording.record(case, "quick", shared, begun, [Outcome(process=ProcessResult(status="aborted"))])
+        reason = "x" * (RECORD_BYTES - len(records.encode(bare)))
+        outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
+        self._body = records.encode(recording.record(case, "quick", shared, begun, [outcome]))
+
+    def commit(self, outbox: Outbox, number: int) -> None:
+        """Commit result `number`, and in the same commit how many there are."""
+        body = self._body.replace(self._MARK.encode(), b"r%d" % number)
+        kept = {WRITTEN: str(number + 1).encode()}
+        outbox.add(f"{DEVICE}:r{number}", Topics(DEVICE).result(f"r{number}"), RESULT_QOS, body, kept)
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

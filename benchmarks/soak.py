@@ -1,0 +1,290 @@
+"""What the service's delivery survives, with real processes: kills, an outage, a full outbox, a dead link, fuzz.
+
+`make soak` takes about an hour; `make test` runs a small one. Exit code 1 where a target is missed.
+"""
+
+import json
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import paho.mqtt.client as paho
+import typer
+from paho.mqtt.enums import CallbackAPIVersion
+from rich.console import Console
+from rich.table import Table
+
+from benchd.daemon.config import Suite
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.publisher import SCHEDULE
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.schedule import State, begin
+from benchd.daemon.statistics import percentile
+from benchmarks.delivery_site import DEVICE, HOST, KEEP_ALIVE_S, WAIT_S, Result, Site, site, wait_until
+from benchmarks.fuzz_commands import fuzz
+
+FILE = "soak.json"
+ALIVE_S, DOWN_S = 2.0, 0.5  # at most, between two kills and until what was killed is begun again
+GROWTH_BYTES = 20e6
+FUZZ_GROWTH_BYTES = 5e6
+DRAIN_PER_S = 500.0
+COMMIT_MS = 15.0
+FULL_BYTES, FULL_RESULTS = 100_000, 100
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+class Figure(NamedTuple):
+    """One line of the table; `met` is None for a figure without a target."""
+
+    name: str
+    value: float
+    target: str = ""
+    met: bool | None = None
+
+
+def at_most(name: str, value: float, target: float) -> Figure:
+    """Return a figure that must not be larger."""
+    return Figure(name, value, f"at most {target:g}", value <= target)
+
+
+@app.command(epilog='Example: make soak ARGS="--kills 100 --records 10000 --commands 100000"')
+def main(
+    kills: Annotated[int, typer.Option(help="How often something is killed.")] = 1000,
+    records: Annotated[int, typer.Option(help="Results that wait for a broker that is down.")] = 100_000,
+    commands: Annotated[int, typer.Option(help="Commands to make up.")] = 1_000_000,
+    half_open: Annotated[int, typer.Option(help="How often the link dies without a word.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of what is killed when, and of the commands.")] = 0,
+    output: Annotated[Path, typer.Option(help=f"Folder of {FILE} and of what the processes keep.")] = Path(
+        "bench-out/soak"
+    ),
+) -> None:
+    """Run every part whose number is not 0, print what came of it and write it as JSON."""
+    output = output.resolve()
+    parts: Sequence[tuple[int, Callable[[], list[Figure]]]] = (
+        (commands, lambda: fuzz_commands(output, commands, seed)),
+        (half_open, lambda: break_links(output, half_open)),
+        (records, lambda: fill_up(output)),
+        (records, lambda: sit_out(output, records)),
+        (kills, lambda: kill_all(output, kills, seed)),
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    figures = [figure for number, part in parts if number for figure in part()]
+    (output / FILE).write_text(json.dumps([figure._asdict() for figure in figures], indent=1) + "\n")
+    print_table(figures)
+    sys.exit(any(figure.met is False for figure in figures))
+
+
+def print_table(figures: Sequence[Figure]) -> None:
+    """Print a line a figure."""
+    table = Table("figure", "value", "target", "")
+    for figure in figures:
+        verdict = "" if figure.met is None else "met" if figure.met else "MISSED"
+        table.add_row(figure.name, f"{figure.value:,.6g}", figure.target, verdict)
+    Console(highlight=False).print(table)
+
+
+def fuzz_commands(output: Path, count: int, seed: int) -> list[Figure]:
+    """Put made-up commands through the gate; what breaks it is an error that names the command."""
+    _say(f"{count} commands")
+    with _emptied(output / "fuzz") as folder:
+        found = fuzz(count, seed, folder)
+    carried_out = sum(found.done.values())
+    return [
+        Figure("commands refused", found.refused),
+        Figure(f"commands carried out ({', '.join(sorted(found.done))})", carried_out),
+        at_most("memory growth over the commands, MB", found.growth_bytes / 1e6, FUZZ_GROWTH_BYTES / 1e6),
+    ]
+
+
+def break_links(output: Path, count: int) -> list[Figure]:
+    """Stop the service as a network that forwards nothing more does, and take the time until it shows as offline."""
+    seconds = []
+    with _emptied(output / "half-open") as folder, site(folder) as here:
+        here.start("broker")
+        wait_until(here.answers, "the broker's start")
+        for number in range(count):
+            _say(f"half-open link {number + 1} of {count}")
+            seconds.append(_offline_s(here))
+    return [
+        at_most(f"offline after a dead link, s (keep-alive {KEEP_ALIVE_S} s)", max(seconds), 1.5 * KEEP_ALIVE_S + 1)
+    ]
+
+
+def _offline_s(here: Site) -> float:
+    with _status(here) as came:
+        here.start("service")
+        came["online"].wait(WAIT_S)
+        here.signal("service", signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        came["offline"].wait(WAIT_S)
+        offline_s = time.monotonic() - stopped_s
+    here.kill("service")
+    return offline_s
+
+
+@contextmanager
+def _status(here: Site) -> Iterator[dict[str, threading.Event]]:
+    """Yield what is set when the device says `online`, and when the broker or it says `offline`."""
+    came = {"online": threading.Event(), "offline": threading.Event()}
+
+    def on_message(client: paho.Client, data: None, message: paho.MQTTMessage) -> None:
+        if not message.retain:
+            came[json.loads(message.payload)["state"]].set()
+
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    client.on_message = on_message
+    client.connect(HOST, here.port)
+    client.subscribe(Topics(DEVICE).of("status"), 1)
+    client.loop_start()
+    try:
+        yield came
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+def fill_up(output: Path) -> list[Figure]:
+    """Let a pass wait at an outbox beyond its quota while the broker is down: nothing begins, nothing is deleted."""
+    _say("an outbox beyond its quota")
+    with _emptied(output / "full") as folder, site(folder, FULL_BYTES) as here:
+        result = Result()
+        suite = Suite(models=["square"], variants=["eager"])
+        with Outbox(here.outbox) as outbox:
+            for number in range(FULL_RESULTS):
+                result.commit(outbox, number)
+            outbox.keep({SCHEDULE: msgspec.json.encode(begin(State(), suite, ["square,eager,b1"], by_command=True))})
+        here.start("service")
+        wait_until(lambda: "waiting: degraded:disk" in here.log("service"), "degraded:disk")
+        here.kill("service")
+        with Outbox(here.outbox) as outbox:
+            left = sum("/result/" in row.topic for row in outbox.pending(2 * FULL_RESULTS))
+    return [at_most("unsent results deleted beyond the quota", FULL_RESULTS - left, 0)]
+
+
+def sit_out(output: Path, count: int) -> list[Figure]:
+    """Commit results while the broker is down, then let the service drain them to a collector."""
+    with _emptied(output / "outage") as folder, site(folder) as here:
+        here.start("service")
+        wait_until(lambda: "mqtt down: " in here.log("service"), "the service's start")
+        begun_bytes = _forget_peak(here.pid("service"))
+        _say(f"an outage of {count} results")
+        commit_ms = sorted(_committed_ms(here, count))
+        _say("drained")
+        per_s = _drained_per_s(here, count)
+        growth_bytes = _peak_bytes(here.pid("service")) - begun_bytes
+        lost, doubled = _lost_and_doubled(here)
+    return [
+        Figure("results in the outage", count),
+        at_most("lost", lost, 0),
+        at_most("stored twice", doubled, 0),
+        at_most("memory growth of the service, MB", growth_bytes / 1e6, GROWTH_BYTES / 1e6),
+        Figure("drained to the collector, results/s", per_s, f"at least {DRAIN_PER_S:g}", per_s >= DRAIN_PER_S),
+        Figure("durable commit, median ms", percentile(commit_ms, 50)),
+        at_most("durable commit, p99 ms", percentile(commit_ms, 99), COMMIT_MS),
+    ]
+
+
+def _committed_ms(here: Site, count: int) -> Iterator[float]:
+    result = Result()
+    with Outbox(here.outbox) as outbox:
+        for number in range(count):
+            begun_s = time.perf_counter()
+            result.commit(outbox, number)
+            yield (time.perf_counter() - begun_s) * 1e3
+
+
+def _drained_per_s(here: Site, count: int) -> float:
+    """Bring the broker and a collector back, and return the rate from the first message sent to the last confirmed.
+
+    mosquitto forgets shared subscriptions when it ends: what is sent before the collector is there comes again later.
+    """
+    here.signal("service", signal.SIGSTOP)
+    here.start("broker")
+    here.start_collecting()
+    here.signal("service", signal.SIGCONT)
+    with Outbox(here.outbox) as outbox:
+        first = outbox.pending(1)
+        wait_until(lambda: outbox.pending(1) != first, "the first message", 0.01)
+        begun_s = time.monotonic()
+        wait_until(here.is_drained, "the last confirmation", 0.2)
+    return count / (time.monotonic() - begun_s)
+
+
+def _forget_peak(pid: int) -> int:
+    """Begin the peak of a process's memory anew and return what it holds now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _peak_bytes(pid)
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def kill_all(output: Path, count: int, seed: int) -> list[Figure]:
+    """Kill service and writer, broker or collector again and again, and count what the collector has in the end."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    killed: Counter[str] = Counter()
+    with _emptied(output / "kills") as folder, site(folder) as here:
+        here.start("broker", "service", "writer", "collector")
+        for number in range(count):
+            time.sleep(chance.uniform(0, ALIVE_S))
+            victims = chance.choice((("service", "writer"), ("broker",), ("collector",)))
+            _say(f"kill {number + 1} of {count}: {victims[0]}")
+            here.kill(*victims)
+            time.sleep(chance.uniform(0, DOWN_S))
+            here.start(*victims)
+            killed[victims[0]] += 1
+        here.kill("writer")
+        _settle(here)
+        written, (lost, doubled) = here.written(), _lost_and_doubled(here)
+        announced = int(here.log("writer").rpartition("\n")[0].rpartition("\n")[2] or "-1") + 1
+    return [
+        Figure(f"kills ({', '.join(f'{name} {killed[name]}' for name in sorted(killed))})", count),
+        Figure("results written", written),
+        at_most("said to be on the disk and not there", max(0, announced - written), 0),
+        at_most("lost", lost, 0),
+        at_most("stored twice", doubled, 0),
+    ]
+
+
+def _settle(here: Site) -> None:
+    """Let everything arrive: who has waited long tries less often, and who begins tries at once."""
+    here.kill("service", "collector")
+    here.start_collecting()
+    here.start("service")
+    wait_until(here.is_drained, "the last confirmation")
+
+
+def _lost_and_doubled(here: Site) -> tuple[int, int]:
+    stored = Counter(here.stored())
+    wanted = {f"r{number}" for number in range(here.written())}
+    return len(wanted - set(stored)), sum(stored.values()) - len(stored)
+
+
+@contextmanager
+def _emptied(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder, and take it away unless something went wrong in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    app()

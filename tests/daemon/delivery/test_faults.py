@@ -1,0 +1,93 @@
+"""A network between a device and a real mosquitto that cuts, stalls and repeats: nothing is lost, nobody misled."""
+
+from dataclasses import replace
+
+import pytest
+from links import add, counts, linked, wait_for
+from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying, refuse_5
+
+from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.topics import Topics
+
+RUNS = [f"r{number}" for number in range(150)]
+CUT = 40
+
+
+def cutting(of_kind, of_up, share):
+    """Return a fault that ends the connection with a packet of this kind, of which it passes on a share."""
+    seen = 0
+
+    def fault(wire, packet, up):
+        nonlocal seen
+        if (kind(packet), up) != (of_kind, of_up):
+            return forward(wire, packet, up)
+        seen += 1
+        if seen == CUT:
+            forward(wire, packet[: int(share * len(packet))], up)
+            raise Cut
+        return forward(wire, packet, up)
+
+    return fault
+
+
+def repeating(of_kind, of_up):
+    """Return a fault by which every packet of this kind comes three times."""
+
+    def fault(wire, packet, up):
+        forward(wire, packet * (3 if (kind(packet), up) == (of_kind, of_up) else 1), up)
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(cutting(PUBLISH, True, 0.5), id="cut in the middle of a publish"),
+        pytest.param(cutting(PUBLISH, True, 1.0), id="cut behind a publish"),
+        pytest.param(cutting(PUBACK, False, 0.0), id="cut before an acknowledgement"),
+        pytest.param(repeating(PUBLISH, True), id="every publish repeated"),
+        pytest.param(repeating(PUBACK, False), id="every acknowledgement repeated"),
+        pytest.param(repeating(PUBLISH, False), id="everything heard is repeated"),
+    ],
+)
+def test_every_result_arrives_whatever_the_network_does(mosquitto, device_id, watcher, tmp_path, fault):
+    path = tmp_path / "outbox.db"
+    add(path, device_id, *RUNS)
+    with proxying(mosquitto, fault) as proxy, linked(proxy, device_id, path) as (link, _):
+        wait_for(lambda: counts(path)[0] == (0, len(RUNS), 0))
+        assert link.seen.conflict is None
+    while set(watcher.results()) != set(RUNS):
+        watcher.until(lambda topic, _: "/result/" in topic)
+
+
+def test_a_half_open_connection_is_seen_by_both_sides_and_what_waited_goes_out(mosquitto, device_id, watcher, tmp_path):
+    path = tmp_path / "outbox.db"
+    with proxying(mosquitto) as proxy:
+        broker = replace(parse_url(proxy.url), keep_alive_s=1)
+        with linked(broker, device_id, path) as (link, _):
+            watcher.until_status("online", session=1)
+            proxy.stall()
+            add(path, device_id, *RUNS)
+            link.poke()
+            watcher.until_status("offline", session=1)
+            wait_for(lambda: not link.seen.connected)
+            assert counts(path)[0].pending == len(RUNS)
+            proxy.heal()
+            wait_for(lambda: counts(path)[0].sent == len(RUNS))
+            assert link.seen.connected
+    watcher.until_status("offline")
+    assert sorted(set(watcher.results())) == sorted(RUNS)
+
+
+def test_a_command_and_its_answer_without_mqtt_5(mosquitto, device_id, watcher, tmp_path):
+    path, topics = tmp_path / "outbox.db", Topics(device_id)
+    add(path, device_id, "r1")
+    with proxying(mosquitto, refuse_5) as proxy, linked(proxy, device_id, path) as (link, wake):
+        watcher.until(lambda topic, _: topic == topics.result("r1"))
+        watcher.say(f"{topics.root}cmd/status", b"{}", ResponseTopic=f"{topics.root}resp/x", CorrelationData=b"1")
+        assert wake.recv(100)
+        arrived = link.seen.commands.popleft()
+        assert (arrived.body, arrived.response_topic, arrived.correlation) == (b"{}", None, None)
+        link.answer(f"{topics.root}resp/me/1", b"answer", arrived.correlation)
+        assert watcher.until(lambda topic, _: topic.endswith("/resp/me/1")).payload == b"answer"
+    assert watcher.until_status("offline")["session"] == 1

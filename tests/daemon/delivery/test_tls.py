@@ -1,0 +1,110 @@
+"""TLS to a real mosquitto: an authority and a client certificate of one's own, and the reason where they do not fit."""
+
+from dataclasses import replace
+
+import pytest
+from broker import HOST, free_port
+from certificates import Authority, serving
+from links import add, counts, linked, wait_for
+
+from benchd.daemon.delivery.mqtt import parse_url
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def client_files(authority):
+    return authority.issue("client")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("tls") / "theirs")
+
+
+def trusting(broker, authority, files, login="me:right"):
+    """Return how a device that trusts this authority connects."""
+    certificate, key = map(str, files)
+    url = f"mqtts://{login}@{HOST}:{broker.port}"
+    return replace(
+        parse_url(url), ca_file=str(authority.certificate), certificate_file=certificate, key_file=key, keep_alive_s=5
+    )
+
+
+@pytest.fixture
+def broker(tmp_path, authority):
+    with serving(tmp_path, authority, authority.issue("broker")) as broker:
+        yield broker
+
+
+def reason(to, folder):
+    """Return why the link of a device with one result cannot connect; it goes on trying, and the result stays."""
+    path = folder / "outbox.db"
+    add(path, "d", "r1")
+    with linked(to, "d", path) as (link, _):
+        first = link.seen.reason
+        wait_for(lambda: link.seen.reason != first)
+        assert (link.is_alive(), link.seen.connected) == (True, False)
+        assert counts(path)[0] == (1, 0, 0)
+        return link.seen.reason.replace(to.address, "BROKER")
+
+
+def test_with_what_the_broker_asks_for_a_result_is_sent(broker, authority, client_files, tmp_path):
+    path = tmp_path / "outbox.db"
+    add(path, "d", "r1")
+    with linked(trusting(broker, authority, client_files), "d", path):
+        wait_for(lambda: counts(path)[0].sent == 1)
+
+
+NOT_OURS = "this system does not trust the certificate of BROKER: "
+ENDED = "BROKER ended TLS before it answered"
+CHECK = "; check certificate_file and key_file"
+
+
+def test_a_device_that_the_broker_does_not_let_in_says_why(broker, authority, client_files, stranger, tmp_path, capsys):
+    fits = trusting(broker, authority, client_files)
+    refused = reason(trusting(broker, authority, client_files, "me:wrong"), tmp_path)
+    assert refused.startswith("BROKER refused the connection: Not authorized; check the user and the password")
+    assert f"mqtt down: {refused}" in capsys.readouterr().err.replace(fits.address, "BROKER")
+    without = reason(replace(fits, certificate_file=None, key_file=None), tmp_path)
+    assert without in (f"{ENDED}: certificate required{CHECK}", f"{ENDED}{CHECK}")
+    # the broker may close before its objection has been read
+    for files in (stranger.issue("client"), authority.issue("old", period="expired")):
+        assert reason(trusting(broker, authority, files), tmp_path).startswith(ENDED)
+
+
+@pytest.mark.parametrize(
+    ("period", "host", "words"),
+    [
+        ("expired", HOST, f"{NOT_OURS}certificate has expired"),
+        ("valid", "127.0.0.2", f"{NOT_OURS}IP address mismatch, certificate is not valid for '{HOST}'."),
+    ],
+)
+def test_a_broker_that_cannot_show_who_it_is_gets_nothing(authority, client_files, tmp_path, period, host, words):
+    with serving(tmp_path, authority, authority.issue(f"{period}-{host}", host, period)) as broker:
+        assert reason(trusting(broker, authority, client_files), tmp_path) == words
+
+
+def test_a_broker_of_another_authority_gets_nothing(broker, stranger, client_files, tmp_path):
+    words = reason(trusting(broker, stranger, client_files), tmp_path)
+    assert words == f"{NOT_OURS}self-signed certificate in certificate chain"
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"ca_file": "absent.pem"}, "cannot be used: ca_file absent.pem: No such file or directory"),
+        ({"key_file": "absent.key"}, "key_file absent.key: No such file or directory"),
+        ({"ca_file": __file__}, f"cannot be used: ca_file {__file__}: no certificate or crl found"),
+        ({"key_file": "STRANGER"}, "key values mismatch"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(authority, client_files, stranger, tmp_path, named, words):
+    given = {name: str(stranger.issue("other")[1]) if path == "STRANGER" else path for name, path in named.items()}
+    url = f"mqtts://{HOST}:{free_port()}"
+    files = {"certificate_file": str(client_files[0]), "key_file": str(client_files[1])}
+    to = replace(parse_url(url), ca_file=str(authority.certificate), **files)
+    assert words in reason(replace(to, **given), tmp_path)
