@@ -9,13 +9,13 @@ All shares are 0 to 1. Where the trace gives whole percents, a small grid reads 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchd.daemon.profiling.trace import Device, Kernel, Launch, Trace
+from benchd.daemon.profiling.trace import Device, Kernel, Launch, Trace, column, places
 from benchd.kernels.occupancy import ARCHITECTURES, WARP_THREADS, theoretical
 
 # the shapes of the matrix instructions as libraries put them into names, and families that use nothing else
@@ -111,62 +111,69 @@ def uses_tensor_cores_by_name(kernel: str) -> bool:
 def by_device(trace: Trace) -> dict[int, DeviceMetrics]:
     """Return the metrics of each GPU that ran a kernel, by its id."""
     devices = {device.id: device for device in trace.devices}
-    kernels: dict[int, list[Kernel]] = {}
-    for kernel in trace.kernels:
-        kernels.setdefault(kernel.device, []).append(kernel)
-    return {number: _of_device(trace, kernels[number], devices.get(number)) for number in sorted(kernels)}
+    on = column(trace.kernels, "device")
+    return {number: _of_device(trace, on == number, devices.get(number)) for number in np.unique(on).tolist()}
 
 
 def over(kernels: Sequence[Kernel], start_ns: int, end_ns: int) -> GpuMetrics:
     """Return the metrics of one GPU's kernels over [start, end), occupancy as the trace gives it."""
-    return _Columns(kernels, _as_traced(kernels)).over(start_ns, end_ns)
+    return _Columns(kernels, np.ones(len(kernels), np.bool_)).over(start_ns, end_ns)
 
 
-def _of_device(trace: Trace, kernels: list[Kernel], device: Device | None) -> DeviceMetrics:
-    computed = _computed(kernels, device) if device else None
-    columns = _Columns(kernels, computed or _as_traced(kernels))
+def _of_device(trace: Trace, on_device: NDArray[np.bool_], device: Device | None) -> DeviceMetrics:
+    columns = _Columns(trace.kernels, on_device, device)
     steps = trace.steps
-    start = min(step.start_ns for step in steps) if steps else min(kernel.start_ns for kernel in kernels)
-    end = max([kernel.end_ns for kernel in kernels] + [step.end_ns for step in steps])
+    start = min(step.start_ns for step in steps) if steps else int(columns.start.min())
+    end = max([int(columns.end.max())] + [step.end_ns for step in steps])
     return DeviceMetrics(
         total=columns.over(start, end),
         steps={step.number: columns.over(step.start_ns, step.end_ns) for step in steps},
-        rounded=computed is None,
+        rounded=columns.rounded,
     )
 
 
-def _as_traced(kernels: Sequence[Kernel]) -> dict[Launch, float | None]:
-    launches = {kernel.launch: kernel.launch.estimated_occupancy_percent for kernel in kernels}
-    return {launch: None if percent is None else percent / 100 for launch, percent in launches.items()}
+def _as_traced(launches: Sequence[Launch]) -> list[float | None]:
+    percents = [launch.estimated_occupancy_percent for launch in launches]
+    return [None if percent is None else percent / 100 for percent in percents]
 
 
-def _computed(kernels: Sequence[Kernel], device: Device) -> dict[Launch, float | None] | None:
+def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] | None:
     """Return the unrounded occupancy of each launch; None where one that the trace has cannot be computed."""
-    found = {launch: occupancy(launch, device) for launch in {kernel.launch for kernel in kernels}}
-    if any(it is None and launch.estimated_occupancy_percent is not None for launch, it in found.items()):
+    found = [occupancy(launch, device) for launch in launches]
+    if any(
+        it is None and launch.estimated_occupancy_percent is not None
+        for launch, it in zip(launches, found, strict=True)
+    ):
         return None
-    return {launch: it.estimated if it else None for launch, it in found.items()}
+    return [it.estimated if it else None for it in found]
 
 
 class _Columns:
-    """The kernels of one GPU as arrays; NaN for what a launch lacks."""
+    """The kernels of one GPU as arrays; NaN for what a launch lacks.
 
-    def __init__(self, kernels: Sequence[Kernel], occupancies: dict[Launch, float | None]) -> None:
-        by_name = {launch: uses_tensor_cores_by_name(launch.name) for launch in occupancies}
-        count = len(kernels)
-        self._start = np.fromiter((kernel.start_ns for kernel in kernels), np.int64, count)
-        self._end = np.fromiter((kernel.end_ns for kernel in kernels), np.int64, count)
-        self._blocks = np.fromiter((_number(kernel.launch.blocks_per_sm) for kernel in kernels), np.float64, count)
-        self._occupancy = np.fromiter((_number(occupancies[kernel.launch]) for kernel in kernels), np.float64, count)
-        self._tensor_cores = np.fromiter((by_name[kernel.launch] for kernel in kernels), np.bool_, count)
+    `rounded` says that occupancy is as the trace gives it: without a `device`, or where it cannot be computed.
+    """
+
+    def __init__(self, kernels: Sequence[Kernel], chosen: NDArray[np.bool_], device: Device | None = None) -> None:
+        place, launches = places(kernels, "launch")
+        used, place = np.unique(place[chosen], return_inverse=True)
+        launches = [launches[at] for at in used]
+        computed = _computed(launches, device) if device else None
+        self.rounded = computed is None
+        self.start = column(kernels, "start_ns")[chosen]
+        self.end = self.start + column(kernels, "duration_ns")[chosen]
+        self._blocks = _numbers(launch.blocks_per_sm for launch in launches)[place]
+        self._occupancy = _numbers(_as_traced(launches) if computed is None else computed)[place]
+        by_name = [uses_tensor_cores_by_name(launch.name) for launch in launches]
+        self._tensor_cores = np.array(by_name, np.bool_)[place]
 
     def over(self, start_ns: int, end_ns: int) -> GpuMetrics:
         """Return the metrics over [start, end); raise ValueError for a window without length."""
         if end_ns <= start_ns:
             raise ValueError(f"a window from {start_ns} to {end_ns} ns has no length")
-        inside = (self._end > start_ns) & (self._start < end_ns)
-        start = np.maximum(self._start[inside], start_ns)
-        end = np.minimum(self._end[inside], end_ns)
+        inside = (self.end > start_ns) & (self.start < end_ns)
+        start = np.maximum(self.start[inside], start_ns)
+        end = np.minimum(self.end[inside], end_ns)
         duration, occupancies = end - start, self._occupancy[inside]
         known = ~np.isnan(occupancies)
         warp_time = float((occupancies * duration)[known].sum()) if known.any() or not len(known) else math.nan
@@ -183,8 +190,8 @@ class _Columns:
         )
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _numbers(values: Iterable[float | None]) -> NDArray[np.float64]:
+    return np.array([math.nan if value is None else value for value in values], np.float64)
 
 
 def _share(part: float, whole: int) -> float | None:

@@ -7,17 +7,30 @@ names of fields are those that libkineto writes (output_json.cpp, CuptiActivity.
 import gzip
 import re
 import zlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Hashable, Sequence
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
+import numpy as np
 from msgspec import Raw, Struct, field
+from numpy.typing import NDArray
 
 from benchd.daemon.errors import UsageError
 
+Ints = NDArray[np.int64]
+Row_co = TypeVar("Row_co", covariant=True)
+Value = TypeVar("Value", bound=Hashable)
+
+MISSING = -(2**63)  # what stands for None in a column
+
 PIECE_BYTES = 4 * 2**20
 MAX_EVENT_BYTES = 32 * 2**20  # beyond it the file is damaged and not merely long
+
+MODULE_RANGE = "nn.Module: "  # what the name of a module's range begins with
+DATA_LOADER_RANGE = "enumerate(DataLoader)#"
 
 _FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LAST_EVENT = re.compile(rb'(.*\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args)")', re.DOTALL)
@@ -84,6 +97,7 @@ class MemoryOperation(_Span, frozen=True, gc=False, kw_only=True):
     device: int
     stream: int
     correlation: int
+    external_id: int | None
     bytes: int | None
 
 
@@ -111,6 +125,16 @@ class Annotation(_Span, frozen=True, gc=False, kw_only=True):
     on_gpu: bool
 
 
+class MemoryEvent(Struct, frozen=True, gc=False, kw_only=True):
+    """Memory that is taken (`bytes` above 0) or given back at an address, as `profile_memory` has it recorded."""
+
+    t_ns: int
+    address: int
+    bytes: int
+    thread: int
+    on_gpu: bool
+
+
 class Step(_Span, frozen=True, gc=False, kw_only=True):
     """One active step of the profiler, as the CPU ran it."""
 
@@ -121,22 +145,24 @@ class Trace(Struct, frozen=True, kw_only=True):
     """All rows in the order of the file; `other` counts the events of categories that are not read."""
 
     devices: list[Device] = []
-    kernels: list[Kernel] = []
-    memcpys: list[MemoryOperation] = []
-    memsets: list[MemoryOperation] = []
-    runtime_calls: list[RuntimeCall] = []
-    operators: list[Operator] = []
-    annotations: list[Annotation] = []
+    kernels: Sequence[Kernel] = ()
+    memcpys: Sequence[MemoryOperation] = ()
+    memsets: Sequence[MemoryOperation] = ()
+    runtime_calls: Sequence[RuntimeCall] = ()
+    operators: Sequence[Operator] = ()
+    annotations: Sequence[Annotation] = ()
+    memory_events: Sequence[MemoryEvent] = ()
     other: dict[str, int] = {}
 
     @property
     def steps(self) -> list[Step]:
         """Return the profiler's steps by number; none where the profile had no schedule."""
-        found = [(_STEP.fullmatch(row.name), row) for row in self.annotations if not row.on_gpu]
+        place, names = places(self.annotations, "name")
+        numbers = {at: int(match[1]) for at, name in enumerate(names) if (match := _STEP.fullmatch(name))}
         steps = [
-            Step(start_ns=row.start_ns, duration_ns=row.duration_ns, number=int(match[1]))
-            for match, row in found
-            if match
+            Step(start_ns=row.start_ns, duration_ns=row.duration_ns, number=numbers[int(place[at])])
+            for at in np.flatnonzero(np.isin(place, list(numbers))).tolist()
+            if not (row := self.annotations[at]).on_gpu
         ]
         return sorted(steps, key=lambda step: step.number)
 
@@ -152,17 +178,85 @@ class Trace(Struct, frozen=True, kw_only=True):
         )
 
 
+class Rows(Sequence[Row_co], Generic[Row_co]):
+    """Rows of one type as columns of integers, each made when it is asked for: a million of them take 50 MB.
+
+    A value that is shared by many rows stands once in `shared`, and its column holds where.
+    """
+
+    def __init__(self, make: Callable[..., Row_co], columns: tuple[str, ...], shared: dict[str, "Shared[Any]"]) -> None:
+        self._make, self._columns, self.shared = make, columns, shared
+        self._values = array("q")
+        self.add = self._values.extend
+
+    def __len__(self) -> int:
+        return len(self._values) // len(self._columns)
+
+    @overload
+    def __getitem__(self, index: int) -> Row_co: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row_co]: ...
+
+    def __getitem__(self, index: int | slice) -> Row_co | list[Row_co]:
+        chosen = range(len(self))[index]
+        return [self._row(each) for each in chosen] if isinstance(chosen, range) else self._row(chosen)
+
+    def column(self, name: str) -> Ints:
+        """Return one value of every row; None is MISSING, and a shared value the place that it has in `shared`."""
+        return np.asarray(self._values, np.int64)[self._columns.index(name) :: len(self._columns)]
+
+    def _row(self, index: int) -> Row_co:
+        width = len(self._columns)
+        given = zip(self._columns, self._values[index * width : (index + 1) * width], strict=True)
+        return self._make(**{name: self._value(name, value) for name, value in given})
+
+    def _value(self, name: str, value: int) -> Any:
+        if name in self.shared:
+            return self.shared[name].listed[value]
+        return None if value == MISSING else value
+
+
+class Shared(dict[Value, int]):
+    """Values that are kept once: `shared[value]` is its place in `listed`, where it stands from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: list[Value] = []
+
+    def __missing__(self, value: Value) -> int:
+        self[value] = place = len(self)
+        self.listed.append(value)
+        return place
+
+
+def column(rows: Sequence[Any], name: str) -> Ints:
+    """Return one integer of every row as an array; None is MISSING."""
+    if isinstance(rows, Rows):
+        return rows.column(name)
+    given = (getattr(row, name) for row in rows)
+    return np.fromiter((MISSING if value is None else value for value in given), np.int64, len(rows))
+
+
+def places(rows: Sequence[Any], name: str) -> tuple[Ints, list[Any]]:
+    """Return where the value of every row stands in the list of those that occur, and the list."""
+    if isinstance(rows, Rows):
+        return rows.column(name), rows.shared[name].listed
+    shared: Shared[Any] = Shared()
+    return np.fromiter((shared[getattr(row, name)] for row in rows), np.int64, len(rows)), shared.listed
+
+
 def read(path: Path) -> Trace:
     """Return the trace in a file; raise UsageError for one that is absent, damaged, cut short or no such trace."""
-    rows = _Rows()
+    events = _Events()
     try:
         with _opened(path) as file:
-            rows.trace.devices.extend(_read_events(file.read, rows.take))
+            events.trace.devices.extend(_read_events(file.read, events.take))
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"trace {path} cannot be read: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
         raise UsageError(f"trace {path} is damaged, cut short or not of torch.profiler: {error}") from error
-    return rows.trace
+    return events.trace
 
 
 def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
@@ -183,8 +277,13 @@ class _Event(Struct, gc=False):
     tid: int | str = 0
     args: Raw = Raw(b"{}")
 
-    def span(self) -> dict[str, int]:
-        return {"start_ns": round(self.ts * 1000), "duration_ns": round(self.dur * 1000)}
+    @property
+    def start_ns(self) -> int:
+        return round(self.ts * 1000)
+
+    @property
+    def duration_ns(self) -> int:
+        return round(self.dur * 1000)
 
     @property
     def thread(self) -> int:
@@ -274,25 +373,54 @@ class _KernelArguments(_CallArguments, gc=False):
     occupancy: _Calculated = field(default_factory=_Calculated)
 
 
+class _MemoryEventArguments(Struct, gc=False):
+    address: int = field(name="Addr", default=0)
+    bytes: int = field(name="Bytes", default=0)
+    device_type: int = field(name="Device Type", default=0)  # 0 is the host (c10/core/DeviceType.h)
+
+
 _ARGUMENTS = msgspec.json.Decoder(_Arguments)
 _CALL_ARGUMENTS = msgspec.json.Decoder(_CallArguments)
 _MEMORY_ARGUMENTS = msgspec.json.Decoder(_MemoryArguments)
 _KERNEL_ARGUMENTS = msgspec.json.Decoder(_KernelArguments)
+_MEMORY_EVENT_ARGUMENTS = msgspec.json.Decoder(_MemoryEventArguments)
 
 
-class _Rows:
+_SPAN = ("start_ns", "duration_ns")
+_CALL = (*_SPAN, "name", "thread")
+_MEMORY = (*_SPAN, "name", "device", "stream", "correlation", "external_id", "bytes")
+
+
+class _Events:
     """Sorts events into the rows of a Trace; equal names and launches are kept once."""
 
     def __init__(self) -> None:
-        self.trace = Trace(
-            devices=[], kernels=[], memcpys=[], memsets=[], runtime_calls=[], operators=[], annotations=[], other={}
+        self._names: Shared[str] = Shared()
+        self._launches: Shared[Launch] = Shared()
+        named = {"name": self._names}
+        self._kernels = Rows(
+            Kernel,
+            (*_SPAN, "launch", "device", "stream", "correlation", "external_id"),
+            {"launch": self._launches},
         )
-        self._names: dict[str, str] = {}
-        self._launches: dict[Launch, Launch] = {}
+        self._memcpys, self._memsets = Rows(MemoryOperation, _MEMORY, named), Rows(MemoryOperation, _MEMORY, named)
+        self._runtime_calls = Rows(RuntimeCall, (*_CALL, "correlation"), named)
+        self._operators = Rows(Operator, (*_CALL, "external_id"), named)
+        self._annotations = Rows(Annotation, (*_CALL, "on_gpu"), named)
+        self._memory_events = Rows(MemoryEvent, ("t_ns", "address", "bytes", "thread", "on_gpu"), {})
+        self.trace = Trace(
+            kernels=self._kernels,
+            memcpys=self._memcpys,
+            memsets=self._memsets,
+            runtime_calls=self._runtime_calls,
+            operators=self._operators,
+            annotations=self._annotations,
+            memory_events=self._memory_events,
+        )
         self._by_category: dict[str, Callable[[_Event], None]] = {
             "kernel": self._kernel,
-            "gpu_memcpy": lambda event: self.trace.memcpys.append(self._memory_operation(event)),
-            "gpu_memset": lambda event: self.trace.memsets.append(self._memory_operation(event)),
+            "gpu_memcpy": lambda event: self._memory_operation(event, self._memcpys),
+            "gpu_memset": lambda event: self._memory_operation(event, self._memsets),
             "cuda_runtime": self._runtime_call,
             "cuda_driver": self._runtime_call,
             "cpu_op": self._operator,
@@ -302,6 +430,8 @@ class _Rows:
 
     def take(self, event: _Event) -> None:
         if event.ph != "X":  # a complete event; the others are labels, arrows and marks
+            if event.name == "[memory]":
+                self._memory_event(event)
             return
         add = self._by_category.get(event.cat)
         if add is None:
@@ -309,47 +439,39 @@ class _Rows:
         else:
             add(event)
 
-    def _name(self, event: _Event) -> str:
-        return self._names.setdefault(event.name, event.name)
-
     def _kernel(self, event: _Event) -> None:
         facts = _KERNEL_ARGUMENTS.decode(event.args)
-        launch = _launch(self._name(event), facts)
-        row = Kernel(
-            launch=self._launches.setdefault(launch, launch),
-            device=facts.device,
-            stream=facts.stream,
-            correlation=facts.correlation,
-            external_id=facts.external_id,
-            **event.span(),
-        )
-        self.trace.kernels.append(row)
+        launch = self._launches[_launch(event.name, facts)]
+        ids = (facts.device, facts.stream, facts.correlation, _or_missing(facts.external_id))
+        self._kernels.add((event.start_ns, event.duration_ns, launch, *ids))
 
-    def _memory_operation(self, event: _Event) -> MemoryOperation:
+    def _memory_operation(self, event: _Event, rows: Rows[MemoryOperation]) -> None:
         facts = _MEMORY_ARGUMENTS.decode(event.args)
-        return MemoryOperation(
-            name=self._name(event),
-            device=facts.device,
-            stream=facts.stream,
-            correlation=facts.correlation,
-            bytes=facts.bytes,
-            **event.span(),
-        )
+        ids = (facts.device, facts.stream, facts.correlation, _or_missing(facts.external_id), _or_missing(facts.bytes))
+        rows.add((event.start_ns, event.duration_ns, self._names[event.name], *ids))
 
     def _runtime_call(self, event: _Event) -> None:
         correlation = _CALL_ARGUMENTS.decode(event.args).correlation
-        row = RuntimeCall(name=self._name(event), thread=event.thread, correlation=correlation, **event.span())
-        self.trace.runtime_calls.append(row)
+        values = (event.start_ns, event.duration_ns, self._names[event.name], event.thread, correlation)
+        self._runtime_calls.add(values)
 
     def _operator(self, event: _Event) -> None:
-        external_id = _ARGUMENTS.decode(event.args).external_id
-        row = Operator(name=self._name(event), thread=event.thread, external_id=external_id, **event.span())
-        self.trace.operators.append(row)
+        external_id = _or_missing(_ARGUMENTS.decode(event.args).external_id)
+        values = (event.start_ns, event.duration_ns, self._names[event.name], event.thread, external_id)
+        self._operators.add(values)
 
     def _annotation(self, event: _Event) -> None:
         on_gpu = event.cat == "gpu_user_annotation"
-        row = Annotation(name=self._name(event), thread=event.thread, on_gpu=on_gpu, **event.span())
-        self.trace.annotations.append(row)
+        values = (event.start_ns, event.duration_ns, self._names[event.name], event.thread, on_gpu)
+        self._annotations.add(values)
+
+    def _memory_event(self, event: _Event) -> None:
+        facts = _MEMORY_EVENT_ARGUMENTS.decode(event.args)
+        self._memory_events.add((event.start_ns, facts.address, facts.bytes, event.thread, facts.device_type != 0))
+
+
+def _or_missing(value: int | None) -> int:
+    return MISSING if value is None else value
 
 
 def _launch(name: str, facts: _KernelArguments) -> Launch:

@@ -61,7 +61,7 @@ def measure(step: Step, rule: StopRule, hold_s: float = 0.0) -> Measured:
     columns = list(values_ns.values())
     ended_ns = array("q")
     index = 0
-    with _no_collection():
+    with no_collection():
         _hold(step, hold_s)
         start = time.monotonic_ns()
         while True:
@@ -87,7 +87,8 @@ def _hold(step: Step, seconds: float) -> None:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector from running while this is open."""
     gc.collect()
     gc.disable()
     try:

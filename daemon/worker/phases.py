@@ -98,7 +98,7 @@ class Findings:
             kernels_ran=self.kernels_ran,
             device_name=self.device_name,
             device_uuid=self.device_uuid,
-            versions=_versions(),
+            versions=versions(),
             flags=self.flags,
             missing=self.missing,
         )
@@ -106,7 +106,7 @@ class Findings:
 
 def run(job: Job, findings: Findings) -> None:
     """Do every phase of the job, writing what each one finds into `findings`."""
-    device = _open_device(job)
+    device = open_device(job)
     if device.type == "cuda":
         findings.device_name = torch.cuda.get_device_name()
         findings.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
@@ -135,7 +135,8 @@ def run(job: Job, findings: Findings) -> None:
     _probed(job, device, findings)
 
 
-def _open_device(job: Job) -> torch.device:
+def open_device(job: Job) -> torch.device:
+    """Return the job's device with its threads set; raise Unsupported where it is not here or does not train so."""
     if job.device == "cuda" and not torch.cuda.is_available():
         raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
     if job.case.direction == "training" and not catalog.trains(job.case.model, job.case.variant.name):
@@ -310,7 +311,7 @@ def _peaks(device: torch.device) -> Memory:
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Return the versions that only a process with torch knows."""
     found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {name: str(version) for name, version in found.items() if version}

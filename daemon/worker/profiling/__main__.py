@@ -1,0 +1,96 @@
+"""The child of `benchd profile`: a ProfileJob on stdin, one Collected on stdout, progress and errors on stderr."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import msgspec
+import torch
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.profiling.profile import Collected, ProfileJob
+from benchd.daemon.worker import child, phases
+from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.profiling.torch_profiler import module_ranges
+from benchd.daemon.worker.profiling.workload import Work, open_work
+
+# the module of each method and the field that its result goes to; speed first, because a profiler leaves traces behind
+METHODS = {
+    "benchmark": ("benchmark", "benchmark"),
+    "layers": ("layers", "layers"),
+    "memory": ("memory", "memory"),
+    "torch": ("torch_profiler", "trace"),
+}
+
+
+def main() -> int:
+    """Read the job, run its methods, answer whatever happens."""
+    child.die_with_parent()
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ProfileJob)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries and modules print
+        answer.write(msgspec.json.encode(collected(job)))
+    return 0
+
+
+def collected(job: ProfileJob) -> Collected:
+    """Return what the job's methods found, or why none could begin."""
+    try:
+        sys.stderr.write("build and load the model\n")
+        work = open_work(job)
+        if job.capture:
+            _capture(work)
+    except Exception as error:  # of whatever a user's module or a backend raises
+        status, reason = child.diagnose(error)
+        return Collected(error=reason, unsupported=status == "unsupported")
+    found = {} if job.capture else _results(work)
+    return Collected(
+        model=work.facts,
+        kernels_ran=_kernels_ran(work),
+        device_name=torch.cuda.get_device_name() if work.device.type == "cuda" else None,
+        versions=phases.versions(),
+        missing=work.missing,
+        **found,
+    )
+
+
+def _results(work: Work) -> dict[str, Any]:
+    """Return the result of each method by its field; one that fails costs itself alone."""
+    wanted = [name for name in METHODS if name in work.job.methods]
+    found = {}
+    for number, name in enumerate(wanted, 1):
+        sys.stderr.write(f"[{number}/{len(wanted)}] {name}\n")
+        module, field = METHODS[name]
+        try:
+            method = importlib.import_module(f"benchd.daemon.worker.profiling.{module}")
+            found[field] = method.run(work)
+        except Exception as error:  # torch raises whatever it meets
+            _, work.missing[name] = child.diagnose(error)
+    return found
+
+
+def _capture(work: Work) -> None:
+    """Run the active steps in the range that an Nsight tool records, and nothing else in it."""
+    if work.device.type != "cuda":
+        raise Unsupported("Nsight records CUDA, and this runs on the CPU")
+    for _ in range(work.job.warm_up):
+        work.step()
+    work.synchronize()
+    with module_ranges([work.module, work.loss]):
+        torch.cuda.profiler.start()
+        for number in range(work.job.steps):
+            with named_range(f"step {number}"):
+                work.step()
+        work.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def _kernels_ran(work: Work) -> str | None:
+    if work.job.case.variant.kernels == "torch":
+        return None
+    return "triton" if work.device.type == "cuda" else "c"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Speed without a profiler: of a whole step, of its passes apart, and how much the torch profiler adds to a step."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from torch.profiler import profile
+
+from benchd.daemon import statistics
+from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution
+from benchd.daemon.statistics import Interval
+from benchd.daemon.worker.measure import no_collection
+from benchd.daemon.worker.profiling.torch_profiler import activities, module_ranges
+from benchd.daemon.worker.profiling.workload import Work
+
+LEAST_S = 1.0  # a figure is of so much time, and of no fewer than the job's runs
+BLOCKS = 10
+
+
+def run(work: Work) -> BenchmarkProfile:
+    """Time steps, then the passes, then the step with and without the profiler by turns."""
+    for _ in range(work.job.warm_up):
+        work.step()
+    (steps,) = _by_turns(work, [work.step])
+    passes = [work.forward, work.backward] if work.backward else [work.forward]
+    forward, *backward = _by_turns(work, passes)
+    return BenchmarkProfile(
+        step=_distribution(steps),
+        throughput_per_s=work.job.case.batch_size * len(steps) / sum(steps) * 1e9,
+        forward=_distribution(forward),
+        backward=_distribution(backward[0]) if backward else None,
+        overhead=_overhead(work),
+    )
+
+
+def _by_turns(work: Work, calls: Sequence[Callable[[], object]]) -> list[list[int]]:
+    """Return the nanoseconds of each call's runs; the calls take turns, and each ends when the device has."""
+    values: list[list[int]] = [[] for _ in calls]
+    until = time.monotonic() + LEAST_S
+    with no_collection():
+        while len(values[0]) < work.job.runs or time.monotonic() < until:
+            for call, column in zip(calls, values, strict=True):
+                column.append(_timed(work, call))
+    return values
+
+
+def _timed(work: Work, call: Callable[[], object]) -> int:
+    start = time.monotonic_ns()
+    call()
+    work.synchronize()
+    return time.monotonic_ns() - start
+
+
+def _distribution(values_ns: Sequence[int]) -> Distribution:
+    """Return the median of successive blocks with its interval; of a single block, the range of its values."""
+    size = max(1, len(values_ns) // BLOCKS)
+    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
+    interval = statistics.median_interval(medians) or Interval(min(values_ns), max(values_ns))
+    return Distribution(
+        median_ns=sum(medians) / len(medians), low_ns=interval.low, high_ns=interval.high, runs=len(values_ns)
+    )
+
+
+def _overhead(work: Work) -> float:
+    """Return what recording adds to a step, as a share of it; starting and reading the profiler does not count."""
+    plain, recorded = [], []
+    for _ in range(work.job.runs):
+        plain.append(_timed(work, work.step))
+        with (
+            module_ranges([work.module, work.loss]),
+            profile(activities=activities(work.device.type), record_shapes=True, acc_events=True),
+        ):
+            recorded.append(_timed(work, work.step))
+    return statistics.median(recorded) / statistics.median(plain) - 1

@@ -1,0 +1,223 @@
+"""Memory over one step: its peak and course by what the memory is for, the largest allocations, a snapshot file.
+
+All of it comes from the allocations that torch.profiler records and from what was going on around each:
+
+- parameters: what the model holds, buffers too; inputs: the batch, and what loading and copying one takes;
+- gradients: those of parameters that the step leaves behind;
+- activations: taken in a module's call and held beyond it; temporaries: given back within it, or taken in a backward
+  pass;
+- other: taken outside every module, or held before by something unknown.
+"""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.profiling import trace
+from benchd.daemon.profiling.nesting import Nesting
+from benchd.daemon.profiling.profile import Allocation, MemoryPoint, MemoryProfile
+from benchd.daemon.profiling.trace import DATA_LOADER_RANGE, MODULE_RANGE, Ints, MemoryEvent, Trace
+from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.profiling.torch_profiler import module_ranges
+from benchd.daemon.worker.profiling.workload import COPY_RANGE, Whole, Work
+
+SNAPSHOT = "memory_snapshot.pickle"
+CATEGORIES = ("parameters", "inputs", "activations", "gradients", "temporaries", "other")
+STEP_RANGE = "memory step"
+LARGEST = 10
+POINTS = 200
+
+_BACKWARD = "autograd::engine::"
+_ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_")  # called by the operator that wants the memory
+
+
+@dataclass(kw_only=True)
+class Block:
+    """One piece of memory, held from `start_ns` up to `end_ns`; None is before and after the step."""
+
+    address: int
+    bytes: int
+    category: str = "other"
+    start_ns: int | None = None
+    end_ns: int | None = None
+    call: int = -1
+
+
+def run(work: Work) -> MemoryProfile:
+    """Profile one step, behind one that fills the caches; raise Unsupported where no allocation is recorded."""
+    is_cuda = work.device.type == "cuda"
+    work.step()
+    work.module.zero_grad(set_to_none=True)  # nobody records that a CPU gives back what it took before
+    held = _held(work)
+    if isinstance(work.module, Whole):
+        work.missing["parameters"] = "this backend keeps its weights to itself: on a GPU they count as other memory"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        rest = torch.cuda.memory_allocated() - sum(block.bytes for block in held)
+        held.append(Block(address=0, bytes=max(0, rest)))
+    nesting, blocks, start_ns = traced_blocks(_traced(work), held, is_cuda)
+    kept = {_address(each.grad) for each in work.module.parameters() if each.grad is not None}
+    categorise(nesting, blocks, kept)
+    peak_bytes = torch.cuda.max_memory_allocated() if is_cuda else None
+    return table(nesting, blocks, start_ns, str(work.device), peak_bytes, _snapshot(work))
+
+
+def _held(work: Work) -> list[Block]:
+    """Return what the model and the batch hold before the step."""
+    by_category: dict[str, Iterable[Tensor | None]] = {
+        "parameters": [*work.module.parameters(), *work.module.buffers()],
+        "inputs": [work.images, work.labels],
+    }
+    blocks = {
+        _address(tensor): Block(address=_address(tensor), bytes=tensor.untyped_storage().nbytes(), category=category)
+        for category, tensors in by_category.items()
+        for tensor in tensors
+        if tensor is not None and tensor.device.type == work.device.type
+    }
+    return list(blocks.values())
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _traced(work: Work) -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        with (
+            module_ranges([work.module, work.loss]),
+            profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
+            named_range(STEP_RANGE),
+        ):
+            work.step()
+        profiler.export_chrome_trace(str(path))
+        return trace.read(path)
+
+
+def traced_blocks(traced: Trace, held: Sequence[Block], is_cuda: bool) -> tuple[Nesting, list[Block], int]:
+    """Return the calls of a trace, the memory of its step, that of before included, and when the step began.
+
+    What is given back and was not known is other memory of before. Raises Unsupported where nothing was recorded.
+    """
+    step = next(row for row in traced.annotations if row.name == STEP_RANGE)
+    events = [
+        event
+        for event in sorted(traced.memory_events, key=lambda event: event.t_ns)
+        if event.on_gpu == is_cuda and step.start_ns <= event.t_ns < step.end_ns
+    ]
+    if not events:
+        raise Unsupported("torch.profiler recorded no allocation of the step: this backend has memory of its own")
+    nesting = Nesting(traced)
+    return nesting, _blocks(events, held, nesting), step.start_ns
+
+
+def _blocks(events: Iterable[MemoryEvent], held: Sequence[Block], nesting: Nesting) -> list[Block]:
+    blocks = list(held)
+    live = {block.address: block for block in held}
+    for event in events:
+        if event.bytes > 0:
+            call = nesting.at(event.thread, event.t_ns)
+            block = Block(address=event.address, bytes=event.bytes, start_ns=event.t_ns, call=call)
+            live[event.address] = block
+            blocks.append(block)
+        elif known := live.pop(event.address, None):
+            known.end_ns = event.t_ns
+        else:
+            blocks.append(Block(address=event.address, bytes=-event.bytes, end_ns=event.t_ns))
+    return blocks
+
+
+def categorise(nesting: Nesting, blocks: Iterable[Block], gradients: set[int]) -> None:
+    """Say of each block of the step what it is for; `gradients` are the addresses of those that the step left."""
+    for block in blocks:
+        if block.start_ns is not None:
+            is_gradient = block.end_ns is None and block.address in gradients
+            block.category = "gradients" if is_gradient else _category(nesting, block)
+
+
+def _category(nesting: Nesting, block: Block) -> str:
+    for call in nesting.around(block.call):
+        name = nesting.names[nesting.name[call]]
+        if name.startswith((DATA_LOADER_RANGE, COPY_RANGE)):
+            return "inputs"
+        if name.startswith(_BACKWARD):
+            return "temporaries"
+        if name.startswith(MODULE_RANGE):
+            outlives = block.end_ns is None or block.end_ns > nesting.end[call]
+            return "activations" if outlives else "temporaries"
+    return "other"
+
+
+def table(
+    nesting: Nesting, blocks: Sequence[Block], start_ns: int, device: str, peak_bytes: int | None, snapshot: str | None
+) -> MemoryProfile:
+    """Return what the blocks add up to over time; `peak_bytes` is the allocator's, None for the sum of the blocks."""
+    t_ns, held = _course(blocks, start_ns)
+    total = held.sum(axis=1)
+    peak = int(total.argmax())
+    shown = np.unique(np.append(np.linspace(0, len(t_ns) - 1, POINTS).astype(int), peak))
+    own = sorted((block for block in blocks if block.start_ns is not None), key=lambda block: -block.bytes)
+    return MemoryProfile(
+        device=device,
+        peak_bytes=int(total[peak]) if peak_bytes is None else peak_bytes,
+        peak_by_category=_by_category(held[peak]),
+        timeline=[MemoryPoint(t_ns=int(t_ns[i]), by_category=_by_category(held[i])) for i in shown],
+        largest=[_allocation(nesting, block) for block in own[:LARGEST]],
+        snapshot=snapshot,
+    )
+
+
+def _course(blocks: Sequence[Block], start_ns: int) -> tuple[Ints, Ints]:
+    """Return times since the step's begin, and the bytes held from each on, a column a category."""
+    changes = [(0, CATEGORIES.index(block.category), block.bytes) for block in blocks if block.start_ns is None]
+    for block in blocks:
+        column = CATEGORIES.index(block.category)
+        if block.start_ns is not None:
+            changes.append((block.start_ns - start_ns, column, block.bytes))
+        if block.end_ns is not None:
+            changes.append((block.end_ns - start_ns, column, -block.bytes))
+    times, columns, sizes = np.array(sorted(changes, key=lambda change: change[0]), np.int64).T
+    added = np.zeros((len(times), len(CATEGORIES)), np.int64)
+    added[np.arange(len(times)), columns] = sizes
+    last = np.append(times[1:] != times[:-1], True)  # of several changes at once the state behind all of them counts
+    return times[last], added.cumsum(axis=0)[last]
+
+
+def _by_category(sizes: Ints) -> dict[str, int]:
+    return dict(zip(CATEGORIES, sizes.tolist(), strict=True))
+
+
+def _allocation(nesting: Nesting, block: Block) -> Allocation:
+    calls = [(nesting.kind[call], nesting.names[nesting.name[call]]) for call in nesting.around(block.call)]
+    modules = [name[len(MODULE_RANGE) :] for _, name in calls if name.startswith(MODULE_RANGE)]
+    operators = [name for kind, name in calls if kind == nesting.OPERATOR]
+    callers = [name for name in operators if not name.startswith(_ALLOCATORS)] or operators[-1:]
+    return Allocation(
+        bytes=block.bytes,
+        module=next(iter(modules), None),
+        operator=next(iter(callers), None),
+        category=block.category,
+    )
+
+
+def _snapshot(work: Work) -> str | None:
+    """Write the allocator's snapshot of one more step, for https://docs.pytorch.org/memory_viz, and return its name."""
+    if work.device.type != "cuda":
+        work.missing["snapshot"] = "the CUDA allocator alone writes one"
+        return None
+    try:
+        torch.cuda.memory._record_memory_history()
+        work.step()
+        torch.cuda.memory._dump_snapshot(str(Path(work.job.output) / SNAPSHOT))
+        torch.cuda.memory._record_memory_history(enabled=None)
+    except (AttributeError, RuntimeError, OSError) as error:  # both functions are private to torch
+        work.missing["snapshot"] = f"torch {torch.__version__} wrote none: {error}"
+        return None
+    return SNAPSHOT

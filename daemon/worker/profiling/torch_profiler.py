@@ -1,0 +1,105 @@
+"""What torch.profiler sees of the active steps: a Chrome trace as it wrote it, each call of a module a range in it."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
+
+from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.profiling import tables, trace
+from benchd.daemon.profiling.trace import MODULE_RANGE
+from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.profiling.workload import Whole, Work
+
+TRACE = "trace.json.gz"
+TABLES = "profile.json"
+
+
+def run(work: Work) -> str:
+    """Profile the job's active steps behind its warm-up and return the name of the trace in the output folder."""
+    warm_up, steps = work.job.warm_up, work.job.steps
+    path = Path(work.job.output) / TRACE
+    with module_ranges([work.module, work.loss]), _recorded(path, work.device.type, warm_up, steps) as profiler:
+        for _ in range(warm_up + steps):
+            work.step()
+            profiler.step()
+    return TRACE
+
+
+@contextmanager
+def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: int = 1) -> Iterator[profile]:
+    """Profile a loop of one's own into the folder `output`; call `step()` of what this gives after each step.
+
+    The first `warm_up` steps are run with the profiler and forgotten, the `steps` behind them are kept, and further
+    ones run without it. Each call of `modules`, and of the modules in them, becomes a range of its class. Afterwards
+    the folder holds `trace.json.gz`, which Perfetto and TensorBoard open, and `profile.json`, a `TorchProfile`.
+
+        with profiled("profile", model, steps=3) as profiler:
+            for images, labels in loader:
+                loss(model(images), labels).backward()
+                profiler.step()
+
+    Raises UsageError where the folder holds a trace already or the loop was too short, and Unsupported where a GPU ran
+    and the profiler was not allowed to see its kernels.
+    """
+    path = Path(output) / TRACE
+    if path.exists():
+        raise UsageError(f"{path} is there already: name another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with module_ranges(modules), _recorded(path, device, warm_up, steps) as profiler:
+        yield profiler
+    if not path.exists():
+        raise UsageError(f"the loop ended within its {warm_up} steps of warm-up: call step() after each step")
+    found = tables.torch_profile(trace.read(path), TRACE, torch.cuda.is_initialized())
+    path.with_name(TABLES).write_bytes(msgspec.json.encode(found))
+
+
+def activities(device: str) -> list[ProfilerActivity]:
+    """Return what a profile of work on this type of device records; raise Unsupported where torch cannot."""
+    if device != "cuda":
+        return [ProfilerActivity.CPU]
+    if ProfilerActivity.CUDA not in supported_activities():
+        raise Unsupported(f"torch {torch.__version__} is built without CUPTI: its profiler sees no kernel")
+    return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+
+
+@contextmanager
+def module_ranges(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """While this is open, every call of these modules and of those in them is a range, named by its class."""
+    opened: list[AbstractContextManager[None]] = []
+
+    def enter(module: nn.Module, _: object) -> None:
+        opened.append(named_range(MODULE_RANGE + _class_name(module)))
+        opened[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    hooks = []
+    for module in {each: None for outer in modules for each in outer.modules()}:
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _class_name(module: nn.Module) -> str:
+    return module.class_name if isinstance(module, Whole) else type(module).__name__
+
+
+def _recorded(path: Path, device: str, warm_up: int, steps: int) -> profile:
+    """Return a profiler that writes its active steps to `path` once they are done."""
+    return profile(
+        activities=activities(device),
+        schedule=schedule(wait=0, warmup=warm_up, active=steps, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        record_shapes=True,
+        acc_events=True,
+    )

@@ -1,0 +1,205 @@
+"""What is profiled: one whole step of a workload, and its forward and backward pass alone.
+
+- `forward` runs one batch that lies on the device, in inference mode, and waits for the device.
+- `eval` takes a batch from a DataLoader, copies it to the device, runs the model and CrossEntropyLoss, reads the loss.
+- `train` runs one batch that lies on the device, the loss and the backward pass, and waits for the device.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.plan import PRESETS
+from benchd.daemon.profiling.profile import ProfileJob
+from benchd.daemon.protocol import Job
+from benchd.daemon.records import ModelFacts
+from benchd.daemon.worker import backends, phases, subject
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.subject import Subject
+from benchd.models import catalog
+
+COPY_RANGE = "copy to device"
+
+
+class Whole(nn.Module):
+    """A model that a backend runs as a whole: there is no module in it to look at."""
+
+    def __init__(self, run: Callable[..., Tensor], model: nn.Module) -> None:
+        super().__init__()
+        self._run = (run,)  # a tuple, because a compiled model is a module and would be one in this
+        self.class_name = type(model).__name__
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores (B, classes) of images on the device."""
+        return self._run[0](images)
+
+
+@dataclass(kw_only=True)
+class Work:
+    """A model that is loaded, a batch of `images` (B, *shape) and `labels` (B,) on the device, and what runs them.
+
+    `module` is the model, or a `Whole`; `loss` is what `eval` and `train` call behind it. `step` is one whole step.
+    `forward` runs `images` and returns the scores; `backward` follows a `forward` of `train` and is None elsewhere.
+    `missing` takes the reason of each figure that a method cannot give.
+    """
+
+    module: nn.Module
+    images: Tensor
+    device: torch.device
+    labels: Tensor | None
+    job: ProfileJob
+    facts: ModelFacts
+    step: Callable[[], None]
+    forward: Callable[[], Tensor]
+    backward: Callable[[], None] | None = None
+    loss: nn.Module = field(default_factory=nn.CrossEntropyLoss)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        _synchronize(self.device)
+
+
+def open_work(job: ProfileJob) -> Work:
+    """Build and load the job's model; raise Unsupported, UsageError or what a user's module raises."""
+    as_job = _as_job(job)
+    device = phases.open_device(as_job)
+    built = subject.build(as_job)
+    variant, batch = job.case.variant, job.case.batch_size
+    backends.prepare(variant, built.source, device, batch)
+    loaded = backends.load(variant, built.source, device, built.images[:batch])
+    module = loaded.module or Whole(loaded.run, built.source.module)
+    run = loaded.run if loaded.module else module
+    pool = _pool(built, batch, loaded, run)
+    images, labels = (part[:batch].to(device, copy=True) for part in pool.tensors)
+    loss = nn.CrossEntropyLoss()
+    passes: _Forward | _Training
+    if job.workload == "train":
+        _refuse_training(job, module)
+        passes = _Training(run, images, labels, module, loss)
+    else:
+        passes = _Evaluation(run, images, pool, loss) if job.workload == "eval" else _Forward(run, images)
+    return Work(
+        module=module,
+        images=images,
+        device=device,
+        labels=labels,
+        job=job,
+        facts=built.facts,
+        step=passes.step,
+        forward=passes.forward,
+        backward=passes.backward,
+        loss=loss,
+    )
+
+
+def _as_job(job: ProfileJob) -> Job:
+    return Job(
+        case=job.case,
+        options=job.options,
+        limits=PRESETS["quick"],
+        device=job.device,
+        threads=job.threads,
+        output=job.output,
+        raw_name="",
+        cache=job.cache,
+        spawned_ns=0,
+        weights=job.weights,
+        data=job.data,
+        module=job.module,
+        input_shape=job.input_shape,
+        artifacts=job.artifacts,
+    )
+
+
+def _pool(built: Subject, batch: int, loaded: Loaded, run: Callable[..., Tensor]) -> TensorDataset:
+    """Return whole batches of images in the type that the model reads, and labels, random where the data has none."""
+    count = max(1, len(built.images) // batch) * batch
+    taken = torch.arange(count) % len(built.images)
+    images = built.images[taken].to(loaded.dtype)
+    with torch.inference_mode():
+        classes = _scores(run(images[:batch].to(loaded.device))).shape[1]
+    labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(0))
+    return TensorDataset(images, labels if built.labels is None else built.labels[taken])
+
+
+def _scores(output: Tensor) -> Tensor:
+    return output.flatten(1).float()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _refuse_training(job: ProfileJob, module: nn.Module) -> None:
+    variant = job.case.variant
+    if isinstance(module, Whole):
+        raise Unsupported(f"{variant.name} runs the model as a whole, which does not train")
+    if variant.kernels == "custom" and not catalog.trains(job.case.model, "custom"):
+        raise Unsupported(catalog.TRAINING)
+
+
+class _Forward:
+    backward: Callable[[], None] | None = None
+
+    def __init__(self, run: Callable[..., Tensor], images: Tensor) -> None:
+        self._run, self._images = run, images
+
+    def forward(self) -> Tensor:
+        with torch.inference_mode():
+            return self._run(self._images)
+
+    def step(self) -> None:
+        self.forward()
+        _synchronize(self._images.device)
+
+
+class _Evaluation(_Forward):
+    def __init__(self, run: Callable[..., Tensor], images: Tensor, pool: TensorDataset, loss: nn.Module) -> None:
+        super().__init__(run, images)
+        self._loss = loss
+        self._batches = _endless(DataLoader(pool, len(images), pin_memory=images.is_cuda))
+
+    def step(self) -> None:
+        images, labels = next(self._batches)
+        with torch.inference_mode():
+            with named_range(COPY_RANGE):
+                images = images.to(self._images.device, non_blocking=True)
+                labels = labels.to(self._images.device, non_blocking=True)
+            self._loss(_scores(self._run(images)), labels).item()
+
+
+def _endless(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    while True:
+        yield from loader
+
+
+class _Training:
+    _lost: Tensor  # the last forward's
+
+    def __init__(
+        self, run: Callable[..., Tensor], images: Tensor, labels: Tensor, module: nn.Module, loss: nn.Module
+    ) -> None:
+        self._run, self._labels, self._module, self._loss = run, labels, module.train(), loss
+        trains = any(parameter.requires_grad for parameter in module.parameters())
+        self._images = images if trains else images.detach().requires_grad_()  # as in a microbenchmark
+
+    def forward(self) -> Tensor:
+        self._module.zero_grad(set_to_none=True)
+        scores = _scores(self._run(self._images))
+        self._lost = self._loss(scores, self._labels)
+        return scores
+
+    def backward(self) -> None:
+        torch.autograd.backward(self._lost)
+
+    def step(self) -> None:
+        self.forward()
+        self.backward()
+        _synchronize(self._images.device)

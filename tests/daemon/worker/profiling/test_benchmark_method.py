@@ -1,0 +1,22 @@
+from profile_jobs import own_job
+
+from benchd.daemon.worker.profiling import benchmark
+from benchd.daemon.worker.profiling.workload import open_work
+
+
+def test_a_step_is_timed_without_a_profiler_as_often_as_asked_for(tmp_path):
+    runs = 101  # of 10 ms each, more than the least time
+    found = benchmark.run(open_work(own_job(tmp_path, forward="time.sleep(0.01)", runs=runs)))
+    assert (found.step.runs, found.forward.runs) == (runs, runs)
+    assert 1e7 <= found.step.low_ns <= found.step.median_ns <= found.step.high_ns
+    assert found.throughput_per_s <= 2 / 0.01
+    assert found.backward is None
+    assert found.overhead is not None
+
+
+def test_forward_and_backward_are_timed_apart(tmp_path):
+    backward = "images = images.requires_grad_(); images.register_hook(lambda grad: time.sleep(0.004))"
+    found = benchmark.run(open_work(own_job(tmp_path, workload="train", forward=backward)))
+    assert found.forward.runs == found.backward.runs >= 3
+    assert found.backward.median_ns >= 4e6
+    assert found.step.median_ns >= 4e6

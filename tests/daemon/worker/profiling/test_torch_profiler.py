@@ -1,0 +1,88 @@
+import gzip
+import json
+
+import msgspec
+import pytest
+import torch
+from profile_jobs import own_job, profile_job
+from torch import nn
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.profiling import tables, trace
+from benchd.daemon.profiling.profile import TorchProfile
+from benchd.daemon.worker.profiling import profiled, torch_profiler
+from benchd.daemon.worker.profiling.workload import open_work
+
+
+def profile_of(job, folder):
+    name = torch_profiler.run(open_work(job))
+    return tables.torch_profile(trace.read(folder / name), name, False)
+
+
+def test_an_evaluation_of_a_spiking_net(tmp_path):
+    job = profile_job(tmp_path, workload="eval", options={"time_steps": 2})
+    found = profile_of(job, tmp_path)
+    modules = {row.name: row for row in found.modules}
+    assert (modules["OnePass"].calls, modules["CrossEntropyLoss"].calls, modules["Linear"].calls) == (2, 2, 4)
+    assert modules["OnePass"].host_ns > modules["Linear"].host_ns
+    assert [step.number for step in found.steps] == [1, 2]
+    for step in found.steps:
+        assert sum(step.by_category.values()) == step.duration_ns
+        assert step.by_category["data_loader"] > 0
+        assert step.by_category["cpu"] > 0
+        assert step.by_category["kernel"] == 0
+    calls = {row.name: row.calls for row in found.operators}
+    assert (calls["aten::conv2d"], calls["aten::item"]) == (4, 2)
+    with gzip.open(tmp_path / found.trace) as file:
+        assert json.load(file)["traceEvents"]
+
+
+def test_a_training_step_of_a_model_as_it_is_deployed(tmp_path):
+    found = profile_of(own_job(tmp_path, workload="train", variant="amp"), tmp_path)
+    names = {row.name for row in found.operators}
+    assert {"aten::linear", "aten::mm", "aten::_log_softmax_backward_data", "aten::to"} <= names
+
+
+def test_a_compiled_model_is_one_range(tmp_path):
+    found = profile_of(own_job(tmp_path, variant="compile"), tmp_path)
+    assert [(row.name, row.calls) for row in found.modules] == [("Net", 2)]
+
+
+def test_ranges_end_with_the_profile_and_with_a_call_that_raises(tmp_path):
+    work = open_work(own_job(tmp_path, forward="assert len(images) == 2, 'not two'"))
+    with torch_profiler.module_ranges([work.module]), pytest.raises(AssertionError):
+        work.module(work.images[:1])
+    torch_profiler.run(work)
+    hooks = [each._forward_hooks or each._forward_pre_hooks for each in work.module.modules()]
+    assert not any(hooks)
+
+
+def test_a_loop_of_ones_own(tmp_path):
+    model, images = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
+    with profiled(tmp_path / "out", model, steps=2) as profiler:
+        for _ in range(5):
+            model(images).sum().item()
+            profiler.step()
+    found = msgspec.json.decode((tmp_path / "out" / "profile.json").read_bytes(), type=TorchProfile)
+    assert [step.number for step in found.steps] == [1, 2]
+    assert {row.name: row.calls for row in found.modules} == {"Sequential": 2, "Linear": 2, "ReLU": 2}
+    assert {row.name: row.calls for row in found.operators}["aten::item"] == 2
+    assert len(trace.read(tmp_path / "out" / found.trace).steps) == 2
+
+
+def test_a_folder_with_a_profile_is_left_as_it_is(tmp_path):
+    (tmp_path / "trace.json.gz").write_text("kept")
+    with pytest.raises(UsageError, match="name another folder"), profiled(tmp_path):
+        pass
+    assert (tmp_path / "trace.json.gz").read_text() == "kept"
+
+
+def test_a_loop_without_a_step_is_told_what_is_missing(tmp_path):
+    with pytest.raises(UsageError, match="call step"), profiled(tmp_path):
+        torch.ones(2).sum()
+
+
+def test_what_a_loop_raises_is_not_covered(tmp_path):
+    with pytest.raises(ZeroDivisionError), profiled(tmp_path):
+        raise ZeroDivisionError
+    assert not (tmp_path / "profile.json").exists()

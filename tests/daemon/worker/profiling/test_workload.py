@@ -1,0 +1,56 @@
+import pytest
+import torch
+from profile_jobs import own_job, profile_job
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.worker.profiling.workload import Whole, open_work
+
+
+def test_a_forward_step_runs_the_model_on_its_batch(tmp_path):
+    work = open_work(profile_job(tmp_path, options={"time_steps": 2}))
+    assert work.images.shape == (2, 3, 32, 32)
+    torch.testing.assert_close(work.forward(), work.module(work.images).detach())
+    assert work.backward is None
+    assert work.facts.parameters == sum(each.numel() for each in work.module.parameters())
+
+
+def test_an_evaluation_goes_through_the_pool_and_begins_again(tmp_path):
+    work = open_work(own_job(tmp_path, workload="eval", batch=100))
+    seen = []
+    work.module.register_forward_pre_hook(lambda module, given: seen.append(given[0].sum().item()))
+    for _ in range(4):
+        work.step()
+    assert len(set(seen)) == 2  # 256 images are two batches
+    assert seen[:2] == seen[2:]
+
+
+def test_training_leaves_the_gradients_of_one_batch(tmp_path):
+    work = open_work(own_job(tmp_path, workload="train"))
+    for _ in range(2):
+        work.step()
+    found = work.module.fc.weight.grad.clone()
+    work.module.zero_grad()
+    work.loss(work.module(work.images), work.labels).backward()
+    torch.testing.assert_close(found, work.module.fc.weight.grad)
+    work.forward()
+    work.backward()
+    torch.testing.assert_close(found, work.module.fc.weight.grad)
+
+
+def test_mixed_precision_runs_as_it_is_deployed(tmp_path):
+    work = open_work(own_job(tmp_path, variant="amp"))
+    assert work.forward().dtype == torch.bfloat16
+
+
+def test_a_compiled_model_is_one_whole_that_keeps_its_name_and_does_not_train(tmp_path):
+    work = open_work(own_job(tmp_path, variant="compile", workload="eval"))
+    assert isinstance(work.module, Whole)
+    assert work.module.class_name == "Net"
+    work.step()
+    with pytest.raises(Unsupported, match="does not train"):
+        open_work(own_job(tmp_path, variant="compile", workload="train"))
+
+
+def test_kernels_without_gradients_do_not_train(tmp_path):
+    with pytest.raises(Unsupported, match="training is measured on"):
+        open_work(profile_job(tmp_path, variant="custom", workload="train"))
