@@ -39,7 +39,7 @@ from benchd.models import catalog
 from benchd.models.catalog import OptionValue
 
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "amp": 4}
-_SILU, _NORM, _LIF, _QUANTISER, _ST_BIF = 2, 5, 5, 7, 9  # elementwise operations a number, exponentials apart
+SILU, NORM, LIF, QUANTISER, ST_BIF = 2, 5, 5, 7, 9  # elementwise operations a number, exponentials apart
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ def _vim(model: str, options: Mapping[str, Any]) -> _Forward:
         matrix_flops=embedding + 2 * inner * (dim * (tokens + 2 * gated) + scanned * (low + rank)) + 2 * dim * _CLASSES,
         first_flops=embedding,
         # norms and residual; the short convolution; the scan with its softplus; sum of the directions and gate
-        elementwise_flops=_NORM * dim * (tokens + 1)
-        + inner * scanned * (2 * _TAPS + _SILU + 6 * _STATES + 5)
-        + inner * gated * (_SILU + 2),
+        elementwise_flops=NORM * dim * (tokens + 1)
+        + inner * scanned * (2 * _TAPS + SILU + 6 * _STATES + 5)
+        + inner * gated * (SILU + 2),
         exponentials=inner * (scanned * (_STATES + 2 + 1) + gated),
         inputs=3 * _SIDE**2,
         outputs=_CLASSES,
@@ -164,7 +164,7 @@ def _onepass(model: str, options: Mapping[str, Any]) -> _Forward:
         parameters=conv1 + conv2 + fc + (64 + 128) * (3 if options["batch_norm"] else 1) + 256 + 10,
         matrix_flops=stem + 2 * steps * (conv2 * 16**2 + fc),
         first_flops=stem,
-        elementwise_flops=4 * pooled * _LIF + steps * (256 + 10),
+        elementwise_flops=4 * pooled * LIF + steps * (256 + 10),
         inputs=3 * 32**2,
         outputs=10,
         written=pooled,
@@ -177,7 +177,7 @@ _STAGES = ((64, 64, 8), (64, 128, 4), (128, 256, 2), (256, 512, 1))  # channels 
 
 
 def _resnet(model: str, options: Mapping[str, Any]) -> _Forward:
-    steps, neuron = (options["time_steps"], _ST_BIF) if "time_steps" in options else (1, _QUANTISER)
+    steps, neuron = (options["time_steps"], ST_BIF) if "time_steps" in options else (1, QUANTISER)
     stem, pooled, fc = 64 * 3 * 49, 64 * 8**2, 512 * 10
     weights, norms, products, numbers = 0, 64, 0, 0
     for before, width, side in _STAGES:

@@ -15,6 +15,7 @@ from torch import nn
 from benchd.kernels.lif import lif_pool
 from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d
 from benchd.models import encoders
+from benchd.models.synapses import Synapses
 
 
 class PooledLif(nn.Module):
@@ -99,6 +100,15 @@ class OnePass(nn.Module):
     def neurons(self) -> list[nn.Module]:
         """Return the modules whose outputs are `scale` times counts of spikes (T, B, ...), in forward order."""
         return [self.lif1, self.lif2]
+
+    def synapses(self) -> list[Synapses]:
+        """Return the layers of weights in forward order."""
+        return [
+            Synapses(self.conv1, self.conv1, "spikes" if self.encoding == "rate" else "values"),
+            Synapses(self.conv2, self.conv2, "counts"),
+            Synapses(self.fc1, self.fc1, "counts"),
+            Synapses(self.fc2, self.fc2, "values"),
+        ]
 
     def forward(self, images: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits (B, 10); `uniforms` (T, B, 3, 32, 32), rate encoding only, default to torch.rand."""

@@ -30,6 +30,7 @@ from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d, spike_linear
 from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.models import encoders
+from benchd.models.synapses import Synapses
 
 _AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
 _ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
@@ -467,6 +468,11 @@ class _Folded(nn.Module):
         """Whether the layer runs in the spiking zone, on T steps with a bias for each."""
         return self._schedule is not None
 
+    @property
+    def layer(self) -> nn.Conv2d | nn.Linear:
+        """The convolution or linear layer that this one stands for."""
+        return self._sources[0]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for `x`, (T*B, ...) with a schedule and (B, ...) without one."""
         weight, bias = self._derive() if _learns() else (self.weight, self.bias)
@@ -554,6 +560,10 @@ class SpikingNetwork(nn.Module):
         """Return the ST-BIF layers, whose outputs are scale * codes (T, B, ...), in forward order."""
         return [self.get_submodule(name) for name in self._neuron_names]
 
+    def synapses(self) -> list[Synapses]:
+        """Return the layers of weights in forward order."""
+        return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the outputs summed over T; a compiled or exported graph takes the folded weights as they are."""
         if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
@@ -572,8 +582,11 @@ class SpikingNetwork(nn.Module):
         return self
 
     def _refresh(self, *, force: bool) -> None:
-        for folded in cast("Iterator[_Folded]", self.get_submodule(_FOLDED).children()):
+        for folded in self._folded_layers():
             folded.refresh(force=force)
+
+    def _folded_layers(self) -> Iterator[_Folded]:
+        return cast("Iterator[_Folded]", self.get_submodule(_FOLDED).children())
 
 
 def _refresh_after_load(network: SpikingNetwork, _: object) -> None:

@@ -188,11 +188,15 @@ class BenchmarkProfile(Struct, frozen=True, kw_only=True):
 class LayerRow(Struct, frozen=True, kw_only=True):
     """A component or a layer: its own synchronised time, and what it has to do at the least for one batch.
 
-    `synaptic_operations` counts one a spike and a synapse that it reaches, exactly, borders and strides in mind;
-    `wasted_spikes` are those that reach none or cancel each other. Energies are of one image.
+    Rows without `parent` divide the whole pass, those of one parent divide it in turn; `share` is of the whole pass. A
+    part's `ns` is its median over the runs, `low_ns` and `high_ns` its shortest and longest; those of a group are the
+    sums of its parts'. `synaptic_operations` counts one a spike and a synapse that it reaches, exactly, borders and
+    strides in mind; `wasted_spikes` are those that reach none or cancel each other. Both and the energies are of one
+    image, `spike_rate` is a neuron's in a time step.
     """
 
     name: str
+    parent: str | None = None
     ns: float
     share: float
     low_ns: float | None = None
@@ -210,8 +214,10 @@ class LayerRow(Struct, frozen=True, kw_only=True):
 class LayersProfile(Struct, frozen=True, kw_only=True):
     """Where the time of a forward pass goes: by component and by layer.
 
-    `fused_ns` is the same pass without any synchronisation inside; the sum of the parts exceeds it by what the
-    synchronisation costs. `run_ns` are single runs, for their consistency. `measured_energy_j` is of one image.
+    `fused_ns` is the pass without any synchronisation inside, `synchronised_ns` with one at each boundary of `layers`,
+    both medians over the runs: the difference is what the synchronisation costs. `run_ns` are the fused runs and
+    `variation` their standard deviation over their mean. `loading` is the making of the model, where that has parts.
+    `measured_energy_j` is of one image.
     """
 
     components: list[LayerRow]
@@ -220,6 +226,7 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     synchronised_ns: float
     run_ns: list[float]
     variation: float
+    loading: list[LayerRow] = []
     measured_energy_j: float | None = None
     energy_scope: str | None = None
     notes: list[str] = []

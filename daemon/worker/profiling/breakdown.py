@@ -1,0 +1,75 @@
+"""The rows of a breakdown, a tree of names: the times of several runs, the costs and the spikes of all parts."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from benchd.daemon import floor
+from benchd.daemon.profiling.profile import LayerRow
+from benchd.daemon.records import Probes
+from benchd.daemon.worker.profiling import costs, spikes
+from benchd.daemon.worker.profiling.cuts import Path
+from benchd.daemon.worker.profiling.spikes import Spikes
+from benchd.models.cost import Cost
+
+Of = TypeVar("Of")
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The nanoseconds of each part in each run, and what the parts cost and fire, in any order."""
+
+    runs: Sequence[Mapping[Path, int]]
+    costs: Sequence[tuple[Path, Cost]]
+    spikes: Sequence[tuple[Path, Spikes]]
+    rates: Probes
+
+    def rows(self) -> list[LayerRow]:
+        """Return a row for each part and each group of them, a group before its parts.
+
+        A part's time is its median over the runs, between the shortest and the longest; those of a group are the sums
+        of its parts'. What a group does itself is its part "... other".
+        """
+        runs = [dict(_with_own_parts(run)) for run in self.runs]
+        times = {part: sorted(run[part] for run in runs) for part in runs[0]}
+        whole_ns = sum(float(median(each)) for each in times.values())
+        return [self._row(path, list(_under(path, times.items())), whole_ns) for path in _tree(times)]
+
+    def _row(self, path: Path, times: Sequence[Sequence[int]], whole_ns: float) -> LayerRow:
+        ns = sum(float(median(each)) for each in times)
+        cost = costs.total(_under(path, self.costs))
+        least = floor.of(cost, self.rates)
+        fired = spikes.total(_under(path, self.spikes))
+        return LayerRow(
+            name=path[-1],
+            parent=path[-2] if len(path) > 1 else None,
+            ns=ns,
+            share=ns / whole_ns,
+            low_ns=sum(low for low, *_ in times),
+            high_ns=sum(high for *_, high in times),
+            flops=cost.flops or None,
+            bytes=cost.bytes or None,
+            x_of_floor=ns / (1e6 * least.floor_ms) if least.floor_ms else None,
+            binding=least.bound_by if least.floor_ms else None,
+            spike_rate=fired.rate,
+            wasted_spikes=fired.wasted if fired.chances else None,
+            synaptic_operations=fired.operations,
+            modelled_energy_j=fired.energy_j,
+        )
+
+
+def _with_own_parts(run: Mapping[Path, int]) -> Iterator[tuple[Path, int]]:
+    groups = {path[:depth] for path in run for depth in range(1, len(path))}
+    return (((*path, f"{path[-1]} other") if path in groups else path, ns) for path, ns in run.items())
+
+
+def _tree(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths and their groups, each group before its parts, in the order in which a run reached them."""
+    every = dict.fromkeys(path[:depth] for path in paths for depth in range(1, len(path) + 1))
+    reached = {path: place for place, path in enumerate(every)}
+    return sorted(every, key=lambda path: [reached[path[:depth]] for depth in range(1, len(path) + 1)])
+
+
+def _under(path: Path, parts: Iterable[tuple[Path, Of]]) -> Iterator[Of]:
+    return (value for part, value in parts if part[: len(path)] == path)

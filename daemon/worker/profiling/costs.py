@@ -1,0 +1,139 @@
+"""What each part of a forward pass has to do at the least, taken as a step of its own.
+
+A part reads its parameters and its inputs and writes its outputs once, in the types they have. Products are counted
+from the shapes that are seen, 2 a multiply-add, and with the taps that fall on padding; neurons, norms and the parts of
+Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the sum of
+those of its parts.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchd.daemon.worker.profiling.cuts import Cuts, Path
+from benchd.models.cost import LIF, NORM, QUANTISER, SILU, ST_BIF, Cost
+from benchd.models.snn_onepass import PooledLif
+from benchd.models.stbif import Quantiser, SpikingNetwork, StBif
+from benchd.models.vim import Mixer, RmsNorm, Vim
+
+ELEMENTWISE = {PooledLif: LIF, StBif: ST_BIF, Quantiser: QUANTISER, RmsNorm: NORM}
+
+
+def count(module: nn.Module, forward: Callable[[], object], batch_size: int, cuts: Cuts) -> dict[Path, Cost]:
+    """Return the cost of each part of one forward pass; a part that only joins others has none."""
+    stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, SpikingNetwork) else {}
+    costs: dict[Path, list[Cost]] = defaultdict(list)
+    begun: list[int] = []
+
+    def enter(*_: object) -> None:
+        begun.append(counter.get_total_flops())
+
+    def leave(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        seen = counter.get_total_flops() - begun.pop()
+        costs[cuts.modules[part]].append(_of(part, stands_for.get(part, part), [inputs, options], output, seen))
+
+    with FlopCounterMode(display=False) as counter, ExitStack() as hooks:
+        for part in _innermost(cuts):
+            hooks.callback(part.register_forward_pre_hook(enter).remove)
+            hooks.callback(part.register_forward_hook(leave, with_kwargs=True).remove)
+        forward()
+    found = {path: total(each) for path, each in costs.items()}
+    return found | _vim(module, batch_size) if isinstance(module, Vim) else found
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """Return the cost of all of these, one after another."""
+    every = list(costs)
+    return Cost(
+        matrix_flops=sum(each.matrix_flops for each in every),
+        elementwise_flops=sum(each.elementwise_flops for each in every),
+        exponentials=sum(each.exponentials for each in every),
+        bytes=sum(each.bytes for each in every),
+        parameters_bytes=sum(each.parameters_bytes for each in every),
+    )
+
+
+def _innermost(cuts: Cuts) -> Iterator[nn.Module]:
+    groups = {path[:depth] for path in cuts.modules.values() for depth in range(1, len(path))}
+    return (module for module, path in cuts.modules.items() if path not in groups)
+
+
+def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:
+    """Return the cost of one call; `layer` has the part's weights, and `seen` are the products that torch made."""
+    parameters = sum(map(_bytes, [*part.parameters(), *part.buffers()]))
+    given, results = list(_tensors(inputs)), list(_tensors(output))
+    elementwise = ELEMENTWISE.get(type(part))
+    return Cost(
+        # kernels of our own are not seen
+        matrix_flops=_products(layer, results[0]) if isinstance(layer, nn.Conv2d | nn.Linear) else seen,
+        elementwise_flops=elementwise * given[0].numel() if elementwise else 0,
+        exponentials=0,
+        bytes=parameters + sum(map(_bytes, [*given, *results])),
+        parameters_bytes=parameters,
+    )
+
+
+def _products(layer: nn.Conv2d | nn.Linear, output: torch.Tensor) -> int:
+    return 2 * output.numel() * layer.weight[0].numel()
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value and in the lists, tuples and dictionaries it is made of."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    # what a view repeats is read once
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _vim(module: Vim, batch_size: int) -> dict[Path, Cost]:
+    """Return the costs of the parts of the layers that are no modules; the last layer works for one token."""
+    blocks = module.blocks()
+    tokens = module.pos_embed.shape[1]
+    costs: dict[Path, Cost] = {}
+    for number, block in enumerate(blocks):
+        last = number == len(blocks) - 1
+        scanned, gated = (tokens + 1, 1) if last else (2 * tokens, tokens)
+        layer = f"layers.{number}"
+        parts = _mixer(block.mixer, batch_size * tokens, batch_size * scanned, batch_size * gated)
+        costs |= {(layer, f"{layer}.{part}"): cost for part, cost in parts.items()}
+    return costs
+
+
+def _mixer(mixer: Mixer, tokens: int, scanned: int, gated: int) -> dict[str, Cost]:
+    """Return the costs of a layer on so many tokens, of which `scanned` are read by the two scans and `gated` leave."""
+    inner, dim = mixer.in_proj.weight.shape[0] // 2, mixer.in_proj.weight.shape[1]
+    states, taps, rank, size = mixer.A_log.shape[1], mixer.conv1d.weight.shape[2], mixer.rank, mixer.D.element_size()
+    low = rank + 2 * states
+
+    def cost(matrix: int, elementwise: int, exponentials: int, weights: int, moved: int) -> Cost:
+        return Cost(matrix, elementwise, exponentials, size * (weights + moved), size * weights)
+
+    tap_flops, scan_flops = 2 * taps + SILU, 6 * states + 5
+    return {
+        "in_proj": cost(
+            2 * dim * inner * (tokens + gated), 0, 0, 2 * dim * inner, tokens * (dim + inner) + gated * inner
+        ),
+        "conv1d": cost(
+            0, inner * scanned * tap_flops, inner * scanned, 2 * inner * (taps + 1), inner * (tokens + scanned)
+        ),
+        "x_proj": cost(2 * inner * scanned * low, 0, 0, 2 * inner * low, scanned * (inner + low)),
+        "scan": cost(
+            2 * inner * scanned * rank,
+            inner * (scanned * scan_flops + gated * (SILU + 2)),
+            inner * (scanned * (states + 2) + gated),
+            2 * inner * (rank + states + 2),
+            scanned * (inner + low) + 2 * gated * inner,
+        ),
+        "out_proj": cost(2 * dim * inner * gated, 0, 0, dim * inner, gated * (inner + dim)),
+    }

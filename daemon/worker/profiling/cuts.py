@@ -1,0 +1,221 @@
+"""A forward pass cut into parts: at each boundary the device is waited for and the clock is read.
+
+What lies between two boundaries belongs to one part, so that nothing counts twice and nothing is left out. Boundaries
+are calls of modules, seen by forward hooks, and in Vision Mamba those of its kernels, which are no modules.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.models import vim
+from benchd.models.snn_onepass import OnePass
+from benchd.models.stbif import SpikingNetwork
+
+Path = tuple[str, ...]
+
+OTHER: Path = ("other",)
+RESET: Path = ("Model_Reset",)
+ENCODING: Path = ("Time_Encoding",)
+RESHAPING: Path = ("Input_Reshaping",)
+FORWARD: Path = ("Model_Forward_Pass", "Model_Compute_All_Layers")
+OUTPUT: Path = ("Output_Processing",)
+
+STAGES = {
+    **dict.fromkeys(("conv1", "bn1", "relu"), "Conv1_Block"),
+    "maxpool": "MaxPool",
+    **{f"layer{number}": f"Layer{number}_ResBlocks" for number in (1, 2, 3, 4)},
+    **dict.fromkeys(("avgpool", "fc"), "Final_Layers"),
+}
+# what a kernel's call is part of, and what follows it up to the next boundary
+VIM_KERNELS = {
+    "causal_conv1d_pair": ("conv1d", "x_proj"),
+    "delta_projection": ("scan", "scan"),
+    "selective_scan_pair": ("scan", "out_proj"),
+    "bidirectional_scan": ("scan", "out_proj"),
+}
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where to cut: the part that each module is, and what follows it where that is not its caller or its group."""
+
+    modules: Mapping[nn.Module, Path]
+    after: Mapping[nn.Module, Path] = field(default_factory=dict)
+    begins: Path = OTHER
+    kernels: ModuleType | None = None
+
+
+def of(module: nn.Module) -> Cuts:
+    """Return the cuts of a model: of a catalogued one by its stages, of any other by two levels of its modules."""
+    if isinstance(module, vim.Vim):
+        return _vim(module)
+    if isinstance(module, OnePass):
+        return _onepass(module)
+    if isinstance(module, SpikingNetwork):
+        return _spiking(module)
+    return Cuts(_by_name(module))
+
+
+def component(path: Path) -> Path:
+    """Return the component that a part belongs to."""
+    return path if path in {ENCODING, RESHAPING, OUTPUT} else FORWARD
+
+
+def _vim(module: vim.Vim) -> Cuts:
+    modules: dict[nn.Module, Path] = {module.patch_embed.proj: ("patch_embed",)}
+    after: dict[nn.Module, Path] = {}
+    for number, block in enumerate(module.blocks()):
+        layer = f"layers.{number}"
+        modules[block.norm], after[block.norm] = (layer, f"{layer}.norm"), (layer, f"{layer}.in_proj")
+    return Cuts(modules | {module.norm_f: ("norm_f",), module.head: ("head",)}, after, kernels=vim)
+
+
+def _onepass(module: OnePass) -> Cuts:
+    paths = {**_by_name(module), module.lif1: ("lif1+pool",), module.lif2: ("lif2+pool",)}
+    stem = module.bn1 if module.batch_norm else module.conv1
+    # the ReLU behind fc1 is no module
+    return Cuts(paths, {stem: RESHAPING, module.fc1: ("fc1",), module.fc2: OUTPUT}, begins=ENCODING)
+
+
+def _spiking(module: SpikingNetwork) -> Cuts:
+    synapses, last_neuron = module.synapses(), module.neurons()[-1]
+    folded = {inner for each in synapses for inner in each.module.modules()}
+    paths = {inner: path for inner, path in _by_name(module).items() if inner not in folded}
+    paths |= {each.module: paths[each.layer] for each in synapses}
+    if synapses[0].receives == "spikes":
+        return Cuts(paths, {last_neuron: OUTPUT}, begins=ENCODING)
+    return Cuts(paths, {synapses[0].module: ENCODING, last_neuron: OUTPUT})
+
+
+def _by_name(module: nn.Module) -> dict[nn.Module, Path]:
+    """Return the module's children and theirs; those of a ResNet in the stages that it is known by."""
+    names = {name for name, _ in module.named_children() if not name.startswith("_")}
+    staged = names <= STAGES.keys()
+    paths: dict[nn.Module, Path] = {}
+    for name, unit in _opened(module):
+        lead = (STAGES[name.split(".")[0]],) if staged and not name.startswith("_") else ()
+        if lead == ("MaxPool",):
+            paths[unit] = lead
+            continue
+        paths[unit] = (*lead, name)
+        paths |= {inner: (*lead, name, part) for part, inner in _opened(unit, f"{name}.")}
+    return paths
+
+
+def _opened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children by name, those of a list or a sequence in its place."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            yield from _opened(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+class Pass:
+    """The parts of one pass, in nanoseconds by path; a range is open around each. `place` says what a part counts as.
+
+    What the reading of the clock takes itself is in no part.
+    """
+
+    def __init__(self, cuts: Cuts, synchronise: Callable[[], None], place: Callable[[Path], Path]) -> None:
+        self.times_ns: dict[Path, int] = defaultdict(int)
+        self.path: Path = ()
+        self._cuts, self._synchronise, self._place = cuts, synchronise, place
+        self._callers: list[Path] = []
+        self._ranges: list[AbstractContextManager[None]] = []
+        self._since_ns = 0
+
+    def cut(self, path: Path) -> None:
+        """End the part that runs and begin this one, the empty path for none."""
+        path = path and self._place(path)
+        if path == self.path:
+            return
+        self._synchronise()
+        if self.path:
+            self.times_ns[self.path] += time.monotonic_ns() - self._since_ns
+        self._open_ranges(path)
+        self.path, self._since_ns = path, time.monotonic_ns()
+
+    def cut_within(self, part: str) -> None:
+        """End the part that runs and begin `part` of the same layer."""
+        self.cut((self.path[0], f"{self.path[0]}.{part}"))
+
+    def enter(self, module: nn.Module, _: object) -> None:
+        """Begin a module's part, as its forward pre-hook."""
+        self._callers.append(self._cuts.modules[module])
+        self.cut(self._callers[-1])
+
+    def leave(self, module: nn.Module, *_: object) -> None:
+        """End a module's part, as its forward hook."""
+        group = self._callers.pop()[:-1]
+        caller = self._callers[-1] if self._callers else group or OTHER
+        self.cut(self._cuts.after.get(module, caller))
+
+    def _open_ranges(self, path: Path) -> None:
+        shared = len(list(takewhile(lambda names: names[0] == names[1], zip(self.path, path, strict=False))))
+        while len(self._ranges) > shared:
+            self._ranges.pop().__exit__(None, None, None)
+        for name in path[shared:]:
+            self._ranges.append(named_range(name))
+            self._ranges[-1].__enter__()
+
+
+def run(
+    forward: Callable[[], object], cuts: Cuts, device: torch.device, place: Callable[[Path], Path] = lambda path: path
+) -> dict[Path, int]:
+    """Return the nanoseconds of each part of one forward pass, in the order in which they were first reached."""
+    passed = Pass(cuts, partial(wait_for, device), place)
+    with watched(cuts, passed):
+        passed.cut(cuts.begins)
+        forward()
+        passed.cut(())
+    return dict(passed.times_ns)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what it was given; on a CPU each call does that itself."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def watched(cuts: Cuts, passed: Pass) -> Iterator[None]:
+    """Cut `passed` at every boundary for as long as the context lasts."""
+    with ExitStack() as stack:
+        stack.callback(passed.cut, ())  # a pass that raises leaves no range open
+        for module in cuts.modules:
+            stack.callback(module.register_forward_pre_hook(passed.enter).remove)
+            stack.callback(module.register_forward_hook(passed.leave).remove)
+        if cuts.kernels:
+            for name, parts in VIM_KERNELS.items():
+                stack.enter_context(_kernel_cut(cuts.kernels, name, parts, passed))
+        yield
+
+
+@contextmanager
+def _kernel_cut(owner: ModuleType, name: str, parts: tuple[str, str], passed: Pass) -> Iterator[None]:
+    """Let the owner's name of a kernel stand for the same kernel between two cuts."""
+    kernel, (inside, after) = getattr(owner, name), parts
+
+    def cut_kernel(*arguments: Any, **options: Any) -> Any:
+        passed.cut_within(inside)
+        result = kernel(*arguments, **options)
+        passed.cut_within(after)
+        return result
+
+    setattr(owner, name, cut_kernel)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kernel)

@@ -1,0 +1,168 @@
+"""The method `layers`: where the time of a forward pass goes, by component and by layer.
+
+Ranges have the names that the published profile of the ST-BIF network gave them, and lie where the work is:
+
+    Complete_Profiling_Session
+        Model_Loading                        QANN_Creation, SNN_Wrapper_Creation
+        Warmup_Runs                          Warmup_0 and so on
+        Main_Inference_Timing_Run_0 and so on
+            Model_Reset, Time_Encoding, Input_Reshaping, Model_Forward_Pass > Model_Compute_All_Layers,
+            Output_Processing, Memory_Profiling_Run_0
+            Detailed_Layer_Profiling_Run_0   Conv1_Block, MaxPool, Layer1_ResBlocks and so on, with their parts
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from statistics import mean, median, stdev
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.profiling.profile import LayerRow, LayersProfile
+from benchd.daemon.worker import probes
+from benchd.daemon.worker.profiling import costs, cuts, spikes
+from benchd.daemon.worker.profiling.breakdown import Breakdown
+from benchd.daemon.worker.profiling.cuts import Cuts, Path
+from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.profiling.spikes import Spikes
+from benchd.daemon.worker.profiling.workload import Work
+from benchd.models import stbif
+from benchd.models.snn_onepass import OnePass
+from benchd.models.stbif import SpikingNetwork
+from benchd.models.vim import Vim
+
+MIN_RUNS = 5
+COMPONENTS = (cuts.RESET, cuts.ENCODING, cuts.RESHAPING, cuts.FORWARD, cuts.OUTPUT)
+IDLE = {
+    "Model_Reset": "no state outlives a forward pass, so that there is nothing to reset",
+    "Time_Encoding": "the model has no time steps to encode for",
+    "Input_Reshaping": "the input takes its shape without work of its own",
+    "Output_Processing": "the output is what the last layer gives",
+}
+
+Of = TypeVar("Of")
+
+
+def run(work: Work) -> LayersProfile:
+    """Return the breakdown of the forward pass without gradients, over at least MIN_RUNS runs.
+
+    Raises Unsupported for a variant whose modules do not run one by one, and for training.
+    """
+    _require_modules(work)
+    cut = cuts.of(work.module)
+    with named_range("Complete_Profiling_Session"):
+        loading = _load(work)
+        with torch.inference_mode():
+            _warm_up(work)
+            runs = [_timed(work, cut, number) for number in range(max(MIN_RUNS, work.job.runs))]
+            part_costs = list(costs.count(work.module, work.forward, len(work.images), cut).items())
+            part_spikes = list(_spikes(work, cut))
+    fused_ns, coarse, fine = zip(*runs, strict=True)
+    rates = probes.probe(work.device, work.job.case.variant.precision)
+    components = Breakdown(coarse, _placed(part_costs), _placed(part_spikes), rates).rows()
+    layers = Breakdown(fine, part_costs, part_spikes, rates).rows()
+    return LayersProfile(
+        components=components,
+        layers=layers,
+        fused_ns=median(fused_ns),
+        synchronised_ns=median(sum(run.values()) for run in fine),
+        run_ns=[float(ns) for ns in fused_ns],
+        variation=stdev(fused_ns) / mean(fused_ns),
+        loading=loading,
+        notes=list(_notes(work, components, layers)),
+    )
+
+
+def _require_modules(work: Work) -> None:
+    if work.job.workload == "train":
+        raise Unsupported("layers are those of a forward pass without gradients: profile the workload forward or eval")
+    if work.job.case.variant.backend != "eager":
+        raise Unsupported(
+            f"the modules of {work.job.case.variant.name} do not run one by one: profile eager, fp16, amp or custom"
+        )
+
+
+def _load(work: Work) -> list[LayerRow]:
+    """Make the ST-BIF network once more, for the time that each half takes; other models are made in one piece."""
+    if work.job.case.model != "snn_stbif_resnet18" or work.job.module:
+        return []
+    options = work.job.options
+    begun = time.monotonic_ns()
+    with named_range("Model_Loading"):
+        with named_range("QANN_Creation"):
+            qann = stbif.build_qann(name="qann_resnet18", kernels="torch", level=int(options["level"]))
+        made = time.monotonic_ns()
+        with named_range("SNN_Wrapper_Creation"), torch.device(work.device):  # on which it tries its kernels
+            stbif.convert(qann, int(options["time_steps"]), kernels=work.job.case.variant.kernels)
+    ended = time.monotonic_ns()
+    times = {"QANN_Creation": made - begun, "SNN_Wrapper_Creation": ended - made}
+    return [LayerRow(name=name, ns=ns, share=ns / (ended - begun)) for name, ns in times.items()]
+
+
+def _warm_up(work: Work) -> None:
+    with named_range("Warmup_Runs"):
+        for number in range(max(1, work.job.warm_up)):
+            with named_range(f"Warmup_{number}"):
+                work.forward()
+
+
+def _timed(work: Work, cut: Cuts, number: int) -> tuple[int, dict[Path, int], dict[Path, int]]:
+    """Return the nanoseconds of a pass that nothing interrupts, of the components of one and of the parts of one."""
+    fused_ns = _fused(work)
+    with named_range(f"Main_Inference_Timing_Run_{number}"):
+        coarse = dict.fromkeys(COMPONENTS, 0)
+        with named_range("Model_Reset"):
+            pass
+        coarse |= cuts.run(work.forward, cut, work.device, cuts.component)
+        with named_range(f"Memory_Profiling_Run_{number}"):
+            pass
+        with named_range(f"Detailed_Layer_Profiling_Run_{number}"):
+            fine = cuts.run(work.forward, cut, work.device)
+    return fused_ns, {path[:1]: ns for path, ns in coarse.items()}, fine
+
+
+def _fused(work: Work) -> int:
+    cuts.wait_for(work.device)
+    begun = time.monotonic_ns()
+    work.forward()
+    cuts.wait_for(work.device)
+    return time.monotonic_ns() - begun
+
+
+def _spikes(work: Work, cut: Cuts) -> Iterator[tuple[Path, Spikes]]:
+    if isinstance(work.module, OnePass | SpikingNetwork):
+        precision = work.job.case.variant.precision
+        found = spikes.count(work.module, work.forward, len(work.images), precision)
+        yield from ((cut.modules[module], each) for module, each in found.items())
+
+
+def _placed(parts: Iterable[tuple[Path, Of]]) -> list[tuple[Path, Of]]:
+    return [(cuts.component(path)[:1], value) for path, value in parts]
+
+
+def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow]) -> Iterator[str]:
+    """Yield what a reader has to know of these figures."""
+    for row in components:
+        if not row.ns:
+            yield f"{row.name}: {IDLE[row.name]}."
+    yield "Memory_Profiling_Run is an empty range: the method memory measures it."
+    yield "Bytes are those of each part as a step of its own: its parameters, inputs and outputs, once."
+    if any(row.x_of_floor is not None and row.x_of_floor < 1 for row in layers):
+        yield "A part below its floor has its data in the caches, beyond which bytes are probed, or skips zeros."
+    yield from _model_notes(work.module, work.job.case.variant.precision in spikes.JOULES)
+
+
+def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
+    if isinstance(module, Vim):
+        yield "FLOPs of the layers are by formula. A scan is the projection of delta, both directions and the gate."
+        return
+    yield "FLOPs are the products that were seen, with taps on padding, and the neurons' by formula."
+    if isinstance(module, SpikingNetwork):
+        yield "Time_Encoding lies within the forward pass, behind conv1, which sees one image for all time steps."
+    if isinstance(module, OnePass | SpikingNetwork):
+        yield "Wasted spikes cancel another of their neuron or reach no synapse; pools and shortcuts have no synapses."
+        unknown = "" if has_energy_model else "; there is none for this precision"
+        yield f"Modelled energy is of the synapses alone, at 45 nm{unknown}."
+        yield "Measured energy: the process that cuts the passes reads no sensor."

@@ -1,0 +1,181 @@
+"""Counts of spikes and of what they cause, against loops over every spike, tap and output."""
+
+from collections import Counter
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from benchd.daemon.worker.profiling import spikes
+from benchd.kernels.lif import lif
+from benchd.models import stbif
+from benchd.models.catalog import build
+
+IMAGES, TIME_STEPS = 2, 8
+
+
+class Qann(nn.Sequential):
+    """Strides, borders, groups, a shortcut of a kind: the second layer reaches every other spike of the first."""
+
+    input_shape = (3, 9, 9)
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 4, 3, padding=1),
+            stbif.Quantiser(8),
+            nn.Conv2d(4, 6, 1, stride=2),
+            stbif.Quantiser(8),
+            nn.Conv2d(6, 4, 3, stride=2, padding=1, groups=2),
+            stbif.Quantiser(8),
+            nn.Flatten(),
+            nn.Linear(36, 5),
+            stbif.Quantiser(8),
+            nn.Linear(5, 2),
+        )
+
+
+def converted(kernels):
+    torch.manual_seed(0)
+    qann = Qann()
+    for layer in qann[0], qann[2], qann[4], qann[7]:
+        nn.init.normal_(layer.weight)  # strong enough both ways for codes of -1
+    return stbif.convert(qann, TIME_STEPS, kernels=kernels)
+
+
+@pytest.fixture
+def network():
+    return converted("torch")
+
+
+@pytest.fixture
+def images():
+    return torch.randn(IMAGES, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def reached(layer, row, column, side):
+    """Return how many weights of the layer a number at this place meets, output by output and tap by tap."""
+    (stride, _), (padding, _), (size, _) = layer.stride, layer.padding, layer.kernel_size
+    outputs = range((side + 2 * padding - size) // stride + 1)
+    meetings = [
+        (y, x)
+        for y, x in product(outputs, outputs)
+        if 0 <= row - (y * stride - padding) < size and 0 <= column - (x * stride - padding) < size
+    ]
+    return len(meetings) * layer.out_channels // layer.groups
+
+
+def operations(layer, x):
+    """Return the operations of one pass on x (N, ...) of spikes, one spike after another."""
+    spiked = x.nonzero().tolist()
+    if isinstance(layer, nn.Linear):
+        return len(spiked) * layer.out_features
+    return sum(reached(layer, row, column, x.shape[-1]) for _, _, row, column in spiked)
+
+
+def watched(network, images):
+    """Return the input of each layer of weights and the output of each neuron in one pass."""
+    inputs, outputs = {}, {}
+    hooks = [
+        each.module.register_forward_pre_hook(lambda m, x: inputs.update({m: x[0]})) for each in network.synapses()
+    ]
+    hooks += [neuron.register_forward_hook(lambda m, _, y: outputs.update({m: y})) for neuron in network.neurons()]
+    with torch.inference_mode():
+        network(images)
+    for hook in hooks:
+        hook.remove()
+    return inputs, outputs
+
+
+def counted(network, images, precision="fp32"):
+    with torch.inference_mode():
+        return spikes.count(network, lambda: network(images), len(images), precision)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "custom"])
+def test_synaptic_operations_equal_a_count_of_every_spike_and_tap(images, kernels):
+    network = converted(kernels)
+    inputs, _ = watched(network, images)
+    found = counted(network, images)
+    read = [each for each in network.synapses() if each.receives == "spikes"]
+    assert len(read) == 3
+    for each in read:
+        arrived = inputs[each.module]
+        assert arrived.any()
+        assert found[each.module].operations * IMAGES == operations(each.layer, arrived)
+    assert any((inputs[each.module] < 0).any() for each in read)
+
+
+def test_a_layer_that_reads_plain_values_multiplies_and_has_no_synaptic_operations(network, images):
+    found = counted(network, images)
+    first, *_, last = network.synapses()
+    assert found[first.module].operations is found[last.module].operations is None
+    taps = operations(first.layer, torch.ones(1, 3, 9, 9))
+    assert found[first.module].energy_j == pytest.approx(taps * 4.6e-12)
+    assert found[last.module].energy_j == pytest.approx(5 * 2 * 4.6e-12)
+    second = network.synapses()[1].module
+    assert found[second].energy_j == pytest.approx(found[second].operations * 0.9e-12)
+
+
+def test_a_spike_is_wasted_that_reaches_no_synapse_or_cancels_another(network, images):
+    _, outputs = watched(network, images)
+    found = counted(network, images)
+    reasons = Counter()
+    for neuron, reader in zip(network.neurons(), network.synapses()[1:], strict=True):
+        wasted = Counter()
+        codes = outputs[neuron].sign()
+        for place in product(*map(range, codes.shape[1:])):
+            own = codes[(slice(None), *place)]
+            spatial = isinstance(reader.layer, nn.Conv2d)
+            if spatial and not reached(reader.layer, *place[2:], codes.shape[-1]):
+                wasted["unread"] += int(own.abs().sum())
+            else:
+                wasted["cancelled"] += int(own.abs().sum()) - abs(int(own.sum()))
+        assert found[neuron].wasted * IMAGES == wasted.total()
+        reasons += wasted
+    assert reasons.keys() == {"unread", "cancelled"}
+
+
+def test_the_spikes_of_a_pool_are_those_of_the_neurons_before_it():
+    torch.manual_seed(0)
+    network = build("snn_onepass", time_steps=3)
+    images = torch.rand(IMAGES, 3, 32, 32)
+    currents = []
+    hook = network.lif1.register_forward_pre_hook(lambda _, inputs: currents.append(inputs[0]))
+    inputs, _ = watched(network, images)
+    hook.remove()
+    fired = lif(currents[0], decay=0.95)
+    found = counted(network, images)
+    assert found[network.lif1].fired * IMAGES == float(fired.sum()) > 0
+    assert found[network.lif1].rate == pytest.approx(float(fired.mean()))
+    assert found[network.lif1].wasted == 0
+    counts = (inputs[network.conv2] * 4).sum(0)
+    each = torch.tensor([[reached(network.conv2, row, column, 16) for column in range(16)] for row in range(16)])
+    assert found[network.conv2].operations * IMAGES == float((counts * each).sum())
+    assert found[network.fc1].operations * IMAGES == float((inputs[network.fc1] * 4).sum()) * 256
+
+
+def test_the_first_layer_reads_spikes_where_the_encoding_makes_them():
+    torch.manual_seed(0)
+    network = build("snn_onepass", time_steps=2, encoding="rate")
+    images = torch.full((1, 3, 32, 32), 1.0)  # every pixel fires at each step
+    edges = operations(network.conv1, torch.ones(1, 3, 32, 32))
+    assert counted(network, images)[network.conv1].operations == 2 * edges
+
+
+def test_figures_are_of_one_image(network, images):
+    once, twice = counted(network, images[:1]), counted(network, images[[0, 0]])
+    assert once == twice
+
+
+def test_there_is_no_energy_where_the_precision_has_no_model(network, images):
+    assert all(each.energy_j is None for each in counted(network, images, "bf16").values())
+
+
+def test_the_total_of_parts_without_synapses_has_no_operations():
+    neurons = spikes.Spikes(chances=8, fired=2, wasted=1)
+    both = spikes.total([neurons, neurons])
+    assert (both.rate, both.wasted, both.operations, both.energy_j) == (0.25, 2, None, None)
+    assert spikes.total([]).rate is None
