@@ -76,9 +76,9 @@ class Module(Struct, frozen=True, kw_only=True):
 class KernelRow(Struct, frozen=True, kw_only=True):
     """A kernel by its name over all active steps.
 
-    `estimated_occupancy` is computed from the launches and weighted by time; `measured_occupancy` is ncu's. `limits`
-    names what holds the longest launch back. `operator` is the one that launched it most. `tensor_cores` is as good as
-    `tensor_cores_by` says.
+    `estimated_occupancy` is computed from the launches and weighted by time; `theoretical_occupancy` and
+    `measured_occupancy` are ncu's. `limits` names what holds the longest launch back. `operator` is the one that
+    launched it most. `tensor_cores` is as good as `tensor_cores_by` says.
     """
 
     name: str
@@ -91,6 +91,7 @@ class KernelRow(Struct, frozen=True, kw_only=True):
     registers: int | None = None
     shared_bytes: int | None = None
     estimated_occupancy: float | None = None
+    theoretical_occupancy: float | None = None
     measured_occupancy: float | None = None
     limits: list[str] = []
     tensor_cores: bool | None = None
@@ -261,6 +262,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One conclusion: what is wrong, by which figures, what a cure gains at the most, and which variant tests it.
 
     `expected` is the predicted time of a step over the present one; `measured` that of the variant that tested it.
+    Where the test is another `batch_size`, both are of one image.
     """
 
     rule: str
@@ -270,8 +272,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     expected: float | None = None
     variant: str | None = None
     options: dict[str, OptionValue] = {}
+    batch_size: int | None = None
     measured: float | None = None
-    verdict: Literal["confirmed", "refuted", "not measured"] = "not measured"
+    verdict: Literal["confirmed", "refuted", "inconclusive", "not measured"] = "not measured"
 
 
 class Profile(Struct, frozen=True, kw_only=True):

@@ -37,6 +37,10 @@ _LAST_EVENT = re.compile(rb'(.*\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _LIMITS = {"WARPS": "warps", "REGS": "registers", "SMEM": "shared memory", "BLOCKS": "blocks", "BARRIERS": "barriers"}
 
+COUNTERS_CURE = (
+    "profile as root or load the driver with NVreg_RestrictProfilingToAdminUsers=0 (in a container, CAP_SYS_ADMIN)"
+)
+
 
 class Device(Struct, frozen=True, rename="camel"):
     """A GPU of the traced machine, from the trace's header; `id` is the `device` of the rows."""
@@ -173,8 +177,7 @@ class Trace(Struct, frozen=True, kw_only=True):
         launches = sum("Launch" in call.name for call in self.runtime_calls)
         return (
             f"the trace holds {launches} launches and no kernel: CUPTI was not allowed to read the GPU or is another "
-            "CUDA's; profile as root or load the driver with NVreg_RestrictProfilingToAdminUsers=0 (in a container, "
-            "CAP_SYS_ADMIN), and take other CUDA versions out of LD_LIBRARY_PATH"
+            f"CUDA's; {COUNTERS_CURE}, and take other CUDA versions out of LD_LIBRARY_PATH"
         )
 
 

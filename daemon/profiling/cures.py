@@ -1,0 +1,48 @@
+"""Which variants and options of a profiled case can test a cure."""
+
+import msgspec
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.profiling.profile import Profile
+from benchd.daemon.records import Backend, Kernels, OptionValue, Precision
+from benchd.models import catalog
+
+
+def changed(
+    profile: Profile,
+    *,
+    backend: Backend | None = None,
+    precision: Precision | None = None,
+    kernels: Kernels | None = None,
+) -> str | None:
+    """Return the profiled variant with these changes; None where it is so already or the model does not run so."""
+    case = profile.case
+    changes = {"backend": backend, "precision": precision, "kernels": kernels}
+    try:
+        variant = msgspec.structs.replace(case.variant, **{name: value for name, value in changes.items() if value})
+    except UsageError:
+        return None
+    has_custom = case.model in catalog.MODELS and catalog.MODELS[case.model].custom_kernels
+    runs = variant.kernels == "torch" or has_custom
+    trains = profile.workload != "train" or catalog.trains(case.model, variant.name)
+    return variant.name if variant != case.variant and runs and trains else None
+
+
+def half(profile: Profile) -> str | None:
+    """Return the variant with fp16 weights, on our kernels where the model has them; None in half precision."""
+    if profile.case.variant.precision in ("fp16", "bf16"):
+        return None
+    return changed(profile, precision="fp16", kernels="custom") or changed(profile, precision="fp16")
+
+
+def fused(profile: Profile) -> str | None:
+    """Return the variant whose kernels do several operators in one pass: ours, or else the compiler's."""
+    if profile.case.variant.kernels == "custom":
+        return None
+    return changed(profile, kernels="custom") or changed(profile, backend="compile")
+
+
+def options(profile: Profile) -> dict[str, OptionValue]:
+    """Return all options of a catalogued model with their values; none of a model of the user's own."""
+    entry = catalog.MODELS.get(profile.case.model)
+    return entry.resolve(profile.case.options) if entry else {}

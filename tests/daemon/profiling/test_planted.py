@@ -1,0 +1,134 @@
+"""Bottlenecks planted in traces, through the tables to the findings: recorded ones of a CPU, made ones of a GPU."""
+
+import time
+
+import msgspec
+import pytest
+import torch
+from profiles_made import profile
+from torch.profiler import ProfilerActivity
+from torch.utils.data import DataLoader, Dataset
+from traces_made import ORIN, kernel, launch
+
+from benchd.daemon.profiling import findings, trace
+from benchd.daemon.profiling.trace import Annotation, Operator, RuntimeCall, Trace
+from benchd.daemon.records import Case, Variant
+
+tables = pytest.importorskip("benchd.daemon.profiling.tables")
+
+SIDE = torch.randn(256, 256)
+LONG = torch.randn(2**19)
+
+
+def found_in(read, *, is_cuda, variant="eager"):
+    """Return the rules that find something in a trace."""
+    case = Case(model="vim_tiny", variant=Variant.parse(variant))
+    made = profile(case, torch=tables.torch_profile(read, "trace.json", is_cuda))
+    return {finding.rule: finding for finding in findings.find(made)}
+
+
+def recorded(folder, batches, work):
+    """Return what is found in a trace of `work` on each of the batches, the first of them left out."""
+    path = folder / "trace.json"
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=3, repeat=1)
+    with torch.profiler.profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule,
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        acc_events=True,
+    ) as profiler:
+        for batch in batches:
+            work(batch)
+            profiler.step()
+    return found_in(trace.read(path), is_cuda=False)
+
+
+def products(x):
+    for _ in range(20):
+        x = (x @ SIDE).clamp_(-1, 1)
+
+
+def casts(_):
+    x = LONG
+    for _ in range(30):
+        x = x.to(torch.float16).to(torch.float32)
+
+
+def flips(_):
+    LONG.flip(0)
+
+
+class Sleepy(Dataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return SIDE
+
+
+def test_a_storm_of_casts_is_found(tmp_path):
+    found = recorded(tmp_path, [SIDE] * 5, casts)
+    assert set(found) == {"casts_and_copies"}
+    assert found["casts_and_copies"].title == "A storm of casts"
+    assert found["casts_and_copies"].evidence[-1] == "60 casts (aten::_to_copy) a step, in fp32"
+
+
+def test_a_flip_is_found(tmp_path):
+    assert set(recorded(tmp_path, [SIDE] * 5, flips)) == {"flips"}
+
+
+def test_a_data_loader_that_sleeps_is_found(tmp_path):
+    found = recorded(tmp_path, DataLoader(Sleepy()), lambda batch: products(batch[0]))
+    assert set(found) == {"input_bound"}
+
+
+def test_nothing_is_found_in_products_alone(tmp_path):
+    assert recorded(tmp_path, [SIDE] * 5, products) == {}
+
+
+def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
+    """Return three steps of 1 ms in which six kernels of 150 us run, after each of which the host may wait for it."""
+    made = Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
+    every = [f"{product}_{number}" for number in range(6)]
+    for step in range(3):
+        begin = 1000 * step
+        made.annotations.append(_row(Annotation, f"ProfilerStep#{step}", begin, 1000, on_gpu=False))
+        for number, name in enumerate(every):
+            _launch(made, name, begin + 150 * number, 100 if waits else 150, correlation=10 * step + number + 1)
+            if waits:
+                _wait(made, begin + 150 * number + 5, 100)
+    return made
+
+
+def _launch(made, name, start_us, duration_us, correlation):
+    launched = launch(name, percent=80.0, active_blocks_per_sm=10, limits=("registers",), grid=(80, 1, 1))
+    made.operators.append(_row(Operator, "aten::mm", start_us, 4, external_id=correlation))
+    made.runtime_calls.append(_row(RuntimeCall, "cudaLaunchKernel", start_us + 1, 2, correlation=correlation))
+    ran = kernel(start_us + 3, duration_us, launched)
+    made.kernels.append(msgspec.structs.replace(ran, correlation=correlation, external_id=correlation))
+
+
+def _wait(made, start_us, duration_us):
+    made.operators.append(_row(Operator, "aten::item", start_us, duration_us, external_id=None))
+    made.runtime_calls.append(_row(RuntimeCall, "cudaStreamSynchronize", start_us + 1, duration_us - 2, correlation=0))
+
+
+def _row(kind, name, start_us, duration_us, **fields):
+    return kind(name=name, start_ns=1000 * start_us, duration_ns=1000 * duration_us, thread=1, **fields)
+
+
+def test_a_planted_wait_is_found_with_what_it_costs():
+    found = found_in(gpu_trace(waits=True), is_cuda=True, variant="custom-fp16")
+    assert set(found) == {"synchronization"}
+    assert found["synchronization"].evidence[1].startswith("aten::item: 6 calls a step wait ")
+
+
+def test_a_planted_product_in_fp32_is_found():
+    found = found_in(gpu_trace(product="ampere_sgemm_128x64_tn"), is_cuda=True, variant="custom")
+    assert set(found) == {"no_tensor_cores"}
+    assert found["no_tensor_cores"].variant == "custom-fp16"
+
+
+def test_nothing_is_found_in_a_clean_trace_of_a_gpu():
+    assert found_in(gpu_trace(), is_cuda=True, variant="custom-fp16") == {}
