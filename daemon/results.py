@@ -6,18 +6,19 @@ from pathlib import Path
 from benchd.daemon import records
 from benchd.daemon.delivery import jsonl
 from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.records import Record
+from benchd.daemon.records import PROFILED, Record
 
 JOURNAL = "records.jsonl"
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in a file, or in the `records.jsonl` of a folder, in their order.
+    """Return the records in a file, or in the `records.jsonl` of a folder, in their order, those of profiles left out.
 
     Raises UsageError where there is none, SchemaError that names file and line at the first that is not one.
     """
     file = path / JOURNAL if path.is_dir() else path
-    found = [_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1)]
+    decoded = [_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1)]
+    found = [record for record in decoded if PROFILED not in record.flags]
     if not found:
         raise UsageError(f"{file}: holds no record; give a file or a folder that bench-once has written")
     return found

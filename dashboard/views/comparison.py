@@ -4,6 +4,7 @@ from asyncio import to_thread
 
 from nicegui import ui
 
+from benchd.daemon.records import PROFILED
 from benchd.dashboard import queries
 from benchd.dashboard.layout import frame, heading, notice, record_path
 from benchd.dashboard.messages import Result
@@ -24,6 +25,9 @@ def add(store: Store) -> None:
         with frame("Compare"):
             if pair[0] is None or pair[1] is None:
                 notice("Choose two results: mark them in Results, then press Compare two.")
+                return
+            if any(PROFILED in side.flags for side in pair if side):
+                notice("A profile is not compared: measure the case with bench-once.")
                 return
             _side_by_side(pair[0], pair[1])
 
