@@ -237,6 +237,78 @@ def report(
     raise typer.Exit(report_of.report(files, formats, output, sys.stdout))
 
 
+@_benchd.command(epilog="Example: benchd profile vim_tiny --workload eval --batch-size 4 --steps 3 --warmup 1")
+def profile(
+    model: Annotated[str | None, typer.Argument(help="A model of `benchd list`.", metavar="MODEL")] = None,
+    variant: Annotated[str, typer.Option(help="The variant to profile.")] = "eager",
+    method: Annotated[
+        str | None,
+        typer.Option(help="torch, memory, benchmark (these by default), layers, nsys, ncu, or all.", metavar="A,B"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs of each method.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More of them.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Active steps.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps before them.")] = None,
+    workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")] = "auto",
+    weights: Annotated[Path | None, typer.Option(help="A checkpoint.")] = None,
+    data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A model's option; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step; the model's own by default.")] = None,
+    time_steps: Annotated[int | None, typer.Option(help="The option time_steps.")] = None,
+    level: Annotated[int | None, typer.Option(help="The option level.")] = None,
+    repeat_input: Annotated[bool, typer.Option("--repeat-input", help="The option encoding=repeat.")] = False,
+    module: Annotated[str | None, typer.Option(help="A module of your own.", metavar="FILE.py:FUNCTION")] = None,
+    input_: Annotated[
+        list[str] | None, typer.Option("--input", help="Shape of one input of the module.", metavar="3x224x224")
+    ] = None,
+    kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu counts.", metavar="REGEX")] = None,
+    snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="ncu counts spiking neurons alone.")] = False,
+    sort: Annotated[
+        str | None, typer.Option(help="Operators by this column; by self time by default.", metavar="COLUMN")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="An empty or new folder; one under profiles/ by default.", metavar="DIR")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings propose.")] = False,
+    mqtt: Annotated[str | None, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")] = None,
+) -> None:
+    """Say where the time goes, by operator, kernel, module, layer and component, and what to do about it."""
+    from benchd.daemon import profile as profiling  # noqa: PLC0415
+    from benchd.daemon.arguments import choices, options  # noqa: PLC0415
+    from benchd.daemon.profiling.profile import METHODS, WORKLOADS  # noqa: PLC0415
+
+    aliases = {"time_steps": time_steps, "level": level, "encoding": "repeat" if repeat_input else None}
+    given = [*(option or []), *(f"{name}={value}" for name, value in aliases.items() if value is not None)]
+    request = profiling.Request(
+        model=model,
+        variant=variant,
+        methods=choices("method", _names(method), [*METHODS, "all"]),
+        presets=[name for name, asked in (("quick", quick), ("thorough", thorough)) if asked],
+        steps=steps,
+        warm_up=warmup,
+        workload=choices("workload", [workload], WORKLOADS)[0],
+        device=device,
+        weights=weights,
+        data=data,
+        options=options(given),
+        batch_size=batch_size,
+        module=module,
+        inputs=input_ or [],
+        kernel_regex=kernel_regex,
+        snn_kernels=snn_kernels,
+        sort=sort,
+        output=output,
+        as_json=json,
+        verify=verify,
+        mqtt=mqtt,
+    )
+    raise typer.Exit(profiling.run(request, sys.stdout, sys.stderr))
+
+
 @_benchd.command("list", epilog="Example: benchd list --json")
 def list_(
     kernels: Annotated[

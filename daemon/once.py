@@ -88,9 +88,9 @@ def _supervisor(
     return Supervisor(
         planned,
         Settings(
-            output=_writable(request.output, f"--output {request.output}"),
-            cache=_writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
-            artifacts=_writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
+            output=writable(request.output, f"--output {request.output}"),
+            cache=writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
+            artifacts=writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
             device=machine.device,
             sources=settings.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
             period_s=settings.sampling.period_s,
@@ -153,19 +153,20 @@ def _own(request: Request) -> Own | None:
     if request.onnx:
         return _own_file(request.onnx, request)
     if request.module:
-        return _own_module(request.module, request)
+        return own_module(request.module, request.inputs)
     if request.inputs:
         raise UsageError("--input is for --module and --onnx: the models of the catalog know theirs")
     return None
 
 
-def _own_module(module: str, request: Request) -> OwnModule:
+def own_module(module: str, inputs: Sequence[str]) -> OwnModule:
+    """Return the module of `FILE.py:function` and at most one shape; raise UsageError for what it cannot be."""
     file, colon, function = module.rpartition(":")
     if not colon or not Path(file).is_file() or not function.isidentifier():
         raise UsageError(f"--module {module}: expected FILE.py:function of a file that exists")
-    if len(request.inputs) > 1:
-        raise UsageError(f"--input {request.inputs[1]}: a module of your own reads one input")
-    return OwnModule(f"{Path(file).resolve()}:{function}", shape(request.inputs[0]) if request.inputs else None)
+    if len(inputs) > 1:
+        raise UsageError(f"--input {inputs[1]}: a module of your own reads one input")
+    return OwnModule(f"{Path(file).resolve()}:{function}", shape(inputs[0]) if inputs else None)
 
 
 def _own_file(path: Path, request: Request) -> OwnFile:
@@ -200,7 +201,7 @@ def _refuse_ambiguous_weights(request: Request, planned: Sequence[Planned]) -> N
         raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
 
 
-def _writable(folder: Path, name: str) -> Path:
+def writable(folder: Path, name: str) -> Path:
     """Return the folder, made and tried out, so that nothing is measured in vain."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

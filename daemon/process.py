@@ -49,7 +49,7 @@ class Worker:
                 stderr=log,
                 pass_fds=[write_end],
                 start_new_session=True,
-                env=_environment(job),
+                env=environment(job.cache, job.gpu_uuid),
             )
         if process.stdin:
             with suppress(BrokenPipeError):  # it died at once; its exit says why
@@ -148,9 +148,9 @@ def _lost(status: Status, reason: str | None) -> Outcome:
     return Outcome(process=ProcessResult(status=status, reason=reason, stages=Stages()))
 
 
-def _environment(job: Job) -> dict[str, str]:
-    """Return the worker's environment: ours, a heap that is kept, and compilers' caches where ours are."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": f"{job.cache}/inductor", "TRITON_CACHE_DIR": f"{job.cache}/triton"}
+def environment(cache: str, gpu_uuid: str | None) -> dict[str, str]:
+    """Return the environment of a child with torch: ours, a heap that is kept, and compilers' caches where ours are."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
     # the GPU whose sensors are read, by the one name that is the same everywhere
-    gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({"CUDA_VISIBLE_DEVICES": job.gpu_uuid} if job.gpu_uuid else {})
+    gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})
     return os.environ | ALLOCATOR | caches | gpu | {"PYTHONUNBUFFERED": "1"}

@@ -18,6 +18,8 @@ from msgspec import Struct
 from benchd.daemon.errors import SchemaError, UsageError, unknown
 
 SCHEMA = "benchd.record/1"
+PROFILED = "profiled"
+"""The flag of a Record that a profile made: it is shown, and never ranked or compared."""
 
 Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "tensorrt"]
 Precision = Literal["fp32", "fp16", "bf16", "amp"]

@@ -156,11 +156,12 @@ def _cell(value: Cell) -> str:
 
 def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     rows = [list(COLUMNS.values()), ["---"] * len(COLUMNS), *map(cells, found)]
-    table = [f"| {' | '.join(_markdown(text) for text in texts)} |" for texts in rows]
-    return "\n".join(["# Report", "", *(f"- {_markdown(line(one))}" for one in decisions), "", *table]) + "\n"
+    table = [f"| {' | '.join(escaped(text) for text in texts)} |" for texts in rows]
+    return "\n".join(["# Report", "", *(f"- {escaped(line(one))}" for one in decisions), "", *table]) + "\n"
 
 
-def _markdown(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return the text as Markdown shows it in a cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 

@@ -2,48 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
-
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from benchd.daemon.history import shifts
+from benchd.daemon.page import CHARTS, Chart, render
 from benchd.daemon.records import Record
 
 ROWS = 500
 """Of more records the newest are shown in the table; the charts hold them all."""
 
-Chart = dict[str, Any]
 RING: Chart = {"marker": {"symbol": "circle-open", "size": 14}, "showlegend": False}
 
-TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>benchd report</title>
-<style>
-:root { color-scheme: light dark; --grid: #ddd; }
-@media (prefers-color-scheme: dark) { :root { --grid: #444; } }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--grid); text-align: left; white-space: nowrap; }
-.wide { overflow-x: auto; }
-.chart { height: 26rem; }
-.ship li { font-family: ui-monospace, monospace; white-space: pre-wrap; }
-</style>
-</head>
-<body>
-<h1>benchd report</h1>
-<p>{{ count }} records of {{ devices|join(", ") }}, {{ first }} to {{ last }}</p>
+SUMMARY = """<p>{{ count }} records of {{ devices|join(", ") }}, {{ first }} to {{ last }}</p>
 <ul class="ship">{% for text in ship %}<li>{{ text }}</li>{% endfor %}</ul>
-{% for chart in charts %}
-<h2>{{ chart.title }}</h2>
-<p>{{ chart.note }}</p>
-{% if chart.data %}<div class="chart" id="chart{{ loop.index0 }}"></div>{% endif %}
-{% endfor %}
-<h2>Records</h2>
+"""
+TABLE = """<h2>Records</h2>
 {% if hidden %}<p>The newest {{ rows|length }}; {{ hidden }} older ones are in the CSV.</p>{% endif %}
 <div class="wide"><table>
 <thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
@@ -51,44 +23,24 @@ th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--grid); text-align:
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody>
 </table></div>
-<script>{{ plotly }}</script>
-<script>
-const charts = {{ charts|tojson }};
-function draw() {
-  const style = getComputedStyle(document.body), grid = style.getPropertyValue("--grid").trim();
-  const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true };
-  charts.forEach((chart, place) => {
-    if (!chart.data.length) return;
-    Plotly.react("chart" + place, chart.data, {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: style.color },
-      margin: { t: 10, r: 10 }, ...chart.layout,
-      xaxis: { ...axis, ...chart.layout.xaxis }, yaxis: { ...axis, ...chart.layout.yaxis },
-    }, { responsive: true, displayModeBar: false });
-  });
-}
-draw();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-</script>
-</body>
-</html>
 """
 
 
 def page(found: Sequence[Record], ship: Sequence[str], headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
     """Return the page of these records, at least one and in order of time, with the lines of the decisions on top."""
     measured = [record for record in found if record.status == "ok" and record.timing]
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE)
-    return template.render(
+    return render(
+        "benchd report",
+        SUMMARY + CHARTS + TABLE,
+        [chart(measured) for chart in DRAWN],
         count=len(found),
         devices=sorted({record.device_id for record in found}),
         first=found[0].t_wall,
         last=found[-1].t_wall,
         ship=ship,
-        charts=[chart(measured) for chart in CHARTS],
         headings=headings,
         rows=table[-ROWS:],
         hidden=max(0, len(table) - ROWS),
-        plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library's own text, which must not be escaped
     )
 
 
@@ -219,4 +171,4 @@ def _series(name: str, points: Sequence[tuple[str, float]], mode: str) -> Chart:
     return {"type": "scatter", "mode": mode, "name": name, "x": [x for x, _ in points], "y": [y for _, y in points]}
 
 
-CHARTS = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _consistency, _history)
+DRAWN = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _consistency, _history)

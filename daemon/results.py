@@ -1,23 +1,23 @@
 """Result files read back: the records of a pass, or what is wrong with the first line that is none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchd.daemon import records
 from benchd.daemon.delivery import jsonl
 from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.records import Record
+from benchd.daemon.records import PROFILED, Record
 
 JOURNAL = "records.jsonl"
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in a file, or in the `records.jsonl` of a folder, in their order.
+    """Return the records in a file, or in the `records.jsonl` of a folder, in their order, those of profiles left out.
 
     Raises UsageError where there is none, SchemaError that names file and line at the first that is not one.
     """
     file = _file(path)
-    found = [_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1)]
+    found = _measured(_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1))
     if not found:
         raise UsageError(f"{file}: holds no record; give a file or a folder that bench-once has written")
     return found
@@ -26,8 +26,12 @@ def read(path: Path) -> list[Record]:
 def of_case(path: Path, case_id: str) -> list[Record]:
     """Return the records of one case as `read` does; lines of others are not decoded, and there may be none."""
     file, name = _file(path), case_id.encode()
-    found = [_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1) if name in line]
+    found = _measured(_decoded(file, number, line) for number, line in enumerate(jsonl.read(file), 1) if name in line)
     return [record for record in found if record.case_id == case_id]
+
+
+def _measured(found: Iterable[Record]) -> list[Record]:
+    return [record for record in found if PROFILED not in record.flags]
 
 
 def _file(path: Path) -> Path:

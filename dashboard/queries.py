@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from sqlalchemy import ColumnElement, case, func, or_, select
 
-from benchd.daemon.records import Record, decode, throttles
+from benchd.daemon.records import PROFILED, Record, decode, throttles
 from benchd.daemon.statistics import combine
 from benchd.dashboard.messages import Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
@@ -182,7 +182,8 @@ def _clean_ms(record: Record) -> float | None:
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
     """Return the newest results of one case on one device that were measured, the oldest first."""
     table = store.tables["result"]
-    mine = (table.c.device_id == device_id, table.c.case_id == case_id, table.c.median_ms > 0)
+    measured = (table.c.median_ms > 0, ~table.c.flags.contains(PROFILED))
+    mine = (table.c.device_id == device_id, table.c.case_id == case_id, *measured)
     with store.reading() as connection:
         rows = connection.execute(select(*_columns(table)).where(*mine).order_by(table.c.arrived_s.desc()).limit(limit))
         return [Result(*row) for row in rows][::-1]
@@ -191,7 +192,7 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
 def newest_of_each_case(store: Store, model: str) -> list[Result]:
     """Return the last good result of every case of a model on every device."""
     table = store.tables["result"]
-    good = (table.c.model == model, table.c.status == "ok")
+    good = (table.c.model == model, table.c.status == "ok", ~table.c.flags.contains(PROFILED))
     place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=table.c.arrived_s.desc())
     ranked = select(*_columns(table), place.label("place")).where(*good).subquery()
     with store.reading() as connection:

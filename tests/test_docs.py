@@ -25,6 +25,7 @@ COMMANDS = {
         "compare",
         "recommend",
         "report",
+        "profile",
         "list",
         "schema",
         "replay",

@@ -30,8 +30,8 @@ class Screen:
     """A progress bar and a table, on a terminal; plain lines elsewhere. The bar moves between stages, never in one."""
 
     def __init__(self, out: TextIO, err: TextIO, as_json: bool) -> None:
-        self._out, self._json = _console(out), as_json
-        self._err = _console(err)
+        self._out, self._json = console_on(out), as_json
+        self._err = console_on(err)
         self._records: list[Record] = []
         self._progress = _progress(self._err) if self._err.is_terminal else None
         self._total = 0
@@ -76,7 +76,8 @@ class Screen:
             _print_decisions(self._out, decide(self._records, Requirements()))
 
 
-def _console(file: TextIO) -> Console:
+def console_on(file: TextIO) -> Console:
+    """Return rich's console on this file: as wide as the terminal, and elsewhere in lines that nothing wraps."""
     terminal = file.isatty()
     return Console(file=file, width=None if terminal else PLAIN_WIDTH, highlight=False, soft_wrap=not terminal)
 
@@ -253,7 +254,7 @@ def print_decisions(out: TextIO, decisions: Sequence[Decision], as_json: bool) -
     if as_json:
         out.write(msgspec.json.encode([_plain(decision) for decision in decisions]).decode() + "\n")
     else:
-        _print_decisions(_console(out), decisions)
+        _print_decisions(console_on(out), decisions)
 
 
 def _plain(decision: Decision) -> dict[str, Any]:
@@ -277,7 +278,7 @@ def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: b
     if as_json:
         out.write(msgspec.json.encode(comparisons).decode() + "\n")
         return
-    console = _console(out)
+    console = console_on(out)
     table = Table(title="B against A, + is slower", title_justify="left", title_style="")
     table.add_column("case", overflow="fold")
     for heading in ("A ms", "B ms", "change [interval]", "processes"):
@@ -307,7 +308,7 @@ def _comparison_row(one: Comparison) -> list[str]:
 
 def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
     """Print how many runs of each case a baseline holds, and where it lies."""
-    console = _console(out)
+    console = console_on(out)
     table = Table(title=f"baseline of {kept[0].device_id}", title_justify="left", title_style="")
     for heading in ("case", "runs", "processes", "median ms"):
         table.add_column(heading, overflow="fold")
@@ -321,7 +322,7 @@ def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
 
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
     """Print every case of a plan, which variants cannot run here by reason, and how long the pass takes at most."""
-    console = _console(out)
+    console = console_on(out)
     table = Table(title="plan", title_justify="left", title_style="")
     for heading in ("case", "processes", "at most"):
         table.add_column(heading, overflow="fold")
@@ -342,7 +343,7 @@ def print_catalog(out: TextIO, as_json: bool) -> None:
         models = {name: {"summary": model.summary, "options": _options(model)} for name, model in MODELS.items()}
         out.write(msgspec.json.encode({"models": models, "variants": variants}).decode() + "\n")
         return
-    console = _console(out)
+    console = console_on(out)
     for name, model in MODELS.items():
         console.print(f"{name}: {model.summary}", markup=False)
         for option, facts in _options(model).items():
@@ -361,13 +362,13 @@ def _options(model: Model) -> dict[str, dict[str, Any]]:
 def print_kernels(out: TextIO, err: TextIO, as_json: bool) -> None:
     """Compile the Triton kernels for every architecture; print what each takes and how much of an SM it can fill."""
     try:
-        rows, version = _compiled(_console(err)), triton_version()
+        rows, version = _compiled(console_on(err)), triton_version()
     except CannotCompile as error:
         raise NotAvailable(f"unavailable: the kernels cannot be compiled here: {error}") from error
     if as_json:
         out.write(msgspec.json.encode({"triton": version, "kernels": rows}).decode() + "\n")
     else:
-        _console(out).print(_kernel_table(rows, version))
+        console_on(out).print(_kernel_table(rows, version))
 
 
 def _kernel_table(rows: Sequence[Compiled], version: str) -> Table:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchd.daemon import process
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling import nsight_csv
 from benchd.daemon.profiling.profile import NsightCompute, NsightSystems, ProfileJob
@@ -101,10 +102,11 @@ def _printed(job: ProfileJob, record: list[str], read: list[str], deadline_s: fl
         raise Unsupported(f"{name} is not installed: {_BRINGS.format(_PACKAGES[name])}; then: {typed}")
     if job.device == "cpu":
         raise Unsupported(f"{name} records GPUs, and this profile is of the CPU; on one with a GPU: {typed}")
+    environment = process.environment(job.cache, job.gpu_uuid)
     try:
-        if reason := _reason(_run([tool, *record[1:]], stdin, deadline_s)):
+        if reason := _reason(_run([tool, *record[1:]], stdin, deadline_s, environment)):
             raise Unsupported(f"ran a child that says: {reason}")
-        return _run([tool, *read[1:]], stdin, deadline_s)
+        return _run([tool, *read[1:]], stdin, deadline_s, environment)
     except Unsupported as error:
         raise Unsupported(f"{name} {error}; by hand: {typed}") from error
 
@@ -122,29 +124,30 @@ def _reason(said: str) -> str | None:
     return msgspec.json.decode(found[1], type=str) if found else None
 
 
-def _run(command: list[str], stdin: Path, deadline_s: float) -> str:
+def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[str, str]) -> str:
     """Return what a tool and its child print; raise Unsupported where they fail. All they start ends with them."""
     with (
         stdin.open("rb") as job,
         subprocess.Popen(
             command,
             stdin=job,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
-        ) as process,
+        ) as child,
     ):
         try:
-            said, _ = process.communicate(timeout=deadline_s)
+            said, _ = child.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             raise Unsupported(f"was ended after {deadline_s:g} s") from None
         finally:
             with suppress(ProcessLookupError):  # already gone
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(child.pid, signal.SIGKILL)
     if any(mark in said for mark in _NO_PERMISSION):
         raise Unsupported(f"may not read the GPU's counters: {COUNTERS_CURE}")
-    if process.returncode:
-        raise Unsupported(f"ended with status {process.returncode}{nsight_csv.last_words(said)}")
+    if child.returncode:
+        raise Unsupported(f"ended with status {child.returncode}{nsight_csv.last_words(said)}")
     return said

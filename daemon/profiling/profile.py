@@ -16,6 +16,7 @@ Method = Literal["torch", "memory", "benchmark", "layers", "nsys", "ncu"]
 Workload = Literal["forward", "eval", "train"]
 Category = Literal["kernel", "memcpy", "memset", "runtime", "data_loader", "cpu", "other"]
 
+WORKLOADS: tuple[Workload, ...] = ("forward", "eval", "train")
 METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "nsys", "ncu")
 
 
@@ -42,6 +43,7 @@ class ProfileJob(Struct, frozen=True, kw_only=True):
     data: str | None = None
     module: str | None = None
     input_shape: list[int] | None = None
+    gpu_uuid: str | None = None
     capture: bool = False
 
 
@@ -173,6 +175,9 @@ class Distribution(Struct, frozen=True, kw_only=True):
     median_ns: float
     low_ns: float
     high_ns: float
+    mean_ns: float
+    min_ns: float
+    max_ns: float
     runs: int
 
 
@@ -258,6 +263,14 @@ class NsightCompute(Struct, frozen=True, kw_only=True):
     kernels: list[KernelRow]
 
 
+class Frame(Struct, frozen=True):
+    """A bar of an icicle: what was called from frame number `parent`, whole calls; the first frame has no parent."""
+
+    name: str
+    parent: int | None
+    ns: int
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """One conclusion: what is wrong, by which figures, what a cure gains at the most, and which variant tests it.
 
@@ -278,7 +291,10 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """All methods of one case on one device; `missing` gives the reason of each method or figure that is absent."""
+    """All methods of one case on one device; `missing` gives the reason of each method or figure that is absent.
+
+    `nesting` is one step as calls within calls, in time of the device where it ran kernels, else of the host.
+    """
 
     run_id: str
     device_id: str
@@ -300,12 +316,21 @@ class Profile(Struct, frozen=True, kw_only=True):
     layers: LayersProfile | None = None
     nsys: NsightSystems | None = None
     ncu: NsightCompute | None = None
+    nesting: list[Frame] = []
     findings: list[Finding] = []
     missing: dict[str, str] = {}
 
+    @property
+    def measured(self) -> bool:
+        """Say whether any method found something."""
+        return any(getattr(self, method) is not None for method in METHODS)
+
 
 class Collected(Struct, frozen=True, kw_only=True):
-    """The child's answer: what each method found there; a trace is a file in the output folder, read by the parent."""
+    """The child's answer: what each method found there; a trace is a file in the output folder, read by the parent.
+
+    Of the methods in `missing`, `failed` names those that broke, in place of not being for this case.
+    """
 
     model: ModelFacts | None = None
     kernels_ran: str | None = None
@@ -316,6 +341,7 @@ class Collected(Struct, frozen=True, kw_only=True):
     layers: LayersProfile | None = None
     versions: dict[str, str] = {}
     missing: dict[str, str] = {}
+    failed: list[Method] = []
     error: str | None = None
     unsupported: bool = False
 

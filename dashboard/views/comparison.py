@@ -6,7 +6,7 @@ from asyncio import to_thread
 from nicegui import ui
 
 from benchd.daemon.compare import compare
-from benchd.daemon.records import Record
+from benchd.daemon.records import PROFILED, Record
 from benchd.daemon.statistics import MIN_EFFECT, Verdict
 from benchd.dashboard import queries
 from benchd.dashboard.layout import frame, notice, record_path
@@ -25,6 +25,9 @@ def add(store: Store) -> None:
             records = [await to_thread(queries.record, store, key) for key in (a, b)]
             if pair[0] is None or pair[1] is None or records[0] is None or records[1] is None:
                 notice("Choose two results: mark them in Results, then press Compare two.")
+                return
+            if any(PROFILED in side.flags for side in pair if side):
+                notice("A profile is not compared: measure the case with bench-once.")
                 return
             found = judged(records[0], records[1])
             ui.label(verdict(found)).classes(f"verdict {found.answer}").mark("verdict")

@@ -9,7 +9,7 @@ from records_made import made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.records import BlocksResult, Case, Interference, ProcessResult, Variant, encode
+from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, Variant, encode
 from benchd.dashboard import export, queries
 from benchd.dashboard.messages import Message, flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Happened
@@ -78,12 +78,14 @@ def test_the_newest_result_of_each_case_is_the_one_that_came_last(store):
     measure(store, 2, 6.0, NOW_S)
     measure(store, 3, 7.0, NOW_S, device="d2")
     measure(store, 4, 7.0, NOW_S + 99, status="failed")
+    measure(store, 5, 1.0, NOW_S + 99, flags=["busy", PROFILED])
     assert sorted(r.run_id for r in queries.newest_of_each_case(store, "vim_tiny")) == ["r1", "r3"]
 
 
 def test_a_history_is_in_order_of_arrival(store):
     for number, at_s in ((1, 30), (2, 10), (3, 20)):
         measure(store, number, 5.0, NOW_S + at_s)
+    measure(store, 4, 1.0, NOW_S + 40, flags=[PROFILED])
     found = queries.history(store, "d1", made().case_id, 2)
     assert [result.run_id for result in found] == ["r3", "r1"]
 

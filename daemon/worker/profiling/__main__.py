@@ -58,7 +58,7 @@ def collected(job: ProfileJob) -> Collected:
 def _results(work: Work) -> dict[str, Any]:
     """Return the result of each method by its field; one that fails costs itself alone."""
     wanted = [name for name in METHODS if name in work.job.methods]
-    found = {}
+    found: dict[str, Any] = {"failed": []}
     for number, name in enumerate(wanted, 1):
         sys.stderr.write(f"[{number}/{len(wanted)}] {name}\n")
         module, field = METHODS[name]
@@ -66,7 +66,8 @@ def _results(work: Work) -> dict[str, Any]:
             method = importlib.import_module(f"benchd.daemon.worker.profiling.{module}")
             found[field] = method.run(work)
         except Exception as error:  # torch raises whatever it meets
-            _, work.missing[name] = child.diagnose(error)
+            status, work.missing[name] = child.diagnose(error)
+            found["failed"] += [name] * (status == "failed")
     return found
 
 

@@ -56,7 +56,13 @@ def _distribution(values_ns: Sequence[int]) -> Distribution:
     medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
     interval = statistics.median_interval(medians) or Interval(min(values_ns), max(values_ns))
     return Distribution(
-        median_ns=sum(medians) / len(medians), low_ns=interval.low, high_ns=interval.high, runs=len(values_ns)
+        median_ns=sum(medians) / len(medians),
+        low_ns=interval.low,
+        high_ns=interval.high,
+        mean_ns=sum(values_ns) / len(values_ns),
+        min_ns=min(values_ns),
+        max_ns=max(values_ns),
+        runs=len(values_ns),
     )
 
 

@@ -3,18 +3,15 @@
 import time
 
 import msgspec
-import pytest
 import torch
 from profiles_made import profile
 from torch.profiler import ProfilerActivity
 from torch.utils.data import DataLoader, Dataset
 from traces_made import ORIN, kernel, launch
 
-from benchd.daemon.profiling import findings, trace
+from benchd.daemon.profiling import findings, tables, trace
 from benchd.daemon.profiling.trace import Annotation, Operator, RuntimeCall, Trace
 from benchd.daemon.records import Case, Variant
-
-tables = pytest.importorskip("benchd.daemon.profiling.tables")
 
 SIDE = torch.randn(256, 256)
 LONG = torch.randn(2**19)

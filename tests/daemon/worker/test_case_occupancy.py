@@ -3,8 +3,8 @@
 import pytest
 from traces_made import ORIN, kernel, launch
 
+from benchd.daemon.profiling.occupancy import of_trace
 from benchd.daemon.profiling.trace import RuntimeCall, Trace
-from benchd.daemon.worker.occupancy import of_trace
 
 
 def test_each_figure_is_a_mean_over_kernel_time_and_the_limits_add_up():

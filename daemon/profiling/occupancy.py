@@ -1,0 +1,38 @@
+"""How well a case fills a GPU: the three occupancies of a Record, from a trace and what counters gave beside it."""
+
+from collections import Counter
+
+from benchd.daemon.profiling import gpu_metrics
+from benchd.daemon.profiling.trace import Trace
+from benchd.daemon.records import Occupancy
+
+
+def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | str:
+    """Return what the trace says, with what the hardware counted as a share of the warps that fit, or why it did not.
+
+    The device is that of the first kernel; each figure is a mean over kernel time.
+    """
+    missing = traced.missing_kernels()
+    if missing:
+        return missing
+    number = traced.kernels[0].device
+    kernels = [kernel for kernel in traced.kernels if kernel.device == number]
+    device = next((each for each in traced.devices if each.id == number), None)
+    metrics = gpu_metrics.by_device(traced)[number]
+    found = [(kernel, gpu_metrics.occupancy(kernel.launch, device)) for kernel in kernels] if device else []
+    known = [(kernel.duration_ns, each) for kernel, each in found if each]
+    total_ns = sum(duration_ns for duration_ns, _ in known)
+    limits: Counter[str] = Counter()
+    for duration_ns, each in known:
+        limits["+".join(each.limits)] += duration_ns
+    return Occupancy(
+        theoretical=sum(duration_ns * each.theoretical for duration_ns, each in known) / total_ns if known else None,
+        estimated=metrics.total.estimated_occupancy,
+        measured=counted,
+        measured_missing=reason,
+        limits={limit: duration_ns / total_ns for limit, duration_ns in limits.most_common()},
+        utilization=metrics.total.utilization,
+        sm_efficiency=metrics.total.sm_efficiency,
+        kernels=metrics.total.kernels,
+        without_occupancy=metrics.total.without_occupancy,
+    )

@@ -1,0 +1,197 @@
+"""A profile as text, Markdown and a page: every table, every unit, and names that strangers chose as text."""
+
+import json
+import re
+from html.parser import HTMLParser
+from io import StringIO
+
+import msgspec
+import pytest
+from profile_shown import EVIL, FINDINGS, shown, shown_on_cpu
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.profiling import report
+from benchd.daemon.profiling.profile import Finding, LayerRow, Profile, encode
+from benchd.daemon.profiling.sections import finding_lines, sections
+from benchd.daemon.profiling.terminal import print_profile
+
+GPU_SORT, CPU_SORT = "self_device_ns", "self_cpu_ns"
+
+
+def tables(profile, sort=GPU_SORT):
+    return {section.title: section for section in sections(profile, sort)}
+
+
+def column(section, heading):
+    return [row[section.headings.index(heading)] for row in section.rows]
+
+
+def test_a_profile_survives_its_json():
+    profile = shown()
+    assert msgspec.json.decode(encode(profile), type=Profile) == profile
+    assert profile.measured
+    assert not shown_on_cpu(torch=None).measured
+
+
+def test_every_table_is_there_and_whole():
+    found = tables(shown())
+    assert list(found) == [
+        "Profile",
+        "Step time by category",
+        "GPU",
+        "Operators",
+        "Modules",
+        "Kernels",
+        "Synchronisations",
+        "Kernels, counted by ncu",
+        "Kernels, by nsys",
+        "Calls of the runtime, by nsys",
+        "NVTX ranges, by nsys",
+        "Memory at its peak",
+        "Largest allocations",
+        "Benchmark",
+        "Components",
+        "Layers",
+        "Not measured",
+    ]
+    for section in found.values():
+        assert {len(row) for row in section.rows} == {len(section.headings)}, section.title
+
+
+def test_operators_have_the_ten_columns_of_torch_profiler():
+    section = tables(shown())["Operators"]
+    assert section.headings == [
+        "operator",
+        *("self CPU %", "self CPU ms", "CPU total %", "CPU total ms", "CPU avg us"),
+        *("self device ms", "self device %", "device total ms", "device avg us", "calls"),
+    ]
+    assert section.rows[0] == [EVIL, "50.00", "3", "100.00", "6", "2000", "9", "100.00", "18", "6000", "3"]
+
+
+@pytest.mark.parametrize(("sort", "first"), [("self_cpu_ns", EVIL), ("name", "aten::item"), ("calls", "aten::item")])
+def test_operators_are_sorted_by_any_column(sort, first):
+    assert column(tables(shown(), sort)["Operators"], "operator")[0] == first
+
+
+def test_an_unknown_column_is_named():
+    with pytest.raises(UsageError, match="self_cpu_n"):
+        sections(shown(), "self_cpu_n")
+
+
+def test_the_categories_are_those_of_a_mean_step():
+    section = tables(shown())["Step time by category"]
+    assert section.rows == [["kernel", "1227", "99.47"], ["data loader", "6.546", "0.53"], ["step", "1234", "100"]]
+
+
+def test_what_was_not_measured_is_a_dash_or_no_column_and_never_zero():
+    found = tables(shown_on_cpu(), CPU_SORT)
+    assert list(found) == ["Profile", "Step time by category", "Operators", "Modules"]
+    assert [heading for heading in found["Operators"].headings if "device" in heading] == []
+    assert column(tables(shown())["Kernels"], "est. occupancy %") == ["-", "33.30"]
+    assert "measured occupancy %" not in tables(shown())["Kernels"].headings
+    assert column(tables(shown())["Kernels, counted by ncu"], "measured occupancy %") == ["31.00"]
+
+
+def test_the_cost_of_synchronising_is_said():
+    components = tables(shown())["Components"]
+    assert "takes 6.4 ms and without 6 ms: 0.4 ms are the measuring's own" in components.note
+    assert column(components, "share %") == ["3.40", "96.60"]
+    assert tables(shown())["Layers"].note == "no state to reset"
+
+
+def test_parts_stand_further_right_and_a_long_breakdown_shows_its_groups_on_the_terminal():
+    stages = [LayerRow(name=f"Layer{n}", ns=1e6, share=0.25) for n in range(1, 5)]
+    blocks = [LayerRow(name=f"{row.name}.{n}", parent=row.name, ns=1e5, share=0.1) for row in stages for n in range(5)]
+    rows = sorted([*stages, *blocks], key=lambda row: row.name)
+    profile = shown(layers=msgspec.structs.replace(shown().layers, layers=rows))
+    assert column(tables(profile)["Layers"], "part")[:2] == ["Layer1", "\u00a0\u00a0Layer1.0"]
+    out = StringIO()
+    print_profile(out, [], [tables(profile)["Layers"]])
+    assert re.findall(r"^\W*(Layer\S+) ", out.getvalue(), re.MULTILINE) == ["Layer1", "Layer2", "Layer3", "Layer4"]
+
+
+def test_a_refuted_finding_says_so_with_both_figures():
+    lines = finding_lines(FINDINGS[0])
+    assert "predicted: 0.5 of the time (2x as fast)" in lines
+    assert "measured: 1.25 of the time (0.8x as fast): REFUTED" in lines
+    assert "tested by: --variant custom --option scan=two_level" in lines
+    bare = Finding(rule="r", title="t", evidence=[], advice="a")
+    assert finding_lines(bare) == ["t", "do: a"]
+
+
+def test_the_terminal_shows_fifteen_rows_of_each_table_and_the_findings():
+    operators = [msgspec.structs.replace(shown().torch.operators[0], name=f"op{n}") for n in range(40)]
+    profile = shown(torch=msgspec.structs.replace(shown().torch, operators=operators))
+    out = StringIO()
+    print_profile(out, [finding_lines(finding) for finding in profile.findings], sections(profile, GPU_SORT))
+    text = out.getvalue()
+    assert len(re.findall(r"^op\d+ ", text, re.MULTILINE)) == 15
+    assert "1. selective_scan_fwd_kernel takes 60.6 % of the device's time\n" in text
+    assert "REFUTED" in text
+    assert "<img" in text
+
+
+def test_markdown_holds_whole_rows_and_no_tag():
+    text = report.markdown(shown(), GPU_SORT)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+    assert "<" not in text
+    assert text.index("## Findings") < text.index("## Profile")
+    assert "1. **selective_scan_fwd_kernel takes" in text
+
+
+class Page(HTMLParser):
+    """The tags, the text outside scripts, and the last script of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self.script, self._inside = [], [], "", None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            self.script = data
+        else:
+            self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def page():
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    return Page(report.page(shown(), GPU_SORT))
+
+
+def charts(page):
+    return {chart["title"]: chart for chart in json.loads(re.search(r"const charts = (.*);\n", page.script)[1])}
+
+
+def test_the_page_stands_alone_and_shows_names_as_text(page):
+    assert not [tag for tag, attributes in page.tags if tag == "img" or attributes.keys() & {"src", "href"}]
+    assert sum(tag == "script" for tag, _ in page.tags) == 2
+    assert EVIL in "".join(page.words)
+    assert sum(tag == "table" for tag, _ in page.tags) == 17
+
+
+def test_the_charts_hold_steps_nesting_layers_and_memory(page):
+    found = charts(page)
+    assert list(found) == ["Steps", "Where the time goes", "Layers", "Memory over a step"]
+    assert found["Steps"]["data"][0]["x"] == [1227.437] * 3
+    (icicle,) = found["Where the time goes"]["data"]
+    assert (icicle["parents"], icicle["values"]) == (["", "0", "1"], [100, 500, 400])
+    assert icicle["labels"][1].startswith("void k&lt;float")
+    assert found["Layers"]["data"][0]["text"] == ["12.5x of floor (matrix)", ""]
+    assert found["Memory over a step"]["data"][1]["y"] == [0, 150]
+
+
+def test_a_page_of_one_method_has_its_charts_alone():
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    page = Page(report.page(shown_on_cpu(), CPU_SORT))
+    assert list(charts(page)) == ["Steps"]
+    assert "None." in "".join(page.words)

@@ -1,0 +1,131 @@
+"""The real `benchd profile`: every method on a small net, what it leaves and publishes, and every way to end."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchd.daemon import records
+from benchd.daemon.delivery import jsonl
+from benchd.daemon.profiling.profile import Profile
+
+SMALL = ("snn_onepass", "--batch-size", "2", "--time-steps", "2", "--device", "cpu")
+DEADLINE_S = 120
+
+
+@pytest.fixture
+def line(tmp_path):
+    """Return the words of a `benchd profile` that writes to `tmp_path`/out."""
+    return lambda *arguments: [
+        str(Path(sys.executable).parent / "benchd"),
+        *("profile", *arguments, "--output", str(tmp_path / "out")),
+    ]
+
+
+@pytest.fixture
+def profile(tmp_path, child_environment, line):
+    """Return a function that runs `benchd profile` in `tmp_path` and returns the finished process."""
+
+    def run(*arguments):
+        return subprocess.run(
+            line(*arguments),
+            check=False,
+            timeout=DEADLINE_S,
+            cwd=tmp_path,
+            env=child_environment,
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def written(folder):
+    return msgspec.json.decode((folder / "out" / "profile.json").read_bytes(), type=Profile)
+
+
+def published(folder):
+    return [records.decode(body) for body in jsonl.read(folder / "out" / "records.jsonl")]
+
+
+def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
+    done = profile(*SMALL, "--method", "all", "--quick", "--mqtt", mosquitto.url)
+    assert done.returncode == 0, done.stderr
+    found = written(tmp_path)
+    assert all((found.torch, found.memory, found.benchmark, found.layers, found.nesting))
+    assert "nsight-systems" in found.missing["nsys"]
+    assert "nsight-compute" in found.missing["ncu"]
+    assert "OnePass" in {module.name for module in found.torch.modules}
+    assert "aten::" in found.torch.operators[0].name
+    for text in ("Operators", "Benchmark", "Components", "Layers", "not installed"):
+        assert text in done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"profile.json", "report.md", "records.jsonl", "outbox.db", "trace.json.gz"} <= names
+    (record,) = published(tmp_path)
+    assert (record.status, record.flags, record.case_id) == ("ok", ["profiled"], found.case_id)
+    assert record.timing.median_ms == found.benchmark.step.median_ns / 1e6
+    assert "warning" not in done.stderr
+
+    again = profile(*SMALL)
+    assert again.returncode == 2
+    assert "is there already and not empty; name a new folder" in again.stderr
+
+
+def test_the_evaluation_s_profile_as_json(profile, tmp_path):
+    done = profile(*SMALL, "--method", "torch", "--workload", "eval", "--steps", "2", "--warmup", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(done.stdout, type=Profile)
+    assert found == written(tmp_path)
+    assert [step.number for step in found.torch.steps] == [0, 1]
+    assert {"OnePass", "CrossEntropyLoss"} <= {module.name for module in found.torch.modules}
+    assert "aten::item" in {operator.name for operator in found.torch.operators}
+    (record,) = published(tmp_path)
+    assert (record.timing, record.missing["timing"]) == (None, "the benchmark method was not asked for")
+
+
+def test_a_module_that_raises_is_an_error_with_its_reason(profile, tmp_path):
+    text = (
+        "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n        raise ValueError('no luck')\n"
+    )
+    (tmp_path / "net.py").write_text(text + "def build():\n    return Net()\n")
+    done = profile("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")
+    assert done.returncode == 6
+    assert "error: torch: ValueError: no luck" in done.stderr
+    (record,) = published(tmp_path)
+    assert (record.status, record.timing) == ("failed", None)
+
+
+def test_a_profiler_that_dies_is_said(line, tmp_path, child_environment):
+    (tmp_path / "net.py").write_text("import os\ndef build():\n    os.abort()\n")
+    done = subprocess.run(
+        line("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu"),
+        check=False,
+        cwd=tmp_path,
+        env=child_environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 6
+    assert "the process that profiles was killed by SIGABRT and gave no result" in done.stderr
+
+
+def test_an_interrupt_ends_the_child_too(line, tmp_path, child_environment):
+    text = "import os, time\ndef build():\n    open('pid', 'w').write(str(os.getpid()))\n    time.sleep(600)\n"
+    (tmp_path / "net.py").write_text(text)
+    command = line("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")
+    with subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True) as process:
+        waited_until = time.monotonic() + DEADLINE_S
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < waited_until, "the module was never built"
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
