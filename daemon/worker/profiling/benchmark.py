@@ -1,5 +1,6 @@
 """Speed without a profiler: of a whole step, of its passes apart, and how much the torch profiler adds to a step."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -53,12 +54,13 @@ def _timed(work: Work, call: Callable[[], object]) -> int:
 def _distribution(values_ns: Sequence[int]) -> Distribution:
     """Return the median of successive blocks with its interval; of a single block, the range of its values."""
     size = max(1, len(values_ns) // BLOCKS)
-    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
-    interval = statistics.median_interval(medians) or Interval(min(values_ns), max(values_ns))
+    # as logarithms, so that the interval of few noisy blocks does not reach below zero
+    logs = [math.log(statistics.median(values_ns[i : i + size])) for i in range(0, len(values_ns) - size + 1, size)]
+    interval = statistics.median_interval(logs) or Interval(math.log(min(values_ns)), math.log(max(values_ns)))
     return Distribution(
-        median_ns=sum(medians) / len(medians),
-        low_ns=interval.low,
-        high_ns=interval.high,
+        median_ns=math.exp(sum(logs) / len(logs)),
+        low_ns=math.exp(interval.low),
+        high_ns=math.exp(interval.high),
         mean_ns=sum(values_ns) / len(values_ns),
         min_ns=min(values_ns),
         max_ns=max(values_ns),

@@ -8,7 +8,8 @@ def test_a_step_is_timed_without_a_profiler_as_often_as_asked_for(tmp_path):
     runs = 101  # of 10 ms each, more than the least time
     found = benchmark.run(open_work(own_job(tmp_path, forward="time.sleep(0.01)", runs=runs)))
     assert (found.step.runs, found.forward.runs) == (runs, runs)
-    assert 1e7 <= found.step.low_ns <= found.step.median_ns <= found.step.high_ns
+    assert 1e7 <= found.step.min_ns <= found.step.median_ns <= found.step.max_ns
+    assert 0 < found.step.low_ns <= found.step.median_ns <= found.step.high_ns
     assert found.throughput_per_s <= 2 / 0.01
     assert found.backward is None
     assert found.overhead is not None
