@@ -296,6 +296,7 @@ class Service:
     def _measure(self, entry: Progress, planned: Planned) -> None:
         """Measure one case under the machine's lock."""
         self._doing.running = (entry, planned)
+        self._publish_health()  # who watches need not wait for the next half minute
         self._publisher.of_suite(entry.suite_id)
         supervisor = Supervisor([planned], self._pass_settings(), self._pass(entry), self._sinks(), self._attend)
         try:
@@ -311,6 +312,7 @@ class Service:
             self._publisher.end()
             self._doing.running = None
             self._doing.slower = self._regressions.problem()
+            self._publish_health()
         for failure in supervisor.failures:
             log(f"not kept: {failure}")
             self._doing.problem = failure

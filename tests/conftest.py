@@ -24,6 +24,7 @@ OURS = ("BENCHD_", "TRITON_INTERPRET", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_D
 MEASURES = ("e2e", "test_campaign.py")  # by the real commands, which share the machine's lock
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if set(item.path.parts).intersection(MEASURES):

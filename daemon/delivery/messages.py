@@ -57,7 +57,7 @@ class Info(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Retained, every 30 s: what the service does, what waits for delivery, and what is wrong.
+    """Retained, every 30 s and around each case: what the service does, what waits for delivery, what is wrong.
 
     `problem` is null while nothing is; `waiting_for` says why a pass that is due has not begun.
     """

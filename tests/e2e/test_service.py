@@ -298,6 +298,10 @@ def test_while_a_case_is_timed_nothing_but_health_and_telemetry_comes(site):
         assert meanwhile, "nobody asked for anything"
         for command_id in meanwhile:
             site.seen(f"resp/test/{command_id}") or site.until(f"resp/test/{command_id}")
+        activities = [health["activity"] for health in site.seen("health")]
+        assert "measuring" in activities, "it is not said at once that a case runs"
+        if activities[-1] == "measuring":
+            site.until("health", activity="idle")
     # paho's time of arrival is on the clock of the window
     came = {message.topic.split("/")[3] for message in site.heard if begun_s < message.timestamp < ended_s}
     assert came <= {"cmd", "health", "telemetry"}
