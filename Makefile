@@ -24,7 +24,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-gpu test-tensorrt bench-kernels soak-aa check types occupancy wheel test-jetpack62 programs clean
+.PHONY: help once test test-slow test-gpu test-tensorrt bench-kernels bench-collector soak-aa check types occupancy wheel test-jetpack62 programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -48,6 +48,9 @@ test-tensorrt: $(TEST)  ## our use of TensorRT against the bindings of 10.3 and 
 
 bench-kernels: $(ONCE)  ## race the kernels against torch and the peers installed here; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+bench-collector: $(TEST) programs  ## how fast collectors store a backlog, also with one killed; ARGS="--help" says more
+	@$(BIN)/python -m benchmarks.collector $(ARGS)
 
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, goes on where it stopped; ARGS="--help" says more
 	@$(BIN)/python -m benchmarks.soak_aa $(ARGS)
