@@ -27,7 +27,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-gpu bench-cpu soak soak-aa check types occupancy wheel bundle programs clean
+.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types occupancy wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -69,6 +69,9 @@ bench-cpu: $(TEST)  ## the same on the CPU
 
 soak: $(TEST) programs  ## kill, fill up and fuzz the service's delivery for an hour; ARGS="--help" says more
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
+bench-collector: $(TEST) programs  ## how fast collectors store a backlog, also with one killed; ARGS="--help" says more
+	@$(BIN)/python -m benchmarks.collector $(ARGS)
 
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, goes on where it stopped; ARGS="--help" says more
 	@$(BIN)/python -m benchmarks.soak_aa $(ARGS)

@@ -51,7 +51,11 @@ collectors = ["{collector}"]
 quota_bytes = {quota_bytes}
 """
 _BENCHD = "import sys; from benchd.daemon.cli import benchd; sys.argv[0] = 'benchd'; benchd()"
-_COLLECT = "import sys; from benchd.dashboard.collector import run; run(*sys.argv[1:])"
+_COLLECT = """import sys
+from benchd.daemon.delivery.mqtt import parse_url
+from benchd.dashboard.collector import run
+run(parse_url(sys.argv[1]), *sys.argv[2:])
+"""
 _WRITE = "import sys; from benchmarks.delivery_site import write; write(sys.argv[1], float(sys.argv[2]))"
 
 

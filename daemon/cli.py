@@ -2,12 +2,16 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from benchd.daemon.errors import BenchdError, NotAvailable
+
+if TYPE_CHECKING:
+    from benchd.daemon.delivery.mqtt import Broker
 
 _once = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 _benchd = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -30,6 +34,24 @@ def _exit_with(app: Callable[[], None]) -> None:
     except BenchdError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(7 if isinstance(error, NotAvailable) else 2)
+
+
+_CaFile = Annotated[
+    str | None, typer.Option(help="Authority of the broker's certificate; the system's by default.", metavar="FILE")
+]
+_CertificateFile = Annotated[
+    str | None, typer.Option(help="A certificate of this client, where the broker asks for one.", metavar="FILE")
+]
+_KeyFile = Annotated[
+    str | None, typer.Option(help="The key of that certificate, where another file holds it.", metavar="FILE")
+]
+
+
+def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> "Broker":
+    """Return the broker of a URL with the files that TLS takes."""
+    from benchd.daemon.delivery.mqtt import parse_url  # noqa: PLC0415
+
+    return replace(parse_url(url), ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
 
 
 def _names(text: str | None) -> list[str]:
@@ -445,11 +467,14 @@ def dashboard(
         str | None, typer.Option(help="Name of this collector, of its own in a fleet; the host's by default.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="collector or pages; both by default.")] = None,
+    ca_file: _CaFile = None,
+    certificate_file: _CertificateFile = None,
+    key_file: _KeyFile = None,
 ) -> None:
     """Show a fleet live on web pages and keep its history."""
     from benchd.dashboard.start import start  # noqa: PLC0415
 
-    start(mqtt, database, host, port, collector, only)
+    start(_broker(mqtt, ca_file, certificate_file, key_file), database, host, port, collector, only)
 
 
 @_benchd.command(epilog="Example: benchd demo --port 9000")
@@ -465,6 +490,9 @@ def watch(
     mqtt: Annotated[str | None, typer.Option(help="A fleet's broker.", metavar="mqtt://HOST[:PORT]")] = None,
     seconds: Annotated[float | None, typer.Option(help="End after so long; until Ctrl-C by default.")] = None,
     device: Annotated[str, typer.Option(help="Whose sensors, without a broker: cpu or cuda.")] = "cpu",
+    ca_file: _CaFile = None,
+    certificate_file: _CertificateFile = None,
+    key_file: _KeyFile = None,
 ) -> None:
     """Show a fleet live in the terminal, or without a broker this machine's sensors."""
     from benchd.daemon import samplers  # noqa: PLC0415
@@ -472,7 +500,7 @@ def watch(
     if mqtt:
         from benchd.dashboard.start import show  # noqa: PLC0415
 
-        show(mqtt, seconds)
+        show(_broker(mqtt, ca_file, certificate_file, key_file), seconds)
     else:
         from benchd.daemon.watch import watch as show_sensors  # noqa: PLC0415
 

@@ -7,9 +7,9 @@ import sys
 
 from nicegui import app, ui
 
-from benchd.daemon.delivery.mqtt import Broker, parse_url
+from benchd.daemon.delivery.mqtt import Broker
 from benchd.daemon.errors import UsageError
-from benchd.dashboard import collector
+from benchd.dashboard import collector, metrics
 from benchd.dashboard.guard import Guard, is_loopback
 from benchd.dashboard.store import Store
 from benchd.dashboard.views import comparison, device, fleet, history, results, trade_off
@@ -18,16 +18,17 @@ TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 END_S = 10.0
 
 
-def serve(mqtt: str, database: str, name: str, host: str, port: int, *, collect: bool) -> None:
+def serve(broker: Broker, database: str, name: str, host: str, port: int, *, collect: bool) -> None:
     """Serve the pages until a signal; beyond the loopback interface only with a token in BENCHD_DASHBOARD_TOKEN."""
-    broker, token = parse_url(mqtt), os.environ.get(TOKEN_VARIABLE) or None
+    token = os.environ.get(TOKEN_VARIABLE) or None
     if not is_loopback(host) and token is None:
         raise UsageError(f"--host {host}: beyond this machine a token is asked for; set {TOKEN_VARIABLE}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn ends on it, and then raises it once more
     store = Store(database)
-    child = _start_collector(mqtt, database, name) if collect else None
+    child = _start_collector(broker, database, name) if collect else None
     try:
         _add_pages(store, broker)
+        metrics.add(store)
         app.add_middleware(Guard, token=token)
         app.on_startup(lambda: sys.stderr.write(f"benchd dashboard: http://{host}:{port}/\n"))
         ui.run(
@@ -47,8 +48,8 @@ def serve(mqtt: str, database: str, name: str, host: str, port: int, *, collect:
         store.close()
 
 
-def _start_collector(mqtt: str, database: str, name: str) -> "multiprocessing.process.BaseProcess":
-    child = multiprocessing.get_context("spawn").Process(target=collector.run, args=(mqtt, database, name))
+def _start_collector(broker: Broker, database: str, name: str) -> "multiprocessing.process.BaseProcess":
+    child = multiprocessing.get_context("spawn").Process(target=collector.run, args=(broker, database, name))
     child.start()
     return child
 

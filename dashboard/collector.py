@@ -18,7 +18,7 @@ from multiprocessing import parent_process
 import msgspec
 from sqlalchemy.exc import DBAPIError
 
-from benchd.daemon.delivery.mqtt import Broker, parse_url
+from benchd.daemon.delivery.mqtt import Broker
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.feed import Arrived, Feed, Lost
@@ -37,7 +37,7 @@ def default_name() -> str:
     return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-") or "collector"
 
 
-def run(mqtt: str, database: str, name: str) -> None:
+def run(broker: Broker, database: str, name: str) -> None:
     """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise UsageError(f"collector name {name!r}: use lower-case letters, digits, '-' and '_', a letter first")
@@ -45,7 +45,7 @@ def run(mqtt: str, database: str, name: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with closing(Store(database)) as store:
-        Collector(store, parse_url(mqtt), name).run(stop)
+        Collector(store, broker, name).run(stop)
 
 
 class Collector:

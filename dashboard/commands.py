@@ -11,7 +11,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from benchd.daemon.delivery.mqtt import KEEP_ALIVE_S, Broker
+from benchd.daemon.delivery.mqtt import KEEP_ALIVE_S, Broker, Ended, explain, secure
 from benchd.daemon.delivery.topics import Topics
 
 ANSWER_S = 10.0
@@ -30,8 +30,6 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
     command_id = uuid.uuid4().hex
     client = Client(CallbackAPIVersion.VERSION2, f"benchd-page-{command_id}", protocol=MQTTProtocolVersion.MQTTv5)
     client.username_pw_set(broker.user, broker.password)
-    if broker.tls:
-        client.tls_set()
     topics, answers = Topics(device_id), list[Answer]()
     answer_to = topics.response(f"page/{command_id}")
 
@@ -54,13 +52,15 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
 
     client.on_connect, client.on_subscribe, client.on_message = connected, ask, take
     try:
+        secure(client, broker)
         client.connect(broker.host, broker.port, KEEP_ALIVE_S)
         deadline = time.monotonic() + timeout_s
         while not answers and time.monotonic() < deadline and client.loop(0.1) == MQTTErrorCode.MQTT_ERR_SUCCESS:
             pass
         client.disconnect()
-    except OSError as error:
-        return Answer(accepted=False, reason=f"cannot reach {broker.address}: {error.strerror or error}")
+    except (OSError, Ended) as error:
+        reason = explain(broker.address, error) if isinstance(error, OSError) else str(error)
+        return Answer(accepted=False, reason=reason)
     return answers[0] if answers else Answer(accepted=False, reason=f"no answer within {timeout_s:g} s")
 
 

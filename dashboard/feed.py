@@ -12,7 +12,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from benchd.daemon.delivery import topics
-from benchd.daemon.delivery.mqtt import KEEP_ALIVE_S, Broker
+from benchd.daemon.delivery.mqtt import KEEP_ALIVE_S, Broker, Ended, explain, secure
 from benchd.dashboard.messages import Message
 
 BATCH = 256
@@ -42,10 +42,10 @@ class Feed:
     """
 
     def __init__(self, broker: Broker, client_id: str, session_s: int) -> None:
-        self._address, self._shared = broker.address, session_s > 0
+        self._address, self._tls, self._shared = broker.address, broker.tls, session_s > 0
         self._waiting: list[Arrived] = []
         self._lost: str | None = None
-        self._subscribed = False
+        self._answered = self._subscribed = False
         self._client = Client(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -54,8 +54,6 @@ class Feed:
             manual_ack=True,
         )
         self._client.username_pw_set(broker.user, broker.password)
-        if broker.tls:
-            self._client.tls_set()
         self._client.on_connect = self._on_connect
         self._client.on_subscribe = self._on_subscribe
         self._client.on_disconnect = self._on_disconnect
@@ -99,13 +97,16 @@ class Feed:
         deadline = time.monotonic() + CONNECT_S
         address = (broker.host, broker.port, KEEP_ALIVE_S)
         try:
+            secure(self._client, broker)
             self._client.connect(*address, clean_start=not session_s, properties=properties)
             while not self._subscribed:
                 self._step(0.1)
                 if time.monotonic() > deadline:
                     raise Lost(f"{self._address} did not answer in time")
         except OSError as error:
-            raise Lost(f"cannot reach {self._address}: {error.strerror or error}") from error
+            raise Lost(explain(self._address, error)) from error
+        except Ended as error:
+            raise Lost(str(error)) from error
         except Lost:
             self.close()
             raise
@@ -118,6 +119,7 @@ class Feed:
     def _on_connect(
         self, client: Client, userdata: None, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
+        self._answered = True
         if reason.is_failure:
             self._lost = f"{self._address} refused the connection: {reason}"
             return
@@ -135,7 +137,10 @@ class Feed:
     def _on_disconnect(
         self, client: Client, userdata: None, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        self._lost = self._lost or f"the connection to {self._address} ended: {reason}"
+        ended = f"the connection to {self._address} ended: {reason}"
+        if self._tls and not self._answered:  # TLS 1.3 asks for the certificate when the handshake is over
+            ended = f"{self._address} ended TLS before it answered; check --certificate-file and --key-file"
+        self._lost = self._lost or ended
 
     def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:
         arrived = Message(message.topic, bytes(message.payload), time.time(), message.retain)

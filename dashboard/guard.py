@@ -50,7 +50,7 @@ class Guard:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if not self._same_origin(headers):
             await _refuse(scope, send, 403, "This address is not for other sites or names.")
-        elif self._token is None or self._matches(_cookie(headers)):
+        elif self._token is None or self._matches(_cookie(headers)) or self._matches(_bearer(headers)):
             await self._app(scope, receive, _with_headers(send))
         elif scope["type"] == "http" and self._matches(given):
             cookie = f"{COOKIE}={given}; HttpOnly; SameSite=Strict; Path=/"
@@ -73,6 +73,12 @@ def _cookie(headers: dict[str, str]) -> str:
     except CookieError:
         return ""
     return found.value if found else ""
+
+
+def _bearer(headers: dict[str, str]) -> str:
+    """Return the token as programs send it that keep no cookies, such as Prometheus."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""
 
 
 def _with_headers(send: Any) -> Any:

@@ -5,12 +5,13 @@ import uuid
 from contextlib import suppress
 from importlib.util import find_spec
 
+from benchd.daemon.delivery.mqtt import Broker
 from benchd.daemon.errors import NotAvailable, UsageError
 
 PARTS = (None, "collector", "pages")
 
 
-def start(mqtt: str, database: str | None, host: str, port: int, name: str | None, only: str | None) -> None:
+def start(broker: Broker, database: str | None, host: str, port: int, name: str | None, only: str | None) -> None:
     """Run the collector, the pages or both until a signal."""
     if only not in PARTS:
         raise UsageError(f"--only {only}: expected collector or pages")
@@ -21,13 +22,13 @@ def start(mqtt: str, database: str | None, host: str, port: int, name: str | Non
         raise _missing(error.name) from None
     url, name = database or default_url(), name or collector.default_name()
     if only == "collector":
-        collector.run(mqtt, url, name)
+        collector.run(broker, url, name)
         return
     try:
         from benchd.dashboard.app import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _missing(error.name) from None
-    serve(mqtt, url, name, host, port, collect=only is None)
+    serve(broker, url, name, host, port, collect=only is None)
 
 
 def demonstrate(port: int) -> int:
@@ -40,14 +41,14 @@ def demonstrate(port: int) -> int:
     return run(port, sys.stderr)
 
 
-def show(mqtt: str, seconds: float | None) -> None:
+def show(broker: Broker, seconds: float | None) -> None:
     """Show the fleet in this terminal until Ctrl-C, or for `seconds`."""
     try:
         from benchd.dashboard.watch import watch  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _missing(error.name) from None
     with suppress(KeyboardInterrupt):
-        watch(mqtt, f"benchd-watch-{uuid.uuid4().hex[:12]}", sys.stdout, seconds)
+        watch(broker, f"benchd-watch-{uuid.uuid4().hex[:12]}", sys.stdout, seconds)
 
 
 def _missing(package: str | None) -> NotAvailable:

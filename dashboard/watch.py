@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.mqtt import Broker
 from benchd.daemon.errors import NotAvailable
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed, Lost
@@ -23,7 +23,7 @@ RESULTS = 10
 PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
 
 
-def watch(url: str, client_id: str, out: TextIO, seconds: float | None) -> None:
+def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) -> None:
     """Show what arrives, for `seconds` or until interrupted; raise NotAvailable where the broker cannot be had.
 
     A store in memory keeps it, so that what is shown is what the pages show.
@@ -31,7 +31,7 @@ def watch(url: str, client_id: str, out: TextIO, seconds: float | None) -> None:
     width = None if out.isatty() else PLAIN_WIDTH
     console = Console(file=out, width=width, highlight=False)
     try:
-        with closing(Store("sqlite://")) as store, closing(Feed(parse_url(url), client_id, 0)) as feed:
+        with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id, 0)) as feed:
             _follow(store, feed, console, seconds)
     except Lost as error:
         raise NotAvailable(f"{error}") from None
@@ -57,12 +57,12 @@ def _screen(store: Store) -> Group:
     newest = queries.results(store, Filter(), "arrived_s", True, 0, RESULTS).results
     fleet = _table("device", "state", "last data", "doing", "power", "backlog", "problem")
     for device in queries.fleet(store, now_s):
-        fleet.add_row(*map(escape, _device(device)))
+        fleet.add_row(*map(_plain, _device(device)))
     last = _table("model", "variant", "batch", "device", "median [95 %]", "energy an inference", "check", "status")
     for result in newest:
         cells = [short(result.model), result.variant, str(result.batch_size), result.device_id]
         cells += [median(result), energy(result), result.checked or "-", result.status]
-        last.add_row(*map(escape, cells))
+        last.add_row(*map(_plain, cells))
     return Group(fleet, last if newest else "no result since this began")
 
 
@@ -80,3 +80,8 @@ def _device(device: Device) -> list[str]:
     power = figure(device.power_w, "W")
     cells = [device.device_id, SIGNS[device.state], age(device.age_s), doing, power, backlog, health.problem or ""]
     return [short(cell) for cell in cells]
+
+
+def _plain(text: str) -> str:
+    """Return a device's text without what a terminal would obey."""
+    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))

@@ -270,6 +270,12 @@ def connect(
         return Session(broker, client_id, MQTTProtocolVersion.MQTTv311, deadline, prepare)
 
 
+def secure(client: Client, broker: Broker) -> None:
+    """Make a client speak TLS where the broker does; raise Ended for a file that cannot be used."""
+    if broker.tls:
+        client.tls_set_context(_context(broker))
+
+
 class Session:
     """One connection to a broker. Nothing happens between two calls; callbacks only take notes."""
 
@@ -421,7 +427,7 @@ class Session:
             failure = self._try(address)
             if failure is None:
                 return
-        raise Ended(_explain(self.address, failure))
+        raise Ended(explain(self.address, failure))
 
     def _try(self, address: str) -> OSError | None:
         try:
@@ -564,11 +570,12 @@ def _addresses(broker: Broker, timeout_s: float) -> list[str]:
     thread.start()
     thread.join(timeout_s)
     if not found:
-        raise Ended(_explain(broker.address, failure[0] if failure else None))
+        raise Ended(explain(broker.address, failure[0] if failure else None))
     return found
 
 
-def _explain(address: str, error: OSError | None) -> str:
+def explain(address: str, error: OSError | None) -> str:
+    """Return in one sentence why a broker cannot be reached; None stands for one that takes too long."""
     if error is None or isinstance(error, TimeoutError):
         return f"{address} did not answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):

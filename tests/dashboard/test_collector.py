@@ -44,7 +44,7 @@ def url(tmp_path):
 @contextmanager
 def collecting(url, database, name="site"):
     """Yield the process of a collector whose session the broker knows."""
-    process = multiprocessing.get_context("spawn").Process(target=collector.run, args=(url, database, name))
+    process = multiprocessing.get_context("spawn").Process(target=collector.run, args=(parse_url(url), database, name))
     began_s = time.time()
     process.start()
     try:
@@ -77,11 +77,16 @@ def wait_until(holds):
 
 def publish(url, folder, numbers, device="d1"):
     """Send results r<number> from an outbox of their own, as a device does."""
+    publish_to(parse_url(url), folder, numbers, device)
+
+
+def publish_to(broker, folder, numbers, device="d1"):
+    """Send results as `publish` does to a broker that is more than its URL."""
     with closing(Outbox(folder / f"{uuid.uuid4().hex}.db")) as outbox:
         for number in numbers:
             body = encode(made(run_id=f"r{number}", device_id=device))
             outbox.add(f"{device}:r{number}", Topics(device).result(f"r{number}"), 1, body)
-        assert drain(outbox, parse_url(url), f"device-{uuid.uuid4().hex[:8]}", WAIT_S).left == 0
+        assert drain(outbox, broker, f"device-{uuid.uuid4().hex[:8]}", WAIT_S).left == 0
 
 
 def say(broker, topic, body, *options):
@@ -184,4 +189,4 @@ def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
 @pytest.mark.parametrize("name", ["", "a/b", "+", "#", "A"])
 def test_a_name_that_is_no_topic_level_is_refused(name):
     with pytest.raises(UsageError, match="collector name"):
-        collector.run("mqtt://127.0.0.1", "sqlite://", name)
+        collector.run(parse_url("mqtt://127.0.0.1"), "sqlite://", name)

@@ -1,17 +1,38 @@
 """The files of docs/integrations against the programs they are for."""
 
+import http.client
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal
+from urllib.parse import urlencode
 
+import jinja2
+import msgspec
 import pytest
-from broker import program, running_broker
+from broker import HOST, free_port, program, running_broker
+from msgspec import Struct
+from records_made import ENVIRONMENT, made, timing
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
 from test_collector import WAIT_S, collecting, count, wait_until
 
+from benchd.daemon.delivery import homeassistant
+from benchd.daemon.delivery.messages import Health, Info, Latest
 from benchd.daemon.delivery.mqtt import drain, parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import Case, Check, Energy, Record, encode
+from benchd.dashboard import metrics
+from benchd.dashboard.app import TOKEN_VARIABLE
+from benchd.dashboard.messages import Message, Row, rows
 from benchd.dashboard.store import Store
 
 if sys.version_info >= (3, 11):
@@ -20,6 +41,26 @@ else:
     import tomli as tomllib
 
 FILES = Path(__file__).parents[2] / "docs" / "integrations"
+RULES_TEST = "prometheus-rules-test.yml"
+NOW_S = 1_000_000_000.0
+ENERGY = Energy(
+    energy_j=20.0,
+    energy_err_j=1.0,
+    gross_per_inference_j=0.5,
+    scope="module",
+    source="ina3221",
+    sensor_period_s=0.1,
+    updates=100,
+)
+WRONG = Check(
+    passed=False,
+    rule="outputs",
+    images=8,
+    max_abs_error=1.0,
+    error_share=1.0,
+    tolerance=1e-4,
+    argmax_disagreements=8,
+)
 
 
 @pytest.fixture
@@ -44,19 +85,202 @@ def test_a_device_may_write_its_own_topics_and_no_other_s(broker, tmp_path):
         with Outbox(tmp_path / "outbox.db") as outbox:
             for device in ("d1", "d2"):
                 outbox.add(device, Topics(device).result("r1"), 1, b"{}")
+                outbox.add(f"{device} at home", homeassistant.topic(device), 1, b"{}")
             report = drain(outbox, parse_url(url_of(broker, "d1")), "d1", WAIT_S)
-        assert (report.sent, report.refused) == (1, 1)
+        assert (report.sent, report.refused) == (2, 2)
         wait_until(lambda: count(store, "quarantine") == 1)
 
 
-def test_the_alert_rules_are_well_formed():
-    subprocess.run([program("promtool"), "check", "rules", str(FILES / "prometheus-rules.yml")], check=True)
+def said(now_s):
+    """Yield what a small fleet has said: one device that is ill and hot, one gone."""
+    case = {"case": Case(model="vim_tiny"), "device_id": "ill"}
+    bodies = {
+        "ill/status": {"state": "online"},
+        "ill/health": {"problem": "degraded:disk", "outbox_pending": 1500, "outbox_unstored": 2, "cases_left": 3},
+        "ill/telemetry": {"samples": [[0, "power_w", 9.0, "ina3221"], [0, "gpu_throttle_reasons", 4.0, "nvml"]]},
+        "gone/status": {"state": "offline"},
+        "ill/result/old": made(run_id="old", timing=timing(7.0), **case),
+        "ill/result/new": made(run_id="new", energy=ENERGY, check=WRONG, **case),
+        "ill/result/r": made(run_id="r", device_id="ill", case=Case(model='a"b\\c\n'), status="failed", timing=None),
+    }
+    for where, body in bodies.items():
+        text = encode(body) if isinstance(body, Record) else json.dumps(body).encode()
+        yield Message(f"benchd/v1/{where}", text, now_s - 1 if where.endswith("old") else now_s)
 
 
-def test_the_telegraf_configuration_is_well_formed():
+def fill(store, now_s):
+    """Store what that fleet has said, one of its cases slower than its baseline."""
+    store.add(row for message in said(now_s) for row in rows(message))
+    latest = {"device_id": "ill", "kind": "latest/vim_tiny", "body": b"{}", "arrived_s": now_s, "session": 0}
+    store.add([Row("document", latest | {"state": "slower"})])
+
+
+def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
+    fill(store, NOW_S)
+    found = list(metrics.lines(store, NOW_S + 1))
+    case = 'device_id="ill",case_id="vim_tiny,eager,b1",model="vim_tiny",variant="eager",batch_size="1"'
+    for line in (
+        'benchd_online{device_id="ill"} 1.0',
+        'benchd_online{device_id="gone"} 0.0',
+        'benchd_problem{device_id="ill"} 1.0',
+        'benchd_throttled{device_id="ill"} 1.0',
+        'benchd_power_watts{device_id="ill"} 9.0',
+        'benchd_outbox_pending{device_id="ill"} 1500.0',
+        f"benchd_case_median_seconds{{{case}}} 0.005",
+        f"benchd_case_energy_joules{{{case}}} 0.5",
+        f"benchd_case_energy_error_joules{{{case}}} 0.025",
+        f"benchd_case_check_passed{{{case}}} 0.0",
+        'benchd_case_slower{device_id="ill",case_id="vim_tiny"} 1.0',
+    ):
+        assert line in found
+    assert not any("gone" in line and "watts" in line for line in found)
+    text = "".join(f"{line}\n" for line in found)
+    checked = subprocess.run(
+        [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_the_alert_rules_fire_for_what_they_name_and_only_then():
+    subprocess.run([program("promtool"), "check", "config", str(FILES / "prometheus.yml")], check=True)
+    subprocess.run([program("promtool"), "test", "rules", str(Path(__file__).with_name(RULES_TEST))], check=True)
+
+
+@contextmanager
+def serving_pages(database, token):
+    """Yield the port of `benchd dashboard --only pages`."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", "mqtt://127.0.0.1", "--only", "pages"]
+    storage = str(Path(database.removeprefix("sqlite:///")).parent)
+    environment = os.environ | {TOKEN_VARIABLE: token, "NICEGUI_STORAGE_PATH": storage}
+    environment.pop("PYTEST_CURRENT_TEST")  # NiceGUI would take itself for a test's own server
+    with subprocess.Popen([*command, "--database", database, "--port", str(port)], env=environment) as process:
+        try:
+            yield port
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def prometheus(folder, port, token):
+    """Yield a function that asks a real Prometheus, configured by our files but for the port, token and haste."""
+    (folder / "token").write_text(token)
+    shutil.copy(FILES / "prometheus-rules.yml", folder)
+    config = (FILES / "prometheus.yml").read_text().replace("15s", "1s").replace("8420", str(port))
+    config = config.replace("# authorization", "authorization").replace("/etc/prometheus/benchd-token", "token")
+    (folder / "prometheus.yml").write_text(config)
+    address = f"{HOST}:{free_port()}"
+    command = [program("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+    with subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=subprocess.DEVNULL) as process:
+        try:
+            yield lambda path, **query: ask(address, path, query)
+        finally:
+            process.terminate()
+
+
+def ask(address, path, query):
+    """Return what Prometheus answers, None while it does not."""
+    connection = http.client.HTTPConnection(address, timeout=WAIT_S)
+    try:
+        connection.request("GET", f"/api/v1/{path}?{urlencode(query)}")
+        return json.load(connection.getresponse()).get("data")
+    except (OSError, http.client.HTTPException, json.JSONDecodeError):
+        return None
+    finally:
+        connection.close()
+
+
+def queries_of_grafana():
+    """Return what the dashboard asks for, its variables replaced by all there is, and what these take."""
+    dashboard = json.loads((FILES / "grafana.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    given = {"$device": ".*", "$model": ".*", "$__interval": "1m"}
+    labels = [found["query"] for found in dashboard["templating"]["list"] if found["type"] == "query"]
+    return [re.sub("|".join(map(re.escape, given)), lambda found: given[found[0]], expr) for expr in asked], labels
+
+
+def test_a_real_prometheus_finds_all_that_the_grafana_dashboard_asks_for(tmp_path):
+    database, token = f"sqlite:///{tmp_path}/d.db", "secret"
+    exprs, labels = queries_of_grafana()
+    with closing(Store(database)) as store:
+        fill(store, time.time() + WAIT_S)  # what is live stays so until Prometheus has come round
+        with serving_pages(database, token) as port, prometheus(tmp_path, port, token) as asking:
+
+            def answer(expr):
+                return (asking("query", query=expr) or {}).get("result")
+
+            wait_until(lambda: answer("benchd_throttled == 1"))
+            wait_until(lambda: asking("rules")["groups"][0]["lastEvaluation"] > "1970")
+            assert [expr for expr in exprs if not answer(expr)] == []
+            for metric, label in (re.fullmatch(r"label_values\((\w+), (\w+)\)", text).groups() for text in labels):
+                assert all(label in series for series in asking("series", **{"match[]": metric}))
+            wait_until(lambda: {"BenchdWrong", "BenchdThrottled", "BenchdBacklog"} <= alerts(asking))
+
+
+def alerts(asking):
+    return {found["labels"]["alertname"] for found in asking("alerts")["alerts"]}
+
+
+class Availability(Struct, forbid_unknown_fields=True):
+    topic: str
+    value_template: str
+
+
+class Device(Struct, forbid_unknown_fields=True):
+    ids: list[str]
+    name: str
+    mdl: str
+    sw: str
+
+
+class Origin(Struct, forbid_unknown_fields=True):
+    name: str
+    sw: str
+
+
+class Entity(Struct, forbid_unknown_fields=True):
+    p: Literal["sensor", "binary_sensor"]
+    name: str
+    unique_id: str
+    state_topic: str
+    value_template: str
+    device_class: Literal["data_size", "duration", "problem"] | None = None
+    unit_of_measurement: Literal["B", "s"] | None = None
+
+
+class Discovery(Struct, forbid_unknown_fields=True):
+    """Home Assistant's device discovery, in its abbreviations, as far as it is used: another key is no key of it."""
+
+    dev: Device
+    o: Origin
+    avty: list[Availability]
+    cmps: dict[str, Entity]
+
+
+def test_home_assistant_is_told_of_entities_whose_templates_render():
+    said = {"device_id": "d1", "boot_id": "b", "name": "", "site": "", "tags": [], "tool_version": "1", "suites": []}
+    info = Info(**said, environment=ENVIRONMENT, catalogue_sha256="", t_wall="")
+    found = msgspec.json.decode(homeassistant.discovery(Topics("d1"), info), type=Discovery)
+    (availability,) = found.avty
+    assert rendered(availability.value_template, {"state": "online"}) == "online"  # what is available by default
+    health = {"outbox_pending": 3, "uptime_s": 1.5, "case_id": None, "problem": "degraded:disk"}
+    shown = {name: rendered(entity.value_template, health) for name, entity in found.cmps.items()}
+    # "None" is how Home Assistant spells a sensor that knows nothing
+    wanted = {"outbox_pending": "3", "uptime_s": "1.5", "case_id": "None", "problem": "ON"}
+    assert {name: shown[name] for name in wanted} == wanted
+    assert rendered(found.cmps["problem"].value_template, health | {"problem": None}) == "OFF"
+
+
+def rendered(template, value_json):
+    return jinja2.Template(template).render(value_json=value_json)
+
+
+def test_telegraf_is_told_of_fields_that_there_are():
+    """Only that: Telegraf itself has not run it."""
     inputs = tomllib.loads((FILES / "telegraf.conf").read_text())["inputs"]["mqtt_consumer"]
-    assert [consumer["topics"] for consumer in inputs] == [
-        ["benchd/v1/+/latest/+"],
-        ["benchd/v1/+/health"],
-        ["benchd/v1/+/telemetry"],
-    ]
+    by_topic = {consumer["topics"][0]: consumer for consumer in inputs}
+    for topic, kind in (("latest/+", Latest), ("health", Health)):
+        consumer = by_topic.pop(f"benchd/v1/+/{topic}")
+        named = {*consumer.get("tag_keys", ()), *consumer["json_string_fields"]}
+        assert named <= {field.name for field in msgspec.structs.fields(kind)}
+    assert list(by_topic) == ["benchd/v1/+/telemetry"]

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ from records_made import made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
-from benchd.daemon.records import encode
+from benchd.daemon.records import Case, encode
 
 WAIT_S = 30.0
 
@@ -43,3 +44,21 @@ def test_a_broker_that_is_not_there_is_named():
     shown = watch(f"mqtt://{HOST}:{port}", "--seconds", "1")
     assert (shown.returncode, shown.stdout) == (7, "")
     assert shown.stderr == f"error: cannot reach {HOST}:{port}: Connection refused\n"
+
+
+def test_what_is_hostile_neither_ends_the_view_nor_reaches_the_terminal(mosquitto, watched):
+    clear, title = "\x1b[2J", "\x1b]0;owned\x07"
+    health = {"activity": clear + title + "\x9b2J\r\n[blink]", "outbox_pending": 1, "problem": "x" * 100_000}
+    watched("hostile/status", b'{"state":"online","session":1}')
+    watched("hostile/health", json.dumps(health).encode())
+    watched("hostile/info", b"\xff" * 1_000_000)
+    for number, body in enumerate((b"{", b"NaN", b"[" * 100_000, encode(made(device_id="other")))):
+        watched(f"hostile/result/bad{number}", body)
+    case = Case(model=clear + "vim", seed=1)
+    watched("hostile/result/r1", encode(made(device_id="hostile", case=case, reason=title, status="failed")))
+    shown = watch(mosquitto.url, "--seconds", "1.5")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "hostile" in shown.stdout
+    assert "failed" in shown.stdout
+    assert "x" * 200 not in shown.stdout
+    assert [char for char in shown.stdout if not char.isprintable() and char != "\n"] == []

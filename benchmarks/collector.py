@@ -1,0 +1,177 @@
+"""How fast collectors take a backlog of results, and whether one that is killed loses or doubles any.
+
+`make bench-collector` starts a mosquitto of its own with docs/integrations/broker.conf and real collectors. Exit code 1
+where a result is lost or doubled.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from sqlalchemy import func, select
+
+from benchd.daemon import environment
+from benchd.daemon.delivery import mqtt
+from benchd.daemon.delivery.outbox import Row
+from benchd.daemon.delivery.topics import RESULT_QOS, Topics
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timing, encode
+from benchd.dashboard.store import Store
+
+HOST, DEVICE = "127.0.0.1", "bench-collector"
+SETTINGS = Path(__file__).parents[1] / "docs/integrations/broker.conf"
+PROCESSES = 3
+WAIT_S = 600.0
+_BENCHD = "from benchd.daemon.cli import benchd; benchd()"
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Example: make bench-collector ARGS='--database postgresql://me@db/empty --collectors 2 --kill'")
+def main(
+    records: Annotated[int, typer.Option(help="Results of the backlog.")] = 20_000,
+    collectors: Annotated[int, typer.Option(help="Collectors that share it.")] = 1,
+    database: Annotated[str | None, typer.Option(help="An empty one; SQLite in a temporary folder by default.")] = None,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill one collector in the middle and start it again.")] = False,
+) -> None:
+    """Publish a backlog while no collector runs, let them take it, and count what is stored."""
+    names = [f"c{number}" for number in range(collectors)]
+    with tempfile.TemporaryDirectory(prefix="benchd-collector-") as folder, mosquitto(Path(folder)) as broker:
+        url = database or f"sqlite:///{folder}/store.db"
+        with closing(Store(url)) as store:
+            subscribe(store, broker, url, names)
+            publish(broker, records)
+            drain(store, broker, url, names, records, kill=kill)
+            results, bodies = count(store, "result"), count(store, "body")
+    say(f"{records:,} published, {results:,} stored, {records - results:,} lost, {bodies - results:,} doubled")
+    raise typer.Exit(int(not results == bodies == records))
+
+
+def say(text: str) -> None:
+    """Print at once, for who watches."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def mosquitto(folder: Path) -> Iterator[mqtt.Broker]:
+    """Yield a broker that keeps its files in `folder`."""
+    program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        raise NotAvailable("mosquitto is not installed: apt install mosquitto")
+    with closing(socket.socket()) as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    settings = SETTINGS.read_text().replace("/var/lib/mosquitto", str(folder))
+    user = "user root" if os.geteuid() == 0 else ""  # its own user may not enter the folder
+    (folder / "mosquitto.conf").write_text(f"{settings}\nlistener {port} {HOST}\nallow_anonymous true\n{user}\n")
+    with subprocess.Popen([program, "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL) as process:
+        try:
+            yield mqtt.Broker(HOST, port)
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def collector(broker: mqtt.Broker, database: str, name: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Yield the process of a collector."""
+    options = ["--only", "collector", "--collector", name, "--mqtt", broker.url, "--database", database]
+    with subprocess.Popen([sys.executable, "-c", _BENCHD, "dashboard", *options]) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def subscribe(store: Store, broker: mqtt.Broker, database: str, names: Sequence[str]) -> None:
+    """Let the broker know the collectors' sessions, so that it keeps the backlog for them."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(collector(broker, database, name))
+        wait_until(lambda: connected(store) == len(names))
+
+
+def connected(store: Store) -> int:
+    """Return how many collectors have said that they are well."""
+    table = store.tables["collector"]
+    with store.reading() as connection:
+        return int(connection.execute(select(func.count()).where(table.c.problem.is_(None))).scalar_one())
+
+
+def publish(broker: mqtt.Broker, total: int) -> None:
+    """Hand the broker all results, as many at once as it takes."""
+    topics, described, sent = Topics(DEVICE), environment.describe("cpu", None), 0
+    with closing(mqtt.connect(broker, "bench-publisher", time.monotonic() + WAIT_S)) as session:
+        while sent < total or session.free < session.window:
+            for number in range(sent, min(sent + session.free, total)):
+                body = encode(record(number, described))
+                session.publish(Row(number, f"{DEVICE}:r{number}", topics.result(f"r{number}"), RESULT_QOS, body))
+                sent += 1
+            session.step()
+            session.take_acknowledged()
+    say(f"{total:,} results of {len(body):,} bytes wait for the collectors")
+
+
+def record(number: int, described: Environment) -> Record:
+    """Return a result of as many processes as `standard` has."""
+    timing = Timing(median_ms=5.0, low_ms=4.9, high_ms=5.1, mean_ms=5.0, min_ms=4.8, max_ms=9.0, p99_ms=7.0, runs=700)
+    case = Case(model="vim_tiny", seed=number % 100)
+    return Record(
+        run_id=f"r{number}",
+        suite_id="s",
+        device_id=DEVICE,
+        case_id=case.case_id,
+        case=case,
+        status="ok",
+        t_wall="2026-01-01T00:00:00.000Z",
+        t_mono_ns=number,
+        boot_id="b",
+        tool_version="0",
+        environment=described,
+        timing=timing,
+        processes=[ProcessResult(status="ok", timing=timing) for _ in range(PROCESSES)],
+    )
+
+
+def drain(store: Store, broker: mqtt.Broker, database: str, names: Sequence[str], total: int, *, kill: bool) -> None:
+    """Let the collectors store the backlog and print their rate, from the first result on to the last."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(collector(broker, database, name)) for name in names]
+        wait_until(lambda: count(store, "result") > 0)
+        first, begun_s = count(store, "result"), time.monotonic()
+        if kill:
+            wait_until(lambda: count(store, "result") > total // 3)
+            running[0].kill()
+            say(f"one killed after {count(store, 'result'):,} results")
+            stack.enter_context(collector(broker, database, names[0]))
+        wait_until(lambda: count(store, "result") >= total)
+        rate = (total - first) / (time.monotonic() - begun_s)
+    say(f"{len(names)} collector(s) into {database.partition(':')[0]}: {rate:,.0f} records/s")
+
+
+def count(store: Store, table: str) -> int:
+    """Return how many rows a table has."""
+    with store.reading() as connection:
+        return int(connection.execute(select(func.count()).select_from(store.tables[table])).scalar_one())
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Return once it holds; raise TimeoutError where that takes too long."""
+    until_s = time.monotonic() + WAIT_S
+    while not holds():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"not within {WAIT_S:g} s")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,98 @@
+"""Collector, terminal view and pages over TLS: one's own authority, a client certificate, a password in a file."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+from broker import HOST
+from certificates import Authority, serving
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+from sqlalchemy import select
+from test_collector import WAIT_S, publish_to, value, wait_until
+
+from benchd.daemon.delivery.mqtt import CREDENTIAL, parse_url
+from benchd.dashboard.commands import run_suite
+from benchd.dashboard.feed import Feed, Lost
+from benchd.dashboard.store import Store
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def files(authority):
+    certificate, key = authority.issue("client")
+    return {"ca_file": str(authority.certificate), "certificate_file": str(certificate), "key_file": str(key)}
+
+
+@pytest.fixture
+def site(tmp_path, authority):
+    with serving(tmp_path, authority, authority.issue("broker")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def trusted(site, files):
+    return replace(parse_url(f"mqtts://me:right@{HOST}:{site.port}"), **files)
+
+
+@contextmanager
+def command(folder, broker, *arguments):
+    """Start `benchd`; the password lies where systemd would put it."""
+    (folder / CREDENTIAL).write_text("right\n")
+    given = [
+        f"--{name.replace('_', '-')}={getattr(broker, name)}" for name in ("ca_file", "certificate_file", "key_file")
+    ]
+    url = f"mqtts://me@{broker.address}"
+    line = [sys.executable, "-m", "benchd.daemon.cli", *arguments, "--mqtt", url, *given]
+    environment = os.environ | {"CREDENTIALS_DIRECTORY": str(folder)}
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_a_collector_takes_results_over_tls_with_a_certificate_and_a_password_file(trusted, tmp_path):
+    database = f"sqlite:///{tmp_path}/dashboard.db"
+    with closing(Store(database)) as store:
+        found = store.tables["collector"].c.problem, store.tables["result"].c.run_id
+        options = ("dashboard", "--only", "collector", "--collector", "site", "--database", database)
+        with command(tmp_path, trusted, *options):
+            wait_until(lambda: value(store, select(store.tables["collector"].c.name)) == "site")
+            publish_to(trusted, tmp_path, [1])
+            wait_until(lambda: value(store, select(found[1])) == "r1")
+        assert value(store, select(found[0])) is None
+
+
+def test_the_terminal_view_takes_the_same_files(trusted, tmp_path):
+    with command(tmp_path, trusted, "watch", "--seconds", "1") as process:
+        shown, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert "no result since this began" in shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"ca_file": None}, "this system does not trust the certificate of"),
+        ({"ca_file": "/absent"}, "No such file or directory"),
+        ({"certificate_file": None, "key_file": None}, "check --certificate-file and --key-file"),
+        ({"password": "wrong"}, "refused the connection: Not authorized"),
+    ],
+)
+def test_what_does_not_fit_is_the_reason(trusted, changed, why):
+    with pytest.raises(Lost, match=why):
+        Feed(replace(trusted, **changed), "c", 0)
+
+
+def test_a_page_asks_over_tls_and_says_why_it_cannot(trusted):
+    assert run_suite(trusted, "d1", "nightly", 0.5).reason == "no answer within 0.5 s"
+    assert "does not trust" in run_suite(replace(trusted, ca_file=None), "d1", "nightly").reason

@@ -1,0 +1,75 @@
+"""The configurations of docs/scaling.md with real brokers: a site whose centre goes away and comes back.
+
+Debian 12's mosquitto forgets shared subscriptions when it restarts: a collector has to be there before the site.
+"""
+
+import json
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from broker import HOST, free_port, running_broker
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+from test_collector import collecting, count, hear, publish, say, wait_until
+
+from benchd.dashboard.store import Store
+
+FILES = Path(__file__).parents[2] / "docs" / "integrations"
+TOTAL = 1500  # beyond the 1,000 that a broker keeps by default
+
+
+def kept(folder):
+    """Return the settings of broker.conf for a broker that anybody may use, its files in `folder`."""
+    settings = (FILES / "broker.conf").read_text().replace("/var/lib/mosquitto", str(folder))
+    return f"{settings}\nallow_anonymous true"
+
+
+def bridged(folder, central_port):
+    """Return the settings of a site's broker in haste, without what a centre with TLS and users asks for."""
+    bridge = (FILES / "bridge.conf").read_text().replace("central.example:8883", f"{HOST}:{central_port}")
+    bridge = bridge.replace("restart_timeout 1 30", "restart_timeout 1 2")
+    absent = ("remote_username", "remote_password", "bridge_cafile")
+    lines = [line for line in bridge.splitlines() if not line.startswith(absent)]
+    return "\n".join([kept(folder), *lines])
+
+
+@contextmanager
+def site(folder, central_port):
+    folder.mkdir(exist_ok=True)
+    with running_broker(folder, bridged(folder, central_port)) as broker:
+        yield broker
+
+
+@contextmanager
+def centre(folder, port, database):
+    """Start a central broker with a collector whose session it knows, before any site comes."""
+    with running_broker(folder, kept(folder), port=port) as broker, collecting(broker.url, database):
+        yield broker
+
+
+def test_a_site_keeps_what_its_devices_say_while_the_centre_is_away_and_through_a_restart(tmp_path):
+    port, edge, database = free_port(), tmp_path / "site", f"sqlite:///{tmp_path}/d.db"
+    with closing(Store(database)) as store:
+        with centre(tmp_path, port, database), site(edge, port) as broker:
+            hear(broker, "benchd/v1/d1/ack/site", "-E")
+            publish(broker.url, tmp_path, [TOTAL])
+            confirmed = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
+            assert confirmed["keys"] == [f"d1:r{TOTAL}"]
+        with site(edge, port) as broker:
+            publish(broker.url, tmp_path, range(TOTAL))
+            say(broker, "benchd/v1/d1/status", '{"state":"online","session":1}', "-r")
+        with centre(tmp_path, port, database), site(edge, port):
+            wait_until(lambda: (count(store, "result"), count(store, "document")) == (TOTAL + 1, 1))
+
+
+def test_a_command_from_the_centre_reaches_a_device_of_a_site_and_its_answer_comes_back(tmp_path):
+    port = free_port()
+    with running_broker(tmp_path, kept(tmp_path), port=port) as central, site(tmp_path / "site", port) as edge:
+        hear(edge, "benchd/v1/d1/cmd/run", "-E")
+        hear(central, "benchd/v1/d1/resp/#", "-E")
+        say(central, "benchd/v1/d1/cmd/run", "now")
+        assert hear(edge, "benchd/v1/d1/cmd/run", "-C", "1") == "now\n"
+        say(edge, "benchd/v1/d1/resp/page/1", "done")
+        assert hear(central, "benchd/v1/d1/resp/#", "-C", "1") == "done\n"
