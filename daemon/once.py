@@ -38,7 +38,6 @@ class Request:
     suite: dict[str, object] = field(default_factory=dict)
     config: Path | None = None
     device: str = "auto"
-    threads: int | None = None
     weights: Path | None = None
     data: str | None = None
     module: str | None = None
@@ -61,7 +60,7 @@ def run(request: Request) -> int:
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
     own = _own(request)
     machine = plan.inspect(_device(request))
-    planned = plan.plan(_suites(settings, request), settings.limits, machine, own)
+    planned = plan.plan(_suites(settings, request), settings.limits, machine, own, search=True)
     _refuse_ambiguous_weights(request, planned)
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
@@ -69,7 +68,7 @@ def run(request: Request) -> int:
     stored = baseline.read(request.baseline) if request.baseline else []
     if request.page:
         report.require_page()
-    supervisor = _supervisor(settings, request, planned, machine, own)
+    supervisor = _supervisor(settings, request, planned, machine)
     _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
@@ -84,7 +83,6 @@ def _supervisor(
     request: Request,
     planned: Sequence[Planned],
     machine: Machine,
-    own: Own | None,
 ) -> Supervisor:
     return Supervisor(
         planned,
@@ -95,15 +93,13 @@ def _supervisor(
             device=machine.device,
             sources=settings.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
             period_s=settings.sampling.period_s,
-            threads=request.threads,
             weights=str(request.weights.resolve()) if request.weights else None,
             data=request.data,
-            own=own,
             gpu_uuid=machine.gpu_uuid,
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
         ),
-        _pass(settings, machine.device, request),
+        _pass(settings, machine.device),
         _sinks(settings, request),
     )
 
@@ -143,8 +139,6 @@ def _try(supervisor: Supervisor) -> Busy | None:
 def _device(request: Request) -> str:
     if request.device not in ("auto", "cpu"):
         gpu.check(request.device)
-    if request.threads is not None and request.threads < 1:
-        raise UsageError(f"--threads {request.threads}: at least 1")
     return request.device
 
 
@@ -154,19 +148,20 @@ def _own(request: Request) -> Own | None:
     if request.onnx:
         return _own_file(request.onnx, request)
     if request.module:
-        return _own_module(request.module, request)
+        return own_module(request.module, request.inputs)
     if request.inputs:
         raise UsageError("--input is for --module and --onnx: the models of the catalog know theirs")
     return None
 
 
-def _own_module(module: str, request: Request) -> OwnModule:
+def own_module(module: str, inputs: Sequence[str]) -> OwnModule:
+    """Return the module of `FILE.py:function` and at most one shape; raise UsageError for what it cannot be."""
     file, colon, function = module.rpartition(":")
     if not colon or not Path(file).is_file() or not function.isidentifier():
         raise UsageError(f"--module {module}: expected FILE.py:function of a file that exists")
-    if len(request.inputs) > 1:
-        raise UsageError(f"--input {request.inputs[1]}: a module of your own reads one input")
-    return OwnModule(f"{Path(file).resolve()}:{function}", shape(request.inputs[0]) if request.inputs else None)
+    if len(inputs) > 1:
+        raise UsageError(f"--input {inputs[1]}: a module of your own reads one input")
+    return OwnModule(f"{Path(file).resolve()}:{function}", shape(inputs[0]) if inputs else None)
 
 
 def _own_file(path: Path, request: Request) -> OwnFile:
@@ -211,13 +206,13 @@ def _writable(folder: Path, name: str) -> Path:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
-def _pass(settings: Config, device: str, request: Request) -> Pass:
+def _pass(settings: Config, device: str) -> Pass:
     return Pass(
         device_id=identity.device_id(settings.device.id),
         boot_id=identity.boot_id(),
         suite_id=uuid.uuid4().hex,
         tool_version=version("benchd"),
-        environment=environment.describe(device, request.threads, allocator=ALLOCATOR),
+        environment=environment.describe(device, None, allocator=ALLOCATOR),
     )
 
 
