@@ -21,6 +21,8 @@ from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
 _LOAD = "while True: pass"
+_LIMITS = "[limits]\nwarm_up_cap_s = 1.0\nmeasure_cap_s = 1.5\n"
+"""As short as the protocol allows, five blocks; a verdict stands on processes, and pays for what blocks leave open."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -36,12 +38,22 @@ def main(
     """Compare each case with itself until so many comparisons are kept; print how many were false."""
     wanted = [text.rpartition("=") for text in case or ["square=100", "snn_onepass=20"]]
     output.mkdir(parents=True, exist_ok=True)
+    given = arguments.split() or _short(output)
     for name, _, count in wanted:
         for number in range(len(_kept(output, name)), int(count)):
             print_line(f"{name} {number + 1} of {count}")
-            _append(output, name, beside_load=number % 2 == 1, arguments=arguments.split())
+            _append(output, name, beside_load=number % 2 == 1, arguments=given)
     for name, _, _ in wanted:
-        print_line(_summary(name, _kept(output, name)))
+        for line in _summary(name, _kept(output, name)):
+            print_line(line)
+    print_line(f"each by: benchd compare --aa CASE {' '.join(given)}")
+
+
+def _short(output: Path) -> list[str]:
+    """Return the arguments that keep a comparison short."""
+    path = output / "limits.toml"
+    path.write_text(_LIMITS)
+    return ["--config", str(path)]
 
 
 def print_line(text: str) -> None:
@@ -87,7 +99,17 @@ def _compare(output: Path, name: str, arguments: Sequence[str]) -> dict[str, Any
     return verdict
 
 
-def _summary(name: str, kept: Sequence[dict[str, Any]]) -> str:
+def _summary(name: str, kept: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many comparisons of a case were false, in all and in each half."""
+    halves = {"alone": False, "beside another load": True}
+    lines = [_counts(name, kept)] if kept else []
+    for half, beside_load in halves.items():
+        found = [line for line in kept if line["beside_load"] is beside_load]
+        lines += [_counts(f"    {half}", found)] if found else []
+    return lines
+
+
+def _counts(name: str, kept: Sequence[dict[str, Any]]) -> str:
     """Return how many comparisons were false, with the upper 95 % bound of their share."""
     answers = [line["answer"] for line in kept]
     false = sum(answer in ("faster", "slower") for answer in answers)

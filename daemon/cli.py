@@ -69,7 +69,9 @@ def once(
     preset: Annotated[str | None, typer.Option(help="quick, standard or thorough.")] = None,
     processes: Annotated[int | None, typer.Option(help="Fresh processes a case.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of random weights and inputs.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the model; all of them by default.")] = None,
+    threads: Annotated[
+        str | None, typer.Option(help="CPU threads of the model; all of them by default.", metavar="1,2")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")] = "auto",
     direction: Annotated[str | None, typer.Option(help="inference, training, or both.", metavar="A,B")] = None,
     scenario: Annotated[
@@ -119,6 +121,7 @@ def once(
         "variants": _names(variants),
         "batch_sizes": whole_numbers("--batch-sizes", _names(batch_sizes)),
         "options": options(option or []),
+        "threads": whole_numbers("--threads", _names(threads)),
         "directions": choices("direction", _names(direction), DIRECTIONS),
         "scenarios": choices("scenario", _names(scenario), SCENARIOS),
         "preset": preset,
@@ -130,7 +133,6 @@ def once(
         suite={name: value for name, value in given.items() if value not in (None, [], {})},
         config=config,
         device=device,
-        threads=threads,
         weights=weights,
         data=data,
         module=module,
@@ -163,6 +165,13 @@ def compare(
     python: Annotated[
         list[Path] | None, typer.Option(help="The interpreter of a side, with --live; give two.", metavar="BIN/python")
     ] = None,
+    module: Annotated[
+        list[str] | None,
+        typer.Option(help="A module of your own, or one for each side, with --live.", metavar="FILE.py:FUNCTION"),
+    ] = None,
+    input_: Annotated[
+        list[str] | None, typer.Option("--input", help="Shape of one input of the modules.", metavar="3x224x224")
+    ] = None,
     pairs: Annotated[int | None, typer.Option(help="So many pairs; by default 7, and 11 or 15 where needed.")] = None,
     min_effect: Annotated[str, typer.Option(help="The least change that counts.", metavar="0.5%")] = "0.5%",
     preset: Annotated[str, typer.Option(help="How long a process measures, with --live.")] = "quick",
@@ -176,6 +185,7 @@ def compare(
     from benchd.daemon import judging  # noqa: PLC0415
     from benchd.daemon.arguments import quantity  # noqa: PLC0415
     from benchd.daemon.live import Request  # noqa: PLC0415
+    from benchd.daemon.once import own_module  # noqa: PLC0415
 
     least = quantity("--min-effect", min_effect, {"%": 0.01})
     if not (live or aa):
@@ -183,6 +193,7 @@ def compare(
     request = Request(
         cases=sides,
         pythons=[str(path) for path in python or []],
+        modules=[own_module(path, input_ or []) for path in module or []],
         pairs=pairs,
         min_effect=least,
         preset=preset,

@@ -170,4 +170,5 @@ def command(case: Case) -> str:
     words += ["--direction", case.direction] if case.direction != "inference" else []
     words += ["--scenario", case.scenario] if case.scenario != "single_stream" else []
     words += ["--seed", str(case.seed)] if case.seed else []
+    words += ["--threads", str(case.threads)] if case.threads else []
     return shlex.join([*words, "--processes", str(FEWEST_PROCESSES)])

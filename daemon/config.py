@@ -127,6 +127,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     processes: int | None = None
     seed: int = 0
     provider: Provider | None = None
+    threads: list[int] = []
 
     def __post_init__(self) -> None:
         if self.trigger() and not self.name:

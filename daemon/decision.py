@@ -82,6 +82,7 @@ def _subject(record: Record, objective: Objective) -> str:
     parts += [] if _is_by_throughput(record, objective) else [f"b{case.batch_size}"]
     parts += [case.scenario] if case.scenario != "single_stream" else []
     parts += [f"seed={case.seed}"] if case.seed else []
+    parts += [f"threads={case.threads}"] if case.threads else []
     return " ".join(parts)
 
 

@@ -1,8 +1,5 @@
 """How far a case is from the least time that its device allows: its cost by formula over the rates that were probed."""
 
-import math
-from collections.abc import Sequence
-
 from benchd.daemon.records import Bound, Case, Floor, ModelFacts, Probes
 from benchd.models import catalog
 from benchd.models.cost import Cost, cost, parameters
@@ -40,18 +37,11 @@ def cost_of(case: Case, model: ModelFacts) -> Cost | str:
     return cost(case.model, model.options, case.batch_size, case.variant.precision, case.direction)
 
 
-def combined(probes: Sequence[Probes]) -> Probes | None:
-    """Return the rates over all processes as the record's median is made of theirs: geometric means."""
-    if not probes:
-        return None
-    return Probes(
-        copy_bytes_per_s=_mean([one.copy_bytes_per_s for one in probes]),
-        matrix_flops_per_s=_mean([one.matrix_flops_per_s for one in probes]),
-        matrix_dtype=probes[0].matrix_dtype,
-        exponentials_per_s=_mean([one.exponentials_per_s for one in probes]),
-        exponentials_by=probes[0].exponentials_by,
+def change(first: Probes, last: Probes) -> float:
+    """Return by what share the rate that changed most is another one."""
+    pairs = (
+        (first.copy_bytes_per_s, last.copy_bytes_per_s),
+        (first.matrix_flops_per_s, last.matrix_flops_per_s),
+        (first.exponentials_per_s, last.exponentials_per_s),
     )
-
-
-def _mean(rates: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, rates)) / len(rates))
+    return max(abs(after / before - 1) for before, after in pairs)

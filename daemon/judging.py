@@ -27,11 +27,11 @@ def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json
 
 def compare_live(request: live.Request, out: TextIO, as_json: bool) -> int:
     """Compare two cases here and now and return the exit code of the measurement, else of the verdict."""
-    counts = (len(request.cases), len(request.pythons))
-    if request.is_aa and counts not in ((1, 0), (1, 1)):
+    counts = (len(request.cases), len(request.pythons), len(request.modules))
+    if request.is_aa and (counts[0] != 1 or max(counts) > 1):
         raise UsageError("--aa compares one case with itself")
-    if not request.is_aa and counts not in ((2, 0), (2, 1), (2, 2), (1, 2)):
-        raise UsageError("--live takes two cases, or one case and two --python")
+    if not request.is_aa and (max(counts) != 2 or counts[0] == 0):
+        raise UsageError("--live takes two cases, or one case and two --python or two --module")
     made, code = live.compare(request, sys.stderr)
     print_comparisons(out, [made], as_json)
     return code or exit_code([made], list(FAIL_ON))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from benchd.daemon.compare import Comparison, comparison
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.jsonl import Journal
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.plan import Planned
+from benchd.daemon.plan import OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
@@ -40,6 +40,8 @@ from benchd.daemon.results import JOURNAL
 from benchd.daemon.statistics import ALPHA, LOOKS, Verdict
 from benchd.daemon.supervisor import Settings, Supervisor
 from benchd.kernels import cache
+
+T = TypeVar("T")
 
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -51,7 +53,10 @@ print(json.dumps({name: found[name] for name in names if name in found}))
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for. `pairs` fixes their number; None looks after 7, 11 and 15."""
+    """What the command line asks for. `pairs` fixes their number; None looks after 7, 11 and 15.
+
+    With `modules` of the user's own, one for both sides or one each, cases name what is left of them: `eager,b4`.
+    """
 
     cases: list[str]
     pythons: list[str]
@@ -63,6 +68,7 @@ class Request:
     threads: int | None
     output: Path
     is_aa: bool
+    modules: list[OwnModule] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -111,16 +117,18 @@ def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
 
 
 def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[Side, Side]:
-    cases = request.cases * (2 if len(request.cases) == 1 else 1)
-    pythons = request.pythons * (2 if len(request.pythons) == 1 else 1) or [sys.executable] * 2
-    planned = [_planned(case, request.preset, settings, machine) for case in cases]
+    pythons = _both(request.pythons) or [sys.executable] * 2
+    modules: Sequence[OwnModule | None] = _both(request.modules) or [None, None]
+    planned = [
+        _planned(case, own, request, settings, machine) for case, own in zip(_both(request.cases), modules, strict=True)
+    ]
     suite_id = uuid.uuid4().hex
     first, second = (
         Side(
             entry,
             python,
-            entry.case.case_id if len(set(pythons)) == 1 else f"{entry.case.case_id} by {python}",
-            _pass(settings, machine.device, request.threads, suite_id, python),
+            _called(entry, python, pythons, modules),
+            _pass(settings, machine.device, suite_id, python),
             Begun.now(time.monotonic_ns()),
         )
         for entry, python in zip(planned, pythons, strict=True)
@@ -128,8 +136,26 @@ def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[S
     return first, second
 
 
-def _planned(case_id: str, preset: str, settings: Config, machine: plan.Machine) -> Planned:
-    entry, *others = plan.plan([plan.suite_of(case_id, preset)], settings.limits, machine)
+def _both(given: Sequence[T]) -> list[T]:
+    """Return what each side has where one or two were given."""
+    return list(given) * (2 if len(given) == 1 else 1)
+
+
+def _called(entry: Planned, python: str, pythons: Sequence[str], modules: Sequence[OwnModule | None]) -> str:
+    """Return the case, and what else tells one side from the other."""
+    words = [entry.case.case_id]
+    words += [f"of {entry.own.path}"] if isinstance(entry.own, OwnModule) and modules[0] != modules[1] else []
+    words += [f"by {python}"] if len(set(pythons)) > 1 else []
+    return " ".join(words)
+
+
+def _planned(case_id: str, own: OwnModule | None, request: Request, settings: Config, machine: plan.Machine) -> Planned:
+    if own and not f"{case_id},".startswith(f"{own.model},"):
+        case_id = f"{own.model},{case_id}"
+    suite = plan.suite_of(case_id, request.preset)
+    if request.threads is not None:
+        suite = msgspec.structs.replace(suite, threads=[request.threads])
+    entry, *others = plan.plan([suite], settings.limits, machine, own)
     if others:
         raise UsageError(f"{case_id} names {1 + len(others)} cases; give its batch size, as in {entry.case.case_id}")
     if entry.reason:
@@ -137,8 +163,8 @@ def _planned(case_id: str, preset: str, settings: Config, machine: plan.Machine)
     return entry
 
 
-def _pass(settings: Config, device: str, threads: int | None, suite_id: str, python: str) -> Pass:
-    described = environment.describe(device, threads, allocator=ALLOCATOR)
+def _pass(settings: Config, device: str, suite_id: str, python: str) -> Pass:
+    described = environment.describe(device, None, allocator=ALLOCATOR)
     if python != sys.executable:
         described = msgspec.structs.replace(described, versions=_versions(python))
         described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))
@@ -171,7 +197,6 @@ def _supervisor(request: Request, configured: Config, machine: plan.Machine, sid
         sources=configured.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
         gpu_uuid=machine.gpu_uuid,
         period_s=configured.sampling.period_s,
-        threads=request.threads,
     )
     return Supervisor([side.planned for side in sides], settings, sides[0].shared, sinks=[])
 
@@ -184,7 +209,8 @@ def _alternate(
     with supervisor.session():
         while True:
             for side in sides if done % 2 == 0 else sides[::-1]:
-                outcome = supervisor.process(side.planned, f"{side.begun.run_id}.{done}", done, side.python)
+                name = f"{side.begun.run_id}.{done}"
+                outcome = supervisor.process(side.planned, name, done, side.python, is_compared=True)
                 side.outcomes.append(outcome)
                 if outcome.process.status != "ok":
                     return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason}")

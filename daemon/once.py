@@ -37,7 +37,6 @@ class Request:
     suite: dict[str, object] = field(default_factory=dict)
     config: Path | None = None
     device: str = "auto"
-    threads: int | None = None
     weights: Path | None = None
     data: str | None = None
     module: str | None = None
@@ -60,7 +59,7 @@ def run(request: Request) -> int:
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
     own = _own(request)
     machine = plan.inspect(_device(request))
-    planned = plan.plan(_suites(settings, request), settings.limits, machine, own)
+    planned = plan.plan(_suites(settings, request), settings.limits, machine, own, search=True)
     _refuse_ambiguous_weights(request, planned)
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
@@ -68,7 +67,7 @@ def run(request: Request) -> int:
     stored = baseline.read(request.baseline) if request.baseline else []
     if request.page:
         report.require_page()
-    supervisor = _supervisor(settings, request, planned, machine, own)
+    supervisor = _supervisor(settings, request, planned, machine)
     _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
@@ -83,7 +82,6 @@ def _supervisor(
     request: Request,
     planned: Sequence[Planned],
     machine: Machine,
-    own: Own | None,
 ) -> Supervisor:
     return Supervisor(
         planned,
@@ -94,15 +92,13 @@ def _supervisor(
             device=machine.device,
             sources=settings.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
             period_s=settings.sampling.period_s,
-            threads=request.threads,
             weights=str(request.weights.resolve()) if request.weights else None,
             data=request.data,
-            own=own,
             gpu_uuid=machine.gpu_uuid,
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
         ),
-        _pass(settings, machine.device, request),
+        _pass(settings, machine.device),
         _sinks(settings, request),
     )
 
@@ -142,8 +138,6 @@ def _try(supervisor: Supervisor) -> Busy | None:
 def _device(request: Request) -> str:
     if request.device not in ("auto", "cpu"):
         gpu.check(request.device)
-    if request.threads is not None and request.threads < 1:
-        raise UsageError(f"--threads {request.threads}: at least 1")
     return request.device
 
 
@@ -211,13 +205,13 @@ def writable(folder: Path, name: str) -> Path:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
-def _pass(settings: Config, device: str, request: Request) -> Pass:
+def _pass(settings: Config, device: str) -> Pass:
     return Pass(
         device_id=identity.device_id(settings.device.id),
         boot_id=identity.boot_id(),
         suite_id=uuid.uuid4().hex,
         tool_version=version("benchd"),
-        environment=environment.describe(device, request.threads, allocator=ALLOCATOR),
+        environment=environment.describe(device, None, allocator=ALLOCATOR),
     )
 
 

@@ -30,6 +30,7 @@ DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
 MAX_BATCH_SIZE = 2**20
 OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
+SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
 
@@ -79,13 +80,18 @@ Own = OwnModule | OwnFile
 
 @dataclass(frozen=True)
 class Planned:
-    """A case of the plan. `reason` says why it cannot run here; `by_name` that its variant was asked for by name."""
+    """A case of the plan. `reason` says why it cannot run here; `by_name` that its variant was asked for by name.
+
+    `is_searched` says that its batch size is one of a search, which ends where the throughput stops rising.
+    """
 
     case: Case
     preset: str
     limits: Limits
     by_name: bool
     reason: str | None
+    own: Own | None = None
+    is_searched: bool = False
 
     @property
     def seconds(self) -> float:
@@ -111,12 +117,17 @@ def has_gpu(root: Path = Path("/")) -> bool:
     return (root / "dev/nvidiactl").exists() or (root / "dev/nvmap").exists()
 
 
-def plan(suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: Own | None = None) -> list[Planned]:
-    """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows."""
+def plan(
+    suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: Own | None = None, *, search: bool = False
+) -> list[Planned]:
+    """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows.
+
+    With `search` an offline case without batch sizes doubles them as long as that pays.
+    """
     planned: dict[str, Planned] = {}
     try:
         for suite in suites or [Suite()]:
-            for entry in _cases(suite, limits, machine, own):
+            for entry in _cases(suite, limits, machine, own, search):
                 planned.setdefault(entry.case.case_id, entry)
     except catalog.BadOption as error:
         raise UsageError(str(error)) from error
@@ -131,11 +142,13 @@ def suite_of(case_id: str, preset: str) -> Suite:
     Raises UsageError for a part that means nothing; names and values are the plan's to check.
     """
     model, *parts = case_id.split(",")
-    given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": []}
+    given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": [], "threads": []}
     named: dict[str, str] = {}
     for part in parts:
         name, equals, value = part.partition("=")
-        if equals:
+        if name == "threads":
+            given["threads"].append(value)
+        elif equals:
             named[name] = value
         else:
             given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
@@ -178,20 +191,25 @@ def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: Limit
     return limits
 
 
-def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None) -> Iterator[Planned]:
+def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None, search: bool) -> Iterator[Planned]:
     limits = _limits(suite, config)
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
         if not own and model not in catalog.MODELS:
             raise unknown("model", model, catalog.MODELS)
     _refuse_unknown_options(suite, models, own)
+    threads = _threads(suite)
     for model in models:
         for variant, direction in _variants(suite, model, machine, own):
             for scenario in suite.scenarios or SCENARIOS[:1]:
                 if direction == "training" and scenario != "single_stream":
                     continue
-                sizes, combinations = _batch_sizes(suite, model, own, scenario), _options(suite, model, own)
-                for batch_size, options in itertools.product(sizes, combinations):
+                is_searched = (
+                    search and scenario == "offline" and not suite.batch_sizes and not isinstance(own, OwnFile)
+                )
+                sizes = SEARCHED_BATCH_SIZES if is_searched else _batch_sizes(suite, model, own, scenario)
+                combinations = itertools.product(sizes, _options(suite, model, own), threads)
+                for batch_size, options, count in combinations:
                     case = Case(
                         model=model,
                         variant=variant,
@@ -201,10 +219,19 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                         scenario=scenario,
                         seed=suite.seed,
                         provider=suite.provider if variant.backend == "onnxruntime" else None,
+                        threads=count,
                     )
                     reason = why_not(case, machine, own_file=isinstance(own, OwnFile))
                     its_limits = _of_scenario(limits, scenario, suite, config)
-                    yield Planned(case, suite.preset, its_limits, bool(suite.variants), reason)
+                    by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
+                    yield Planned(case, suite.preset, its_limits, by_name, reason, own, is_searched)
+
+
+def _threads(suite: Suite) -> Sequence[int | None]:
+    for threads in suite.threads:
+        if threads < 1:
+            raise UsageError(f"--threads {threads}: at least 1")
+    return suite.threads or [None]
 
 
 def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> list[tuple[Variant, Direction]]:

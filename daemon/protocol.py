@@ -54,7 +54,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
 
     For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
-    before and after.
+    before and after. `probes` asks for the device's rates. `is_compared` leaves out what a comparison does not read:
+    rests, rates, the parts of an inference, occupancy.
     """
 
     case: Case
@@ -78,6 +79,8 @@ class Job(Struct, frozen=True, kw_only=True):
     hold_s: float = 0.0
     idle_s: float = 0.0
     gpu_uuid: str | None = None
+    probes: bool = True
+    is_compared: bool = False
 
 
 class Stage(Struct, frozen=True, tag="stage"):

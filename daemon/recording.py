@@ -30,6 +30,7 @@ from benchd.daemon.records import (
 
 FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
 DISTURBED_SHARE = 0.2
+PROBES_SHARE = 0.03
 PERCENTILES = (90, 95, 99)
 BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
@@ -61,13 +62,18 @@ class Begun:
         return cls(uuid.uuid4().hex, wall.replace("+00:00", "Z"), t_mono_ns)
 
 
-def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequence[Outcome]) -> Record:
-    """Return the Record of a case from its processes, at least one; the worst status decides."""
+def record(
+    case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequence[Outcome], probes: Probes | None = None
+) -> Record:
+    """Return the Record of a case from its processes, at least one; the worst status decides.
+
+    `probes` are the first of its pass, which its floor is made of; without them its own first ones are.
+    """
     status, reason = _status(outcomes)
     measured = [outcome for outcome in outcomes if outcome.process.timing]
     timing = _combined([outcome.process.timing for outcome in measured]) if status == "ok" else None
     telemetry = _summaries(outcomes)
-    probes = floor.combined([outcome.process.probes for outcome in outcomes if outcome.process.probes])
+    probes = probes or next((outcome.process.probes for outcome in outcomes if outcome.process.probes), None)
     model = next((outcome.model for outcome in outcomes if outcome.model), None)
     least = _floor(case, model, probes, reason)
     total = _energy(outcomes)
@@ -106,7 +112,13 @@ def record(case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequen
         x_of_floor=x_of_floor,
         floor=least if isinstance(least, Floor) else None,
         probes=probes,
-        flags=sorted({*shared.flags, *_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes)}),
+        flags=sorted(
+            {
+                *shared.flags,
+                *_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
+                *_moved(probes, outcomes),
+            }
+        ),
         missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )
@@ -260,6 +272,12 @@ def _flags(
     return sorted(flags)
 
 
+def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
+    """Return the flag of a device that is not what it was when the pass began."""
+    later = [outcome.process.probes for outcome in outcomes if outcome.process.probes]
+    return {"probes_moved" for one in later if probes and floor.change(probes, one) > PROBES_SHARE}
+
+
 def _disturbances(found: Interference | None) -> set[str]:
     """Return what disturbed more than a fifth of the blocks."""
     reasons = Counter(reason for block in found.reasons for reason in block) if found else Counter[str]()
@@ -326,7 +344,7 @@ def _missing(
         missing |= outcome.missing
     if not any(outcome.occupancy for outcome in outcomes):
         missing.setdefault("occupancy", reason or "a GPU's alone")
-    if probes:  # of the processes that could
+    if probes:
         missing.pop("probes", None)
     else:
         missing.setdefault("probes", reason or "not measured")

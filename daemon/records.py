@@ -103,7 +103,7 @@ def all_variants() -> Iterator[Variant]:
 class Case(Struct, frozen=True, kw_only=True):
     """What to measure. `options` holds those that differ from the catalog's defaults, sorted by name.
 
-    `provider` is that of ONNX Runtime, null for the device's own.
+    `provider` is that of ONNX Runtime, null for the device's own; `threads` the CPU threads, null for all of them.
     """
 
     model: str
@@ -114,6 +114,7 @@ class Case(Struct, frozen=True, kw_only=True):
     scenario: Scenario = "single_stream"
     seed: int = 0
     provider: Provider | None = None
+    threads: int | None = None
 
     @property
     def case_id(self) -> str:
@@ -124,6 +125,7 @@ class Case(Struct, frozen=True, kw_only=True):
         parts += [self.scenario] if self.scenario != "single_stream" else []
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f"provider={self.provider}"] if self.provider else []
+        parts += [f"threads={self.threads}"] if self.threads else []
         return ",".join(re.sub(r"[^A-Za-z0-9_.=-]", "_", part) for part in parts)
 
 
@@ -273,7 +275,8 @@ class Check(Struct, frozen=True, kw_only=True):
 
     `error_share` is the largest absolute error over the largest absolute output. For spiking and quantised models
     `flipped_share` is the share of inner codes that differ and the `baseline_` fields are plain eager's own figures
-    in the same precision, because plain fp32 is itself not exact there.
+    in the same precision, because plain fp32 is itself not exact there. `audited` counts the answers of the timed
+    section that were compared too; one that is wrong fails the check, and `note` says by how much.
     """
 
     passed: bool
@@ -288,6 +291,7 @@ class Check(Struct, frozen=True, kw_only=True):
     baseline_flipped_share: float | None = None
     baseline_max_abs_error: float | None = None
     top1: float | None = None
+    audited: int = 0
     note: str = ""
 
 
@@ -428,7 +432,7 @@ class SamplerReport(Struct, frozen=True, kw_only=True):
 
 
 class Probes(Struct, frozen=True, kw_only=True):
-    """What the device reached right after the timed section, in its process, at its clocks and with its threads.
+    """What the device reached right after a timed section, in its process, at its clocks and with its threads.
 
     A copy counts what it reads and what it writes. `matrix_dtype` is the type of the products, the case's own or
     float32 where that is faster; `exponentials_by` says whose exponential was the fastest at hand.

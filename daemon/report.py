@@ -22,6 +22,7 @@ from benchd.daemon.decision import (
 )
 from benchd.daemon.delivery.console import print_decisions
 from benchd.daemon.errors import NotAvailable
+from benchd.daemon.interference import disturbed
 from benchd.daemon.records import OptionValue, Record
 
 Cell = str | float | bool | None
@@ -63,6 +64,7 @@ def row(record: Record) -> Row:
     """Return the record as one flat row; what was not measured is None."""
     case, timing, check = record.case, record.timing, record.check
     environment, energy = record.environment, record.energy
+    found = disturbed(record.processes)
     return {
         "device_id": record.device_id,
         "device": environment.gpu if environment.device == "cuda" else environment.cpu_model,
@@ -82,12 +84,16 @@ def row(record: Record) -> Row:
         "direction": case.direction,
         "scenario": case.scenario,
         "seed": case.seed,
+        "threads": environment.threads,
         "status": record.status,
         "reason": record.reason,
         "median_ms": timing.median_ms if timing else None,
         "low_ms": timing.low_ms if timing else None,
         "high_ms": timing.high_ms if timing else None,
         "p99_ms": timing.p99_ms if timing else None,
+        "disturbed_blocks": found.disturbed if found else 0,
+        "clean_ms": found.clean_ms if found else None,
+        "as_experienced_ms": found.as_experienced_ms if found else None,
         "latency_upper_ms": latency_ms(record),
         "runs": timing.runs if timing else None,
         "throughput_per_s": record.throughput_per_s,
@@ -130,6 +136,7 @@ COLUMNS = {
     "scenario": "scenario",
     "median_ms": "median ms",
     "p99_ms": "p99 ms",
+    "clean_ms": "ms undisturbed",
     "throughput_per_s": "per second",
     "energy_per_inference_j": "energy J",
     "memory_mib": "memory MiB",

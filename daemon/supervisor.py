@@ -19,16 +19,19 @@ from typing import Protocol
 
 import msgspec
 
-from benchd.daemon import energy, gpu, interference, recording
+from benchd.daemon import energy, gpu, interference, recording, search
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.lock import MachineLock
-from benchd.daemon.plan import Own, OwnFile, OwnModule, Planned
+from benchd.daemon.plan import OwnFile, OwnModule, Planned
 from benchd.daemon.process import Worker
 from benchd.daemon.protocol import Job, Outcome, StageName
 from benchd.daemon.recording import Begun, Pass
 from benchd.daemon.records import (
+    Case,
     Energy,
     Interference,
+    Precision,
+    Probes,
     ProcessResult,
     Record,
     Sample,
@@ -75,10 +78,8 @@ class Settings:
     device: str
     sources: list[str]
     period_s: float
-    threads: int | None = None
     weights: str | None = None
     data: str | None = None
-    own: Own | None = None
     given_artifacts: Path | None = None
     gpu_uuid: str | None = None
     workspace_bytes: int | None = None
@@ -100,6 +101,7 @@ class Supervisor:
     records: list[Record] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
+    _probes: dict[tuple[Precision, int | None], Probes] = field(default_factory=dict)
 
     def run(self) -> None:
         """Measure every case of the plan, under the machine's lock."""
@@ -123,7 +125,8 @@ class Supervisor:
         for planned in self.plan:
             if self.interrupted:
                 return
-            self._publish(self._case(planned))
+            if not (planned.is_searched and search.is_over(planned.case, self.records)):
+                self._publish(self._case(planned))
 
     def _shutdown(self) -> None:
         for sink in self.sinks:
@@ -148,25 +151,48 @@ class Supervisor:
         if planned.reason:
             outcomes.append(Outcome(process=ProcessResult(status="unsupported", reason=planned.reason)))
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
-            outcomes.append(self.process(planned, f"{begun.run_id}.{len(outcomes)}", len(outcomes)))
-        return recording.record(planned.case, planned.preset, self.shared, begun, outcomes)
+            outcome = self.process(planned, f"{begun.run_id}.{len(outcomes)}", len(outcomes))
+            self._keep_probes(planned.case, outcome)
+            outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
+        probes = self._probes.get(_rates_of(planned.case))
+        return recording.record(planned.case, planned.preset, self.shared, begun, outcomes, probes)
 
-    def process(self, planned: Planned, name: str, index: int, python: str = sys.executable) -> Outcome:
+    def process(
+        self, planned: Planned, name: str, index: int, python: str = sys.executable, *, is_compared: bool = False
+    ) -> Outcome:
         """Run one process of a case under this interpreter; its raw times and its log go by `name`."""
-        with Worker(self._job(planned, name), self.settings.output / "logs" / f"{name}.log", python) as worker:
+        job = self._job(planned, name)
+        job = msgspec.structs.replace(job, probes=self._is_to_probe(planned, index), is_compared=is_compared)
+        with Worker(job, self.settings.output / "logs" / f"{name}.log", python) as worker:
             self._samples.watch(worker.pid)
             ended_by, reason = self._wait(worker, planned, index)
             outcome = worker.outcome(ended_by, reason)
         return self._with_samples(outcome, planned.case.batch_size)
 
+    def _is_to_probe(self, planned: Planned, index: int) -> bool:
+        """Say whether this process takes the device's rates: the first and the last of the pass that need the same.
+
+        Where a search ends is not known, and each of its cases may be the last.
+        """
+        rates = _rates_of(planned.case)
+        if rates not in self._probes or planned.is_searched:
+            return True
+        probing = [entry for entry in self.plan if not entry.reason and entry.case.scenario != "cold_start"]
+        last = [entry for entry in probing if _rates_of(entry.case) == rates][-1]
+        return planned == last and index == planned.limits.processes - 1
+
+    def _keep_probes(self, case: Case, outcome: Outcome) -> None:
+        if outcome.process.probes:
+            self._probes.setdefault(_rates_of(case), outcome.process.probes)
+
     def _job(self, planned: Planned, name: str) -> Job:
-        settings, case, own = self.settings, planned.case, self.settings.own
+        settings, case, own = self.settings, planned.case, planned.own
         return Job(
             case=case,
             options=case.options if own else catalog.entry(case.model).resolve(case.options),
             limits=planned.limits,
             device=settings.device,
-            threads=settings.threads,
+            threads=case.threads,
             output=str(settings.output),
             raw_name=name,
             cache=str(settings.cache),
@@ -261,17 +287,31 @@ class Supervisor:
         return msgspec.structs.replace(part, telemetry=means)
 
     def _sampler(self) -> SamplerProcess:
-        settings = self.settings
-        spare = spare_cpu(os.sched_getaffinity(0), settings.device, settings.threads)
+        settings, cpus = self.settings, os.sched_getaffinity(0)
+        threads = max(entry.case.threads or len(cpus) for entry in self.plan)
+        spare = spare_cpu(cpus, settings.device, threads)
         return SamplerProcess(settings.sources, settings.period_s, spare)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
 
 
-def spare_cpu(cpus: Collection[int], device: str, threads: int | None) -> int | None:
-    """Return a CPU for the sampler that the case does not compute on, None where there are too few for one."""
-    used = 1 if device == "cuda" else threads or len(cpus)
+def _end_of_search(outcome: Outcome) -> Outcome:
+    """Return the outcome of a batch that may be too large: that it does not fit is an answer and no failure."""
+    process = outcome.process
+    if process.status != "failed" or not (process.reason or "").startswith("out of memory"):
+        return outcome
+    return msgspec.structs.replace(outcome, process=msgspec.structs.replace(process, status="unsupported"))
+
+
+def _rates_of(case: Case) -> tuple[Precision, int | None]:
+    """Return what the device's rates depend on beside the device."""
+    return case.variant.precision, case.threads
+
+
+def spare_cpu(cpus: Collection[int], device: str, threads: int) -> int | None:
+    """Return a CPU for the sampler that the cases do not compute on, None where there are too few for one."""
+    used = 1 if device == "cuda" else threads
     return max(cpus) if len(cpus) >= FEWEST_CPUS and used < len(cpus) else None
 
 

@@ -15,6 +15,7 @@ from benchd.daemon.compare import Comparison
 from benchd.daemon.decision import Decision, Requirements, decide, line
 from benchd.daemon.delivery.scenario_note import scenario_note
 from benchd.daemon.errors import NotAvailable
+from benchd.daemon.interference import disturbed
 from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
 from benchd.daemon.records import Check, Energy, Environment, Record, Timing, all_variants
@@ -34,11 +35,11 @@ class Screen:
         self._err = console_on(err)
         self._records: list[Record] = []
         self._progress = _progress(self._err) if self._err.is_terminal else None
-        self._total = 0
+        self._total = self._place = 0
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """Show the bar."""
-        self._total = len(plan)
+        self._total, self._plan = len(plan), list(plan)
         self._seconds = [planned.seconds for planned in plan]
         if self._progress:
             self._progress.start()
@@ -46,23 +47,24 @@ class Screen:
 
     def _left(self) -> str:
         """Return how long the cases that are still to come take at most."""
-        return _clock(sum(self._seconds[len(self._records) :]))
+        return _clock(sum(self._seconds[self._place :]))
 
     def stage(self, planned: Planned, process: int, stage: StageName) -> None:
         """Show which case runs, in which of its processes, and its stage."""
-        case = planned.case
+        case, self._place = planned.case, self._plan.index(planned)  # a search may leave cases out
         of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
         text = f"{case.model} {case.variant.label} b{case.batch_size} {case.direction}{of}: {stage.replace('_', ' ')}"
         if self._progress:
-            self._progress.update(self._task, description=text, refresh=True)
+            self._progress.update(self._task, completed=self._place, description=text, refresh=True)
         else:
-            self._err.print(f"[{len(self._records) + 1}/{self._total}] {text}", markup=False)
+            self._err.print(f"[{self._place + 1}/{self._total}] {text}", markup=False)
 
     def publish(self, record: Record, body: bytes) -> None:
         """Count the case as done; print its JSON where that was asked for."""
         self._records.append(record)
         if self._progress:
-            self._progress.update(self._task, advance=1, left=self._left(), refresh=True)
+            self._place += 1
+            self._progress.update(self._task, completed=self._place, left=self._left(), refresh=True)
         if self._json:
             self._out.file.write(body.decode() + "\n")
             self._out.file.flush()
@@ -125,6 +127,7 @@ def _row(record: Record) -> list[str]:
     variant = " ".join([case.variant.label, *unusual])
     if record.kernels_ran:
         variant = variant.replace("custom", f"custom ({record.kernels_ran})", 1)
+    options += f" threads={case.threads}" if case.threads else ""
     head = [f"{case.model}{options}", variant, str(case.batch_size)]
     if record.timing is None:
         return [*head, record.status, "", "", "", "", "", "", ""]
@@ -201,6 +204,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append("p99: a dash where fewer than 662 runs a process back it")
     notes += _file_notes(measured)
     notes += _energy_notes(measured)
+    notes += [note for record in measured if (note := _disturbed_note(record))]
+    notes += _audit_notes(measured)
     busy = [record.case.model for record in measured if "busy_machine" in record.flags]
     if busy:
         notes.append(f"busy machine: others used the CPU while {', '.join(dict.fromkeys(busy))} ran; run it again")
@@ -211,6 +216,25 @@ def _notes(records: Sequence[Record]) -> list[str]:
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
+    return notes
+
+
+def _disturbed_note(record: Record) -> str | None:
+    found = disturbed(record.processes)
+    if found is None:
+        return None
+    return (
+        f"interference: {record.case_id}: {found.disturbed} of {found.blocks} blocks by {', '.join(found.reasons)}: "
+        f"{_figure(found.clean_ms)} ms without them, {_figure(found.as_experienced_ms)} ms with them"
+    )
+
+
+def _audit_notes(measured: Sequence[Record]) -> list[str]:
+    """Return what the audits found, of the device and of the cases."""
+    cached = [record.case_id for record in measured if "repeated_input_faster" in record.flags]
+    notes = [f"audit: {name} is faster on inputs that it has seen before: it keeps answers" for name in cached]
+    if any("probes_moved" in record.flags for record in measured):
+        notes.append("x of floor: the device's own rates moved by over 3 % in this pass: other clocks, or other load")
     return notes
 
 

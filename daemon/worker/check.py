@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import Check, Precision, Variant
-from benchd.daemon.worker import backends
+from benchd.daemon.worker import audit, backends
+from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.subject import Subject
 
@@ -25,6 +26,7 @@ FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
 KEPT_FORM = 2  # what the codes of a model are; one more where that changes
 # one neuron at the edge flips thousands behind it; in few images eager may have none, and nothing would be allowed
 CODES_IMAGES = 64
+KNOWN_BYTES = 8 * 2**20
 OVERFLOW = 1e99  # in place of inf and NaN, which no record holds
 
 
@@ -38,6 +40,11 @@ class Observation:
 
 def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
     """Compare the loaded variant with the float64 reference and judge it by the rule of its kind."""
+    return check_and_answers(subject, loaded, job)[0]
+
+
+def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
+    """Return the check, and what the timed section has to answer, None where that is not known."""
     images = _check_images(subject, job)
     reference = _cached("float64", subject, job, len(images), lambda: _reference(subject, loaded.device, images, job))
     observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
@@ -45,7 +52,21 @@ def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
         result = _judge_outputs(reference, observed, _numbers(job.case.variant.precision, loaded.device))
     else:
         result = _judge_codes(reference, observed, _baseline(subject, loaded, job, images, observed), job, loaded)
-    return msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=_note(job))
+    result = msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=_note(job))
+    return result, _expected(subject, loaded, job, result, reference.outputs)
+
+
+def _expected(subject: Subject, loaded: Loaded, job: Job, judged: Check, outputs: np.ndarray) -> Expected | None:
+    """Return what a timed run has to answer; None where it draws random numbers of its own, or where it trains.
+
+    As few batches as fit KNOWN_BYTES, at least one: they stay in memory while it is measured.
+    """
+    if getattr(subject.plain, "encoding", None) == "rate" or job.case.direction == "training":
+        return None
+    size = job.case.batch_size
+    share = ERROR_SHARE[_numbers(job.case.variant.precision, loaded.device)]
+    batches = max(1, KNOWN_BYTES // outputs[:size].nbytes)
+    return Expected(outputs[: batches * size].copy(), audit.allowed(judged, share, outputs))
 
 
 def _check_images(subject: Subject, job: Job) -> Tensor:

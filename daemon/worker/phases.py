@@ -29,9 +29,10 @@ from benchd.daemon.records import (
     WarmUp,
     Window,
 )
-from benchd.daemon.worker import backends, measure, occupancy, probes, scenarios, steps
+from benchd.daemon.worker import audit, backends, measure, occupancy, probes, scenarios, steps
+from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.check import check
+from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.stages import StageClock
 from benchd.daemon.worker.subject import build
 from benchd.models import catalog
@@ -125,12 +126,14 @@ def run(job: Job, findings: Findings) -> None:
     pool = steps.batches(subject.images, job.case.batch_size, loaded)
     first_ended_ns = _first_runs(loaded, pool, findings.stages)
     findings.stages.enter("check")
-    findings.check = check(subject, loaded, job)
+    findings.check, right = check_and_answers(subject, loaded, job)
     del subject
     if job.case.scenario == "cold_start":
         _cold_start(job, device, first_ended_ns, findings)
         return
-    _timed(job, loaded, pool, findings)
+    _timed(job, loaded, pool, right, findings)
+    if not job.is_compared:
+        _beside(job, loaded, pool, findings)
     del loaded, pool
     _probed(job, device, findings)
 
@@ -167,47 +170,74 @@ def _cold_start(job: Job, device: torch.device, first_ended_ns: int, findings: F
     findings.missing["probes"] = "a cold start is not held against a floor"
 
 
-def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], right: Expected | None, findings: Findings) -> None:
     if not _forget_peaks(loaded.device):
         findings.flags.append("rss_peak_since_start")
-    step, mode = _step(job, loaded, pool)
-    _rest(job.idle_s, findings)
+    known = min(right.batches(job.case.batch_size), len(pool)) if right else 0
+    step, mode = _step(job, loaded, pool, known)
+    _rest(job, findings)
     with mode:
         findings.stages.enter("warm_up")
         findings.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
+        step.answers.clear()
         findings.stages.enter("measure")
         if job.case.scenario in ("periodic", "wake_up"):
             _paced(job, step, findings)
-            return
-        measured = measure.measure(step, job.limits.rule, job.hold_s)
-        findings.memory = _peaks(loaded.device)
-        _device_parts(job, loaded, pool, findings)
-    _rest(job.idle_s, findings, settle_s=job.idle_s / 2)
-    findings.stages.leave()
-    _record(job, step, measured, findings)
-    _occupied(job, loaded, pool, findings)
+        else:
+            measured = measure.measure(step, job.limits.rule, job.hold_s)
+            findings.memory = _peaks(loaded.device)
+            _device_parts(job, loaded, pool, findings)
+            _rest(job, findings, settle_s=job.idle_s / 2)
+            findings.stages.leave()
+            _record(job, step, measured, findings)
+    if right:
+        _audit(step, right, findings)
 
 
-def _rest(seconds: float, findings: Findings, settle_s: float = 0.0) -> None:
+def _audit(step: steps.Step, right: Expected, findings: Findings) -> None:
+    """Hold what was answered while it was timed against the reference too."""
+    if findings.check is None:
+        raise ValueError("an audit comes after the check")
+    was = findings.check
+    findings.check = audit.audited(was, right, step.answers)
+    if was.passed and not findings.check.passed:
+        findings.flags.append("output_changed")
+
+
+def _beside(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+    """Take what has passes of its own, in inference: whether a repeated input is faster, and the occupancy."""
+    if job.case.direction == "training":
+        return
+    findings.stages.enter("probe")
+    with torch.inference_mode():
+        if audit.repeated_is_faster(loaded, pool[0]):
+            findings.flags.append("repeated_input_faster")
+    if job.case.scenario not in ("periodic", "wake_up"):
+        _occupied(loaded, pool, findings)
+
+
+def _rest(job: Job, findings: Findings, settle_s: float = 0.0) -> None:
     """Leave the device alone, the model loaded, where a power sensor asks for it; clocks and sensors settle first."""
-    if not seconds:
+    if not job.idle_s or job.is_compared:
         return
     findings.stages.enter("idle")
     time.sleep(settle_s)
     start = time.monotonic_ns()
-    time.sleep(seconds)
+    time.sleep(job.idle_s)
     findings.idle.append(Window(start, time.monotonic_ns()))
 
 
-def _step(job: Job, loaded: Loaded, pool: list[torch.Tensor]) -> tuple[steps.Step, AbstractContextManager[object]]:
-    """Return what one run is, and the mode it runs in."""
+def _step(
+    job: Job, loaded: Loaded, pool: list[torch.Tensor], known: int
+) -> tuple[steps.Step, AbstractContextManager[object]]:
+    """Return what one run is, and the mode it runs in; the right answers to the `known` first batches are known."""
     if job.case.direction == "training":
         if loaded.module is None:
             raise Unsupported("this backend does not train")
         return steps.Training(loaded.module, loaded.device, pool, job.case.seed), nullcontext()
     if job.case.scenario == "offline":
-        return steps.Offline(loaded, pool, _chunk(loaded, pool)), torch.inference_mode()
-    return steps.SingleStream(loaded, pool), torch.inference_mode()
+        return steps.Offline(loaded, pool, _chunk(loaded, pool), known), torch.inference_mode()
+    return steps.SingleStream(loaded, pool, known), torch.inference_mode()
 
 
 def _chunk(loaded: Loaded, pool: list[torch.Tensor]) -> int:
@@ -252,11 +282,10 @@ def _flag_unsteady(findings: Findings) -> None:
         findings.flags.append("warm_up_not_steady")
 
 
-def _occupied(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _occupied(loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
     """On a GPU, take the occupancy in passes of its own; a profiler that is refused costs that figure alone."""
-    if loaded.device.type != "cuda" or job.case.direction == "training":
+    if loaded.device.type != "cuda":
         return
-    findings.stages.enter("probe")
     try:
         found = occupancy.measure(steps.SingleStream(loaded, pool), findings.device_uuid)
     except (RuntimeError, OSError) as error:
@@ -269,7 +298,7 @@ def _occupied(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Find
 
 def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
     """On a GPU, take the parts of an inference by events in a short pass of its own, after the timed one."""
-    if loaded.device.type != "cuda" or job.case.direction == "training":
+    if loaded.device.type != "cuda" or job.case.direction == "training" or job.is_compared:
         return
     step = steps.DeviceParts(loaded, pool)
     values: list[tuple[int, ...]] = []
@@ -282,6 +311,11 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: 
 
 def _probed(job: Job, device: torch.device, findings: Findings) -> None:
     """Take the device's rates; a probe that finds no memory costs the floor and not the measurement."""
+    if job.is_compared:
+        findings.missing["probes"] = "a comparison is not held against a floor"
+    if job.is_compared or not job.probes:
+        findings.stages.leave()
+        return
     findings.stages.enter("probe")
     try:
         findings.probes = probes.probe(device, job.case.variant.precision)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from stub_interpreter import interpreter
 
+from benchd.daemon import config
 from benchd.daemon.delivery import jsonl
 from benchmarks import soak_aa
 
@@ -56,6 +57,16 @@ def test_a_comparison_that_cannot_be_made_ends_it(soak, tmp_path):
 
 
 def test_false_verdicts_are_counted_with_their_bound():
-    kept = [{"answer": answer} for answer in ["same"] * 97 + ["faster", "slower", "inconclusive"]]
-    wanted = "square: 2 of 100 false (at most 6.2 % with 95 % confidence), 97 same, 1 inconclusive"
-    assert soak_aa._summary("square", kept) == wanted
+    answers = ["same"] * 97 + ["faster", "slower", "inconclusive"]
+    kept = [{"answer": answer, "beside_load": number >= 98} for number, answer in enumerate(answers)]
+    assert soak_aa._summary("square", kept) == [
+        "square: 2 of 100 false (at most 6.2 % with 95 % confidence), 97 same, 1 inconclusive",
+        "    alone: 1 of 98 false (at most 4.7 % with 95 % confidence), 97 same, 0 inconclusive",
+        "    beside another load: 1 of 2 false (at most 97.5 % with 95 % confidence), 0 same, 1 inconclusive",
+    ]
+    assert soak_aa._summary("square", []) == []
+
+
+def test_the_short_limits_are_a_configuration(tmp_path):
+    option, path = soak_aa._short(tmp_path)
+    assert (option, config.read(Path(path)).limits.measure_cap_s) == ("--config", 1.5)

@@ -55,11 +55,7 @@ def test_weights_of_another_shape_have_no_formula():
     assert "7148008 parameters, and these weights make 7000000" in reason
 
 
-def test_rates_of_several_processes_are_their_geometric_mean():
-    one, other = probes(2e6, 3e6, 5e6), probes(8e6, 27e6, 5e6)
-    both = floor.combined([one, other])
-    assert both.copy_bytes_per_s == pytest.approx(4e6)
-    assert both.matrix_flops_per_s == pytest.approx(9e6)
-    assert both.exponentials_per_s == pytest.approx(5e6)
-    assert floor.combined([one]).copy_bytes_per_s == pytest.approx(2e6)
-    assert floor.combined([]) is None
+def test_the_change_of_rates_is_that_of_the_one_that_changed_most():
+    first = probes(2e6, 3e6, 5e6)
+    assert floor.change(first, first) == 0
+    assert floor.change(first, probes(2e6, 3.3e6, 4e6)) == pytest.approx(0.2)

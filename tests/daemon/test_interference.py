@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from benchd.daemon.interference import assess
-from benchd.daemon.records import Sample, Window
+from benchd.daemon.interference import assess, disturbed
+from benchd.daemon.records import ProcessResult, Sample, Window
 
 BLOCKS = [Window(start, start + 5 * 10**8) for start in range(0, 5 * 10**9, 5 * 10**8)]  # ten, of half a second
 MEDIANS_MS = [2.0, 2.02, 1.98, 2.0, 2.4, 2.01, 1.99, 2.0, 2.02, 1.98]
@@ -124,3 +124,14 @@ def test_one_clean_block_has_no_interval():
 def test_blocks_and_medians_that_do_not_fit(blocks, medians_ms):
     with pytest.raises(ValueError, match="blocks and"):
         assess([], blocks, medians_ms, "cpu")
+
+
+def test_over_processes_the_blocks_add_up_and_the_medians_are_geometric_means():
+    faults = series("process_major_faults_per_s", inside(2.0, 2.5, 3.0, 0.0))
+    found = [assess(samples, BLOCKS, MEDIANS_MS, "cpu") for samples in (faults, [])]
+    both = disturbed([ProcessResult(status="ok", interference=one) for one in found])
+    assert (both.blocks, both.reasons) == (20, ["major_faults"])
+    assert both.disturbed == sum(map(bool, found[0].reasons)) > 0
+    assert both.clean_ms == pytest.approx((found[0].clean.median_ms * found[1].clean.median_ms) ** 0.5)
+    assert both.as_experienced_ms == pytest.approx(found[0].as_experienced.median_ms)
+    assert disturbed([ProcessResult(status="ok", interference=found[1]), ProcessResult(status="ok")]) is None

@@ -182,6 +182,24 @@ def test_a_sustained_run_is_long_and_one_and_a_cold_start_is_many_processes():
     assert limits[0].rule.cap_s == 9.0
 
 
+def test_threads_multiply_into_cases_that_their_ids_tell_apart():
+    suite = Suite(models=["square"], variants=["eager"], threads=[1, 2])
+    assert ids(suite) == ["square,eager,b1,threads=1", "square,eager,b1,threads=2"]
+    with pytest.raises(UsageError, match="--threads 0: at least 1"):
+        ids(Suite(threads=[0]))
+
+
+def test_a_search_doubles_the_batch_sizes_of_offline_alone():
+    suite = Suite(models=["square"], variants=["eager"], scenarios=["offline", "wake_up"])
+    *searched, paced = plan.plan([suite], LimitsConfig(), CPU, search=True)
+    assert [entry.case.batch_size for entry in searched] == [2**power for power in range(11)]
+    assert all(entry.is_searched for entry in searched)
+    assert [entry.by_name for entry in searched] == [True] + [False] * 10
+    assert (paced.case.batch_size, paced.is_searched) == (1, False)
+    given = msgspec.structs.replace(suite, batch_sizes=[2])
+    assert not any(entry.is_searched for entry in plan.plan([given], LimitsConfig(), CPU, search=True))
+
+
 def test_offline_sweeps_batch_sizes_unless_they_are_given():
     suite = Suite(models=["square"], variants=["eager"], scenarios=["offline", "wake_up"])
     sizes = [entry.case.batch_size for entry in plan.plan([suite], LimitsConfig(), CPU)]
@@ -196,6 +214,7 @@ def test_offline_sweeps_batch_sizes_unless_they_are_given():
         "vim_tiny,eager,b1",
         "snn_onepass,custom-fp16,b4,reset=subtract,time_steps=4,offline,seed=3",
         "snn_stbif_resnet18,eager,b2,training",
+        "square,eager,b1,seed=2,threads=4",
     ],
 )
 def test_a_case_id_names_its_case(case_id):

@@ -37,8 +37,9 @@ def probes(matrix=1e12):
     )
 
 
-def record(*outcomes, case=None):
-    return recording.record(case or Case(model="vim_tiny", batch_size=4), "quick", SHARED, Begun.now(7), outcomes)
+def record(*outcomes, case=None, probes=None):
+    case = case or Case(model="vim_tiny", batch_size=4)
+    return recording.record(case, "quick", SHARED, Begun.now(7), outcomes, probes)
 
 
 def check(passed, share):
@@ -146,19 +147,20 @@ def test_parts_are_combined_by_name():
     assert made.parts == parts
 
 
-def test_x_of_floor_is_the_median_over_the_floor_of_all_processes():
-    rates, medians = (1e12, 4e12), (30.0, 40.0)
-    processes = [
-        outcome(timing=timing(ms), model=VIM, probes=probes(rate)) for ms, rate in zip(medians, rates, strict=True)
-    ]
-    made = record(*processes)
+def test_x_of_floor_is_the_median_over_the_floor_by_the_first_rates_of_the_pass():
+    made = record(outcome(timing=timing(30.0), model=VIM), probes=probes(2e12))
     flops = cost("vim_tiny", {}, 4, "fp32", "inference").matrix_flops
-    alone = [ms / (1e3 * flops / rate) for ms, rate in zip(medians, rates, strict=True)]
-    assert made.x_of_floor == pytest.approx((alone[0] * alone[1]) ** 0.5)
-    assert made.x_of_floor == made.timing.median_ms / made.floor.floor_ms
+    assert made.x_of_floor == pytest.approx(30.0 / (1e3 * flops / 2e12))
     assert made.floor.bound_by == "matrix"
-    assert made.probes.matrix_flops_per_s == pytest.approx(2e12)
+    assert made.probes == probes(2e12)
     assert not {"x_of_floor", "floor", "probes"} & made.missing.keys()
+
+
+@pytest.mark.parametrize(("last", "moved"), [(2.05e12, False), (2.07e12, True), (1.95e12, False), (1.93e12, True)])
+def test_a_device_whose_rates_moved_in_a_pass_is_named(last, moved):
+    made = record(outcome(timing=timing(30.0), model=VIM, probes=probes(last)), probes=probes(2e12))
+    assert ("probes_moved" in made.flags) is moved
+    assert made.probes == probes(2e12)
 
 
 @pytest.mark.parametrize(("rate", "flags"), [(1e9, ["faster_than_floor"]), (1e12, [])])

@@ -12,7 +12,7 @@ from records_made import made, timing
 
 from benchd.daemon import report
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import Case, Check, Energy, ProcessResult, Variant, encode
+from benchd.daemon.records import BlocksResult, Case, Check, Energy, Interference, ProcessResult, Variant, encode
 
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=1e-6, tolerance=1, argmax_disagreements=0
@@ -73,6 +73,15 @@ def test_csv_is_one_flat_row_a_record_with_units_in_its_header(written, tmp_path
     assert rows[-1]["median_ms"] == ""
     assert "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (2x eager)\n" in printed
     assert printed.endswith(f"{tmp_path / 'out' / 'report.csv'}\n")
+
+
+def test_a_row_tells_of_disturbed_blocks_with_both_medians():
+    clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (5.0, 5.5))
+    found = Interference(reasons=[["steal"], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
+    row = report.row(made(processes=[ProcessResult(status="ok", interference=found)]))
+    assert (row["disturbed_blocks"], row["clean_ms"], row["as_experienced_ms"]) == (1, 5.0, 5.5)
+    row = report.row(made())
+    assert (row["disturbed_blocks"], row["clean_ms"], row["as_experienced_ms"]) == (0, None, None)
 
 
 def test_json_holds_the_decisions_and_the_rows(written):

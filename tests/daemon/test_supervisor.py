@@ -2,15 +2,16 @@
 
 import pytest
 
-from benchd.daemon.supervisor import spare_cpu
+from benchd.daemon.protocol import Outcome
+from benchd.daemon.records import ProcessResult
+from benchd.daemon.supervisor import _end_of_search, spare_cpu
 
 
 @pytest.mark.parametrize(
     ("cpus", "device", "threads", "spare"),
     [
-        (range(2), "cuda", None, None),
-        (range(6), "cuda", None, 5),
-        (range(6), "cpu", None, None),
+        (range(2), "cuda", 2, None),
+        (range(6), "cuda", 6, 5),
         (range(6), "cpu", 6, None),
         (range(6), "cpu", 4, 5),
         ({0, 2, 8, 9}, "cpu", 3, 9),
@@ -18,3 +19,17 @@ from benchd.daemon.supervisor import spare_cpu
 )
 def test_the_sampler_gets_a_cpu_that_the_case_does_not_compute_on(cpus, device, threads, spare):
     assert spare_cpu(set(cpus), device, threads) == spare
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "wanted"),
+    [
+        ("failed", "out of memory: no room", "unsupported"),
+        ("failed", "ValueError: wrong", "failed"),
+        ("timeout", "stage measure took longer than 9 s", "timeout"),
+        ("ok", None, "ok"),
+    ],
+)
+def test_a_batch_that_does_not_fit_ends_a_search_and_is_no_failure(status, reason, wanted):
+    found = _end_of_search(Outcome(process=ProcessResult(status=status, reason=reason))).process
+    assert (found.status, found.reason) == (wanted, reason)

@@ -167,6 +167,24 @@ def test_json_prints_the_records_and_nothing_else(once, tmp_path):
     assert all(record.throughput_basis == "measured" for record in written(tmp_path))
 
 
+def test_threads_and_batch_sizes_sweep_in_one_pass_that_probes_the_device_first_and_last(once, tmp_path):
+    done = once("--models", "square", "--option", "size=16", "--batch-sizes", "1,2,4", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    found = written(tmp_path)
+    assert [record.case_id for record in found] == [f"square,eager,b{size},size=16,threads=1" for size in (1, 2, 4)]
+    assert [record.processes[0].probes is not None for record in found] == [True, False, True]
+    assert all(record.environment.threads == 1 and record.floor and record.x_of_floor for record in found)
+    assert all(record.probes == found[0].processes[0].probes for record in found)
+
+
+def test_a_search_for_the_best_batch_size_ends_by_itself(once, tmp_path):
+    """Twice the batch takes eight times as long."""
+    slow = own_module(tmp_path, forward="time.sleep(0.002 * len(images) ** 3)")
+    done = once("--module", slow, "--variants", "eager", "--scenario", "offline")
+    assert done.returncode == 0, done.stderr
+    assert [record.case.batch_size for record in written(tmp_path)] == [1, 2]
+
+
 def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once, tmp_path):
     done = once("--models", "square", "--variants", "eager,tensorrt,custom")
     assert done.returncode == 7

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from stub_interpreter import interpreter
+from worker_jobs import own_module
 
 from benchd.daemon import records
 from benchd.daemon.delivery import jsonl
@@ -100,6 +101,23 @@ def test_what_fails_its_check_cannot_win(compare, stub):
     assert "fails its numerical check" in said(done)["verdict"]["reason"]
 
 
+def test_two_modules_of_ones_own_are_compared_by_real_workers(compare, tmp_path):
+    """The second one works twenty times as much."""
+    modules = []
+    for name, work in (("before", "pass"), ("after", "for _ in range(200): torch.randn(96, 96) @ torch.randn(96, 96)")):
+        (tmp_path / name).mkdir()
+        modules.append(own_module(tmp_path / name, forward=work))
+    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.3\n")
+    given = [word for module in modules for word in ("--module", module)]
+    done = compare("--live", "eager,b2", *given, "--pairs", "2", "--threads", "1")
+    assert done.returncode in (3, 4), done.stderr  # two pairs say little; the effect says enough
+    comparison = said(done)
+    assert comparison["second"] == f"own.net.build,eager,b2,threads=1 of {modules[1]}"
+    assert comparison["verdict"]["effect"] > 1
+    first, _ = (records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl"))
+    assert first.missing["probes"] == "a comparison is not held against a floor"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -109,6 +127,11 @@ def test_what_fails_its_check_cannot_win(compare, stub):
         (["--live", CASE, "--python", "nowhere/python", "--python", sys.executable], 2, "--python nowhere/python: "),
         (["--live", CASE, CASE, "--pairs", "1"], 2, "--pairs 1: at least 2"),
         (["--live", CASE, CASE, "--min-effect", "1"], 2, "--min-effect 1: expected a number with its unit, one of %"),
+        (
+            ["--live", "eager", "--module", "nowhere.py:build"],
+            2,
+            "--module nowhere.py:build: expected FILE.py:function",
+        ),
         (["--live", CASE, "square,offline"], 2, "square,offline names 4 cases; give its batch size"),
         (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
         (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),

@@ -12,7 +12,20 @@ from benchd.daemon.delivery import console
 from benchd.daemon.delivery.console import Screen, print_catalog, print_kernels, print_plan
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.plan import Machine
-from benchd.daemon.records import ArtifactFacts, Case, Check, Energy, Floor, Memory, Summary, Variant, encode
+from benchd.daemon.records import (
+    ArtifactFacts,
+    BlocksResult,
+    Case,
+    Check,
+    Energy,
+    Floor,
+    Interference,
+    Memory,
+    ProcessResult,
+    Summary,
+    Variant,
+    encode,
+)
 from benchd.kernels.shipped import CannotCompile, Compiled
 
 PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
@@ -48,6 +61,23 @@ def check(**fields):
 def least(bound):
     costs = dict.fromkeys(("matrix_flops", "elementwise_flops", "bytes", "parameters_bytes", "exponentials"), 1)
     return Floor(floor_ms=1.0, bound_by=bound, matrix_ms=1.0, bytes_ms=1.0, exponentials_ms=1.0, **costs)
+
+
+def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
+    clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (5.0, 5.5))
+    found = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
+    process = ProcessResult(status="ok", timing=timing(), interference=found)
+    out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
+    assert "vim_tiny,eager,b1: 1 of 3 blocks by steal: 5 ms without them, 5.5 ms with them" in out
+    assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
+    assert "the device's own rates moved by over 3 % in this pass" in out
+    plain, _ = shown(made())
+    assert not any(word in plain for word in ("blocks by", "audit:", "rates moved"))
+
+
+def test_threads_stand_beside_the_options():
+    out, _ = shown(made(case=Case(model="square", options={"size": 64}, threads=2)))
+    assert "square size=64 threads=2" in out
 
 
 def test_a_row_holds_what_was_measured():
