@@ -21,14 +21,29 @@ NEEDS_GPU = pytest.mark.skip(reason="no CUDA device")
 OURS = ("BENCHD_", "TRITON_INTERPRET", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY")
 
 
-MEASURES = ("e2e", "test_campaign.py")  # by the real commands, which share the machine's lock
+# by the real commands, which share the lock of the machine
+MEASURES = (
+    "tests/e2e/",
+    "tests/benchmarks/test_campaign.py",
+    "tests/benchmarks/test_soak_aa.py",
+    "tests/dashboard/test_pages.py",
+)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep the tests of a file together, and all that measure: one process runs those."""
+    from xdist.scheduler import LoadScopeScheduling  # a plain run needs no xdist
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "machine" if nodeid.startswith(MEASURES) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if set(item.path.parts).intersection(MEASURES):
-            item.add_marker(pytest.mark.xdist_group("machine"))
+    items.sort(key=lambda item: not item.nodeid.startswith(MEASURES))  # they take longest together
     if torch.cuda.is_available():
         return
     for item in items:

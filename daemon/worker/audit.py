@@ -16,6 +16,7 @@ from benchd.daemon.worker.backends import Loaded
 
 REPEATED_SHARE = 0.05
 FEWEST_PAIRS, MOST_PAIRS = 7, 20
+PAIRS_S = 2.0  # no more pairs than fit this, beyond the fewest
 LAG = 4
 FRESH_BYTES = 64 * 2**20
 
@@ -64,14 +65,14 @@ def _error(expected: Expected, place: int, answer: Tensor) -> float:
     return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
 
 
-def repeated_is_faster(loaded: Loaded, batch: Tensor) -> bool:
+def repeated_is_faster(loaded: Loaded, batch: Tensor, run_s: float) -> bool:
     """Run inputs that nobody has seen, each once more a few runs later; say whether that is more than 5 % faster.
 
     First and second runs take turns, so that what else the machine does meets both. The same input twice in a row would
-    be faster for a CPU's caches alone.
+    be faster for a CPU's caches alone. `run_s` is what a run takes.
     """
-    fitting = FRESH_BYTES // (batch.numel() * batch.element_size())
-    count = max(FEWEST_PAIRS, min(MOST_PAIRS, fitting))
+    fitting = min(FRESH_BYTES / (batch.numel() * batch.element_size()), PAIRS_S / (2 * run_s))
+    count = max(FEWEST_PAIRS, min(MOST_PAIRS, int(fitting)))
     rows = batch.flatten(1)
     step = steps.SingleStream(loaded, [rows.roll(number + 1, dims=1).view_as(batch) for number in range(count)])
     first, again = array("q"), array("q")

@@ -206,11 +206,11 @@ def _audit(step: steps.Step, right: Expected, findings: Findings) -> None:
 
 def _beside(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
     """Take what has passes of its own, in inference: whether a repeated input is faster, and the occupancy."""
-    if job.case.direction == "training":
+    if job.case.direction == "training" or findings.timing is None:
         return
     findings.stages.enter("probe")
     with torch.inference_mode():
-        if audit.repeated_is_faster(loaded, pool[0]):
+        if audit.repeated_is_faster(loaded, pool[0], findings.timing.median_ms / 1e3):
             findings.flags.append("repeated_input_faster")
     if job.case.scenario not in ("periodic", "wake_up"):
         _occupied(loaded, pool, findings)

@@ -70,7 +70,7 @@ class Caching(nn.Module):
 
 @pytest.mark.parametrize("key", [id, torch.Tensor.data_ptr, lambda images: images.numpy().tobytes()])
 def test_a_cache_by_identity_address_or_content_is_seen(key):
-    assert audit.repeated_is_faster(loaded(Caching(key)), torch.rand(1, 3, 4, 4))
+    assert audit.repeated_is_faster(loaded(Caching(key)), torch.rand(1, 3, 4, 4), 1e-3)
 
 
 @pytest.mark.parametrize(
