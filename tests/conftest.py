@@ -51,9 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(NEEDS_GPU)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _two_threads() -> None:
-    # sums are split by thread: a count of the machine's own would make results differ between machines
+    # sums are split by thread: a count of the machine's own, or of the test before, would make results differ
     torch.set_num_threads(2)
 
 

@@ -115,9 +115,10 @@ def test_a_profiler_that_dies_is_said(line, tmp_path, child_environment):
 
 
 def test_an_interrupt_ends_the_child_too(line, tmp_path, child_environment):
-    text = "import os, time\ndef build():\n    open('pid', 'w').write(str(os.getpid()))\n    time.sleep(600)\n"
+    text = "import os, time\ndef build():\n    open('pid', 'w').write(str(os.getpid()))\n    time.sleep(120)\n"
     (tmp_path / "net.py").write_text(text)
-    command = line("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")
+    # who starts the tests in the background has them ignore it, and so would this child
+    command = ["env", "--default-signal=INT", *line("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")]
     with subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True) as process:
         waited_until = time.monotonic() + DEADLINE_S
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():

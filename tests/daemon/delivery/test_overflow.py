@@ -8,10 +8,10 @@ import msgspec
 import paho.mqtt.client as paho
 import pytest
 from broker import running_broker
+from links import WAIT_S, add, counts, linked, wait_for
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from test_link import WAIT_S, add, counts, linked, wait_for
 
 from benchd.daemon.delivery.collectors import AGAIN_FIRST_S
 from benchd.daemon.delivery.topics import Topics
