@@ -11,7 +11,7 @@ from typing import NamedTuple, TextIO
 
 import msgspec
 
-from benchd.daemon import environment, identity, once, plan
+from benchd.daemon import environment, identity, once, plan, samplers
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
@@ -157,6 +157,7 @@ def _job(request: Request, machine: Machine) -> ProfileJob:
         module=own.path if own else None,
         input_shape=own.input_shape if own else None,
         gpu_uuid=machine.gpu_uuid,
+        sources=samplers.present(machine.device, machine.gpu_uuid),
     )
 
 

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from benchd.daemon import energy
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.process import environment
 from benchd.daemon.profiling import nsight, tables, trace
@@ -18,14 +20,18 @@ from benchd.daemon.profiling.occupancy import of_trace
 from benchd.daemon.profiling.profile import (
     Collected,
     Frame,
+    LayersProfile,
     Method,
     NsightCompute,
     NsightSystems,
     ProfileJob,
     TorchProfile,
 )
-from benchd.daemon.records import Occupancy
+from benchd.daemon.records import Energy, Occupancy, Window
+from benchd.daemon.sampling import SamplerProcess
 
+PERIOD_S = 0.05
+LEAST_S = 2.0
 NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 
@@ -61,10 +67,38 @@ def gather(job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Foun
 
 def _in_child(job: ProfileJob, deadline_s: float) -> Found:
     methods = [method for method in job.methods if method not in NSIGHT]
-    collected = _collect(job, deadline_s) if methods else Collected()
+    collect = _with_energy if "layers" in methods and job.sources else _collect
+    collected = collect(job, deadline_s) if methods else Collected()
     if collected.error is None:
         return Found(collected, dict(collected.missing), list(collected.failed))
     return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
+
+
+def _with_energy(job: ProfileJob, deadline_s: float) -> Collected:
+    """Run the child beside the sampler; its layers get the energy of a pass, or a note why there is none."""
+    with SamplerProcess(job.sources, PERIOD_S) as samples:
+        power = samples.power()
+        lasting_s = max(LEAST_S, energy.idle_s(power, PERIOD_S)) if power else 0.0
+        beside = msgspec.structs.replace(job, energy_s=lasting_s, hold_s=energy.hold_s(power, PERIOD_S))
+        collected = _collect(beside, deadline_s)
+        samples.flush()
+        layers = collected.layers
+        return msgspec.structs.replace(collected, layers=_measured(layers, samples)) if layers else collected
+
+
+def _measured(layers: LayersProfile, samples: SamplerProcess) -> LayersProfile:
+    found: Energy | str = "no_sensor"
+    if layers.energy_window:
+        read = samples.raw(Window(0, time.monotonic_ns()))
+        found = energy.measure(read, samples.power(), layers.energy_window, layers.energy_images, PERIOD_S)
+    if isinstance(found, str):
+        return msgspec.structs.replace(layers, notes=[*layers.notes, f"Measured energy: {found}."])
+    return msgspec.structs.replace(
+        layers,
+        measured_energy_j=found.gross_per_inference_j,
+        measured_energy_err_j=found.energy_err_j / layers.energy_images,
+        energy_scope=f"{found.scope}, by {found.source}",
+    )
 
 
 def _collect(job: ProfileJob, deadline_s: float) -> Collected:

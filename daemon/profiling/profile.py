@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue
+from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Window
 
 SCHEMA = "benchd.profile/1"
 
@@ -24,7 +24,8 @@ class ProfileJob(Struct, frozen=True, kw_only=True):
     """What the child that holds torch is to profile; paths come from the command line, never a message.
 
     `capture` marks the child that an Nsight tool runs: it opens the capture range around its active steps and writes
-    no table of its own.
+    no table of its own. `sources` are the samplers that run beside the child; where one gives power, the method layers
+    repeats the pass for `energy_s`, and for `hold_s` before and after.
     """
 
     case: Case
@@ -45,6 +46,9 @@ class ProfileJob(Struct, frozen=True, kw_only=True):
     input_shape: list[int] | None = None
     gpu_uuid: str | None = None
     capture: bool = False
+    sources: list[str] = []
+    energy_s: float = 0.0
+    hold_s: float = 0.0
 
 
 class Operator(Struct, frozen=True, kw_only=True):
@@ -223,7 +227,7 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     `fused_ns` is the pass without any synchronisation inside, `synchronised_ns` with one at each boundary of `layers`,
     both medians over the runs: the difference is what the synchronisation costs. `run_ns` are the fused runs and
     `variation` their standard deviation over their mean. `loading` is the making of the model, where that has parts.
-    `measured_energy_j` is of one image.
+    `measured_energy_j` is of one image, over `energy_window`, in which `energy_images` passed and nothing was cut.
     """
 
     components: list[LayerRow]
@@ -234,7 +238,10 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     variation: float
     loading: list[LayerRow] = []
     measured_energy_j: float | None = None
+    measured_energy_err_j: float | None = None
     energy_scope: str | None = None
+    energy_window: Window | None = None
+    energy_images: int = 0
     notes: list[str] = []
 
 

@@ -272,7 +272,8 @@ def _layers(layers: LayersProfile) -> Iterator[Section]:
         f"{len(layers.run_ns)} runs it varies by {_percent(layers.variation)} %."
     )
     if layers.measured_energy_j is not None:
-        note += f" Measured energy: {figure(layers.measured_energy_j, 1e6)} uJ an image, of {layers.energy_scope}."
+        error = figure(layers.measured_energy_err_j, 1e6)
+        note += f" Measured: {figure(layers.measured_energy_j, 1e6)} +- {error} uJ an image, of {layers.energy_scope}."
     yield _table("Model loading", "", LAYERS, _indented(layers.loading))
     yield _table("Components", note, LAYERS, _indented(layers.components))
     yield _table("Layers", " ".join(layers.notes), LAYERS, _indented(layers.layers))

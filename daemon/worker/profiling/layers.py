@@ -21,6 +21,7 @@ from torch import nn
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import LayerRow, LayersProfile
+from benchd.daemon.records import Window
 from benchd.daemon.worker import probes
 from benchd.daemon.worker.profiling import costs, cuts, spikes
 from benchd.daemon.worker.profiling.breakdown import Breakdown
@@ -59,6 +60,7 @@ def run(work: Work) -> LayersProfile:
             runs = [_timed(work, cut, number) for number in range(max(MIN_RUNS, work.job.runs))]
             part_costs = list(costs.count(work.module, work.forward, len(work.images), cut).items())
             part_spikes = list(_spikes(work, cut))
+            window, passes = _repeated(work)
     fused_ns, coarse, fine = zip(*runs, strict=True)
     rates = probes.probe(work.device, work.job.case.variant.precision)
     components = Breakdown(coarse, _placed(part_costs), _placed(part_spikes), rates).rows()
@@ -71,6 +73,8 @@ def run(work: Work) -> LayersProfile:
         run_ns=[float(ns) for ns in fused_ns],
         variation=stdev(fused_ns) / mean(fused_ns),
         loading=loading,
+        energy_window=window,
+        energy_images=passes * len(work.images),
         notes=list(_notes(work, components, layers)),
     )
 
@@ -131,6 +135,26 @@ def _fused(work: Work) -> int:
     return time.monotonic_ns() - begun
 
 
+def _repeated(work: Work) -> tuple[Window | None, int]:
+    """Repeat the pass for the sensor that samples beside this process; return when and how often."""
+    if not work.job.energy_s:
+        return None, 0
+    _passes(work, work.job.hold_s)
+    begun = time.monotonic_ns()
+    count = _passes(work, work.job.energy_s)
+    window = Window(begun, time.monotonic_ns())
+    _passes(work, work.job.hold_s)
+    return window, count
+
+
+def _passes(work: Work, seconds: float) -> int:
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        _fused(work)
+        count += 1
+    return count
+
+
 def _spikes(work: Work, cut: Cuts) -> Iterator[tuple[Path, Spikes]]:
     if isinstance(work.module, OnePass | SpikingNetwork):
         precision = work.job.case.variant.precision
@@ -165,4 +189,3 @@ def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
         yield "Wasted spikes cancel another of their neuron or reach no synapse; pools and shortcuts have no synapses."
         unknown = "" if has_energy_model else "; there is none for this precision"
         yield f"Modelled energy is of the synapses alone, at 45 nm{unknown}."
-        yield "Measured energy: the process that cuts the passes reads no sensor."

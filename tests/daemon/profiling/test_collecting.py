@@ -4,8 +4,9 @@ import json
 import re
 
 import pytest
+from profile_jobs import profile_job
 
-from benchd.daemon.profiling.collecting import Found, read_trace
+from benchd.daemon.profiling.collecting import Found, gather, read_trace
 from benchd.daemon.profiling.profile import Collected, ProfileJob
 from benchd.daemon.records import Case
 
@@ -77,3 +78,24 @@ def test_a_trace_of_no_use_is_a_failed_method_with_its_reason(read, events, devi
     found = read(events, device)
     assert (found.torch, found.failed) == (None, ["torch"])
     assert re.search(reason, found.missing["torch"])
+
+
+def test_the_layers_have_the_energy_of_a_pass_from_the_sensor_beside_the_child(tmp_path):
+    watts = [5.01, 15.02, 7.03, 6.04, 9.05, 12.06, 5.57]
+    metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": watts, "period_s": 0.05}
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"metrics": [metric]}))
+    options = {"time_steps": 2}
+    job = profile_job(tmp_path, options=options, methods=["layers"], sources=[f"fake={script}"])
+    layers = gather(job, 120.0, None).collected.layers
+    assert layers.energy_scope == "module input VDD_IN, by fake"
+    seconds, images = layers.energy_window.seconds, layers.energy_images
+    mean_w = layers.measured_energy_j * images / seconds
+    assert abs(mean_w - sum(watts) / len(watts)) * seconds < layers.measured_energy_err_j * images + 0.5
+
+
+def test_without_a_power_sensor_the_layers_say_so(tmp_path):
+    job = profile_job(tmp_path, options={"time_steps": 2}, methods=["layers"], sources=["procfs"])
+    layers = gather(job, 120.0, None).collected.layers
+    assert layers.measured_energy_j is None
+    assert "Measured energy: no_sensor." in layers.notes
