@@ -349,6 +349,7 @@ def test_a_keyboard_reaches_a_device(site, browser):
 
 def test_a_keyboard_sorts_and_chooses_results(site, browser):
     with opened(browser, site, "/results?device=orin-1") as page:
+        page.get_by_role("row").nth(3).wait_for()
         heading = page.get_by_role("columnheader", name="Median")
         heading.focus()
         page.keyboard.press("Enter")
@@ -356,7 +357,9 @@ def test_a_keyboard_sorts_and_chooses_results(site, browser):
         assert heading.get_attribute("aria-sort") == "ascending"
         for number in (0, 3):
             page.get_by_role("checkbox", name=f"choose orin-1:r{number}", exact=True).press("Space")
-        page.get_by_role("button", name="Compare two").press("Enter")
+        button = page.get_by_role("button", name="Compare two")
+        button.click(trial=True)  # waits until it is enabled, when the server has heard of both
+        button.press("Enter")
         page.get_by_text("SLOWER").wait_for()
 
 
