@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,23 +23,14 @@ from benchd.daemon.worker import probes
 from benchd.kernels.dispatch import Unavailable
 from benchmarks import rows
 from benchmarks.ops import FLIPS, OPS, TOLERANCES, Problem
-from benchmarks.paired import Paired, race
+from benchmarks.paired import Paired
 from benchmarks.peers import Missing
+from benchmarks.rows import Entrant
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 Call = Callable[[], Any]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A contender before the race: its call, or why there is none, and how its answer compares with the equation's."""
-
-    name: str
-    call: Call | None
-    verdict: str
-    right: bool
 
 
 class Row(rows.Timed, frozen=True, kw_only=True):
@@ -165,8 +155,8 @@ def _judged(name: str, prepare: Callable[[], Call], expected: Any, problem: Prob
         answer = call()
     except (Missing, Unavailable) as error:
         return Entrant(name, None, str(error), right=False)
-    except Exception as error:  # whatever a peer or a user's kernel raises, the others race on
-        return Entrant(name, None, f"failed: {type(error).__name__}: {str(error).splitlines()[0]}", right=False)
+    except Exception as error:  # whatever a peer or a user's kernel raises
+        return rows.failed(name, error)
     right, verdict = _agreement(answer, expected, problem.exact, dtype)
     return Entrant(name, call, verdict, right)
 
@@ -207,22 +197,13 @@ def _floor(problem: Problem, rates: Probes) -> tuple[str, float]:
 def _raced(
     entrants: Sequence[Entrant], facts: Mapping[str, Any], floor_ms: float, device: torch.device, seconds: float
 ) -> list[Row]:
-    starters = [(entrant.name, entrant.call) for entrant in entrants if entrant.call]
-    results = {result.name: result for result in race(starters, device, seconds)} if starters else {}
-    return [
-        Row(
-            **facts,
-            contender=entrant.name,
-            verdict=entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}",
-            right=entrant.right,
-            **_timed(results.get(entrant.name), floor_ms),
-        )
-        for entrant in entrants
-    ]
+    results = rows.run(entrants, device, seconds)
+    return [_row(entrant, facts, results.get(entrant.name), floor_ms) for entrant in entrants]
 
 
-def _timed(result: Paired | None, floor_ms: float) -> dict[str, Any]:
-    return rows.times(result) | ({"x_of_floor": result.median_ms / floor_ms} if result else {})
+def _row(entrant: Entrant, facts: Mapping[str, Any], result: Paired | None, floor_ms: float) -> Row:
+    x_of_floor = result.median_ms / floor_ms if result else None
+    return Row(**facts, **rows.fields(entrant, result), x_of_floor=x_of_floor)
 
 
 def _print(raced: Sequence[Row]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -31,8 +30,8 @@ from benchd.daemon.worker.subject import Subject
 from benchd.kernels import cache
 from benchd.models import catalog
 from benchmarks import peer_models, rows
-from benchmarks.paired import race
 from benchmarks.peers import Missing
+from benchmarks.rows import Entrant
 
 # what a reader asks of the model: a spiking net beside the same net without spikes
 BESIDE = {"snn_stbif_resnet18": ["qann_resnet18/eager"]}
@@ -40,16 +39,6 @@ Direction = Literal["inference", "training"]
 Call = Callable[[], object]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A contender before the race: its call, or why there is none, and how its answer compares with float64."""
-
-    name: str
-    call: Call | None
-    verdict: str
-    right: bool
 
 
 class Row(rows.Timed, frozen=True, kw_only=True):
@@ -127,8 +116,7 @@ def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: tor
     with torch.inference_mode(not training):
         ours = [_ours(job, name, device) for name in _names(job, wanted, device)]
         others = list(_peers(job, device)) if with_peers else []
-        starters = [(each.name, each.call) for each in [*ours, *others] if each.call]
-        results = {result.name: result for result in race(starters, device, seconds)} if starters else {}
+        results = rows.run([*ours, *others], device, seconds)
     facts: dict[str, Any] = {
         "model": job.case.model,
         "options": job.options,
@@ -138,15 +126,7 @@ def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: tor
         "versions": rows.versions(),
     }
     return [
-        Row(
-            **facts,
-            contender=each.name,
-            is_peer=each in others,
-            verdict=each.verdict if each.right or not each.call else f"WRONG: {each.verdict}",
-            right=each.right,
-            **rows.times(results.get(each.name)),
-        )
-        for each in [*ours, *others]
+        Row(**facts, is_peer=each in others, **rows.fields(each, results.get(each.name))) for each in [*ours, *others]
     ]
 
 
@@ -184,8 +164,8 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
         return Entrant(name, _call(built, loaded, job), _shown(found), found.passed)
     except (Unsupported, UsageError) as error:
         return Entrant(name, None, str(error), right=False)
-    except Exception as error:  # whatever a runtime raises, the others race on
-        return Entrant(name, None, f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0]}", right=False)
+    except Exception as error:  # whatever a runtime raises
+        return rows.failed(name, error)
 
 
 def _shown(found: Check) -> str:
@@ -231,10 +211,10 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
         images = built.images[: job.case.batch_size].to(device)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
         return Entrant(shown, call, f"error {error:.1e}, {disagreements} disagree", right=disagreements == 0)
-    except Missing as error_:
-        return Entrant(shown, None, str(error_), right=False)
-    except Exception as error_:  # a peer may raise anything
-        return Entrant(shown, None, f"failed: {type(error_).__name__}: {str(error_).strip()[:120]}", right=False)
+    except Missing as reason:
+        return Entrant(shown, None, str(reason), right=False)
+    except Exception as raised:  # a peer may raise anything
+        return rows.failed(shown, raised)
 
 
 def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:

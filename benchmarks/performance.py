@@ -18,7 +18,7 @@ import typer
 from benchd.daemon import results
 from benchd.daemon.profiling.profile import Profile
 from benchd.daemon.records import Record
-from benchmarks import kernels, models
+from benchmarks import kernels, models, rows
 from benchmarks.machine import Machine
 
 HEAD = """# Performance
@@ -89,9 +89,9 @@ def _lines(path: Path, kind: type[Any]) -> list[Any]:
     return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
-def _last(rows: Sequence[Any], race: Callable[[Any], Any]) -> list[Any]:
+def _last(found: Sequence[Any], race: Callable[[Any], Any]) -> list[Any]:
     """Return the rows of the last race of each kind: one row a contender."""
-    kept = {json.dumps([race(row), row.contender]): row for row in rows}
+    kept = {json.dumps([race(row), row.contender]): row for row in found}
     return list(kept.values())
 
 
@@ -168,11 +168,10 @@ def _ours(row: kernels.Row | None) -> tuple[str, str, str, str]:
     return f"{row.median_ms:.4g}", f"{row.x_of_floor:.3g}", row.bound_by, row.verdict
 
 
-def _ratio(row: Any) -> str:
+def _ratio(row: rows.Timed | None) -> str:
     if row is None or row.ratio is None:
         return "-"
-    reach = f" [{row.ratio_low:.3g}, {row.ratio_high:.3g}]" if row.ratio_low and row.ratio_high else ""
-    return f"{row.ratio:.3g}{reach}{'' if row.right else ' (wrong)'}"
+    return rows.ratio(row) + ("" if row.right else " (wrong)")
 
 
 def _models(found: Found) -> Iterator[str]:

@@ -6,7 +6,8 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from rich.console import Console
 
 from benchd.daemon.process import ALLOCATOR
-from benchmarks.paired import Paired
+from benchmarks.paired import Paired, race
 
 WRONG = 5
 _PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
@@ -41,6 +42,34 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     versions: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Entrant:
+    """A contender before the race: its call, or why there is none, and how its answer compares with the right one."""
+
+    name: str
+    call: Callable[[], Any] | None
+    verdict: str
+    right: bool
+
+
+def failed(name: str, error: Exception) -> Entrant:
+    """Return who raised what is neither a missing package nor a wrong name; the others race on."""
+    words = (str(error).strip() or "no message").splitlines()[0]
+    return Entrant(name, None, f"failed: {type(error).__name__}: {words}", right=False)
+
+
+def run(entrants: Sequence[Entrant], device: torch.device, seconds: float) -> dict[str, Paired]:
+    """Race those who have a call and return what was found by name."""
+    starters = [(entrant.name, entrant.call) for entrant in entrants if entrant.call]
+    return {result.name: result for result in race(starters, device, seconds)} if starters else {}
+
+
+def fields(entrant: Entrant, result: Paired | None) -> dict[str, Any]:
+    """Return a contender's own columns."""
+    verdict = entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}"
+    return {"contender": entrant.name, "verdict": verdict, "right": entrant.right, **times(result)}
+
+
 def times(result: Paired | None) -> dict[str, Any]:
     """Return the fields of what the race found; none where it was not run."""
     if result is None:
@@ -52,10 +81,15 @@ def times(result: Paired | None) -> dict[str, Any]:
 
 def cells(row: Timed) -> tuple[str, str]:
     """Return the time and the ratio as a table shows them."""
-    if row.median_ms is None or row.ratio is None:
-        return "-", "-"
+    return "-" if row.median_ms is None else f"{row.median_ms:.4g}", ratio(row)
+
+
+def ratio(row: Timed) -> str:
+    """Return the ratio with its interval as a table shows it."""
+    if row.ratio is None:
+        return "-"
     reach = f" [{row.ratio_low:.3g}, {row.ratio_high:.3g}]" if row.ratio_low and row.ratio_high else ""
-    return f"{row.median_ms:.4g}", f"{row.ratio:.3g}{reach}"
+    return f"{row.ratio:.3g}{reach}"
 
 
 def console() -> Console:

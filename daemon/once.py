@@ -98,7 +98,7 @@ def _supervisor(
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
         ),
-        _pass(settings, machine.device),
+        new_pass(settings.device.id, machine.device),
         _sinks(settings, request),
     )
 
@@ -205,9 +205,10 @@ def writable(folder: Path, name: str) -> Path:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
-def _pass(settings: Config, device: str) -> Pass:
+def new_pass(configured_id: str | None, device: str) -> Pass:
+    """Return what the records of a pass on `device` (cpu or cuda) share that begins here and now."""
     return Pass(
-        device_id=identity.device_id(settings.device.id),
+        device_id=identity.device_id(configured_id),
         boot_id=identity.boot_id(),
         suite_id=uuid.uuid4().hex,
         tool_version=version("benchd"),

@@ -3,22 +3,19 @@
 import shlex
 import sys
 import time
-import uuid
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import msgspec
 
-from benchd.daemon import environment, identity, once, plan, samplers
+from benchd.daemon import once, plan, samplers
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.lock import MachineLock
 from benchd.daemon.plan import Machine, OwnModule
-from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.profiling import report, tables
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.findings import find
@@ -96,7 +93,7 @@ def run(request: Request, out: TextIO, err: TextIO) -> int:
     tables.sorted_by([], sort)
     broker = parse_url(request.mqtt) if request.mqtt else None
     job, regex = _job(request, machine), SNN_KERNELS if request.snn_kernels else request.kernel_regex
-    shared, begun = _pass(machine), Begun.now(time.monotonic_ns())
+    shared, begun = once.new_pass(None, machine.device), Begun.now(time.monotonic_ns())
     try:
         with MachineLock():
             found = gather(job, request.depth.deadline_s, regex)
@@ -184,16 +181,6 @@ def _folder(asked: Path | None, case: Case) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {folder} is there already and not empty; name a new folder, or remove this one")
     return once.writable(folder, f"--output {folder}")
-
-
-def _pass(machine: Machine) -> Pass:
-    return Pass(
-        device_id=identity.device_id(None),
-        boot_id=identity.boot_id(),
-        suite_id=uuid.uuid4().hex,
-        tool_version=version("benchd"),
-        environment=environment.describe(machine.device, None, allocator=ALLOCATOR),
-    )
 
 
 def _profile(job: ProfileJob, found: Found, shared: Pass, begun: Begun) -> Profile:

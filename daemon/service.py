@@ -10,7 +10,7 @@ import signal
 import time
 import uuid
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -332,13 +332,15 @@ class Service:
 
     def _pass(self, entry: Progress) -> Pass:
         flags = ("service",) if self._publisher.link is None else ("mqtt", "service")
+        return replace(self._shared(self._boot_id, entry.suite_id), flags=flags)
+
+    def _shared(self, boot_id: str, suite_id: str) -> Pass:
         return Pass(
             device_id=self._topics.device_id,
-            boot_id=self._boot_id,
-            suite_id=entry.suite_id,
+            boot_id=boot_id,
+            suite_id=suite_id,
             tool_version=version("benchd"),
             environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
-            flags=flags,
         )
 
     def _sinks(self) -> list[Publisher | JournalSink]:
@@ -356,13 +358,7 @@ class Service:
         entry = next((one for one in self._agenda.state.passes if one.suite_id == running.suite_id), None)
         outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
         begun = Begun(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
-        shared = Pass(
-            device_id=self._topics.device_id,
-            boot_id=running.boot_id,
-            suite_id=running.suite_id,
-            tool_version=version("benchd"),
-            environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
-        )
+        shared = self._shared(running.boot_id, running.suite_id)
         record = recording.record(running.case, running.preset, shared, begun, [outcome])
         if entry:
             self._agenda.skip(running.suite_id, record.case_id)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon import energy
+from benchd.daemon.config import SamplingConfig
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.process import environment
 from benchd.daemon.profiling import nsight, tables, trace
@@ -30,7 +31,7 @@ from benchd.daemon.profiling.profile import (
 from benchd.daemon.records import Energy, Occupancy, Window
 from benchd.daemon.sampling import SamplerProcess
 
-PERIOD_S = 0.05
+PERIOD_S = SamplingConfig().period_s
 LEAST_S = 2.0
 NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 

@@ -1,9 +1,13 @@
 """How well a case fills a GPU: the three occupancies of a Record, from a trace and what counters gave beside it."""
 
 from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
 
 from benchd.daemon.profiling import gpu_metrics
-from benchd.daemon.profiling.trace import Trace
+from benchd.daemon.profiling.gpu_metrics import LaunchOccupancy
+from benchd.daemon.profiling.trace import Device, Trace, column, places
 from benchd.daemon.records import Occupancy
 
 
@@ -16,11 +20,9 @@ def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | s
     if missing:
         return missing
     number = traced.kernels[0].device
-    kernels = [kernel for kernel in traced.kernels if kernel.device == number]
     device = next((each for each in traced.devices if each.id == number), None)
     metrics = gpu_metrics.by_device(traced)[number]
-    found = [(kernel, gpu_metrics.occupancy(kernel.launch, device)) for kernel in kernels] if device else []
-    known = [(kernel.duration_ns, each) for kernel, each in found if each]
+    known = list(_launched(traced, device)) if device else []
     total_ns = sum(duration_ns for duration_ns, _ in known)
     limits: Counter[str] = Counter()
     for duration_ns, each in known:
@@ -36,3 +38,14 @@ def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | s
         kernels=metrics.total.kernels,
         without_occupancy=metrics.total.without_occupancy,
     )
+
+
+def _launched(traced: Trace, device: Device) -> Iterator[tuple[int, LaunchOccupancy]]:
+    """Yield the time and the occupancies of each launch configuration on the device that has them."""
+    place, launches = places(traced.kernels, "launch")
+    on_device = column(traced.kernels, "device") == device.id
+    times_ns = np.bincount(place[on_device], column(traced.kernels, "duration_ns")[on_device], len(launches))
+    for launch, duration_ns in zip(launches, times_ns.astype(np.int64).tolist(), strict=True):
+        found = gpu_metrics.occupancy(launch, device) if duration_ns else None
+        if found:
+            yield duration_ns, found
