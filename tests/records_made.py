@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timing
+from benchd.daemon.records import Case, Check, Energy, Environment, ProcessResult, Record, Timing
 
 ENVIRONMENT = Environment(
     fingerprint="f",
@@ -22,6 +22,24 @@ ENVIRONMENT = Environment(
     power_mode=None,
     clocks_locked=None,
     threads=2,
+)
+ENERGY = Energy(
+    energy_j=20.0,
+    energy_err_j=1.0,
+    gross_per_inference_j=0.5,
+    scope="module",
+    source="ina3221",
+    sensor_period_s=0.1,
+    updates=100,
+)
+WRONG = Check(
+    passed=False,
+    rule="outputs",
+    images=8,
+    max_abs_error=1.0,
+    error_share=1.0,
+    tolerance=1e-4,
+    argmax_disagreements=8,
 )
 
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from broker import HOST, free_port, program, running_broker
 from msgspec import Struct
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENERGY, ENVIRONMENT, WRONG, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -29,7 +29,7 @@ from benchd.daemon.delivery.messages import Health, Info, Latest
 from benchd.daemon.delivery.mqtt import drain, parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.records import Case, Check, Energy, Record, encode
+from benchd.daemon.records import Case, Record, encode
 from benchd.dashboard import metrics
 from benchd.dashboard.app import TOKEN_VARIABLE
 from benchd.dashboard.messages import Message, Row, rows
@@ -43,24 +43,6 @@ else:
 FILES = Path(__file__).parents[2] / "docs" / "integrations"
 RULES_TEST = "prometheus-rules-test.yml"
 NOW_S = 1_000_000_000.0
-ENERGY = Energy(
-    energy_j=20.0,
-    energy_err_j=1.0,
-    gross_per_inference_j=0.5,
-    scope="module",
-    source="ina3221",
-    sensor_period_s=0.1,
-    updates=100,
-)
-WRONG = Check(
-    passed=False,
-    rule="outputs",
-    images=8,
-    max_abs_error=1.0,
-    error_share=1.0,
-    tolerance=1e-4,
-    argmax_disagreements=8,
-)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_made import made
+from records_made import ENERGY, WRONG, made
 
-from benchd.daemon.records import Case, Check, Energy, encode
+from benchd.daemon.records import Case, Energy, encode
 from benchd.dashboard.messages import INTEGER_LIMIT, Message, acknowledged_key, rows
 
 DEVICE = "bench-abc123"
@@ -34,25 +34,7 @@ def reason(topic, body):
 
 
 def test_a_result_is_a_row_and_its_original_bytes():
-    energy = Energy(
-        energy_j=20.0,
-        energy_err_j=1.0,
-        gross_per_inference_j=0.5,
-        scope="module",
-        source="ina3221",
-        sensor_period_s=0.1,
-        updates=100,
-    )
-    check = Check(
-        passed=False,
-        rule="outputs",
-        images=8,
-        max_abs_error=1.0,
-        error_share=1.0,
-        tolerance=1e-4,
-        argmax_disagreements=8,
-    )
-    body = encode(made(energy=energy, check=check, flags=["a", "b"], x_of_floor=3.0)) + b" "
+    body = encode(made(energy=ENERGY, check=WRONG, flags=["a", "b"], x_of_floor=3.0)) + b" "
     result, kept, _ = taken("result/r1", body)
     assert kept == ("body", {"key": f"{DEVICE}:r1", "body": body})
     shown = {"median_ms": 5.0, "energy_mj": 500.0, "energy_err_mj": 25.0, "checked": "failed", "flags": "a, b"}
