@@ -2,18 +2,20 @@
 
 Real images get the preprocessing that the model was trained with, chosen by the catalog's `dataset` and `inputs`:
 ImageNet is resized to 256/224 of the input's side (bicubic), cropped at the centre and normalised; CIFAR-10 is taken as
-it is, normalised for `inputs` "normal" and left in [0, 1] for "unit".
+it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". torchvision is imported where real images are
+read: it takes a second, in each process that is measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torchvision import datasets
-from torchvision.transforms import v2
+
+if TYPE_CHECKING:
+    from torchvision.transforms import v2
 
 _NORMALISATION = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -76,6 +78,8 @@ def open_data(
 
 
 def _open_cifar10(folder: str) -> Any:
+    from torchvision import datasets  # noqa: PLC0415 - see above
+
     try:
         return datasets.CIFAR10(folder, train=False, download=False)
     except RuntimeError as error:
@@ -86,6 +90,8 @@ def _open_cifar10(folder: str) -> Any:
 
 
 def _open_image_folder(folder: str) -> Any:
+    from torchvision import datasets  # noqa: PLC0415 - see above
+
     try:
         return datasets.ImageFolder(folder)
     except FileNotFoundError as error:
@@ -96,6 +102,8 @@ _OPENERS = {"cifar10": _open_cifar10, "imagefolder": _open_image_folder}
 
 
 def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> v2.Compose:
+    from torchvision.transforms import v2  # noqa: PLC0415 - see above
+
     side = input_shape[-1]
     shorter = round(side * 256 / 224) if dataset == "imagenet" else side
     mean, std = _NORMALISATION[dataset]

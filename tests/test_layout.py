@@ -131,6 +131,12 @@ def test_the_command_line_does_not_load_torch(tmp_path, child_environment):
     assert shown.stdout.strip() == "False"
 
 
+def test_a_measured_process_imports_nothing_that_takes_a_second():
+    look = "import sys, benchd.daemon.worker.phases; print({'torchvision', 'torch._dynamo'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize(
     ("folder", "forbidden"),
     [

@@ -21,6 +21,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     stages = StageClock(pipe, job)
     send(pipe, _work(job, stages))
+    child.leave()
 
 
 def _work(job: Job, stages: StageClock) -> Outcome:

@@ -1,8 +1,11 @@
-"""What every child with torch does alike: it ends with its parent, and says in a line why it failed. Torch-free."""
+"""What children with torch do alike: end with their parent, say in a line why they failed, leave fast. Torch-free."""
 
 import ctypes
+import os
 import signal
+import sys
 import traceback
+from typing import NoReturn
 
 from benchd.daemon.errors import BenchdError, Unsupported
 from benchd.daemon.records import Status
@@ -13,6 +16,13 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def leave() -> NoReturn:
+    """End this process at once, its result being sent: an interpreter takes up to a second to take torch down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def diagnose(error: Exception) -> tuple[Status, str]:
