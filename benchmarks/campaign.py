@@ -4,6 +4,7 @@
     correctness  the kernels and the models against their equations, by the test suite
     kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers
     models       each model's variants against each other and against peers, then records with energy, clocks, check
+    repeats      eager at the largest batch size in five fresh processes: how far times and energies scatter
     profiles     where the time goes, in eager and in the custom variant
 
 A stage is a list of parts, each a process with a time limit. One that fails costs its own rows and no others. What they
@@ -32,7 +33,7 @@ from benchmarks import performance, rows
 from benchmarks.commands import command
 from benchmarks.ops import OPS
 
-KERNEL_BATCHES = 3  # of the batch sizes: the largest is for models
+KERNEL_BATCHES = [1, 4, 64]
 RACE_TIMES = 4  # a race of models has more to time
 Status = Literal["ok", "failed", "timeout", "no time left"]
 
@@ -48,6 +49,7 @@ class Settings:
     scratch: Path
     models: list[str]
     batch_sizes: list[int]
+    kernel_batch_sizes: list[int]
     ops: list[str]
     variants: list[str]
     seconds: float
@@ -110,6 +112,7 @@ def main(
         scratch=Path("bench-out/campaign") / folder.name,
         models=model or list(plan.DEFAULT_MODELS),
         batch_sizes=batch_size or ([1, 4, 64, 256] if device == "cuda" else [1, 4]),
+        kernel_batch_sizes=batch_size or KERNEL_BATCHES,
         ops=op or list(OPS),
         variants=variant or [],
         seconds=seconds,
@@ -191,7 +194,7 @@ def _correctness(settings: Settings) -> Iterator[Part]:
 
 def _kernels(settings: Settings) -> Iterator[Part]:
     precisions = ("fp32", "fp16") if settings.device == "cuda" else ("fp32",)
-    for op, precision, batch in product(settings.ops, precisions, settings.batch_sizes[:KERNEL_BATCHES]):
+    for op, precision, batch in product(settings.ops, precisions, settings.kernel_batch_sizes):
         what = ("--op", op, "--dtype", precision, "--batch-size", str(batch), "--device", settings.device)
         how = ["--seconds", str(settings.seconds), "--output", str(settings.folder / "kernels.jsonl")]
         how += [] if settings.compiled else ["--no-compile"]
@@ -223,6 +226,13 @@ def _records(model: str, settings: Settings) -> Part:
     return _ours(f"records of {model}", "bench-once", *what, "--output", str(settings.scratch / f"records-{model}"))
 
 
+def _repeats(settings: Settings) -> Iterator[Part]:
+    for model in settings.models:
+        what = ("--models", model, "--variants", "eager", "--batch-sizes", str(settings.batch_sizes[-1]))
+        how = ("--device", settings.device, "--preset", "quick", "--processes", str(performance.REPEATS))
+        yield _ours(f"{model} eager", "bench-once", *what, *how, "--output", str(settings.scratch / f"repeats-{model}"))
+
+
 def _profiles(settings: Settings) -> Iterator[Part]:
     for model, variant in product(settings.models, ("eager", "custom")):
         output = settings.scratch / f"{model}-{variant}"
@@ -236,6 +246,7 @@ STAGES: dict[str, Callable[[Settings], Iterator[Part]]] = {
     "correctness": _correctness,
     "kernels": _kernels,
     "models": _models,
+    "repeats": _repeats,
     "profiles": _profiles,
 }
 

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Annotated, Any, cast
 from xml.etree import ElementTree as ET
 
@@ -18,7 +20,7 @@ import typer
 from benchd.daemon import results
 from benchd.daemon.profiling.profile import Profile
 from benchd.daemon.records import Record
-from benchmarks import kernels, models, rows
+from benchmarks import kernels, models, rows, soak, soak_aa
 from benchmarks.machine import Machine
 
 HEAD = """# Performance
@@ -27,6 +29,7 @@ Measured by `make bench-cpu` and `make bench-gpu`; the records lie under `result
 in one process; a time by itself holds for that machine on that day. Made by `python -m benchmarks.performance`.
 """
 OURS = "benchd"
+REPEATS = 5  # fresh processes, from which on a scatter is said
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -42,6 +45,8 @@ class Found:
     models: list[models.Row]
     records: list[Record]
     profiles: list[Profile]
+    comparisons: list[dict[str, Any]]
+    soak: list[soak.Figure]
 
 
 @app.command()
@@ -61,7 +66,7 @@ def whole(folder: Path) -> str:
 def page(folder: Path) -> str:
     """Return one machine's part of the page, without what its stages have not measured."""
     found = read(folder)
-    parts = (_machine, _tests, _kernels, _models, _records, _profiles, _targets)
+    parts = (_machine, _tests, _kernels, _models, _records, _profiles, _targets, _comparisons, _soak)
     return "\n".join([f"## {_title(found)}", "", *(line for part in parts for line in part(found))])
 
 
@@ -82,6 +87,8 @@ def read(folder: Path) -> Found:
             {record.case_id: record for record in (results.read(records) if records.exists() else [])}.values()
         ),
         profiles=[msgspec.json.decode(path.read_bytes(), type=Profile) for path in profiles],
+        comparisons=soak_aa.read(folder / soak_aa.FILE),
+        soak=soak.read(folder / soak.FILE),
     )
 
 
@@ -242,34 +249,146 @@ def _profile(profile: Profile) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Target:
-    """What was wanted of a GPU, and how it is read off the races: a ratio of two contenders, or None without them."""
+    """What was wanted of a GPU, and how it is read off what was found: None where that was not measured."""
 
     what: str
     wanted: float
+    unit: str
     found: Callable[[Found], float | None]
+    at_most: bool = False
+
+    def row(self, found: Found) -> tuple[str, ...]:
+        """Return a line of the table."""
+        value = self.found(found)
+        wanted = f"{'at most' if self.at_most else 'at least'} {self.wanted:g}{self.unit}"
+        if value is None:
+            return self.what, wanted, "not measured", "-"
+        met = value <= self.wanted if self.at_most else value >= self.wanted
+        return self.what, wanted, f"{value:.3g}{self.unit}", "met" if met else "MISSED"
+
+
+def _inference(found: Found, model: str, batch: int) -> list[models.Row]:
+    """Return the race of a model, without who did not run."""
+    wanted = (model, batch, "inference")
+    return [row for row in found.models if row.ratio and (row.model, row.batch_size, row.direction) == wanted]
+
+
+def _time(raced: Sequence[models.Row], contender: str | None) -> float | None:
+    """Return the ratio of one contender; without a name that of our fastest that is right."""
+    if contender is None:
+        return min((row.ratio or 0.0 for row in raced if _is_ours(row)), default=None)
+    return next((row.ratio for row in raced if row.contender == contender), None)
+
+
+def _is_ours(row: models.Row) -> bool:
+    return row.right and not row.is_peer and "/" not in row.contender
 
 
 def _faster(model: str, batch: int, other: str, best: str | None = None) -> Callable[[Found], float | None]:
-    """Return how many times the time of `best`, or of the fastest of ours that is right, the other one takes."""
+    """Return how many times the time of `best`, or of our fastest, the other one takes."""
 
     def value(found: Found) -> float | None:
-        wanted = (model, batch, "inference")
-        raced = [row for row in found.models if row.ratio and (row.model, row.batch_size, row.direction) == wanted]
-        times = {row.contender: row.ratio for row in raced}
-        ours = [row.contender for row in raced if row.right and not row.is_peer and "/" not in row.contender]
-        mine = times.get(best or min(ours, key=lambda name: times[name] or 0.0, default=""))
-        theirs = times.get(other)
+        raced = _inference(found, model, batch)
+        mine, theirs = _time(raced, best), _time(raced, other)
         return theirs / mine if mine and theirs else None
 
     return value
 
 
+def _slower(model: str, batch: int, other: str) -> Callable[[Found], float | None]:
+    """Return how many times the time of the other one our fastest takes."""
+    faster = _faster(model, batch, other)
+    return lambda found: 1 / value if (value := faster(found)) else None
+
+
+def _milliseconds(model: str, batch: int, contender: str) -> Callable[[Found], float | None]:
+    def value(found: Found) -> float | None:
+        rows = [row for row in _inference(found, model, batch) if row.contender == contender and row.right]
+        return rows[0].median_ms if rows else None
+
+    return value
+
+
+def _launches(model: str, variant: str) -> Callable[[Found], float | None]:
+    def value(found: Found) -> float | None:
+        wanted = [
+            each.torch for each in found.profiles if each.case_id.startswith(f"{model},{variant},") and each.torch
+        ]
+        return wanted[0].launches / len(wanted[0].steps) if wanted and wanted[0].steps else None
+
+    return value
+
+
+def _against_spikingjelly(*ops: str) -> Callable[[Found], float | None]:
+    """Return how many times ours its best back end takes, in the op where that is the least."""
+
+    def value(found: Found) -> float | None:
+        theirs: dict[tuple[str, str, str], float] = {}
+        for row in found.kernels:
+            if row.op in ops and row.contender.startswith("spikingjelly") and row.ratio and row.right:
+                race = (row.op, str(row.shape), row.dtype)
+                theirs[race] = min(row.ratio, theirs.get(race, row.ratio))
+        return min(theirs.values(), default=None)
+
+    return value
+
+
+def _share_of_floor(found: Found) -> float | None:
+    """Return the share of the floor that the worst of our kernels reaches at its largest shape."""
+    worst: dict[str, kernels.Row] = {}
+    for row in found.kernels:
+        if row.contender == OURS and row.x_of_floor:
+            worst[row.op] = max(row, worst.get(row.op, row), key=lambda each: math.prod(each.shape))
+    return min((100 / (row.x_of_floor or 1.0) for row in worst.values()), default=None)
+
+
+def _energies(record: Record) -> list[float]:
+    return [each.energy.gross_per_inference_j for each in record.processes if each.energy]
+
+
+def _energy_scatter(found: Found) -> float | None:
+    """Return the largest coefficient of variation of the energy per inference over a case's processes, in per cent."""
+    repeated = [energies for record in found.records if len(energies := _energies(record)) >= REPEATS]
+    return max((100 * stdev(energies) / fmean(energies) for energies in repeated), default=None)
+
+
+def _counter_against_integral(found: Found) -> float | None:
+    """Return the largest difference of two sources over the same window, in per cent."""
+    checked = [record.energy for record in found.records if record.energy and record.energy.cross_check]
+    return max(
+        (100 * abs(each.cross_check.energy_j / each.energy_j - 1) for each in checked if each.cross_check), default=None
+    )
+
+
 _OFFICIAL = "mamba-ssm + causal-conv1d"
+_GRAPH = "custom-cudagraph-fp16"
 TARGETS = (
-    Target("vim_tiny batch 4, our best against mamba-ssm", 5.0, _faster("vim_tiny", 4, _OFFICIAL)),
-    Target("vim_tiny batch 64, our best against mamba-ssm", 3.0, _faster("vim_tiny", 64, _OFFICIAL)),
-    Target("snn_onepass batch 256, custom-fp16 against amp", 6.0, _faster("snn_onepass", 256, "amp", "custom-fp16")),
-    Target("snn_stbif_resnet18 batch 1, our best against eager", 8.0, _faster("snn_stbif_resnet18", 1, "eager")),
+    Target("vim_tiny batch 4, our best against mamba-ssm", 5.0, " x", _faster("vim_tiny", 4, _OFFICIAL)),
+    Target("vim_tiny batch 64, our best against mamba-ssm", 3.0, " x", _faster("vim_tiny", 64, _OFFICIAL)),
+    Target(f"vim_tiny {_GRAPH} batch 1", 0.25, " ms", _milliseconds("vim_tiny", 1, _GRAPH), at_most=True),
+    Target(f"vim_tiny {_GRAPH} batch 64", 2.0, " ms", _milliseconds("vim_tiny", 64, _GRAPH), at_most=True),
+    Target("vim_tiny custom, launches a forward pass", 100, "", _launches("vim_tiny", "custom"), at_most=True),
+    Target(
+        "snn_onepass batch 256, custom-fp16 against amp", 6.0, " x", _faster("snn_onepass", 256, "amp", "custom-fp16")
+    ),
+    Target(
+        "snn_onepass custom-fp16 batch 256", 0.25, " ms", _milliseconds("snn_onepass", 256, "custom-fp16"), at_most=True
+    ),
+    Target("snn_stbif_resnet18 batch 1, our best against eager", 8.0, " x", _faster("snn_stbif_resnet18", 1, "eager")),
+    Target(
+        "snn_stbif_resnet18 batch 1, our best over qann_resnet18's eager",
+        2.0,
+        " x",
+        _slower("snn_stbif_resnet18", 1, "qann_resnet18/eager"),
+        at_most=True,
+    ),
+    Target("lif and stbif against spikingjelly's best", 1.3, " x", _against_spikingjelly("lif", "stbif")),
+    Target(
+        "lif with its pool against spikingjelly's best", 2.5, " x", _against_spikingjelly("lif_pool", "lif_pool_repeat")
+    ),
+    Target("share of the floor, the worst kernel at its largest shape", 50, " %", _share_of_floor),
+    Target("energy an inference, coefficient of variation", 3, " %", _energy_scatter, at_most=True),
+    Target("energy by the counter against the integral of the power", 5, " %", _counter_against_integral, at_most=True),
 )
 
 
@@ -278,13 +397,36 @@ def _targets(found: Found) -> Iterator[str]:
         return
     yield "### Targets"
     yield ""
+    yield from _table(("what", "wanted", "measured", ""), (target.row(found) for target in TARGETS))
+
+
+def _comparisons(found: Found) -> Iterator[str]:
+    if not found.comparisons:
+        return
+    yield "### Verdicts on identical code"
+    yield ""
+    yield "Cases compared with themselves by `make soak-aa`: FASTER and SLOWER are false, and 5 % of them are allowed."
+    yield ""
     yield from _table(
-        ("what", "wanted", "measured"),
+        ("case", "comparisons", "made", "false", "at most, with 95 % confidence", "same", "inconclusive"),
         (
-            (target.what, f"{target.wanted:g} x", "not measured" if value is None else f"{value:.3g} x")
-            for target in TARGETS
-            for value in [target.found(found)]
+            (case, half, str(its.made), str(its.false), f"{its.bound:.1%}", str(its.same), str(its.inconclusive))
+            for case in dict.fromkeys(line["case"] for line in found.comparisons)
+            for half, its in soak_aa.counts([line for line in found.comparisons if line["case"] == case]).items()
         ),
+    )
+
+
+def _soak(found: Found) -> Iterator[str]:
+    if not found.soak:
+        return
+    yield "### Delivery"
+    yield ""
+    yield "By `make soak`, with real processes: the service, mosquitto, a collector."
+    yield ""
+    yield from _table(
+        ("figure", "value", "target", ""),
+        ((figure.name, f"{figure.value:,.6g}", figure.target, soak.verdict(figure)) for figure in found.soak),
     )
 
 

@@ -84,12 +84,21 @@ def main(
     sys.exit(any(figure.met is False for figure in figures))
 
 
+def read(path: Path) -> list[Figure]:
+    """Return the figures of a file; none where there is no file."""
+    return [Figure(**figure) for figure in json.loads(path.read_text())] if path.exists() else []
+
+
+def verdict(figure: Figure) -> str:
+    """Return whether its target is met, in a word."""
+    return "" if figure.met is None else "met" if figure.met else "MISSED"
+
+
 def print_table(figures: Sequence[Figure]) -> None:
     """Print a line a figure."""
     table = Table("figure", "value", "target", "")
     for figure in figures:
-        verdict = "" if figure.met is None else "met" if figure.met else "MISSED"
-        table.add_row(figure.name, f"{figure.value:,.6g}", figure.target, verdict)
+        table.add_row(figure.name, f"{figure.value:,.6g}", figure.target, verdict(figure))
     Console(highlight=False).print(table)
 
 

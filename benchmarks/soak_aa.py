@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -20,6 +20,7 @@ from benchd.daemon.statistics import share_upper_bound
 from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
+Half = Literal["alone", "loaded"]
 _LOAD = "while True: pass"
 _LIMITS = "[limits]\nwarm_up_cap_s = 0.5\nmeasure_cap_s = 1.5\n"
 """As short as the protocol allows, five blocks; a verdict stands on processes, and pays for what blocks leave open."""
@@ -33,6 +34,7 @@ def main(
         list[str] | None, typer.Option(help="A case and how many; may be repeated.", metavar="CASE=COUNT")
     ] = None,
     output: Annotated[Path, typer.Option(help=f"Folder of {FILE}.")] = Path("bench-out/soak-aa"),
+    half: Annotated[Half | None, typer.Option(help="Make this half of them only; both by turns otherwise.")] = None,
     arguments: Annotated[str, typer.Option(help="Further arguments of benchd compare.")] = "",
 ) -> None:
     """Compare each case with itself until so many comparisons are kept; print how many were false."""
@@ -40,12 +42,13 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     given = arguments.split() or _short(output)
     for name, _, count in wanted:
-        for number in range(len(_kept(output, name)), int(count)):
-            print_line(f"{name} {number + 1} of {count}")
-            _append(output, name, beside_load=number % 2 == 1, arguments=given)
+        kept = read(output / FILE, name)
+        for number, beside_load in enumerate(_left(kept, int(count), half), len(kept) + 1):
+            print_line(f"{name} {number} of {count}")
+            _append(output, name, beside_load, given)
     for name, _, _ in wanted:
-        for line in _summary(name, _kept(output, name)):
-            print_line(line)
+        for which, found in counts(read(output / FILE, name)).items():
+            print_line(f"{name}, {which}: {found}")
     print_line(f"each by: benchd compare --aa CASE {' '.join(given)}")
 
 
@@ -62,11 +65,19 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def _kept(output: Path, name: str) -> list[dict[str, Any]]:
-    """Return the comparisons of a case so far."""
-    path = output / FILE
+def read(path: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """Return the comparisons in a file, of one case where it is named."""
     lines = [json.loads(line) for line in jsonl.read(path)] if path.exists() else []
-    return [line for line in lines if line["case"] == name]
+    return [line for line in lines if name in (None, line["case"])]
+
+
+def _left(kept: Sequence[dict[str, Any]], count: int, half: Half | None) -> list[bool]:
+    """Return the comparisons still to be made: for each whether a load runs beside it."""
+    left = [number % 2 == 1 for number in range(count)]
+    for line in kept:
+        if line["beside_load"] in left:
+            left.remove(line["beside_load"])
+    return [beside_load for beside_load in left if half is None or beside_load is (half == "loaded")]
 
 
 def _append(output: Path, name: str, beside_load: bool, arguments: Sequence[str]) -> None:
@@ -99,23 +110,36 @@ def _compare(output: Path, name: str, arguments: Sequence[str]) -> dict[str, Any
     return verdict
 
 
-def _summary(name: str, kept: Sequence[dict[str, Any]]) -> list[str]:
-    """Return how many comparisons of a case were false, in all and in each half."""
-    halves = {"alone": False, "beside another load": True}
-    lines = [_counts(name, kept)] if kept else []
-    for half, beside_load in halves.items():
-        found = [line for line in kept if line["beside_load"] is beside_load]
-        lines += [_counts(f"    {half}", found)] if found else []
-    return lines
+class Counts(NamedTuple):
+    """How many comparisons were false, with the upper 95 % bound of their share, and what the others answered."""
+
+    made: int
+    false: int
+    bound: float
+    same: int
+    inconclusive: int
+
+    def __str__(self) -> str:
+        """Return them as a sentence."""
+        share = f"at most {100 * self.bound:.1f} % with 95 % confidence"
+        return f"{self.false} of {self.made} false ({share}), {self.same} same, {self.inconclusive} inconclusive"
 
 
-def _counts(name: str, kept: Sequence[dict[str, Any]]) -> str:
-    """Return how many comparisons were false, with the upper 95 % bound of their share."""
+def counts(kept: Sequence[dict[str, Any]]) -> dict[str, Counts]:
+    """Return the counts of all these comparisons and of each half that has any."""
+    halves = {
+        "all": kept,
+        "alone": [line for line in kept if not line["beside_load"]],
+        "beside another load": [line for line in kept if line["beside_load"]],
+    }
+    return {half: _counts(lines) for half, lines in halves.items() if lines}
+
+
+def _counts(kept: Sequence[dict[str, Any]]) -> Counts:
     answers = [line["answer"] for line in kept]
-    false = sum(answer in ("faster", "slower") for answer in answers)
-    bound = 100 * share_upper_bound(false, len(answers))
-    others = ", ".join(f"{answers.count(answer)} {answer}" for answer in ("same", "inconclusive"))
-    return f"{name}: {false} of {len(answers)} false (at most {bound:.1f} % with 95 % confidence), {others}"
+    false = answers.count("faster") + answers.count("slower")
+    bound = share_upper_bound(false, len(answers))
+    return Counts(len(answers), false, bound, answers.count("same"), answers.count("inconclusive"))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ def once(
     option: Annotated[
         list[str] | None, typer.Option(help="A model's option and its values; may be repeated.", metavar="NAME=1,2")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="quick, standard or thorough.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="quick, standard or thorough; with no --config quick by default.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(help="Fresh processes a case.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of random weights and inputs.")] = None,
     threads: Annotated[

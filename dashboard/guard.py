@@ -56,7 +56,7 @@ class Guard:
             cookie = f"{COOKIE}={given}; HttpOnly; SameSite=Strict; Path=/"
             await _refuse(scope, send, 303, "", {"location": scope["path"], "set-cookie": cookie})
         else:
-            await _refuse(scope, send, 401, "Open this page once with ?token=... as the dashboard printed it.")
+            await _refuse(scope, send, 401, "Open this page once with ?token=..., the value of BENCHD_DASHBOARD_TOKEN.")
 
     def _matches(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())

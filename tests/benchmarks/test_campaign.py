@@ -8,9 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from records_made import ENERGY, made
 from typer.testing import CliRunner
 
-from benchmarks import campaign, models, performance
+from benchd.daemon.records import CrossCheck, ProcessResult, encode
+from benchmarks import campaign, kernels, models, performance, soak, soak_aa
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/performance.md"
@@ -88,8 +90,63 @@ def test_a_target_is_read_off_the_race_and_what_was_not_raced_is_said(tmp_path):
     rows = [race("eager", 1.0), race("custom-fp16", 0.1, right=False), race("custom", 0.25), official]
     (folder / "models.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     page = performance.page(folder)
-    assert "| vim_tiny batch 4, our best against mamba-ssm | 5 x | 6 x |" in page, "a wrong answer is no best"
-    assert "| vim_tiny batch 64, our best against mamba-ssm | 3 x | not measured |" in page
+    best = "| vim_tiny batch 4, our best against mamba-ssm | at least 5 x | 6 x | met |"
+    assert best in page, "a wrong answer is no best"
+    assert "| vim_tiny batch 64, our best against mamba-ssm | at least 3 x | not measured | - |" in page
+
+
+def kernel(op, contender, shape, **facts):
+    facts = {
+        "right": True,
+        "bound_by": "bytes",
+        "verdict": "",
+        "versions": {},
+        "dtype": "fp32",
+        "median_ms": 1.0,
+    } | facts
+    return kernels.Row(device="NVIDIA H200", op=op, contender=contender, shape=shape, **facts)
+
+
+def test_kernels_are_held_against_the_best_peer_and_against_the_floor_at_the_largest_shape(tmp_path):
+    folder = tmp_path / "nvidia-h200"
+    folder.mkdir()
+    rows = [
+        kernel("lif", "benchd", [8, 1], ratio=1.0, x_of_floor=9.0),
+        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=1.25),
+        kernel("lif", "spikingjelly LIF triton", [8, 64], ratio=1.5),
+        kernel("lif", "spikingjelly LIF cupy", [8, 64], ratio=1.2),
+        kernel("lif", "spikingjelly LIF torch", [8, 64], ratio=0.1, right=False),
+    ]
+    (folder / "kernels.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    page = performance.page(folder)
+    assert "| lif and stbif against spikingjelly's best | at least 1.3 x | 1.2 x | MISSED |" in page
+    assert "| share of the floor, the worst kernel at its largest shape | at least 50 % | 80 % | met |" in page
+
+
+def test_the_scatter_of_energies_and_their_cross_check_are_read_off_the_records(tmp_path):
+    folder = tmp_path / "nvidia-h200"
+    folder.mkdir()
+    checked = CrossCheck(energy_j=22.0, energy_err_j=1.0, source="nvml", metric="power_w")
+    energies = [msgspec.structs.replace(ENERGY, gross_per_inference_j=joules) for joules in (0.5, 0.5, 0.5, 0.5, 0.6)]
+    processes = [ProcessResult(status="ok", energy=energy) for energy in energies]
+    record = made(energy=msgspec.structs.replace(ENERGY, cross_check=checked), processes=processes)
+    (folder / "records.jsonl").write_bytes(encode(record) + b"\n")
+    page = performance.page(folder)
+    assert "| energy an inference, coefficient of variation | at most 3 % | 8.6 % | MISSED |" in page
+    assert "| energy by the counter against the integral of the power | at most 5 % | 10 % | MISSED |" in page
+
+
+def test_the_page_tells_what_the_soaks_found(tmp_path):
+    folder = tmp_path / "cpu"
+    folder.mkdir()
+    lines = [{"case": "square", "beside_load": beside, "answer": "same", "effect": 0.0} for beside in (False, True)]
+    (folder / soak_aa.FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    figures = [soak.at_most("lost", 1, 0), soak.Figure("kills", 1000)]
+    (folder / soak.FILE).write_text(json.dumps([figure._asdict() for figure in figures]))
+    page = performance.page(folder)
+    assert "| square | beside another load | 1 | 0 | 95.0% | 1 | 0 |" in page
+    assert "| lost | 1 | at most 0 | MISSED |" in page
+    assert "| kills | 1,000 |  |  |" in page
 
 
 def test_of_repeated_races_the_last_one_stands(tmp_path):

@@ -59,14 +59,28 @@ def test_a_comparison_that_cannot_be_made_ends_it(soak, tmp_path):
 def test_false_verdicts_are_counted_with_their_bound():
     answers = ["same"] * 97 + ["faster", "slower", "inconclusive"]
     kept = [{"answer": answer, "beside_load": number >= 98} for number, answer in enumerate(answers)]
-    assert soak_aa._summary("square", kept) == [
-        "square: 2 of 100 false (at most 6.2 % with 95 % confidence), 97 same, 1 inconclusive",
-        "    alone: 1 of 98 false (at most 4.7 % with 95 % confidence), 97 same, 0 inconclusive",
-        "    beside another load: 1 of 2 false (at most 97.5 % with 95 % confidence), 0 same, 1 inconclusive",
-    ]
-    assert soak_aa._summary("square", []) == []
+    assert {half: str(found) for half, found in soak_aa.counts(kept).items()} == {
+        "all": "2 of 100 false (at most 6.2 % with 95 % confidence), 97 same, 1 inconclusive",
+        "alone": "1 of 98 false (at most 4.7 % with 95 % confidence), 97 same, 0 inconclusive",
+        "beside another load": "1 of 2 false (at most 97.5 % with 95 % confidence), 0 same, 1 inconclusive",
+    }
+    assert soak_aa.counts([]) == {}
 
 
 def test_the_short_limits_are_a_configuration(tmp_path):
     option, path = soak_aa._short(tmp_path)
     assert (option, config.read(Path(path)).limits.measure_cap_s) == ("--config", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("kept", "half", "left"),
+    [
+        ([], None, [False, True, False, True]),
+        ([True], None, [False, False, True]),
+        ([False], "loaded", [True, True]),
+        ([True, True], "loaded", []),
+        ([True, True, True], None, [False, False]),
+    ],
+)
+def test_what_is_left_of_each_half(kept, half, left):
+    assert soak_aa._left([{"beside_load": beside_load} for beside_load in kept], 4, half) == left
