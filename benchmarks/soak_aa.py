@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -101,8 +102,9 @@ def _load() -> Iterator[None]:
 
 def _compare(output: Path, name: str, arguments: Sequence[str]) -> dict[str, Any]:
     line = command("benchd", "compare", "--aa", name, "--json", "--output", str(output), *arguments)
-    state = os.environ | {"STATE_DIRECTORY": str(output.resolve() / "state")}
-    done = subprocess.run(line, stdout=subprocess.PIPE, env=state, check=False)
+    with TemporaryDirectory() as state:  # each by its own: a noise floor of those before would excuse this one
+        environment = os.environ | {"STATE_DIRECTORY": state}
+        done = subprocess.run(line, stdout=subprocess.PIPE, env=environment, check=False)
     if done.returncode not in (0, 3, 4):
         sys.exit(done.returncode)  # it has said why
     (comparison,) = json.loads(done.stdout)

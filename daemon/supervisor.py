@@ -150,12 +150,19 @@ class Supervisor:
         outcomes: list[Outcome] = []
         if planned.reason:
             outcomes.append(Outcome(process=ProcessResult(status="unsupported", reason=planned.reason)))
+        elif planned.case.scenario == "cold_start":
+            outcomes += self._make_ready(planned, begun.run_id)
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
             outcome = self.process(planned, f"{begun.run_id}.{len(outcomes)}", len(outcomes))
             self._keep_probes(planned.case, outcome)
             outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
         probes = self._probes.get(_rates_of(planned.case))
         return recording.record(planned.case, planned.preset, self.shared, begun, outcomes, probes)
+
+    def _make_ready(self, planned: Planned, run_id: str) -> list[Outcome]:
+        """Let a process that does not count make the files and fill the caches; return it where it did not end well."""
+        outcome = self.process(planned, f"{run_id}.ready", 0)
+        return [] if outcome.process.status == "ok" else [outcome]
 
     def process(
         self, planned: Planned, name: str, index: int, python: str = sys.executable, *, is_compared: bool = False

@@ -177,6 +177,16 @@ def test_threads_and_batch_sizes_sweep_in_one_pass_that_probes_the_device_first_
     assert all(record.probes == found[0].processes[0].probes for record in found)
 
 
+def test_a_cold_start_does_not_count_the_making_of_files(once, tmp_path):
+    what = ("--models", "square", "--option", "size=64", "--variants", "onnxruntime", "--batch-sizes", "1")
+    done = once(*what, "--scenario", "cold_start", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    (record,) = written(tmp_path)
+    assert len(record.processes) == 2
+    assert [artifact.reused for artifact in record.artifacts] == [True]
+    assert (tmp_path / "out" / "logs" / f"{record.run_id}.ready.log").exists()
+
+
 def test_a_search_for_the_best_batch_size_ends_by_itself(once, tmp_path):
     """Twice the batch takes eight times as long."""
     slow = own_module(tmp_path, forward="time.sleep(0.002 * len(images) ** 3)")
