@@ -8,8 +8,9 @@
     profiles     where the time goes, in eager and in the custom variant
 
 A stage is a list of parts, each a process with a time limit. One that fails costs its own rows and no others. What they
-find lies in a folder of the machine: `machine.json`, `kernels.jsonl`, `models.jsonl`, `records.jsonl`, `profiles/`, and
-`campaign.jsonl` with what each part came to. `python -m benchmarks.performance` makes docs/performance.md of it.
+find lies in a folder of the machine: `machine.json`, `tests.json`, `kernels.jsonl`, `models.jsonl`, `records.jsonl`,
+`profiles/`, and `campaign.jsonl` with what each part came to. `python -m benchmarks.performance` makes
+docs/performance.md of it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
+from xml.etree import ElementTree
 
 import msgspec
 import typer
@@ -170,7 +172,10 @@ def _end_of(text: str) -> str:
 
 
 def _keep(settings: Settings) -> None:
-    """Bring the records and the profiles from the scratch folder, once."""
+    """Bring what the test suite counted, the records and the profiles from the scratch folder, once."""
+    counted = {path.stem: _counts(path) for path in sorted(settings.scratch.glob("*.xml"))}
+    if counted:
+        (settings.folder / performance.TESTS).write_bytes(msgspec.json.format(msgspec.json.encode(counted)) + b"\n")
     for source in sorted(settings.scratch.glob("*/records.jsonl")):
         with (settings.folder / "records.jsonl").open("ab") as file:
             file.write(source.read_bytes())
@@ -181,6 +186,11 @@ def _keep(settings: Settings) -> None:
         shutil.move(source, target)
 
 
+def _counts(report: Path) -> dict[str, int]:
+    suite = next(ElementTree.parse(report).getroot().iter("testsuite"))  # noqa: S314 - our own test run wrote it
+    return {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+
+
 def _probes(settings: Settings) -> Iterator[Part]:
     output = str(settings.folder / "machine.json")
     yield _python("machine", "benchmarks.machine", "--device", settings.device, "--output", output)
@@ -188,7 +198,7 @@ def _probes(settings: Settings) -> Iterator[Part]:
 
 def _correctness(settings: Settings) -> Iterator[Part]:
     for folder in ("tests/kernels", "tests/gpu" if settings.device == "cuda" else "tests/models"):
-        report = settings.folder / f"{Path(folder).name}.xml"
+        report = settings.scratch / f"{Path(folder).name}.xml"
         yield _python(folder, "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", folder)
 
 

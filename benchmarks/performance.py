@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, cast
-from xml.etree import ElementTree as ET
 
 import msgspec
 import typer
@@ -29,6 +28,7 @@ Measured by `make bench-cpu` and `make bench-gpu`; the records lie under `result
 in one process; a time by itself holds for that machine on that day. Made by `python -m benchmarks.performance`.
 """
 OURS = "benchd"
+TESTS = "tests.json"
 REPEATS = 5  # fresh processes, from which on a scatter is said
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -72,12 +72,12 @@ def page(folder: Path) -> str:
 
 def read(folder: Path) -> Found:
     """Return what lies in the folder of a machine."""
-    machine, records = folder / "machine.json", folder / "records.jsonl"
+    machine, records, tests = folder / "machine.json", folder / "records.jsonl", folder / TESTS
     profiles = sorted((folder / "profiles").glob("*.json"))
     return Found(
         name=folder.name,
         machine=msgspec.json.decode(machine.read_bytes(), type=Machine) if machine.exists() else None,
-        tests={path.stem: _counts(path) for path in sorted(folder.glob("*.xml"))},
+        tests=json.loads(tests.read_text()) if tests.exists() else {},
         kernels=_last(_lines(folder / "kernels.jsonl", kernels.Row), lambda row: (row.op, row.shape, row.dtype)),
         models=_last(
             _lines(folder / "models.jsonl", models.Row),
@@ -102,11 +102,6 @@ def _last(found: Sequence[Any], race: Callable[[Any], Any]) -> list[Any]:
     return list(kept.values())
 
 
-def _counts(path: Path) -> dict[str, int]:
-    suite = next(ET.parse(path).getroot().iter("testsuite"))  # noqa: S314 - our own test run wrote it
-    return {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
-
-
 def _title(found: Found) -> str:
     return found.machine.device if found.machine else found.name
 
@@ -115,8 +110,8 @@ def _machine(found: Found) -> Iterator[str]:
     if found.machine is None:
         return
     environment = found.machine.environment
-    yield f"torch {environment.versions.get('torch', '?')}, {environment.os or '?'}, an operator on one number takes "
-    yield f"{found.machine.launch_us:.2f} us."
+    yield f"torch {environment.versions.get('torch', '?')}, {environment.os or '?'},"
+    yield f"an operator on one number takes {found.machine.launch_us:.2f} us."
     yield ""
     yield from _table(
         ("precision", "copy GB/s", "products GFLOP/s", "in", "exponentials G/s", "by"),
