@@ -229,5 +229,5 @@ def _print_ops() -> None:
 
 
 if __name__ == "__main__":
-    rows.with_kept_heap("benchmarks.kernels")
+    rows.as_a_worker("benchmarks.kernels")
     app()

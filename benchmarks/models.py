@@ -250,5 +250,5 @@ def _print(raced: Sequence[Row]) -> None:
 
 
 if __name__ == "__main__":
-    rows.with_kept_heap("benchmarks.models")
+    rows.as_a_worker("benchmarks.models")
     app()

@@ -15,7 +15,8 @@ import msgspec
 import torch
 from rich.console import Console
 
-from benchd.daemon.process import ALLOCATOR
+from benchd.daemon.process import environment
+from benchd.kernels import cache
 from benchmarks.paired import Paired, race
 
 WRONG = 5
@@ -131,8 +132,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def with_kept_heap(module: str) -> None:
-    """Start `python -m module` again with the heap settings of a worker: they are read before the first allocation."""
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        again = [sys.executable, "-m", module, *sys.argv[1:]]
-        os.execve(sys.executable, again, os.environ | ALLOCATOR)  # noqa: S606 - no shell is what we want
+def as_a_worker(module: str) -> None:
+    """Start `python -m module` again with a worker's heap settings, read before the first allocation, and caches."""
+    wanted = environment(str(cache.folder()), None)
+    if os.environ != wanted:
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], wanted)  # noqa: S606 - no shell
