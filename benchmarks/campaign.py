@@ -1,6 +1,6 @@
 """Everything that can be measured of this project on one machine, in stages: `make bench-gpu`, `make bench-cpu`.
 
-    probes       the machine's rates and its fingerprint
+    probes       the machine's rates and its fingerprint; on a GPU what its kernels compile to
     correctness  the kernels and the models against their equations, by the test suite
     kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers
     models       each model's variants against each other and against peers, then records with energy, clocks, check
@@ -8,8 +8,8 @@
     profiles     where the time goes, in eager and in the custom variant
 
 A stage is a list of parts, each a process with a time limit. One that fails costs its own rows and no others. What they
-find lies in a folder of the machine: `machine.json`, `tests.json`, `kernels.jsonl`, `models.jsonl`, `records.jsonl`,
-`profiles/`, and `campaign.jsonl` with what each part came to. `python -m benchmarks.performance` makes
+find lies in a folder of the machine: `machine.json`, `occupancy.json`, `tests.json`, `kernels.jsonl`, `models.jsonl`,
+`records.jsonl`, `profiles/`, and `campaign.jsonl` with what each part came to. `python -m benchmarks.performance` makes
 docs/performance.md of it.
 """
 
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
@@ -61,11 +61,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Part:
-    """One process of a stage, and how its command line is told."""
+    """One process of a stage, how its command line is told, and where what it prints is kept, if anywhere."""
 
     name: str
     command: list[str]
     shown: str
+    kept: Path | None = None
 
 
 def _python(name: str, *arguments: str) -> Part:
@@ -160,6 +161,8 @@ def finished(stage: str, part: Part, end: float) -> Done:
         try:
             done = subprocess.run(part.command, capture_output=True, text=True, check=False, timeout=end - start)
             status, said = ("ok", "") if done.returncode == 0 else ("failed", _end_of(done.stderr or done.stdout))
+            if part.kept and status == "ok":
+                part.kept.write_text(done.stdout)
         except subprocess.TimeoutExpired as error:
             status, said = "timeout", _end_of(str(error.stderr or ""))
     return Done(
@@ -194,6 +197,9 @@ def _counts(report: Path) -> dict[str, int]:
 def _probes(settings: Settings) -> Iterator[Part]:
     output = str(settings.folder / "machine.json")
     yield _python("machine", "benchmarks.machine", "--device", settings.device, "--output", output)
+    if settings.device == "cuda":
+        compiled = _ours("static occupancy", "benchd", "list", "--kernels", "--json")
+        yield replace(compiled, kept=settings.folder / performance.OCCUPANCY)
 
 
 def _correctness(settings: Settings) -> Iterator[Part]:

@@ -19,6 +19,7 @@ import typer
 from benchd.daemon import results
 from benchd.daemon.profiling.profile import Profile
 from benchd.daemon.records import Record
+from benchd.kernels.shipped import Compiled
 from benchmarks import kernels, models, rows, soak, soak_aa
 from benchmarks.machine import Machine
 
@@ -28,7 +29,7 @@ Measured by `make bench-cpu` and `make bench-gpu`; the records lie under `result
 in one process; a time by itself holds for that machine on that day. Made by `python -m benchmarks.performance`.
 """
 OURS = "benchd"
-TESTS = "tests.json"
+TESTS, OCCUPANCY = "tests.json", "occupancy.json"
 REPEATS = 5  # fresh processes, from which on a scatter is said
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -45,6 +46,7 @@ class Found:
     models: list[models.Row]
     records: list[Record]
     profiles: list[Profile]
+    compiled: list[Compiled]
     comparisons: list[dict[str, Any]]
     soak: list[soak.Figure]
 
@@ -66,7 +68,7 @@ def whole(folder: Path) -> str:
 def page(folder: Path) -> str:
     """Return one machine's part of the page, without what its stages have not measured."""
     found = read(folder)
-    parts = (_machine, _tests, _kernels, _models, _records, _profiles, _targets, _comparisons, _soak)
+    parts = (_machine, _tests, _kernels, _models, _records, _profiles, _occupancy, _targets, _comparisons, _soak)
     return "\n".join([f"## {_title(found)}", "", *(line for part in parts for line in part(found))])
 
 
@@ -87,9 +89,21 @@ def read(folder: Path) -> Found:
             {record.case_id: record for record in (results.read(records) if records.exists() else [])}.values()
         ),
         profiles=[msgspec.json.decode(path.read_bytes(), type=Profile) for path in profiles],
+        compiled=_compiled(folder / OCCUPANCY),
         comparisons=soak_aa.read(folder / soak_aa.FILE),
         soak=soak.read(folder / soak.FILE),
     )
+
+
+def _compiled(path: Path) -> list[Compiled]:
+    return msgspec.json.decode(path.read_bytes(), type=_Compiled).kernels if path.exists() else []
+
+
+class _Compiled(msgspec.Struct):
+    """What `benchd list --kernels --json` prints."""
+
+    triton: str
+    kernels: list[Compiled]
 
 
 def _lines(path: Path, kind: type[Any]) -> list[Any]:
@@ -243,6 +257,55 @@ def _profile(profile: Profile) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class Traced:
+    """A kernel of ours in a profile's trace; what it takes (registers, shared bytes) there and as compiled ahead."""
+
+    case_id: str
+    function: str
+    traced: tuple[int, int]
+    compiled: set[tuple[int, int]]
+
+
+def _traced(found: Found) -> Iterator[Traced]:
+    for profile in found.profiles:
+        gpus = profile.torch.gpus if profile.torch else []
+        sm = gpus[0].compute_capability.replace(".", "") if gpus and gpus[0].compute_capability else None
+        for row in profile.torch.kernels if profile.torch else []:
+            compiled = {
+                (each.registers, each.shared_bytes)
+                for each in found.compiled
+                if each.function == row.name and str(each.sm) == sm
+            }
+            if compiled and row.registers is not None and row.shared_bytes is not None:
+                yield Traced(profile.case_id, row.name, (row.registers, row.shared_bytes), compiled)
+
+
+def _occupancy(found: Found) -> Iterator[str]:
+    rows = list(_traced(found))
+    if not rows:
+        return
+    yield "### Static occupancy against the trace's"
+    yield ""
+    yield "What decides how many blocks an SM holds, as compiled ahead for this architecture and as launched."
+    yield ""
+    yield from _table(
+        ("case", "kernel", "registers, shared bytes in the trace", "compiled ahead", ""),
+        (
+            (row.case_id, row.function, _pair(row.traced), "; ".join(map(_pair, sorted(row.compiled))), _agree(row))
+            for row in rows
+        ),
+    )
+
+
+def _pair(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}, {pair[1]}"
+
+
+def _agree(row: Traced) -> str:
+    return "agree" if row.traced in row.compiled else "DIFFER"
+
+
+@dataclass(frozen=True)
 class Target:
     """What was wanted of a GPU, and how it is read off what was found: None where that was not measured."""
 
@@ -337,6 +400,12 @@ def _share_of_floor(found: Found) -> float | None:
     return min((100 / (row.x_of_floor or 1.0) for row in worst.values()), default=None)
 
 
+def _agreement(found: Found) -> float | None:
+    """Return the share of our traced kernels that take what was compiled ahead, in per cent."""
+    rows = list(_traced(found))
+    return 100 * sum(row.traced in row.compiled for row in rows) / len(rows) if rows else None
+
+
 def _energies(record: Record) -> list[float]:
     return [each.energy.gross_per_inference_j for each in record.processes if each.energy]
 
@@ -382,6 +451,7 @@ TARGETS = (
         "lif with its pool against spikingjelly's best", 2.5, " x", _against_spikingjelly("lif_pool", "lif_pool_repeat")
     ),
     Target("share of the floor, the worst kernel at its largest shape", 50, " %", _share_of_floor),
+    Target("kernels whose traced registers and shared memory are those compiled ahead", 100, " %", _agreement),
     Target("energy an inference, coefficient of variation", 3, " %", _energy_scatter, at_most=True),
     Target("energy by the counter against the integral of the power", 5, " %", _counter_against_integral, at_most=True),
 )

@@ -32,10 +32,11 @@ class CannotCompile(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """One specialisation of an op's kernel, compiled for one architecture."""
+    """One specialisation of an op's kernel, compiled for one architecture; traces show its `function`."""
 
     op: str
     kernel: str
+    function: str
     sm: int
     warps: int
     registers: int
@@ -107,6 +108,7 @@ def _compile(job: _Job) -> Compiled:
     return Compiled(
         op=op,
         kernel=shipped.name,
+        function=shipped.kernel.__name__,
         sm=job.sm,
         warps=shipped.num_warps,
         registers=registers,

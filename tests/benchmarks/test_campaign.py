@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import msgspec
+import profiles_made
 import pytest
 from records_made import ENERGY, made
 from typer.testing import CliRunner
 
 from benchd.daemon.records import CrossCheck, ProcessResult, encode
+from benchd.kernels.shipped import Compiled
 from benchmarks import campaign, kernels, models, performance, soak, soak_aa
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,20 @@ def test_the_scatter_of_energies_and_their_cross_check_are_read_off_the_records(
     page = performance.page(folder)
     assert "| energy an inference, coefficient of variation | at most 3 % | 8.6 % | MISSED |" in page
     assert "| energy by the counter against the integral of the power | at most 5 % | 10 % | MISSED |" in page
+
+
+def test_static_occupancy_is_held_against_the_trace(tmp_path):
+    folder = tmp_path / "nvidia-h200"
+    (folder / "profiles").mkdir(parents=True)
+    compiled = [Compiled("lif", "lif fp32", name, 87, 4, 32, 0, 512, 1.0, (), "") for name in ("_lif", "_scan")]
+    (folder / "occupancy.json").write_bytes(msgspec.json.encode({"triton": "3", "kernels": compiled}))
+    takes = [("_lif", 32), ("_scan", 40), ("gemm", 99)]
+    ran = [profiles_made.kernel(name, 0.1, registers=registers, shared_bytes=512) for name, registers in takes]
+    (folder / "profiles" / "vim.json").write_bytes(msgspec.json.encode(profiles_made.on_gpu(kernels=ran)))
+    page = performance.page(folder)
+    assert "| _lif | 32, 512 | 32, 512 | agree |" in page
+    assert "| _scan | 40, 512 | 32, 512 | DIFFER |" in page
+    assert "those compiled ahead | at least 100 % | 50 % | MISSED |" in page
 
 
 def test_the_page_tells_what_the_soaks_found(tmp_path):
