@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchd.daemon import noise_floor, records, results
+from benchd.daemon import records, results
 from benchd.daemon.compare import Comparison, compare
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Record
@@ -61,14 +61,21 @@ def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
     return list({record.key: record for record in found}.values())
 
 
-def against(stored: Sequence[Record], measured: Sequence[Record]) -> list[Comparison]:
+def against(stored: Sequence[Record], measured: Sequence[Record], min_effect: float) -> list[Comparison]:
     """Return what is said of each measured case against the baseline."""
-    if not measured:
-        return []
-    case_ids = {record.case_id for record in measured}
+    return compare(alike(stored, measured), measured, min_effect, FEWEST_RUNS)
+
+
+def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
+    """Return the stored runs of the measured cases; of a case those of another environment only if it has no other."""
+    case_ids, measured_in = {record.case_id for record in measured}, set(map(_place, measured))
     same_cases = [record for record in stored if record.case_id in case_ids]
-    least = noise_floor.min_effect(measured[0].device_id, measured[0].environment.device)
-    return compare(same_cases, measured, least, FEWEST_RUNS)
+    has_alike = {record.case_id for record in same_cases if _place(record) in measured_in}
+    return [record for record in same_cases if _place(record) in measured_in or record.case_id not in has_alike]
+
+
+def _place(record: Record) -> tuple[str, str]:
+    return record.case_id, record.environment.fingerprint
 
 
 def clear() -> bool:

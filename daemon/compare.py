@@ -2,13 +2,15 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import Case, Environment, Record
+from benchd.daemon.environment import comparable
+from benchd.daemon.records import Environment, Record
 from benchd.daemon.results import process_medians_ms
-from benchd.daemon.statistics import FEWEST_PROCESSES, Verdict, judge_plan, median, welch_effect
+from benchd.daemon.statistics import FEWEST_PROCESSES, Effect, Verdict, further_run, judge_plan, median, welch_effect
 from benchd.models.catalog import MODELS
 
 CLOCK_SHARE = 0.03
@@ -49,7 +51,7 @@ def compare(
     arms = {case_id: (_of(first, case_id), _of(second, case_id)) for case_id in _case_ids(first, second)}
     refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
     judged = [case_id for case_id, reason in refused.items() if reason is None]
-    effects = [welch_effect(*map(process_medians_ms, arms[case_id])) for case_id in judged]
+    effects = [_effect(*arms[case_id]) for case_id in judged]
     verdicts = dict(zip(judged, judge_plan(effects, min_effect), strict=True))
     return [
         comparison(
@@ -60,6 +62,14 @@ def compare(
         )
         for case_id, sides in arms.items()
     ]
+
+
+def _effect(first: Sequence[Record], second: Sequence[Record]) -> Effect:
+    by_run: dict[str, list[float]] = {}
+    for record in first:
+        by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
+    runs = [times_ms for times_ms in by_run.values() if times_ms]
+    return welch_effect(process_medians_ms(first), process_medians_ms(second), further_run(runs))
 
 
 def comparison(
@@ -95,6 +105,10 @@ def _of(found: Sequence[Record], case_id: str) -> list[Record]:
     return [record for record in found if record.case_id == case_id]
 
 
+def _measured(found: Sequence[Record]) -> list[Record]:
+    return [record for record in found if record.status == "ok"]
+
+
 def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int) -> str | None:
     """Return why these records of a case may not be compared, else None."""
     for side, found in (("A", first), ("B", second)):
@@ -103,9 +117,9 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
             return f"{side} {_absence(found)}"
         if min(times_ms) <= 0.0:
             return f"{side} holds a time of {min(times_ms):g} ms"
-    difference = next(_differences([record for record in (*first, *second) if record.status == "ok"]), None)
+    difference = next(_differences(_measured([*first, *second])), None)
     if difference:
-        return f"{difference}; benchd compare --live measures both here and now"
+        return f"{difference}; {_both_here(_measured(second)[-1])}"
     return _too_few(first, second, fewest_runs)
 
 
@@ -117,9 +131,12 @@ def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     for side, found in (("A", first), ("B", second)):
         count = len(process_medians_ms(found))
         if count < FEWEST_PROCESSES:
-            return f"{side} has {count} of {FEWEST_PROCESSES} processes: {command(found[-1].case)}"
-    runs = len({record.suite_id for record in first if record.status == "ok"})
-    return f"the baseline has {runs} of {fewest_runs} runs of it" if runs < fewest_runs else None
+            return f"{side} has {count} of {FEWEST_PROCESSES} processes: {command(_measured(found)[-1])}"
+    runs = len({record.suite_id for record in _measured(first)})
+    if runs >= fewest_runs:
+        return None
+    again = f"{command(_measured(first)[-1])} for each that is missing, then benchd baseline set RUN..."
+    return f"the baseline has {runs} of {fewest_runs} runs of it in this environment: {again}"
 
 
 def _differences(measured: Sequence[Record]) -> Iterator[str]:
@@ -136,10 +153,11 @@ def _differences(measured: Sequence[Record]) -> Iterator[str]:
 
 
 def _changed(one: Environment, other: Environment) -> str:
-    """Return the names and values of what differs, the fingerprint itself aside."""
-    before, after = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))
-    names = [name for name in before | after if before.get(name) != after.get(name) and name != "fingerprint"]
-    return ", ".join(f"{name} {before.get(name)} and {after.get(name)}" for name in names) or "fingerprint"
+    """Return the names and values of what differs, as far as the fingerprint is made of it."""
+    before, after = (_flat(comparable(environment)) for environment in (one, other))
+    names = [name for name in before | after if before.get(name) != after.get(name)]
+    was, now = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))
+    return ", ".join(f"{name} {was.get(name)} and {now.get(name)}" for name in names) or "fingerprint"
 
 
 def _flat(facts: dict[str, object]) -> dict[str, object]:
@@ -160,15 +178,55 @@ def _clocks(one: Record, other: Record) -> Iterator[str]:
             yield f"other clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
 
 
-def command(case: Case) -> str:
-    """Return the line that measures a case with as many processes as a comparison needs."""
-    own = case.model not in MODELS
-    words = ["bench-once", *(["--module", "FILE.py:FUNCTION"] if own else ["--models", case.model])]
-    words += ["--variants", case.variant.name, "--batch-sizes", str(case.batch_size)]
+def command(record: Record) -> str:
+    """Return the line that measures the case of a record with as many processes as a comparison needs."""
+    case = record.case
+    words = ["bench-once", *_subject(record), "--variants", case.variant.name, "--batch-sizes", str(case.batch_size)]
     for name, value in sorted(case.options.items()):
         words += ["--option", f"{name}={value}"]
     words += ["--direction", case.direction] if case.direction != "inference" else []
     words += ["--scenario", case.scenario] if case.scenario != "single_stream" else []
     words += ["--seed", str(case.seed)] if case.seed else []
+    words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []
-    return shlex.join([*words, "--processes", str(FEWEST_PROCESSES)])
+    return shlex.join([*words, *_device(record), "--processes", str(FEWEST_PROCESSES)])
+
+
+def _subject(record: Record) -> list[str]:
+    """Return the words that name a model; of a user's own the file without its folder, which no record holds."""
+    if record.case.model in MODELS:
+        return ["--models", record.case.model]
+    onnx = _own_file(record)
+    return ["--onnx", onnx] if onnx else ["--module", _own_module(record), *_shape(record)]
+
+
+def _own_file(record: Record) -> str | None:
+    """Return a user's own ONNX file, which stands in the record as its weights; None for a module."""
+    name = record.model.weights if record.model else ""
+    return name if record.case.model == f"own.{Path(name).stem}" else None
+
+
+def _own_module(record: Record) -> str:
+    file, _, function = record.case.model.removeprefix("own.").rpartition(".")
+    return f"{file}.py:{function}"
+
+
+def _shape(record: Record) -> list[str]:
+    return ["--input", "x".join(map(str, record.model.input_shape))] if record.model else []
+
+
+def _device(record: Record) -> list[str]:
+    """Return the words that keep a case off the GPU where there is one."""
+    return ["--device", "cpu"] if record.environment.device == "cpu" and record.environment.gpu else []
+
+
+def _both_here(record: Record) -> str:
+    """Return the line that measures both sides of a case here and now: two installs, or two modules of one's own."""
+    if _own_file(record):
+        return f"{command(record)} for both, here and now"
+    words = ["benchd", "compare", "--live", record.case_id]
+    if record.case.model in MODELS:
+        words += ["--python", "A/bin/python", "--python", "B/bin/python"]
+    else:
+        words += [word for side in "AB" for word in ("--module", f"{side}/{_own_module(record)}")] + _shape(record)
+    return f"{shlex.join([*words, *_device(record)])} measures both here and now"

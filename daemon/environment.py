@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -109,7 +110,12 @@ def describe(
 
 
 def fingerprint(environment: Environment) -> str:
-    """Return 16 hex digits that two environments share if their measurements may be compared.
+    """Return 16 hex digits that two environments share if their measurements may be compared."""
+    return hashlib.sha256(msgspec.json.encode(comparable(environment), order="sorted")).hexdigest()[:16]
+
+
+def comparable(environment: Environment) -> dict[str, Any]:
+    """Return what two environments share if their measurements may be compared.
 
     Everything counts but the version of benchd itself, which each record names and which a baseline is there to
     compare; memory below a whole GiB, because firmware and kernel keep a different part of it for themselves at each
@@ -121,7 +127,7 @@ def fingerprint(environment: Environment) -> str:
     facts["versions"] = {name: value for name, value in environment.versions.items() if name != "benchd"}
     if environment.device == "cpu":
         del facts["gpu"], facts["driver"], facts["gpu_governor"], facts["gpu_max_hz"], facts["power_limit_w"]
-    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+    return facts
 
 
 def _joined(values: Iterator[str | None]) -> str | None:

@@ -15,13 +15,17 @@ from benchd.daemon.errors import UsageError
 
 
 def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
-    """Compare two files or folders of results and return the exit code of the verdicts."""
+    """Compare two files or folders of results and return the exit code of the verdicts, 6 for nothing measured."""
     if len(paths) != 2:
         raise UsageError(f"two result files are compared, and these are {len(paths)}; cases are compared with --live")
     first, second = (results.read(path) for path in paths)
     least = noise_floor.min_effect(second[0].device_id, second[0].environment.device, min_effect)
+    noise_floor.tell(least, min_effect, sys.stderr)
     comparisons = compare(first, second, least)
     print_comparisons(out, comparisons, as_json)
+    if not any(record.status == "ok" for record in (*first, *second)):
+        sys.stderr.write(f"nothing was measured: no record in {paths[0]} and {paths[1]} has ended well\n")
+        return 6
     return exit_code(comparisons, list(FAIL_ON))
 
 

@@ -3,6 +3,7 @@
 The order is ABBA: what drifts slowly meets both sides alike, and the pairs take it out.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -95,8 +96,9 @@ class Side:
 def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
     """Measure both sides by turns until there is a verdict; return it and the exit code of the measurement.
 
-    The code is 0, 1 where a process did not end well, or 130 after an interrupt; the verdict's own is the caller's.
-    Both records are appended to the output's records.jsonl, and the effect of an A/A comparison to the noise floor.
+    The code is 0, 1 where a process did not end well, 7 where a side cannot run here, or 130 after an interrupt; the
+    verdict's own is the caller's. Both records are appended to the output's records.jsonl, whatever ends the
+    measurement, and the effect of an A/A comparison to the noise floor.
     """
     if request.pairs is not None and request.pairs < 2:
         raise UsageError(f"--pairs {request.pairs}: at least 2")
@@ -105,15 +107,23 @@ def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
     sides = _sides(request, settings, machine)
     device_id = sides[0].shared.device_id
     min_effect = noise_floor.min_effect(device_id, machine.device, request.min_effect)
+    noise_floor.tell(min_effect, request.min_effect, err)
     supervisor = _supervisor(request, settings, machine, sides)
-    verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
-    _keep(sides, request.output)
+    try:
+        verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
+    finally:
+        _keep(sides, request.output)
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
-    ended_well = all(outcome.process.status == "ok" for side in sides for outcome in side.outcomes)
     failed = any(outcome.check and not outcome.check.passed for outcome in sides[1].outcomes)
     made = comparison((sides[0].name, sides[1].name), verdict, (sides[0].medians_ms, sides[1].medians_ms), failed)
-    return made, 130 if supervisor.interrupted else int(not ended_well)
+    return made, 130 if supervisor.interrupted else _code(sides)
+
+
+def _code(sides: Sequence[Side]) -> int:
+    """Return the exit code of how the processes ended."""
+    statuses = {outcome.process.status for side in sides for outcome in side.outcomes}
+    return 7 if "unsupported" in statuses else int(statuses != {"ok"})
 
 
 def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[Side, Side]:
@@ -206,7 +216,7 @@ def _alternate(
 ) -> Verdict:
     """Measure pair after pair, the sides swapped from one to the next, until there is a verdict."""
     started, done = time.monotonic(), 0
-    with supervisor.session():
+    with supervisor.session(_ending()):
         while True:
             for side in sides if done % 2 == 0 else sides[::-1]:
                 name = f"{side.begun.run_id}.{done}"
@@ -219,6 +229,12 @@ def _alternate(
             verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, pairs, min_effect)
             if verdict:
                 return verdict
+
+
+def _ending() -> tuple[signal.Signals, ...]:
+    """Return the signals that end it, a lost remote shell among them unless nohup holds that off."""
+    is_held = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *([] if is_held else [signal.SIGHUP]))
 
 
 def _verdict(first: Sequence[float], second: Sequence[float], pairs: int | None, min_effect: float) -> Verdict | None:
@@ -241,10 +257,12 @@ def _tell(sides: Sequence[Side], done: int, pairs: int | None, elapsed_s: float,
 
 
 def _keep(sides: Sequence[Side], output: Path) -> None:
-    with closing(Journal(output / JOURNAL)) as journal:
-        for side in sides:
-            if side.outcomes:
-                journal.append(msgspec.json.encode(side.record()))
+    """Append the record of each side that has a process."""
+    made = [side.record() for side in sides if side.outcomes]
+    if made:
+        with closing(Journal(output / JOURNAL)) as journal:
+            for record in made:
+                journal.append(msgspec.json.encode(record))
 
 
 def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:

@@ -1,13 +1,14 @@
 """By how much this machine calls identical code different: effects of A/A comparisons, and the floor made of them."""
 
 from contextlib import closing
+from typing import TextIO
 
 import msgspec
 from msgspec import Struct
 
 from benchd.daemon.delivery import jsonl
 from benchd.daemon.errors import SchemaError
-from benchd.daemon.statistics import MIN_EFFECT, Answer, percentile
+from benchd.daemon.statistics import LOOKS, MIN_EFFECT, Answer, percentile
 from benchd.kernels import cache
 
 FILE = "noise_floor.jsonl"
@@ -44,11 +45,20 @@ def effects(device_id: str, device: str) -> list[AaEffect]:
 
 
 def floor(device_id: str, device: str) -> float | None:
-    """Return the 95th percentile of the effects' sizes; None where no A/A comparison was made."""
-    sizes = sorted(abs(effect.effect) for effect in effects(device_id, device))
+    """Return the 95th percentile of the effects' sizes; None where no A/A comparison had as many pairs as a look.
+
+    From fewer pairs the size of an effect is that of single processes.
+    """
+    sizes = sorted(abs(effect.effect) for effect in effects(device_id, device) if effect.pairs >= LOOKS[0])
     return percentile(sizes, 95) if sizes else None
 
 
 def min_effect(device_id: str, device: str, asked: float = MIN_EFFECT) -> float:
     """Return the least effect that counts on this device: what was asked for, at least twice the floor."""
     return max(asked, 2 * (floor(device_id, device) or 0.0))
+
+
+def tell(least: float, asked: float, err: TextIO) -> None:
+    """Say by how much must differ what counts, where the floor asks for more than the user does."""
+    if least > asked:
+        err.write(f"the least effect that counts is {100 * least:.2g} %, twice the noise floor of this device\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import baseline, compare, config, environment, gpu, identity, plan, report, samplers
+from benchd.daemon import baseline, compare, config, environment, gpu, identity, noise_floor, plan, report, samplers
 from benchd.daemon.arguments import named_shape, shape
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
@@ -24,6 +24,7 @@ from benchd.daemon.plan import Machine, Own, OwnFile, OwnModule, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
+from benchd.daemon.statistics import MIN_EFFECT
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
 
@@ -65,13 +66,16 @@ def run(request: Request) -> int:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
         return 0
     stored = baseline.read(request.baseline) if request.baseline else []
+    device_id = identity.device_id(settings.device.id)
+    min_effect = noise_floor.min_effect(device_id, machine.device) if request.baseline else MIN_EFFECT
     if request.page:
         report.require_page()
     supervisor = _supervisor(settings, request, planned, machine)
     _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
-    comparisons = baseline.against(stored, supervisor.records) if request.baseline else []
+    comparisons = baseline.against(stored, supervisor.records, min_effect) if request.baseline else []
+    noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)
     _conclude(request, comparisons)
     passed = exit_code(planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons)
     return passed or int(bool(supervisor.failures))

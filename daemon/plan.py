@@ -152,10 +152,10 @@ def suite_of(case_id: str, preset: str) -> Suite:
             named[name] = value
         else:
             given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
-    seed = named.pop("seed", "0")
+    single = {name: named.pop(name) for name in ("seed", "provider") if name in named}
     fields = {"models": [model], "preset": preset, "options": {name: [value] for name, value in named.items()}}
     try:
-        return msgspec.convert(given | fields | {"seed": seed}, Suite, strict=False)
+        return msgspec.convert(given | fields | single, Suite, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"case {case_id}: {error}") from error
 

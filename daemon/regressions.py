@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon import baseline
+from benchd.daemon import baseline, noise_floor
 from benchd.daemon.delivery.messages import Judgement
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.records import Record
@@ -105,8 +105,9 @@ def judge(record: Record, pinned: Sequence[Record]) -> Judgement | None:
     """
     if not pinned:
         return None
-    pinned = [one for one in pinned if _is_alike(one, record)] or pinned
-    (found,) = baseline.against(pinned, [record])
+    pinned = baseline.alike(pinned, [record])
+    min_effect = noise_floor.min_effect(record.device_id, record.environment.device)
+    (found,) = baseline.against(pinned, [record], min_effect)
     (before_ms, now_ms), interval = found.medians_ms, found.verdict.interval
     return Judgement(
         case_id=record.case_id,

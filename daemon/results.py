@@ -12,7 +12,7 @@ JOURNAL = "records.jsonl"
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in a file, or in the `records.jsonl` of a folder, in their order, those of profiles left out.
+    """Return the records in a file, or in the `records.jsonl` of a folder, each once, those of profiles left out.
 
     Raises UsageError where there is none, SchemaError that names file and line at the first that is not one.
     """
@@ -31,7 +31,12 @@ def of_case(path: Path, case_id: str) -> list[Record]:
 
 
 def _measured(found: Iterable[Record]) -> list[Record]:
-    return [record for record in found if PROFILED not in record.flags]
+    """Return the records without those of profiles, each once: what is delivered twice stands in a file twice."""
+    return _once(record for record in found if PROFILED not in record.flags)
+
+
+def _once(found: Iterable[Record]) -> list[Record]:
+    return list({record.key: record for record in found}.values())
 
 
 def _file(path: Path) -> Path:
@@ -40,8 +45,7 @@ def _file(path: Path) -> Path:
 
 def read_all(paths: Sequence[Path]) -> list[Record]:
     """Return the records of several files, each record once."""
-    by_key = {record.key: record for record in _each(paths)}
-    return list(by_key.values())
+    return _once(_each(paths))
 
 
 def _each(paths: Sequence[Path]) -> Iterator[Record]:

@@ -483,11 +483,15 @@ def combine(process_medians: Sequence[float], within: Sequence[Interval | None])
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """By how much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t."""
+    """By how much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
+
+    `between_runs` is how much of it may come from what differs from run to run, which the error does not see.
+    """
 
     log_ratio: float
     error: float
     degrees: float
+    between_runs: float = 0.0
 
     @property
     def share(self) -> float:
@@ -518,7 +522,7 @@ def paired_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0)
 
 
-def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
+def welch_effect(first: Sequence[float], second: Sequence[float], between_runs: float = 0.0) -> Effect:
     """Return the effect from process medians of A and of B, measured apart, by Welch's t on their logarithms.
 
     Takes at least three of each: with fewer the degrees of freedom may fall below 2.
@@ -528,7 +532,20 @@ def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     share_a, share_b = variance_a / len(first), variance_b / len(second)
     total = share_a + share_b
     spent = share_a**2 / (len(first) - 1) + share_b**2 / (len(second) - 1)
-    return Effect(b - a, math.sqrt(total), total**2 / spent if spent else len(first) + len(second) - 2.0)
+    degrees = total**2 / spent if spent else len(first) + len(second) - 2.0
+    return Effect(b - a, math.sqrt(total), degrees, between_runs)
+
+
+def further_run(runs: Sequence[Sequence[float]]) -> float:
+    """Return how far one more run may lie from these, each given by its process medians, as a log ratio; 0 for one run.
+
+    This is the half-width of the 95 % prediction interval from the runs' own centres.
+    """
+    if len(runs) < 2:
+        return 0.0
+    _require_positive(*runs, fewest=1)
+    _, variance = _mean_and_variance([math.fsum(map(math.log, run)) / len(run) for run in runs])
+    return student_t_quantile(1.0 - ALPHA / 2.0, len(runs) - 1.0) * math.sqrt(variance * (1.0 + 1.0 / len(runs)))
 
 
 def _require_positive(*arms: Sequence[float], fewest: int) -> None:
@@ -544,19 +561,23 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
 def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> Verdict:
     """Return the verdict on one effect at the two-sided error `alpha`.
 
-    Faster or slower: the interval excludes 0 and the effect is at least `min_effect`. Same: the 90 % interval lies
-    within 1 % either way.
+    Faster or slower: the interval excludes 0, and the effect is at least `min_effect` and more than may come from what
+    differs between runs. Same: the 90 % interval lies within 1 % either way.
     """
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(0.9)
-    differs = _excludes_zero(interval)
+    differs, exceeds_runs = _excludes_zero(interval), abs(effect.log_ratio) >= effect.between_runs
     answer: Answer = "inconclusive"
     reason = f"the interval holds 0 and reaches beyond {100 * SAME_MARGIN:g} %"
-    if differs and abs(effect.share) >= min_effect:
+    if differs and exceeds_runs and abs(effect.share) >= min_effect:
         answer, reason = "slower" if effect.share > 0.0 else "faster", ""
     elif narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN:
         answer, reason = "same", ""
-    elif differs:
+    elif differs and exceeds_runs:
         reason = f"a difference below the least that counts here, {100 * min_effect:.2g} %"
+    elif differs:
+        reason = (
+            f"a difference below the {100 * math.expm1(effect.between_runs):.2g} % by which another run of A may differ"
+        )
     return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
 
 

@@ -111,9 +111,9 @@ class Supervisor:
             self._shutdown()
 
     @contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
         """Hold the machine's lock, the signals and the sampler, so that `process` can be called."""
-        signals = on_signals((signal.SIGINT, signal.SIGTERM), self._interrupt)
+        signals = on_signals(ending, self._interrupt)
         with MachineLock(), signals as (self._wake, _), self._sampler() as self._samples:
             yield
 

@@ -16,17 +16,17 @@ message = {message}
 os.write(int(sys.argv[3]), (message + "\\n").encode())
 """
 OUTCOME = (
-    '{"type": "outcome", "process": {"status": "ok", '
+    '{"type": "outcome", "process": {"status": "%s", "reason": "says the stub", '
     '"timing": {"median_ms": %s, "mean_ms": 1, "min_ms": 1, "max_ms": 1, "runs": 9}}%s}'
 )
 
 
-def interpreter(path: Path, ms: str, *, more: str = "", dies: bool = False) -> str:
+def interpreter(path: Path, ms: str, *, status: str = "ok", more: str = "", dies: bool = False) -> str:
     """Write the interpreter and return its path; `ms` is a median in which `turn` counts its workers from 0.
 
     `more` is further JSON of the outcome. Each turn leaves the file's name as a line in `log` beside it.
     """
-    message = "''" if dies else f"{OUTCOME!r} % ({ms}, {more!r})"
+    message = "''" if dies else f"{OUTCOME!r} % ({status!r}, {ms}, {more!r})"
     log = str(path.with_name("log"))
     path.write_text(STUB.format(python=sys.executable, log=log, name=path.name, message=message))
     path.chmod(0o755)

@@ -1,11 +1,14 @@
 """The stored baseline and the noise floor: what is kept, what is refused, what comes back."""
 
+import io
+
+import msgspec
 import pytest
-from records_made import made
+from records_made import ENVIRONMENT, made, timing
 
 from benchd.daemon import baseline, noise_floor, results
 from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.records import encode
+from benchd.daemon.records import ProcessResult, encode
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +78,39 @@ def test_a_damaged_file_is_named(tmp_path, content, error, words):
         results.read(path)
 
 
-def effect(share, device="cpu"):
+def test_a_record_that_stands_in_a_file_twice_is_read_once(tmp_path):
+    one, *others = three_runs()
+    path = written(tmp_path / "records.jsonl", one, *others, one)
+    assert results.read(path) == results.of_case(path, one.case_id) == three_runs()
+
+
+def runs_of_five(*names, environment=ENVIRONMENT):
+    processes = [ProcessResult(status="ok", timing=timing(value)) for value in (5.0, 5.01, 4.99, 5.02, 4.98)]
+    return [made(run_id=name, suite_id=name, processes=processes, environment=environment) for name in names]
+
+
+def test_runs_of_another_environment_are_left_aside_where_there_are_others():
+    """Else no case could be judged, once the machine has changed and the new runs were added to the old ones."""
+    old = runs_of_five("a", "b", "c", environment=msgspec.structs.replace(ENVIRONMENT, kernel="6.0", fingerprint="g"))
+    new = runs_of_five("d", "e", "f")
+    (measured,) = runs_of_five("m")
+    (comparison,) = baseline.against([*old, *new], [measured], 0.005)
+    assert (comparison.verdict.answer, len(comparison.first_ms)) == ("same", 15)
+    (comparison,) = baseline.against([*old, *new[:2]], [measured], 0.005)
+    assert "the baseline has 2 of 3 runs of it in this environment" in comparison.verdict.reason
+    (comparison,) = baseline.against(old, [measured], 0.005)
+    assert "kernel 6.0 and 6.1" in comparison.verdict.reason
+
+
+def effect(share, device="cpu", pairs=7):
     return noise_floor.AaEffect(
-        device_id="d", device=device, case_id="c", effect=share, answer="same", pairs=7, t_wall="2026-01-01T00:00:00Z"
+        device_id="d",
+        device=device,
+        case_id="c",
+        effect=share,
+        answer="same",
+        pairs=pairs,
+        t_wall="2026-01-01T00:00:00Z",
     )
 
 
@@ -90,6 +123,21 @@ def test_twice_the_noise_floor_is_the_least_effect_that_counts():
     assert noise_floor.floor("d", "cpu") == pytest.approx(0.00425)
     assert noise_floor.min_effect("d", "cpu", 0.005) == pytest.approx(0.0085)
     assert noise_floor.min_effect("other", "cpu", 0.005) == 0.005
+
+
+def test_effects_of_few_pairs_are_no_noise_floor():
+    noise_floor.add(effect(0.17, pairs=6))
+    assert noise_floor.floor("d", "cpu") is None
+    noise_floor.add(effect(0.004))
+    assert noise_floor.floor("d", "cpu") == 0.004
+
+
+def test_a_least_effect_that_the_noise_floor_raised_is_told():
+    err = io.StringIO()
+    noise_floor.tell(0.005, 0.005, err)
+    assert err.getvalue() == ""
+    noise_floor.tell(0.012, 0.005, err)
+    assert err.getvalue() == "the least effect that counts is 1.2 %, twice the noise floor of this device\n"
 
 
 def test_a_damaged_noise_floor_is_named(tmp_path):

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from records_made import ENVIRONMENT, made, timing
 
-from benchd.daemon.compare import compare, exit_code
+from benchd.daemon.compare import command, compare, exit_code
 from benchd.daemon.records import Case, Check, ModelFacts, ProcessResult, Summary, Variant
 
 FAST = [5.0, 5.01, 4.99, 5.02, 4.98]
@@ -66,7 +66,11 @@ def clock(hz):
         ([run([])], [run()], "A ok: None"),
         ([run(status="failed", reason="no memory")], [run()], "A failed: no memory"),
         ([run([0.0, *FAST])], [run()], "A holds a time of 0 ms"),
-        ([run()], [run(device_id="orin-2")], "device bench-abc123 and orin-2; benchd compare --live"),
+        (
+            [run()],
+            [run(device_id="orin-2")],
+            "device bench-abc123 and orin-2; benchd compare --live vim_tiny,eager,b1 --python",
+        ),
         ([run()], [run(environment=environment(power_mode="15W"))], "power_mode None and 15W"),
         ([run()], [run(environment=environment(versions={"torch": "2.9"}))], "torch None and 2.9"),
         ([run()], [run(clocks=clock(2e9))], ""),
@@ -86,7 +90,19 @@ def test_what_may_not_be_compared_is_inconclusive_with_the_reason(first, second,
 def test_a_baseline_of_too_few_runs_is_no_baseline():
     runs = [run(FAST, f"r{number}") for number in range(3)]
     assert only(runs, [run()], fewest_runs=3).verdict.answer == "same"
-    assert only(runs[:2], [run()], fewest_runs=3).verdict.reason == "the baseline has 2 of 3 runs of it"
+    reason = only(runs[:2], [run()], fewest_runs=3).verdict.reason
+    assert reason.startswith("the baseline has 2 of 3 runs of it in this environment: bench-once --models vim_tiny ")
+    assert reason.endswith(" --processes 5 for each that is missing, then benchd baseline set RUN...")
+
+
+def test_a_change_that_a_further_run_may_show_too_is_no_change():
+    """Runs 1 % apart hold 2 % to be one of them, as their 15 processes, each as good as the next, would not."""
+    runs = [run([value * scale for value in FAST], f"r{number}") for number, scale in enumerate((1, 1.01, 1.02))]
+    verdict = only(runs, [run([value * 1.03 for value in FAST])]).verdict
+    assert verdict.answer == "inconclusive"
+    assert verdict.reason == "a difference below the 5 % by which another run of A may differ"
+    assert only(runs, [run([value * 1.08 for value in FAST])]).verdict.answer == "slower"
+    assert only(runs[:1], [run([value * 1.03 for value in FAST])]).verdict.answer == "slower"
 
 
 def test_what_is_unsupported_on_both_sides_is_left_out_and_on_one_is_not():
@@ -103,6 +119,64 @@ def test_the_line_to_type_names_all_of_the_case():
         "--models square --variants eager --batch-sizes 4 --option t=2 --direction training --scenario offline --seed 3"
     )
     assert reason == f"B has 1 of 5 processes: bench-once {wanted} --processes 5"
+
+
+ON_GPU_HOST = msgspec.structs.replace(ENVIRONMENT, gpu="H200")
+ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"case": Case(model="square", variant=Variant("onnxruntime"), provider="cpu", threads=2)},
+            "--models square --variants onnxruntime --batch-sizes 1 --provider cpu --threads 2",
+        ),
+        ({"environment": ON_GPU_HOST}, "--models vim_tiny --variants eager --batch-sizes 1 --device cpu"),
+        (
+            {"environment": msgspec.structs.replace(ON_GPU_HOST, device="cuda")},
+            "--models vim_tiny --variants eager --batch-sizes 1",
+        ),
+        (
+            {"case": Case(model="own.net.build"), "model": MODEL},
+            "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1",
+        ),
+        (
+            {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
+            "--onnx net.v2.onnx --variants onnxruntime --batch-sizes 1",
+        ),
+    ],
+)
+def test_the_line_to_type_measures_the_same_case(fields, words):
+    assert command(run(**fields)) == f"bench-once {words} --processes 5"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"case": Case(model="square", threads=2), "environment": ON_GPU_HOST},
+            "benchd compare --live square,eager,b1,threads=2 --python A/bin/python --python B/bin/python --device cpu",
+        ),
+        (
+            {"case": Case(model="own.net.build", batch_size=4), "model": MODEL},
+            "benchd compare --live own.net.build,eager,b4 --module A/net.py:build --module B/net.py:build",
+        ),
+        (
+            {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
+            "bench-once --onnx net.v2.onnx --variants onnxruntime --batch-sizes 1 --processes 5 for both",
+        ),
+    ],
+)
+def test_what_was_measured_elsewhere_can_be_measured_here(fields, line):
+    reason = only([run(**fields, clocks=clock(3e9))], [run(**fields, clocks=clock(2e9))]).verdict.reason
+    assert f"other clocks (cpu_clock_hz 3000 and 2000 MHz); {line}" in reason
+
+
+def test_another_environment_is_told_by_what_makes_it_another():
+    warm = environment(power_mode="15W", temperature_c={"cpu": 80.0}, cooling={"fan": 2})
+    reason = only([run()], [run(environment=warm)]).verdict.reason
+    assert reason.startswith("another environment (power_mode None and 15W); ")
 
 
 def test_many_cases_are_corrected_for_their_number():

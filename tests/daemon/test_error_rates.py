@@ -1,4 +1,4 @@
-"""How often a verdict is wrong, through the complete rules: looks, floors and Holm, on simulated processes.
+"""How often a verdict is wrong, through the complete rules: looks, floors, runs and Holm, on simulated processes.
 
 Each process has an offset of its own (0.3 %) and block medians that resemble their neighbours; its median is what the
 code under test sees. The rates are those of docs/measuring.md.
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from benchd.daemon.statistics import LOOKS, judge, judge_plan, look, paired_effect, welch_effect
+from benchd.daemon.statistics import LOOKS, further_run, judge, judge_plan, look, paired_effect, welch_effect
 
 OFFSET = 0.003
 BLOCKS, BLOCK_NOISE, CORRELATION = 20, 0.004, 0.5  # 0.15 % between repetitions in one process
@@ -99,3 +99,33 @@ def test_a_slow_case_among_thirty_is_found():
         verdicts = judge_plan([welch_effect(first, second) for first, second in arms.tolist()])
         found += verdicts[7].answer == "slower"
     assert found >= 95
+
+
+def answers_against_three_runs(runs, effect, between_runs, *, seed=5, bounded=True):
+    """Return the answers on one run of 5 processes against three, all runs apart by `between_runs` (1 deviation)."""
+    rng = np.random.default_rng(seed)
+    medians = process_medians(rng, (runs, 4, 5)) * np.exp(between_runs * rng.standard_normal((runs, 4, 1)))
+    medians[:, 3] *= 1 + effect
+    effects = [
+        welch_effect([ms for run in before for ms in run], after, further_run(before) if bounded else 0.0)
+        for *before, after in medians.tolist()
+    ]
+    return [judge(effect).answer for effect in effects]
+
+
+@pytest.mark.parametrize("between_runs", [0.0, 0.003, 0.005, 0.02])
+def test_identical_code_is_rarely_called_different_where_runs_differ(between_runs):
+    """5 % in the limit, here two deviations more."""
+    answers = answers_against_three_runs(RUNS, 0.0, between_runs)
+    assert share(answers, "faster", "slower") <= 0.05 + 2 * 0.0022
+
+
+def test_without_the_bound_from_the_runs_it_would_be():
+    """What differs between runs makes it necessary: processes alone know nothing of it."""
+    assert share(answers_against_three_runs(1_000, 0.0, 0.003, bounded=False), "faster", "slower") > 0.12
+    assert share(answers_against_three_runs(1_000, 0.0, 0.005, bounded=False), "faster", "slower") > 0.3
+
+
+def test_what_is_slower_is_found_against_three_runs_that_hardly_differ():
+    assert share(answers_against_three_runs(2_000, 0.01, 0.0), "slower") > 0.78
+    assert share(answers_against_three_runs(2_000, 0.02, 0.0), "slower") > 0.99

@@ -3,11 +3,12 @@
 import pytest
 from records_made import made
 
-from benchd.daemon import once, plan
+from benchd.daemon import noise_floor, once, plan
 from benchd.daemon.compare import comparison
 from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import SchemaError
 from benchd.daemon.plan import Machine
-from benchd.daemon.records import Case, Check, Variant
+from benchd.daemon.records import Case, Check, Variant, encode
 from benchd.daemon.statistics import Verdict
 
 CPU = Machine("cpu", has_cxx=True)
@@ -61,3 +62,16 @@ def test_a_verdict_fails_the_pass_where_that_was_asked_for(answers, records, fai
     planned = plan.plan([Suite(models=["vim_tiny"], preset="quick")], LimitsConfig(), CPU)
     comparisons = [comparison(("a", "a"), Verdict(answer=answer), ([], []), False) for answer in answers]
     assert once.exit_code(planned, records, False, fail_on, comparisons) == code
+
+
+def test_a_damaged_noise_floor_is_said_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / noise_floor.FILE).write_text("{}\n")
+    (tmp_path / "before.jsonl").write_bytes(encode(OK) + b"\n")
+    suite = {"models": ["square"], "options": {"size": [16]}, "variants": ["eager"], "preset": "quick"}
+    request = once.Request(suite, device="cpu", output=tmp_path / "out", baseline=str(tmp_path / "before.jsonl"))
+    with pytest.raises(SchemaError, match="remove the line"):
+        once.run(request)
+    assert not (tmp_path / "out").exists()

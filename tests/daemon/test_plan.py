@@ -215,6 +215,7 @@ def test_offline_sweeps_batch_sizes_unless_they_are_given():
         "snn_onepass,custom-fp16,b4,reset=subtract,time_steps=4,offline,seed=3",
         "snn_stbif_resnet18,eager,b2,training",
         "square,eager,b1,seed=2,threads=4",
+        "square,onnxruntime,b1,seed=2,provider=cpu,threads=4",
     ],
 )
 def test_a_case_id_names_its_case(case_id):
@@ -232,6 +233,7 @@ def test_what_a_case_id_leaves_out_is_the_default():
         ("vim_tiny,eagre", "unknown variant 'eagre'"),
         ("vim_tiny,eager,stepp=1", "unknown option"),
         ("vim_tiny,eager,seed=x", "case vim_tiny,eager,seed=x: "),
+        ("vim_tiny,onnxruntime,provider=gpu", "case vim_tiny,onnxruntime,provider=gpu: "),
         ("vim_tiny,eager,b0", "batch size 0: at least 1"),
     ],
 )

@@ -1,6 +1,7 @@
 """The real `benchd compare --live` on workers whose times are known: the order, the looks, every way to end."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,16 +72,50 @@ def test_an_a_a_comparison_raises_the_least_effect_that_counts(compare, stub, tm
     """A machine that calls identical code 2 % apart cannot tell 3 % from it."""
     drifting = stub("drifting", "[5, 5.1, 5.1, 5][turn % 4]")
     one, other = stub("one", "5"), stub("other", "5.15 + turn % 2 / 1000")
-    assert compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3").returncode == 3
+    before = compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
+    assert before.returncode == 3
+    assert "least effect" not in before.stderr
     floor = tmp_path / "state" / "benchd" / "noise_floor.jsonl"
     aa = compare("--aa", CASE, "--python", drifting, "--pairs", "3")
     (effect,) = (json.loads(line) for line in jsonl.read(floor))
     assert effect["effect"] == said(aa)["verdict"]["effect"]
     assert (effect["device_id"], effect["case_id"], effect["pairs"]) == ("test-device", CASE, 3)
-    floor.write_text(json.dumps(effect | {"effect": 0.02}) + "\n")
+    floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, effect | {"effect": 0.02, "pairs": 7})))
     done = compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
     assert done.returncode == 4
+    assert done.stderr.startswith("the least effect that counts is 4 %, twice the noise floor of this device\n")
     assert "below the least that counts here, 4 %" in said(done)["verdict"]["reason"]
+
+
+def test_a_side_that_cannot_run_here_exits_7(compare, stub):
+    """What a plan cannot know: the worker finds out."""
+    done = compare("--live", CASE, "--python", stub("one", "5"), "--python", stub("other", "5", status="unsupported"))
+    assert done.returncode == 7
+    assert "says the stub" in said(done)["verdict"]["reason"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_the_comparison_and_keeps_what_was_measured(number, stub, tmp_path, child_environment):
+    (tmp_path / "config.toml").write_text(CONFIG)
+    steady, slow = stub("steady", "5"), stub("slow", "__import__('time').sleep(60 * (turn == 2)) or 5")
+    command = [Path(sys.executable).parent / "benchd", "compare", "--live", CASE, "--python", steady, "--python", slow]
+    command += ["--config", "config.toml", "--device", "cpu", "--output", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True) as process:
+        assert next(line for line in process.stderr if line.startswith("pair 2"))
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = [records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
+    assert [[one.status for one in record.processes[:2]] for record in kept] == [["ok", "ok"]] * 2
+    assert "aborted" in {record.status for record in kept}
+
+
+def test_an_error_keeps_what_was_measured(compare, stub, tmp_path):
+    """A folder that a log cannot be written to any more."""
+    gone = "(turn and (__import__('shutil').rmtree('out/logs'), open('out/logs', 'w'))) and 5 or 5"
+    compare("--live", CASE, "--python", stub("steady", "5"), "--python", stub("gone", gone))
+    kept = [records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
+    assert [len(record.processes) for record in kept] == [1, 2]
 
 
 def test_a_process_that_dies_ends_the_comparison_with_the_reason(compare, stub, tmp_path):

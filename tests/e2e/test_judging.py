@@ -79,6 +79,16 @@ def test_compare_names_the_verdict_and_exits_by_it(run, results):
     assert run("benchd", "compare", before, before).stdout.count("SAME") == 2
 
 
+def test_files_in_which_nothing_was_measured_exit_6(run, tmp_path):
+    absent = made(case=Case(model="vim_tiny", variant=Variant("tensorrt")), status="unsupported", timing=None)
+    for name, record in (("before", absent), ("after", absent), ("failed", made(status="failed", timing=None))):
+        (tmp_path / name).write_bytes(encode(record) + b"\n")
+    for before in ("before", "failed"):
+        done = run("benchd", "compare", before, "after")
+        assert done.returncode == 6
+        assert f"nothing was measured: no record in {before} and after has ended well" in done.stderr
+
+
 def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(run, results):
     clear = run("benchd", "recommend", results("clear"))
     assert clear.returncode == 0
