@@ -87,6 +87,8 @@ def requirements(
     """Return what a variant must keep to be shipped."""
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
+    if min_agreement is not None and not 0.0 < min_agreement <= 1.0:
+        raise UsageError(f"--min-agreement {min_agreement:g}: expected a share above 0 and at most 1, such as 0.995")
     memory = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
     return Requirements(
         max_latency_ms=quantity("--max-latency", max_latency, {"ms": 1, "s": 1e3, "us": 1e-3}) if max_latency else None,

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -12,6 +12,8 @@ from benchd.daemon.records import Energy, Record, Timing
 Objective = Literal["latency", "energy", "throughput"]
 FALLBACKS = {"weak_typing", "provider_fallback"}
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
+Place = tuple[str, str, str]
+"""Where a case ran: the device_id, which device of that machine, and its power mode, empty where it has none."""
 
 
 class Requirements(Struct, frozen=True, kw_only=True):
@@ -48,18 +50,36 @@ class _Figure(Struct, frozen=True):
 
 
 def decide(records: Sequence[Record], requirements: Requirements) -> list[Decision]:
-    """Return one Decision for each model, and for each of its options, batch sizes and scenarios.
+    """Return one Decision for each model, and for each of its options, batch sizes, scenarios and places.
 
-    Of several records of a case the last one counts. Batch sizes compete where throughput is the objective, which it is
-    in `offline` in place of latency. Training is left out: it is not shipped.
+    Of several records of a case in one place the newest counts. Batch sizes compete where throughput is the objective,
+    which it is in `offline` in place of latency. Training is left out: it is not shipped.
     """
-    newest = {(record.device_id, record.case_id): record for record in records if record.case.direction == "inference"}
-    of_many = len({record.device_id for record in newest.values()}) > 1
+    found = newest(record for record in records if record.case.direction == "inference")
+    where = place_names(found)
     groups: dict[str, list[Record]] = {}
-    for record in newest.values():
-        subject = _subject(record, requirements.objective) + (f" on {record.device_id}" if of_many else "")
-        groups.setdefault(subject, []).append(record)
+    for record in found:
+        groups.setdefault(_subject(record, requirements.objective) + where[place(record)], []).append(record)
     return [_decide(subject, group, requirements) for subject, group in groups.items()]
+
+
+def place(record: Record) -> Place:
+    """Return where the record was measured; what was measured elsewhere does not compete with it."""
+    return record.device_id, record.environment.device, record.environment.power_mode or ""
+
+
+def place_names(records: Iterable[Record]) -> dict[Place, str]:
+    """Return what tells the places of these records apart, such as ` on cuda at 15W`; nothing where there is one."""
+    found = {place(record) for record in records}
+    of_many = [len({one[i] for one in found}) > 1 for i in range(3)]
+    words = ("on", "on", "at")
+    return {one: "".join(f" {words[i]} {one[i]}" for i in range(3) if of_many[i] and one[i]) for one in found}
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """Return the newest record of each case in each place."""
+    in_time = sorted(records, key=lambda record: record.t_wall)
+    return list({(place(record), record.case_id): record for record in in_time}.values())
 
 
 def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
@@ -109,28 +129,51 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
 
 
 def _name(record: Record, objective: Objective) -> str:
-    """Return the variant and whose kernels it ran, and the batch size where that competes."""
+    """Return the variant, and the batch size where that competes."""
+    name = variant_name(record)
+    return f"{name} b{record.case.batch_size}" if _is_by_throughput(record, objective) else name
+
+
+def variant_name(record: Record) -> str:
+    """Return the variant, whose kernels it ran, and ONNX Runtime's provider where one was asked for."""
     label = record.case.variant.label
     if record.kernels_ran:
         label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
-    return f"{label} b{record.case.batch_size}" if _is_by_throughput(record, objective) else label
+    return f"{label} ({record.case.provider})" if record.case.provider else label
 
 
 def _why_not(record: Record, requirements: Requirements) -> str | None:
     """Return the first reason for which the record cannot be shipped, else None."""
-    if record.status != "ok" or record.timing is None:
-        return f"{record.status}: {record.reason}"
-    if record.check is None or not record.check.passed:
-        return "fails its numerical check" if record.check else "was not checked"
+    by_p99 = record.timing and record.timing.p99_ms
     reasons = (
-        _fallback(record),
-        _above("p99" if record.timing.p99_ms else "latency", latency_ms(record), requirements.max_latency_ms, "ms"),
+        disqualified(record),
+        _above("p99" if by_p99 else "latency", latency_ms(record), requirements.max_latency_ms, "ms"),
         _above("power", power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),
         _unmeasured_energy(record, requirements.objective),
     )
     return next((reason for reason in reasons if reason), None)
+
+
+def disqualified(record: Record) -> str | None:
+    """Return why the record wins under no requirement, else None."""
+    if record.status != "ok" or record.timing is None:
+        return f"{record.status}: {record.reason}"
+    return impossible(record) or _failed_check(record) or _fallback(record)
+
+
+def impossible(record: Record) -> str | None:
+    """Return what the record holds that no measurement gives and no ratio or logarithm takes, else None."""
+    if record.timing and record.timing.median_ms <= 0:
+        return f"holds a time of {record.timing.median_ms:g} ms"
+    return f"holds a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
+
+
+def _failed_check(record: Record) -> str | None:
+    if record.check is None:
+        return "was not checked"
+    return None if record.check.passed else "fails its numerical check"
 
 
 def _fallback(record: Record) -> str | None:
@@ -149,14 +192,17 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
 def _disagrees(record: Record, least: float | None) -> str | None:
     if least is None or record.check is None:
         return None
-    agreement = 1 - record.check.argmax_disagreements / record.check.images
-    return f"agreement {agreement:.4g} is below {least:.4g}" if agreement < least else None
+    images, agreeing = record.check.images, record.check.images - record.check.argmax_disagreements
+    return f"agreement on {agreeing} of {images} images is below {least:.4g}" if agreeing < least * images else None
 
 
 def _unmeasured_energy(record: Record, objective: Objective) -> str | None:
-    if objective != "energy" or energy_error_share(record.energy) is not None:
+    if objective != "energy":
         return None
-    return f"energy was not measured ({record.missing.get('energy', 'no reason given')})"
+    if record.energy is None:
+        return f"energy was not measured ({record.missing.get('energy', 'no reason given')})"
+    least_j = min(record.energy.energy_j, record.energy.gross_per_inference_j)
+    return f"holds an energy of {least_j:g} J" if least_j <= 0 else None
 
 
 def energy_error_share(energy: Energy | None) -> float | None:
@@ -170,14 +216,26 @@ def latency_ms(record: Record) -> float | None:
 
 
 def power_w(record: Record) -> float | None:
-    """Return the mean power of the rail that draws the most, which is the input's where there is one."""
-    found = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
-    return max(found, default=None)
+    """Return the mean power of the rail that draws the most, which is the input's where there is one.
+
+    Where no rail was read but energy was counted it is that over its window, and of its scope.
+    """
+    rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
+    return max(rails) if rails else _counted_power_w(record)
+
+
+def _counted_power_w(record: Record) -> float | None:
+    windows = [process.window for process in record.processes if process.energy and process.window]
+    seconds = math.fsum(window.seconds for window in windows)
+    return record.energy.energy_j / seconds if record.energy and seconds > 0 else None
 
 
 def memory_mib(record: Record) -> float | None:
-    """Return the peak memory: the accelerator's where there is one, else the process's."""
-    return _mib(record.memory.device_peak_bytes or record.memory.rss_peak_bytes) if record.memory else None
+    """Return the peak memory of the device that ran: the accelerator's, or on a CPU the process's."""
+    if record.memory is None:
+        return None
+    on_cpu = record.environment.device == "cpu"
+    return _mib(record.memory.rss_peak_bytes if on_cpu else record.memory.device_peak_bytes)
 
 
 def _mib(size: float | None) -> float | None:
@@ -213,6 +271,11 @@ def line(decision: Decision) -> str:
         return f"{decision.subject}: nothing to ship"
     *others, last = decision.tied
     return f"{decision.subject}: too close to call between {', '.join(others)} and {last}"
+
+
+def exclusions(decision: Decision) -> list[str]:
+    """Return what excluded each other variant, in a line each."""
+    return [f"not {name}: {reason}" for name, reason in decision.excluded.items()]
 
 
 def _figures(record: Record) -> list[str]:

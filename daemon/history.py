@@ -11,12 +11,15 @@ FEWEST_RUNS = 4
 
 
 def shifts(medians_ms: Sequence[float]) -> list[int]:
-    """Return the indices at which a new level begins, in order; the medians are positive and in order of time.
+    """Return the indices at which a new level begins, in order; the medians are in order of time.
+
+    One that is not positive is no time and is passed over.
 
     Each span is cut where the two sides differ most, by Student's t against a bound that is corrected for the number of
     places tried (Bonferroni), and each side is looked at again: binary segmentation. Runs count as independent.
     """
-    logs = [math.log(value) for value in medians_ms]
+    places = [i for i, value in enumerate(medians_ms) if value > 0.0]
+    logs = [math.log(medians_ms[i]) for i in places]
     found: list[int] = []
     spans = [(0, len(logs))]
     while spans:
@@ -25,7 +28,7 @@ def shifts(medians_ms: Sequence[float]) -> list[int]:
         if place is not None:
             found.append(start + place)
             spans += [(start, start + place), (start + place, end)]
-    return sorted(found)
+    return [places[i] for i in sorted(found)]
 
 
 def _shift(logs: Sequence[float]) -> int | None:

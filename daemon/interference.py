@@ -29,8 +29,9 @@ class Disturbed:
 
 
 def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
-    """Return what disturbed the processes of a case, None where no block was."""
-    found = [process.interference for process in processes if process.interference]
+    """Return what disturbed the processes of a case, None where no block was; one with a time of 0 is left out."""
+    told = [process.interference for process in processes if process.interference]
+    found = [one for one in told if min(one.clean.median_ms, one.as_experienced.median_ms) > 0.0]
     by_block = [reasons for one in found for reasons in one.reasons]
     if not any(by_block):
         return None

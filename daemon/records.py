@@ -264,7 +264,10 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator."""
+    """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator.
+
+    Where ONNX Runtime or TensorRT allocated there it is by how much the accelerator's free memory shrank.
+    """
 
     rss_peak_bytes: int
     device_peak_bytes: int | None = None

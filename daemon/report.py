@@ -15,6 +15,7 @@ from benchd.daemon.decision import (
     Requirements,
     decide,
     energy_error_share,
+    exclusions,
     latency_ms,
     line,
     memory_mib,
@@ -79,6 +80,7 @@ def row(record: Record) -> Row:
         "model": case.model,
         "variant": case.variant.label,
         "kernels_ran": record.kernels_ran,
+        "provider": case.provider,
         "batch_size": case.batch_size,
         "options": _options(case.options),
         "direction": case.direction,
@@ -122,7 +124,9 @@ def _csv(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
 
 
 def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
-    said = [{"subject": one.subject, "ship": one.ship, "line": line(one)} for one in decisions]
+    said = [
+        {"subject": one.subject, "ship": one.ship, "line": line(one), "excluded": one.excluded} for one in decisions
+    ]
     return msgspec.json.encode({"decisions": said, "records": [row(record) for record in found]}).decode() + "\n"
 
 
@@ -131,6 +135,7 @@ COLUMNS = {
     "model": "model",
     "options": "options",
     "variant": "variant",
+    "provider": "provider",
     "batch_size": "batch",
     "direction": "direction",
     "scenario": "scenario",
@@ -164,7 +169,8 @@ def _cell(value: Cell) -> str:
 def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     rows = [list(COLUMNS.values()), ["---"] * len(COLUMNS), *map(cells, found)]
     table = [f"| {' | '.join(escaped(text) for text in texts)} |" for texts in rows]
-    return "\n".join(["# Report", "", *(f"- {escaped(line(one))}" for one in decisions), "", *table]) + "\n"
+    said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
+    return "\n".join(["# Report", "", *map(escaped, said), "", *table]) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -177,7 +183,7 @@ def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     from benchd.daemon import report_page  # noqa: PLC0415 - the other formats need neither package
 
     headings, table = list(COLUMNS.values()), [cells(record) for record in found]
-    return report_page.page(found, [line(decision) for decision in decisions], headings, table)
+    return report_page.page(found, decisions, headings, table)
 
 
 FORMATS: dict[str, Callable[[Sequence[Record], Sequence[Decision]], str]] = {

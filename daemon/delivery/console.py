@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchd.daemon.compare import Comparison
-from benchd.daemon.decision import Decision, Requirements, decide, line
+from benchd.daemon.decision import Decision, Requirements, decide, exclusions, line, memory_mib, variant_name
 from benchd.daemon.delivery.scenario_note import scenario_note
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.interference import disturbed
@@ -124,9 +124,7 @@ def _row(record: Record) -> list[str]:
     case = record.case
     options = "".join(f" {name}={value}" for name, value in case.options.items())
     unusual = [word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")]
-    variant = " ".join([case.variant.label, *unusual])
-    if record.kernels_ran:
-        variant = variant.replace("custom", f"custom ({record.kernels_ran})", 1)
+    variant = " ".join([variant_name(record), *unusual])
     options += f" threads={case.threads}" if case.threads else ""
     head = [f"{case.model}{options}", variant, str(case.batch_size)]
     if record.timing is None:
@@ -139,7 +137,7 @@ def _row(record: Record) -> list[str]:
         _figure(record.throughput_per_s),
         _energy(record),
         _power(record),
-        _memory(record),
+        _figure(memory_mib(record)),
         _check(record.check),
     ]
 
@@ -174,12 +172,6 @@ def _energy(record: Record) -> str:
 def _power(record: Record) -> str:
     powers = [summary.mean for name, summary in record.telemetry.items() if name.partition("@")[0] == "power_w"]
     return _figure(powers[0]) if len(powers) == 1 else "-"
-
-
-def _memory(record: Record) -> str:
-    if record.memory is None:
-        return "-"
-    return _figure((record.memory.device_peak_bytes or record.memory.rss_peak_bytes) / 2**20)
 
 
 def _check(check: Check | None) -> str:
@@ -290,8 +282,8 @@ def _plain(decision: Decision) -> dict[str, Any]:
 def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
     for decision in decisions:
         console.print(line(decision), markup=False)
-        for name, reason in decision.excluded.items():
-            console.print(f"    not {name}: {reason}", markup=False)
+        for text in exclusions(decision):
+            console.print(f"    {text}", markup=False)
     compared = [record for decision in decisions if decision.ratio for record in decision.candidates.values()]
     if any(record.timing and record.timing.interval_basis == "within_process" for record in compared):
         console.print("ship: from one process a variant, though processes differ; --processes 5 confirms it")

@@ -52,6 +52,7 @@ class Findings:
     check: Check | None = None
     device_name: str | None = None
     device_uuid: str | None = None
+    free_at_first_bytes: int = 0
     kernels_ran: str | None = None
     warm_up: WarmUp | None = None
     timing: Timing | None = None
@@ -111,6 +112,7 @@ def run(job: Job, findings: Findings) -> None:
     if device.type == "cuda":
         findings.device_name = torch.cuda.get_device_name()
         findings.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
+        findings.free_at_first_bytes = torch.cuda.mem_get_info()[0]
     findings.stages.enter("build")
     subject = build(job)
     findings.model = subject.facts
@@ -129,7 +131,7 @@ def run(job: Job, findings: Findings) -> None:
     findings.check, right = check_and_answers(subject, loaded, job)
     del subject
     if job.case.scenario == "cold_start":
-        _cold_start(job, device, first_ended_ns, findings)
+        _cold_start(job, first_ended_ns, findings)
         return
     _timed(job, loaded, pool, right, findings)
     if not job.is_compared:
@@ -159,13 +161,13 @@ def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) ->
     return first_ended_ns
 
 
-def _cold_start(job: Job, device: torch.device, first_ended_ns: int, findings: Findings) -> None:
+def _cold_start(job: Job, first_ended_ns: int, findings: Findings) -> None:
     """Record the one run of a process that counts here: from its spawn to its first output."""
     findings.stages.leave()
     findings.window = Window(job.spawned_ns, first_ended_ns)
     taken_ns = first_ended_ns - job.spawned_ns
     findings.timing = measure.timing([taken_ns], None, taken_ns)
-    findings.memory = _peaks(device)
+    _take_peaks(job, findings)
     findings.flags.append("rss_peak_since_start")
     findings.missing["probes"] = "a cold start is not held against a floor"
 
@@ -185,7 +187,7 @@ def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], right: Expected |
             _paced(job, step, findings)
         else:
             measured = measure.measure(step, job.limits.rule, job.hold_s)
-            findings.memory = _peaks(loaded.device)
+            _take_peaks(job, findings)
             _device_parts(job, loaded, pool, findings)
             _rest(job, findings, settle_s=job.idle_s / 2)
             findings.stages.leave()
@@ -269,7 +271,7 @@ def _paced(job: Job, step: steps.Step, findings: Findings) -> None:
     else:
         values_ns = scenarios.wake_up(step, cap_s)
     findings.window = Window(start_ns, time.monotonic_ns())
-    findings.memory = _peaks(torch.device(job.device))
+    _take_peaks(job, findings)
     findings.stages.leave()
     findings.parts |= {part: measure.part_timing(values) for part, values in values_ns.items()}
     findings.timing = next(iter(findings.parts.values()))
@@ -328,6 +330,7 @@ def _forget_peaks(device: torch.device) -> bool:
     """Give back what building and checking used and restart the peaks; return whether the kernel restarts its own."""
     ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -336,13 +339,19 @@ def _forget_peaks(device: torch.device) -> bool:
     return True
 
 
-def _peaks(device: torch.device) -> Memory:
+def _take_peaks(job: Job, findings: Findings) -> None:
     lines = Path("/proc/self/status").read_text().splitlines()
     resident = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    return Memory(
-        rss_peak_bytes=resident,
-        device_peak_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
-    )
+    findings.memory = Memory(rss_peak_bytes=resident, device_peak_bytes=_device_peak(job, findings))
+
+
+def _device_peak(job: Job, findings: Findings) -> int | None:
+    """Return what this process took of the GPU: torch counts its own memory, a runtime's shows in what is free."""
+    if job.device != "cuda":
+        return None
+    if job.case.variant.backend in ("onnxruntime", "tensorrt"):
+        return findings.free_at_first_bytes - torch.cuda.mem_get_info()[0]
+    return torch.cuda.max_memory_allocated()
 
 
 def versions() -> dict[str, str]:

@@ -149,7 +149,9 @@ def _inputs(job: Job, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor
     kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
     batch = job.case.batch_size
     if job.data:
-        images = data.open_data(job.data, shape, max(POOL_IMAGES, batch), dataset=dataset, inputs=kind)
+        images = data.open_data(
+            job.data, shape, max(POOL_IMAGES, batch, job.limits.check_images), dataset=dataset, inputs=kind
+        )
         return images.images, images.labels, images.source
     image_bytes = 4 * torch.Size(shape).numel()
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // image_bytes))

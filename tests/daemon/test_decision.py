@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
-from records_made import made, timing
+from records_made import ENVIRONMENT, made, timing
 
 from benchd.daemon.decision import Requirements, decide, line
-from benchd.daemon.records import Case, Check, Energy, Memory, Summary, Variant
+from benchd.daemon.records import Case, Check, Energy, Memory, ProcessResult, Summary, Variant, Window
 
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
@@ -24,10 +24,14 @@ ENERGY = Energy(
 def candidate(variant, median_ms, **fields):
     """Return a record of a variant that passed its check."""
     case = Case(
-        model=fields.pop("model", "vim_tiny"), variant=Variant.parse(variant), batch_size=fields.pop("batch", 1)
+        model=fields.pop("model", "vim_tiny"),
+        variant=Variant.parse(variant),
+        batch_size=fields.pop("batch", 1),
+        provider=fields.pop("provider", None),
     )
+    place = {name: fields.pop(name) for name in ("device", "power_mode") if name in fields}
     given = {"run_id": f"{case.case_id} {median_ms}", "check": PASSED, "timing": timing(median_ms)}
-    return made(case=case, **given | fields)
+    return made(case=case, environment=msgspec.structs.replace(ENVIRONMENT, **place), **given | fields)
 
 
 def only(records, **requirements):
@@ -56,6 +60,8 @@ def test_a_figure_without_an_interval_cannot_be_told_apart():
 
 WRONG = msgspec.structs.replace(PASSED, passed=False)
 UNSURE = msgspec.structs.replace(PASSED, argmax_disagreements=1)
+COUNTED = [ProcessResult(status="ok", energy=ENERGY, window=Window(0, 10**9))] * 2
+NOTHING = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.0)
 RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC": Summary(1, 2, 3, 9, "ina3221")}
 
 
@@ -69,14 +75,28 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
         ({"timing": timing(4.0, p99_ms=9.0)}, {"max_latency_ms": 5.0}, "p99 9 ms is above 5 ms"),
         ({"telemetry": RAILS}, {"max_power_w": 10.0}, "power 12 W is above 10 W"),
         ({}, {"max_power_w": 10.0}, "power was not measured"),
+        ({"energy": ENERGY, "processes": COUNTED}, {"max_power_w": 4.0}, "power 5 W is above 4 W"),
         (
             {"memory": Memory(rss_peak_bytes=3 * 2**30)},
             {"max_memory_bytes": 2**31},
             "memory 3072 MiB is above 2048 MiB",
         ),
         ({}, {"max_memory_bytes": 2**31}, "memory was not measured"),
-        ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement 0.875 is below 0.995"),
+        (
+            {"memory": Memory(rss_peak_bytes=2**20), "device": "cuda"},
+            {"max_memory_bytes": 2**31},
+            "memory was not measured",
+        ),
+        (
+            {"memory": Memory(rss_peak_bytes=2**20, device_peak_bytes=3 * 2**30), "device": "cuda"},
+            {"max_memory_bytes": 2**31},
+            "memory 3072 MiB is above 2048 MiB",
+        ),
+        ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement on 7 of 8 images is below 0.995"),
         ({"missing": {"energy": "no_sensor"}}, {"objective": "energy"}, "energy was not measured (no_sensor)"),
+        ({"energy": NOTHING}, {"objective": "energy"}, "holds an energy of 0 J"),
+        ({"timing": timing(0.0)}, {}, "holds a time of 0 ms"),
+        ({"batch": 0}, {"objective": "throughput"}, "holds a batch size of 0"),
     ],
 )
 def test_what_excludes_a_variant_is_named(fields, requirements, reason):
@@ -112,6 +132,33 @@ def test_the_last_record_of_a_case_counts_and_training_does_not():
     trained = made(case=Case(model="vim_tiny", direction="training"), check=PASSED)
     decision = only([candidate("eager", 4.0), candidate("fp16", 5.0), candidate("eager", 9.0), trained])
     assert decision.ship == "eager-fp16"
+
+
+def test_the_newest_record_counts_in_whatever_order_they_come():
+    newer, older = (candidate("eager", ms, t_wall=f"2026-01-0{day}T00:00:00.000Z") for day, ms in ((2, 9.0), (1, 4.0)))
+    assert only([newer, candidate("fp16", 5.0), older]).ship == "eager-fp16"
+
+
+def test_a_time_of_zero_does_not_keep_the_others_from_being_ranked():
+    decision = only([candidate("eager", 4.0), candidate("fp16", 5.0), candidate("custom", 0.0)])
+    assert (decision.ship, list(decision.excluded)) == ("eager", ["custom"])
+
+
+def test_devices_of_one_machine_and_power_modes_are_decided_apart():
+    records = [candidate("eager", 100.0, device="cpu"), candidate("custom", 1.0, device="cuda")]
+    decisions = decide(records, Requirements())
+    assert [(one.subject, one.ship) for one in decisions] == [
+        ("vim_tiny b1 on cpu", "eager"),
+        ("vim_tiny b1 on cuda", "custom"),
+    ]
+    swept = [candidate("eager", ms, power_mode=mode) for mode, ms in (("15W", 9.0), ("25W", 5.0))]
+    subjects = [one.subject for one in decide(swept, Requirements())]
+    assert subjects == ["vim_tiny b1 at 15W", "vim_tiny b1 at 25W"]
+
+
+def test_providers_of_onnx_runtime_are_variants_of_their_own():
+    decision = only([candidate("onnxruntime", 3.0), candidate("onnxruntime", 9.0, provider="tensorrt")])
+    assert (decision.ship, list(decision.candidates)) == ("onnxruntime", ["onnxruntime", "onnxruntime (tensorrt)"])
 
 
 def test_devices_are_decided_apart():

@@ -39,3 +39,8 @@ def test_one_outlier_is_no_new_level():
     medians = series((5.0, 40))
     medians[20] = 9.0
     assert shifts(medians) == []
+
+
+def test_a_time_of_zero_is_passed_over():
+    medians = series((5.0, 20), (5.2, 15))
+    assert shifts([0.0, *medians[:10], 0.0, *medians[10:]]) == [22]

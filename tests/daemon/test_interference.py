@@ -1,5 +1,6 @@
 import random
 
+import msgspec
 import pytest
 
 from benchd.daemon.interference import assess, disturbed
@@ -135,3 +136,11 @@ def test_over_processes_the_blocks_add_up_and_the_medians_are_geometric_means():
     assert both.clean_ms == pytest.approx((found[0].clean.median_ms * found[1].clean.median_ms) ** 0.5)
     assert both.as_experienced_ms == pytest.approx(found[0].as_experienced.median_ms)
     assert disturbed([ProcessResult(status="ok", interference=found[1]), ProcessResult(status="ok")]) is None
+
+
+def test_a_process_with_a_time_of_zero_tells_nothing():
+    found = assess(series("process_major_faults_per_s", lambda t: 3.0), BLOCKS, MEDIANS_MS, "cpu")
+    zero = msgspec.structs.replace(found, clean=msgspec.structs.replace(found.clean, median_ms=0.0))
+    assert disturbed([ProcessResult(status="ok", interference=zero)]) is None
+    both = disturbed([ProcessResult(status="ok", interference=one) for one in (zero, found)])
+    assert (both.blocks, both.clean_ms) == (10, pytest.approx(found.clean.median_ms))

@@ -8,7 +8,7 @@ from io import StringIO
 
 import msgspec
 import pytest
-from records_made import made, timing
+from records_made import ENVIRONMENT, made, timing
 
 from benchd.daemon import report
 from benchd.daemon.errors import UsageError
@@ -30,9 +30,15 @@ EVIL = "</script><b>|x"
 
 
 def record(run, variant, median_ms, **fields):
-    case = Case(model="vim_tiny", variant=Variant.parse(variant), batch_size=fields.pop("batch", 1))
+    case = Case(
+        model="vim_tiny",
+        variant=Variant.parse(variant),
+        batch_size=fields.pop("batch", 1),
+        provider=fields.pop("provider", None),
+    )
     processes = [ProcessResult(status="ok", timing=timing(median_ms * share)) for share in (0.999, 1.001)]
-    given = {"check": PASSED, "energy": ENERGY, "throughput_per_s": 1e3 / median_ms, "processes": processes}
+    given = {"check": PASSED, "energy": ENERGY, "throughput_per_s": median_ms and 1e3 / median_ms}
+    given |= {"processes": processes}
     given |= {"suite_id": f"s{run}", "t_wall": f"2026-01-{run:02d}T00:00:00.000Z", "timing": timing(median_ms)}
     return made(run_id=f"{run}{variant}{case.batch_size}", case=case, **given | fields)
 
@@ -84,10 +90,21 @@ def test_a_row_tells_of_disturbed_blocks_with_both_medians():
     assert (row["disturbed_blocks"], row["clean_ms"], row["as_experienced_ms"]) == (0, None, None)
 
 
+def test_a_row_names_the_provider_of_onnx_runtime():
+    assert report.row(record(1, "onnxruntime", 9.0, provider="tensorrt"))["provider"] == "tensorrt"
+    assert report.row(record(1, "onnxruntime", 9.0))["provider"] is None
+
+
 def test_json_holds_the_decisions_and_the_rows(written):
     said = json.loads(written("json")[0])
     assert said["decisions"][0]["ship"] == "custom"
+    assert said["decisions"][-1]["excluded"] == {"eager-fp16": f"failed: {EVIL}"}
     assert len(said["records"]) == 26
+
+
+def test_markdown_and_the_page_name_what_excluded_a_variant(written, page):
+    assert "  - not eager-fp16: failed: &lt;/script>&lt;b>\\|x\n" in written("md")[0]
+    assert f"not eager-fp16: failed: {EVIL}" in page.words
 
 
 def test_markdown_is_a_table_of_whole_rows(written):
@@ -146,6 +163,70 @@ def test_the_charts_hold_the_front_and_the_new_level(page):
     batches = next(trace for trace in by_title["Throughput by batch size"]["data"] if trace["name"] == "vim_tiny eager")
     assert batches["x"] == [1, 4]
     assert len(by_title["Run-to-run consistency"]["data"][0]["y"]) == 24
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """Return a function that returns the charts of these records by title, and the words of their page."""
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+
+    def draw(*found):
+        (tmp_path / "drawn").write_bytes(b"".join(encode(one) + b"\n" for one in found))
+        report.report([tmp_path / "drawn"], ["html"], tmp_path / "drawn-out", StringIO())
+        shown = Page((tmp_path / "drawn-out" / "report.html").read_text())
+        return {chart["title"]: chart["data"] for chart in charts(shown)}, "".join(shown.words)
+
+    return draw
+
+
+def points(traces):
+    """Return the texts of the points by the name of their trace."""
+    return {trace["name"]: trace["text"] for trace in traces}
+
+
+def test_what_cannot_win_is_a_cross_and_neither_ringed_nor_joined(drawn):
+    wrong = msgspec.structs.replace(PASSED, passed=False)
+    by_title, _ = drawn(
+        record(1, "eager", 9.0),
+        record(1, "custom", 4.0, check=wrong),
+        record(2, "eager", 1.0, batch=4, flags=["provider_fallback"]),
+    )
+    crosses = ["vim_tiny,custom,b1: fails its numerical check"]
+    crosses += ["vim_tiny,eager,b4: did not run as asked for (provider_fallback)"]
+    energy, batches, variants = list(by_title.values())[:3]
+    assert points(energy)["vim_tiny b1: front"] == ["vim_tiny,eager,b1"]
+    assert points(batches) == {"vim_tiny eager": ["vim_tiny,eager,b1"], "cannot win": crosses}
+    assert points(variants) == {"eager": ["vim_tiny,eager,b1"], "cannot win": crosses}
+    assert points(energy)["cannot win"] == crosses
+
+
+def test_charts_tell_devices_power_modes_and_scopes_apart(drawn):
+    cuda, low = (msgspec.structs.replace(ENVIRONMENT, **one) for one in ({"device": "cuda"}, {"power_mode": "15W"}))
+    board = msgspec.structs.replace(ENERGY, scope="GPU board")
+    by_title, _ = drawn(
+        record(1, "eager", 9.0),
+        record(2, "eager", 10.0, environment=low),
+        record(3, "eager", 1.0, environment=cuda, energy=board),
+    )
+    energy, batches, variants, consistency, _ = by_title.values()
+    fronts = {name for name in points(energy) if name.endswith("front")}
+    places = ("on cpu{}", "on cpu at 15W{}", "on cuda{}")
+    module, card = " of module: front", " of GPU board: front"
+    assert fronts == {f"vim_tiny b1 {one.format(end)}" for one, end in zip(places, (module, module, card), strict=True)}
+    assert points(batches).keys() == {f"vim_tiny eager {one.format('')}" for one in places}
+    assert sorted(variants[0]["x"]) == [f"vim_tiny b1 {one.format('')}" for one in places]
+    assert [box["name"] for box in consistency] == [f"vim_tiny,eager,b1 {one.format('')}" for one in places]
+
+
+def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
+    blocks = BlocksResult(median_ms=0.0, low_ms=None, high_ms=None, blocks=1)
+    found = Interference(reasons=[["steal"]], clean=blocks, as_experienced=blocks, all_flagged=True)
+    stopped = [ProcessResult(status="ok", timing=timing(0.0), interference=found)]
+    zeros = [record(run, "custom", 0.0, throughput_per_s=None, processes=stopped) for run in (1, 2)]
+    by_title, words = drawn(record(1, "eager", 9.0), record(2, "eager", 9.0), *zeros)
+    assert points(by_title["Variants by model"]) == {"eager": ["vim_tiny,eager,b1"]}
+    assert "Left out of the charts: vim_tiny,custom,b1 holds a time of 0 ms." in words
+    assert "vim_tiny b1: ship: eager" in words
 
 
 def test_records_without_energy_say_so(page, tmp_path):

@@ -4,7 +4,7 @@ import io
 
 import msgspec
 import pytest
-from records_made import made, timing
+from records_made import ENVIRONMENT, made, timing
 
 from benchd.daemon import plan
 from benchd.daemon.config import LimitsConfig, Suite
@@ -73,6 +73,14 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     assert "the device's own rates moved by over 3 % in this pass" in out
     plain, _ = shown(made())
     assert not any(word in plain for word in ("blocks by", "audit:", "rates moved"))
+
+
+def test_on_a_gpu_the_provider_is_named_and_the_process_s_memory_is_not_the_device_s():
+    cuda = msgspec.structs.replace(ENVIRONMENT, device="cuda", gpu="GPU")
+    case = Case(model="square", variant=Variant.parse("onnxruntime"), provider="tensorrt")
+    out, _ = shown(made(case=case, environment=cuda, memory=Memory(rss_peak_bytes=321 * 2**20)))
+    assert "onnxruntime (tensorrt)" in out
+    assert "321" not in out
 
 
 def test_threads_stand_beside_the_options():

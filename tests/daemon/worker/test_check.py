@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from worker_jobs import job, own_module
 
 from benchd.daemon.records import Variant
@@ -35,6 +36,17 @@ def test_a_module_that_is_right_passes(tmp_path):
     assert (result.rule, result.images, result.tolerance) == ("outputs", 4, 1e-4)
     assert 0 < result.error_share < 1e-6
     assert result.note == "agreement on random weights, accuracy unknown"
+
+
+def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
+    images = tmp_path / "images" / "one"
+    images.mkdir(parents=True)
+    for number in range(300):
+        Image.new("RGB", (4, 4), (number % 256, number // 256, 0)).save(images / f"{number}.png")
+    a_job = job(tmp_path, module=own_module(tmp_path))
+    limits = msgspec.structs.replace(a_job.limits, check_images=300)
+    a_job = msgspec.structs.replace(a_job, limits=limits, data=f"imagefolder:{images.parent}")
+    assert len(subject.build(a_job).images) == 300
 
 
 @pytest.mark.parametrize(("error", "passed"), [(5e-5, True), (2e-4, False)])
