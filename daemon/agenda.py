@@ -12,6 +12,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.plan import Machine, Planned
 from benchd.daemon.records import Record
 from benchd.daemon.schedule import Progress, State
+from benchd.daemon.trigger import DAY_S
 
 MAX_PASSES = 20
 MAX_CASES = 500
@@ -25,6 +26,7 @@ class Agenda:
         self.suites = [suite for suite in settings.suite if suite.name]
         self.state = state
         self._limits, self._machine = settings.limits, machine
+        self._booted_s: float | None = None
         self._cases = {suite.name: self._ids(suite) for suite in self.suites}
 
     @property
@@ -37,9 +39,15 @@ class Agenda:
         """Return a hash of all suites and their cases."""
         return hashlib.sha256(msgspec.json.encode(self._cases, order="sorted")).hexdigest()
 
-    def look(self, now_s: float, device_id: str) -> bool:
-        """Begin what is due; return whether the state has changed."""
-        state = schedule.serve(self.state, self.suites, now_s)
+    def look(self, now_s: float, boottime_s: float, device_id: str) -> bool:
+        """Begin what is due; return whether the state has changed.
+
+        `boottime_s` is on CLOCK_BOOTTIME, which nobody sets: against it shows that the calendar's clock was set.
+        """
+        booted_s = now_s - boottime_s
+        clock_set = self._booted_s is not None and abs(booted_s - self._booted_s) > DAY_S
+        self._booted_s = booted_s
+        state = schedule.serve(self.state, self.suites, now_s, clock_set=clock_set)
         state = schedule.begin_due(state, self.suites, self._cases, now_s, device_id)
         changed, self.state = state != self.state, state
         return changed

@@ -12,6 +12,7 @@ from benchd.daemon.samplers.devfreq import Devfreq
 from benchd.daemon.sysfs import number, text
 
 GPU_QUIET_S = 30.0
+GPU_UNSEEN_S = 10.0  # between two looks; after longer, as for a case or a day, it may have been busy
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
 
 
 class Judge:
-    """Says what a pass still waits for; remembers since when the GPU has been quiet."""
+    """Says what a pass still waits for; remembers by limit since when the GPU was seen below it, and when last."""
 
     def __init__(self) -> None:
-        self._quiet_since_s: float | None = None
+        self._quiet: dict[float, tuple[float, float]] = {}
 
     def unmet(self, wanted: Conditions, now: Readings, t_s: float) -> str | None:
         """Return the first condition that does not hold at the monotonic time `t_s`, None where all do.
@@ -61,14 +62,16 @@ class Judge:
 
     def _gpu(self, limit: float | None, value: float | None, t_s: float) -> str | None:
         """Return why the GPU is not quiet; one reading falls between two frames, so it has to stay below."""
-        busy = _below("GPU load", value, limit, "%")
-        if busy:
-            self._quiet_since_s = None
-            return busy
         if limit is None:
             return None
-        self._quiet_since_s = t_s if self._quiet_since_s is None else self._quiet_since_s
-        quiet_s = t_s - self._quiet_since_s
+        busy = _below("GPU load", value, limit, "%")
+        if busy:
+            self._quiet.pop(limit, None)
+            return busy
+        since_s, seen_s = self._quiet.get(limit, (t_s, t_s))
+        since_s = t_s if t_s - seen_s > GPU_UNSEEN_S else since_s
+        self._quiet[limit] = since_s, t_s
+        quiet_s = t_s - since_s
         return f"GPU quiet for {quiet_s:.0f} of {GPU_QUIET_S:g} s" if quiet_s < GPU_QUIET_S else None
 
 
@@ -112,8 +115,9 @@ def _system_load(root: Path) -> float | None:
 
 
 def _on_mains(root: Path) -> bool | None:
-    """Return False where a battery discharges; a board without one is on mains."""
-    supplies = list((root / "sys/class/power_supply").glob("*"))
+    """Return False where a battery discharges; a board without one is on mains, and a mouse's is not its own."""
     if not (root / "sys/class").is_dir():
         return None
-    return not any(text(supply / "status") == "Discharging" for supply in supplies)
+    supplies = (root / "sys/class/power_supply").glob("*")
+    own = [supply for supply in supplies if text(supply / "scope") != "Device"]
+    return not any(text(supply / "status") == "Discharging" for supply in own)

@@ -117,6 +117,13 @@ def has_gpu(root: Path = Path("/")) -> bool:
     return (root / "dev/nvidiactl").exists() or (root / "dev/nvmap").exists()
 
 
+def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:
+    """Say whether `inspect` may find more of a GPU now, whose driver was not up then; a Tegra's is found whole."""
+    if machine.device == "cpu":
+        return has_gpu(root)
+    return machine.gpu_uuid is None and not (root / "dev/nvmap").exists()
+
+
 def plan(
     suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: Own | None = None, *, search: bool = False
 ) -> list[Planned]:

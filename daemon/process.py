@@ -17,7 +17,7 @@ from benchd.daemon.records import ProcessResult, Stages, Status
 # On a CPU a fresh block for every result costs more in page faults than the arithmetic: keep the heap instead.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 3.0
-EXIT_GRACE_S = 30.0
+EXIT_GRACE_S = 10.0
 MAX_LINE_BYTES = 16 * 2**20
 
 

@@ -49,13 +49,14 @@ def due_s(suite: Suite, state: State, device_id: str) -> float | None:
     return None if next_s is None else next_s + delay_s(suite, device_id)
 
 
-def serve(state: State, suites: Sequence[Suite], now_s: float) -> State:
+def serve(state: State, suites: Sequence[Suite], now_s: float, *, clock_set: bool = False) -> State:
     """Return the state for these suites: a new one is served up to now, one that has gone is forgotten.
 
-    So is a time that lies more than a day ahead, as when a clock that was wrong is set back.
+    So is a time that lies more than a day ahead, as when a clock that was wrong is set back, and every one once the
+    clock was set by more than a day, because by the wrong one nothing tells what was missed.
     """
     known = {suite.name: state.served_s.get(suite.name, now_s) for suite in suites if suite.trigger()}
-    served_s = {name: now_s if at_s > now_s + DAY_S else at_s for name, at_s in known.items()}
+    served_s = {name: now_s if clock_set or at_s > now_s + DAY_S else at_s for name, at_s in known.items()}
     return msgspec.structs.replace(state, served_s=served_s)
 
 

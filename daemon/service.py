@@ -31,7 +31,7 @@ from benchd.daemon.delivery.publisher import SCHEDULE, STANDINGS, Publisher, rea
 from benchd.daemon.delivery.room import Reserve, tidy
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.lock import Busy, MachineLock
 from benchd.daemon.plan import Planned
 from benchd.daemon.process import ALLOCATOR
@@ -234,12 +234,15 @@ class Service:
             self._event("reload_failed", str(error))
             self._notifier.ready()
             return
+        self._settings = settings
+        self._configure_again(str(self._path))
+        self._notifier.ready()
+
+    def _configure_again(self, why: str) -> None:
         if self._publisher.link:
             self._publisher.link.stop()
-        self._settings = settings
         self._configure(self._agenda.state, self._regressions.standings)
-        self._event("reloaded", str(self._path))
-        self._notifier.ready()
+        self._event("reloaded", why)
 
     def _checked_settings(self) -> Config:
         """Return the configuration as it is now; raise BenchdError where it makes no sense."""
@@ -259,8 +262,15 @@ class Service:
     # measuring
 
     def _begin_due(self) -> None:
-        if self._agenda.look(time.time(), self._topics.device_id):
+        self._find_gpu()
+        if self._agenda.look(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self._topics.device_id):
             self._save()
+
+    def _find_gpu(self) -> None:
+        """Take over a GPU whose driver came up after the service; one that goes away shows in its cases."""
+        found = plan.inspect("auto") if plan.has_missed_gpu(self._machine) else self._machine
+        if (found.device, found.gpu_uuid) != (self._machine.device, self._machine.gpu_uuid):
+            self._configure_again(f"a GPU has come up: {found.gpu_uuid or found.device}")
 
     def _next(self) -> tuple[Progress, Planned] | None:
         """Return what to measure now, and take note of what it waits for otherwise."""
@@ -269,8 +279,9 @@ class Service:
             return None
         if self._doing.waiting_for and not self._every("judge", LOOK_S):
             return None
-        full = self._disk_problem()
-        found = full or self._agenda.next(self._unmet)
+        found = self._disk_problem() or self._agenda.next(self._unmet)
+        if isinstance(found, tuple):
+            found = self._not_free() or found
         self._wait_for(found if isinstance(found, str) else None)
         return found if isinstance(found, tuple) else None
 
@@ -284,6 +295,14 @@ class Service:
         if entry.by_command or entry.suite.conditions == Conditions():
             return None
         return self._judge.unmet(entry.suite.conditions, conditions.read(self._machine.gpu_uuid), time.monotonic())
+
+    def _not_free(self) -> str | None:
+        """Return why the machine cannot be measured now, before anything is read or said for a case."""
+        try:
+            with MachineLock():
+                return None
+        except NotAvailable as error:
+            return str(error)
 
     def _disk_problem(self) -> str | None:
         """Return why no new case may begin; what was sent makes room before that is said."""
@@ -299,9 +318,10 @@ class Service:
         self._publish_health()  # who watches need not wait for the next half minute
         self._publisher.of_suite(entry.suite_id)
         supervisor = Supervisor([planned], self._pass_settings(), self._pass(entry), self._sinks(), self._attend)
+        self._feed_watchdog()  # the tools that describe the machine took their time, and so may the sampler
         try:
             supervisor.run()
-        except Busy as busy:
+        except Busy as busy:  # another was faster
             self._wait_for(str(busy))
         except BenchdError as error:
             self._doing.problem = str(error)

@@ -11,7 +11,7 @@ tree=$(dirname "$units") # a checkout or a bundle, which is laid out alike
 root=${DESTDIR:-}
 home=$root/opt/benchd
 configuration=/etc/benchd/benchd.toml
-drop_ins=/etc/systemd/system/benchd.service.d
+unit_files=/etc/systemd/system
 python=${PYTHON:-/usr/bin/python3}
 action=install mqtt='' device_name='' wheels='' changed=''
 
@@ -153,18 +153,23 @@ running() {
 # Prints where each file comes from and goes to, on this platform.
 list_files() {
     printf '%s\n' \
-        "benchd.service /etc/systemd/system/benchd.service" \
-        "bench-once@.service /etc/systemd/system/bench-once@.service" \
-        "bench-once@.timer /etc/systemd/system/bench-once@.timer" \
+        "benchd.service $unit_files/benchd.service" \
+        "bench-once@.service $unit_files/bench-once@.service" \
+        "bench-once@.timer $unit_files/bench-once@.timer" \
         "sysusers.conf /etc/sysusers.d/benchd.conf" \
         "tmpfiles.conf /etc/tmpfiles.d/benchd.conf" \
         "README.md /usr/share/doc/benchd/README.md"
-    case $1 in jetson | all) echo "drop-ins/jetson.conf $drop_ins/jetson.conf" ;; esac
+    case $1 in jetson | all) list_drop_in jetson.conf benchd.service bench-once@.service ;; esac
     case $1 in gpu | all) echo "modules-load.conf /etc/modules-load.d/benchd.conf" ;; esac
-    if [ "$1" = all ] || grep -qs '^jtop:' "$root/etc/group"; then echo "drop-ins/jtop.conf $drop_ins/jtop.conf"; fi
-    if [ "$1" = all ] || [ "$(systemd_version)" -ge 253 ]; then
-        echo "drop-ins/notify-reload.conf $drop_ins/notify-reload.conf"
+    if [ "$1" = all ] || grep -qs '^jtop:' "$root/etc/group"; then
+        list_drop_in jtop.conf benchd.service bench-once@.service
     fi
+    if [ "$1" = all ] || [ "$(systemd_version)" -ge 253 ]; then list_drop_in notify-reload.conf benchd.service; fi
+}
+
+list_drop_in() {
+    local unit
+    for unit in "${@:2}"; do echo "drop-ins/$1 $unit_files/$unit.d/$1"; done
 }
 
 systemd_version() {
@@ -244,12 +249,17 @@ start() {
     fi
     systemd-sysusers benchd.conf
     systemd-tmpfiles --create benchd.conf
-    if [ -e /etc/modules-load.d/benchd.conf ]; then modprobe nvidia-uvm; fi
+    load_module
     systemctl daemon-reload
     systemctl enable --quiet benchd
     # a restart ends the case that runs
     systemctl "${changed:+re}start" benchd || show_failure
     say "the service runs; systemctl status benchd shows what it does"
+}
+
+load_module() {
+    if [ ! -e "$root/etc/modules-load.d/benchd.conf" ]; then return; fi
+    modprobe nvidia-uvm || say "nvidia-uvm does not load, as it says above; the service starts without, as it does under WSL"
 }
 
 show_failure() {
@@ -284,7 +294,8 @@ do_uninstall() {
         systemctl disable --now benchd.service bench-once@.timer || true
     fi
     while read -r _ to; do rm -f "$root$to"; done < <(list_files all)
-    rmdir --ignore-fail-on-non-empty "$root$drop_ins" "$root/usr/share/doc/benchd" 2>/dev/null || true
+    rmdir --ignore-fail-on-non-empty "$root$unit_files"/{benchd,bench-once@}.service.d "$root/usr/share/doc/benchd" \
+        2>/dev/null || true
     rm -rf "${home:?}"
     if [ -z "$root" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
     say "removed. Kept: /etc/benchd, /var/lib/benchd, /var/cache/benchd and the user benchd"

@@ -178,6 +178,38 @@ def without_torch(wheels):
 NEEDS_A_BARE_PYTHON = pytest.mark.skipif(base_python_has_torch(), reason="the Python below this environment has torch")
 
 
+def phase(site, call, **environment):
+    """Run one function of the script as the script does; return what it prints."""
+    command = ["bash", "-c", f"source <(head -n -1 {SCRIPT}); {call}"]
+    variables = site.environment | environment
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stdout
+
+
+def test_each_drop_in_of_a_board_is_for_both_units_and_goes_with_them(board):
+    listed = phase(board, "list_files jetson").splitlines()
+    for name in ("jetson.conf", "jtop.conf"):
+        folders = [f"/etc/systemd/system/{unit}.service.d" for unit in ("benchd", "bench-once@")]
+        places = [f"{folder}/{name}" for folder in folders]
+        assert [line.split()[1] for line in listed if line.startswith(f"drop-ins/{name} ")] == places
+        for place in places:
+            (board.root / place[1:]).parent.mkdir(parents=True, exist_ok=True)
+            (board.root / place[1:]).write_text("[Service]\n")
+    board.install("--uninstall")
+    assert list((board.root / "etc/systemd/system").iterdir()) == []
+
+
+def test_a_kernel_without_the_module_does_not_keep_the_service_from_starting(site, tmp_path):
+    conf, modprobe = site.root / "etc/modules-load.d/benchd.conf", tmp_path / "bin/modprobe"
+    for path in (conf, modprobe):
+        path.parent.mkdir(parents=True)
+    conf.write_text("nvidia-uvm\n")
+    modprobe.write_text("#!/bin/sh\necho modprobe: FATAL: Module $1 not found. >&2; exit 1\n")
+    modprobe.chmod(0o755)
+    said = phase(site, "load_module; echo went on", PATH=f"{modprobe.parent}:{os.environ['PATH']}")
+    assert "nvidia-uvm does not load" in said
+    assert said.endswith("went on\n")
+
+
 @NEEDS_A_BARE_PYTHON
 def test_a_board_without_torch_stops_with_cause_and_cure(board, without_torch):
     said = board.install("--wheels", without_torch, code=1)
@@ -201,8 +233,9 @@ def test_a_board_with_its_own_torch_gets_the_board_s_drop_ins(board, tmp_path, o
     torch = {"torch": BOARD_TORCH, "torchvision": ""}
     wheels = wheels_made.fill(tmp_path / "wheels", ours, "constraints-jetson62.txt", **torch)
     assert "yes  cuda         12.6 on Orin" in board.install("--wheels", wheels)
-    drop_ins = {path.name for path in (board.root / "etc/systemd/system/benchd.service.d").iterdir()}
-    assert {"jetson.conf", "jtop.conf"} <= drop_ins
+    for unit in ("benchd.service", "bench-once@.service"):
+        drop_ins = {path.name for path in (board.root / f"etc/systemd/system/{unit}.d").iterdir()}
+        assert {"jetson.conf", "jtop.conf"} <= drop_ins
     assert not (board.root / "etc/modules-load.d").exists()
     environment = (board.home / "current/pyvenv.cfg").read_text()
     assert "include-system-site-packages = true" in environment

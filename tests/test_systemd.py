@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from broker import program
 
-from benchd.daemon import lock
+from benchd.daemon import environment, lock, process, sampling, service
 from benchd.daemon.delivery.mqtt import CREDENTIAL
 
 SYSTEMD = Path(__file__).parents[1] / "systemd"
@@ -61,6 +61,18 @@ def test_every_hardening_option_of_the_service_has_its_reason_in_the_line_above(
 def test_both_units_are_hardened_alike():
     service, once = (set(re.findall(HARDENING.pattern[:-1] + r"=(.*)", unit(name), re.MULTILINE)) for name in UNITS)
     assert service == once
+
+
+def test_no_single_wait_is_as_long_as_the_watchdog_s():
+    """Each follows upon a last sign of life that may be WATCHDOG_S old."""
+    watchdog_s = float(re.search(r"^WatchdogSec=(\d+)$", unit("benchd.service"), re.MULTILINE)[1])
+    waits_s = {
+        "the sampler does not start": sampling.START_S + 3 * sampling.STOP_S,
+        "a worker does not exit": process.TERMINATE_GRACE_S + process.EXIT_GRACE_S + sampling.FLUSH_S,
+        "the tools that describe the machine hang": 2 * environment.TOOL_TIMEOUT_S,
+    }
+    longest_s = watchdog_s - service.WATCHDOG_S - service.TICK_S
+    assert [why for why, wait_s in waits_s.items() if wait_s >= longest_s] == []
 
 
 def test_units_and_code_agree_on_paths():

@@ -12,6 +12,7 @@ from benchd.daemon.schedule import State, begin
 
 MACHINE = Machine("cpu", True)
 SUITE = Suite(name="s", every="1h", models=["square"], variants=["eager"], options={"size": [16, 32]})
+NOW_S, HOUR_S = 1_790_000_000.0, 3600.0
 CASES = ["square,eager,b1,size=16", "square,eager,b1,size=32"]
 
 
@@ -31,14 +32,32 @@ def test_cases_are_those_of_the_plan_and_the_digest_follows_them():
 
 def test_a_suite_that_is_due_is_begun_and_measured_case_by_case():
     one = made(SUITE)
-    one.look(1000.0, "d")
+    one.look(1000.0, 20.0, "d")
     assert one.next_due("d") == ("s", 4600.0)
     assert one.next(nothing) is None
-    assert one.look(4600.0, "d")
+    assert one.look(4600.0, 3620.0, "d")
     entry, planned = one.next(nothing)
     assert (planned.case.case_id, entry.left) == (CASES[0], CASES)
     one.skip(entry.suite_id, CASES[0])
     assert one.next(nothing)[1].case.case_id == CASES[1]
+
+
+def test_a_clock_that_is_set_right_after_a_boot_begins_nothing_that_was_not_due():
+    """A board without a clock of its own, booted six hours after its daily suite."""
+    one = made(msgspec.structs.replace(SUITE, every="1d"), state=State(served_s={"s": NOW_S}))
+    one.look(100.0, 10.0, "d")
+    one.look(NOW_S + 6 * HOUR_S, 15.0, "d")
+    assert (one.state.passes, one.next_due("d")) == ([], ("s", NOW_S + 30 * HOUR_S))
+    one.look(NOW_S + 30 * HOUR_S, 15.0 + 24 * HOUR_S, "d")
+    assert [entry.left for entry in one.state.passes] == [CASES]
+
+
+def test_a_clock_that_is_set_by_hours_still_makes_up_for_what_was_missed():
+    """A board that begins with the time at which it went off."""
+    one = made(msgspec.structs.replace(SUITE, every="1d"), state=State(served_s={"s": NOW_S - 20 * HOUR_S}))
+    one.look(NOW_S, 10.0, "d")
+    one.look(NOW_S + 6 * HOUR_S, 15.0, "d")
+    assert [entry.left for entry in one.state.passes] == [CASES]
 
 
 def test_a_pass_that_waits_lets_the_next_one_by_and_is_named_where_all_wait():

@@ -170,6 +170,22 @@ def test_a_gpu_is_seen_by_its_driver_s_device_node(tmp_path, node, found):
     assert plan.has_gpu(tmp_path) is found
 
 
+@pytest.mark.parametrize(
+    ("machine", "node", "missed"),
+    [
+        (Machine("cpu", True), "dev/null", False),
+        (Machine("cpu", True), "dev/nvidiactl", True),
+        (Machine("cuda", True), "dev/nvidiactl", True),
+        (Machine("cuda", True, gpu_uuid="GPU-1"), "dev/nvidiactl", False),
+        (Machine("cuda", True), "dev/nvmap", False),
+    ],
+)
+def test_a_gpu_that_came_up_late_is_known_to_be_missed(tmp_path, machine, node, missed):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / node).touch()
+    assert plan.has_missed_gpu(machine, tmp_path) is missed
+
+
 def test_a_sustained_run_is_long_and_one_and_a_cold_start_is_many_processes():
     suite = Suite(models=["square"], variants=["eager"], scenarios=["sustained", "cold_start", "periodic"])
     sustained, cold_start, periodic = (entry.limits for entry in plan.plan([suite], LimitsConfig(), CPU))

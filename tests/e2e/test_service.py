@@ -18,10 +18,12 @@ import msgspec
 import paho.mqtt.client as paho
 import pytest
 from asyncapi import Document
+from fake_nvml import FIRST, FakeNvml
 from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
 
 from benchd.daemon import records
+from benchd.daemon.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.service import WATCHDOG_S
 
@@ -48,6 +50,15 @@ variants = ["eager"]
 preset = "quick"
 """
 SHORT_S, LONG_S = 0.2, 120.0
+ROOTED = """
+import sys
+from pathlib import Path
+from benchd.daemon import cli, plan
+for look in (plan.has_gpu, plan.has_missed_gpu):
+    look.__defaults__ = (Path(sys.argv[1]),)
+del sys.argv[1]
+sys.exit(cli.benchd())
+"""
 
 
 class Site:
@@ -74,9 +85,10 @@ class Site:
         return self
 
     @contextmanager
-    def service(self, *, connects=True, **environment):
-        """Run the service over the block, which begins once it listens."""
-        command = [Path(sys.executable).parent / "benchd", "run", "--config", "benchd.toml"]
+    def service(self, *, connects=True, root=None, **environment):
+        """Run the service over the block, which begins once it listens; `root` holds the nodes of its GPU."""
+        program = [Path(sys.executable).parent / "benchd"] if root is None else [sys.executable, "-c", ROOTED, root]
+        command = [*program, "run", "--config", "benchd.toml"]
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(command, cwd=self.folder, env=self.environment | environment, stderr=log)
         with process:
@@ -351,6 +363,33 @@ def served_a_minute_ago(site):
         state = json.loads(outbox.kept("schedule"))
         state["served_s"] = {name: at_s - 61 for name, at_s in state["served_s"].items()}
         outbox.keep({"schedule": json.dumps(state | {"passes": []}).encode()})
+
+
+def test_a_machine_that_another_measures_is_waited_for_and_nothing_is_said_to_run(site):
+    with site.configure(sizes="[16]").service():
+        with MachineLock():
+            site.command("run", suite="small")
+            health = site.command("status")["health"]
+            while not health["waiting_for"]:
+                health = site.command("status")["health"]
+        assert health["waiting_for"].startswith("this machine is being measured already")
+        assert "measuring" not in [health["activity"] for health in site.seen("health")]
+        assert site.until("result/")["status"] == "ok"
+
+
+def test_a_gpu_whose_driver_comes_up_after_the_service_is_found(site):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    fake, node = FakeNvml(site.folder), site.folder / "root/dev/nvidiactl"
+    fake.set(init=9)
+    node.parent.mkdir(parents=True)
+    with site.configure().service(root=site.folder / "root", **fake.environment):
+        assert site.seen_or_until("info")["environment"]["device"] == "cpu"
+        node.touch()
+        assert site.until("event", event="reloaded")["detail"] == "a GPU has come up: cuda"
+        while site.seen_or_until("info")["environment"]["device"] != "cuda":
+            site.until("info")
+        fake.set(init=0)
+        assert site.until("event", event="reloaded")["detail"] == f"a GPU has come up: {FIRST}"
 
 
 def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
