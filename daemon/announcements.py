@@ -67,15 +67,15 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, device: str, agenda:
     )
 
 
-def introduce(link: Link, topics: Topics, said: Info, outbox: Outbox, *, home_assistant: bool) -> None:
-    """Retain info and discovery, and take away what belongs to cases that have left the plan."""
+def introduce(link: Link, topics: Topics, said: Info, outbox: Outbox, *, home_assistant: bool) -> dict[str, bytes]:
+    """Retain info and discovery, take away what belongs to cases that have left the plan, and return what to keep."""
     link.retain(topics.of("info"), msgspec.json.encode(said))
     if home_assistant:
         link.retain(homeassistant.topic(topics.device_id), homeassistant.discovery(topics, said))
     planned = {case_id for suite in said.suites for case_id in suite.cases}
     for case_id in set(msgspec.json.decode(outbox.kept(LATEST) or b"[]", type=list[str])) - planned:
         link.retain(topics.latest(case_id), b"")
-    outbox.keep({LATEST: msgspec.json.encode(sorted(planned))})
+    return {LATEST: msgspec.json.encode(sorted(planned))}
 
 
 def health(doing: Doing, agenda: Agenda, device_id: str, link: Link | None, outbox: Outbox, state: Path) -> Health:

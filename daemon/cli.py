@@ -372,7 +372,9 @@ def schema() -> None:
 
 @_benchd.command(epilog="Example: benchd replay bench-out --mqtt mqtt://broker.local")
 def replay(
-    folder: Annotated[Path, typer.Argument(help="The output folder of bench-once.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The output folder of bench-once, or the state folder of the service.")
+    ],
     mqtt: Annotated[str, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")],
     timeout_s: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 60.0,
     dead: Annotated[bool, typer.Option("--dead", help="Send what a broker has refused once more.")] = False,

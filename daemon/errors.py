@@ -2,6 +2,7 @@
 
 BenchdError
 ├── UsageError          a command line or a configuration that cannot be carried out (exit code 2)
+│   └── Full            the disk takes no more
 ├── NotAvailable        something asked for by name is not there (exit code 7)
 ├── Unsupported         a case cannot run on this machine; becomes a Record with this reason
 └── SchemaError         a record of another schema, or one that is not a record
@@ -17,6 +18,10 @@ class BenchdError(Exception):
 
 class UsageError(BenchdError):
     """A command line or a configuration that cannot be carried out."""
+
+
+class Full(UsageError):
+    """The disk takes no more."""
 
 
 class NotAvailable(BenchdError):

@@ -9,6 +9,7 @@ import select
 import signal
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -27,8 +28,8 @@ from benchd.daemon.delivery.commands import Gate
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.messages import Health, Telemetry
 from benchd.daemon.delivery.outbox import open_or_salvage
-from benchd.daemon.delivery.publisher import SCHEDULE, STANDINGS, Publisher, read_running
-from benchd.daemon.delivery.room import Reserve, tidy
+from benchd.daemon.delivery.publisher import RUNNING, SCHEDULE, STANDINGS, Publisher, Running
+from benchd.daemon.delivery.room import Clock, Reserve, tidy
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
@@ -103,7 +104,7 @@ class Service:
         self._doing = Doing()
         self._stopping = self._reload_asked = False
         self._notifier = Notifier()
-        self._judge = conditions.Judge()
+        self._judge, self._clock = conditions.Judge(), Clock()
         self._done_s: dict[str, float] = {}
         self._saved: dict[str, bytes] = {}
         self._status = self._waited_for = ""
@@ -112,24 +113,28 @@ class Service:
         """Run until SIGTERM or SIGINT."""
         with ExitStack() as stack:
             self._wake, self._wake_end = stack.enter_context(on_signals(SIGNALS, self._on_signal))
-            self._outbox, salvaged = open_or_salvage(self._places.state / "outbox.db")
+            self._reserve = Reserve(self._places.state / "reserve")
+            self._outbox, salvaged = self._reserve.write(lambda: open_or_salvage(self._places.state / "outbox.db"))
             stack.callback(self._outbox.close)
             self._startup(salvaged)
             self._main_loop()
             self._shutdown()
 
     def _startup(self, salvaged: str | None) -> None:
-        self._reserve = Reserve(self._places.state / "reserve")
         self._reserve.hold()
-        self._journal = JournalSink(self._places.state / "records.jsonl")
+        self._journal = JournalSink(self._places.state / "records.jsonl", self._reserve)
         state, schedule_lost = self._kept(SCHEDULE, State, State())
         standings, standings_lost = self._kept(STANDINGS, dict[str, Standing], {})
+        running, running_lost = self._kept(RUNNING, Running, None)
         self._configure(state, standings)
         if salvaged:
             self._event("outbox_salvaged", salvaged)
-        for lost in filter(None, (schedule_lost, standings_lost)):
+        for lost in filter(None, (schedule_lost, standings_lost, running_lost)):
             self._event("schedule_lost", lost)
-        self._end_interrupted()
+        if running:
+            self._end_interrupted(running)
+        elif running_lost:
+            self._attempt(lambda: self._publisher.keep({RUNNING: b""}))
         self._event("started", f"benchd {version('benchd')}, boot {self._boot_id}")
         self._notifier.ready()
 
@@ -181,14 +186,17 @@ class Service:
         )
         if link:
             self._introduce(link)
-        self._publisher.plan({case for cases in self._agenda.cases.values() for case in cases})
+        planned = {case for cases in self._agenda.cases.values() for case in cases}
+        self._attempt(lambda: self._publisher.plan(planned))
         self._doing.slower = self._regressions.problem()
         self._save()
 
     def _introduce(self, link: Link) -> None:
         device, topics = self._settings.device, self._topics
         said = announcements.info(device, topics.device_id, self._boot_id, self._machine.device, self._agenda)
-        announcements.introduce(link, topics, said, self._outbox, home_assistant=self._settings.mqtt.home_assistant)
+        home_assistant = self._settings.mqtt.home_assistant
+        known = announcements.introduce(link, topics, said, self._outbox, home_assistant=home_assistant)
+        self._attempt(lambda: self._publisher.keep(known))
 
     def _made_publisher(self) -> Publisher:
         publisher = Publisher(
@@ -221,7 +229,8 @@ class Service:
         kept = self._outbox.kept(INSTANCE)
         if kept is None:
             kept = uuid.uuid4().hex.encode()
-            self._outbox.keep({INSTANCE: kept})
+            made = {INSTANCE: kept}
+            self._reserve.write(lambda: self._outbox.keep(made))
         return f"{identity.device_id(None)[-6:]}{kept.decode()[:10]}"
 
     def _reload(self) -> None:
@@ -307,7 +316,8 @@ class Service:
     def _disk_problem(self) -> str | None:
         """Return why no new case may begin; what was sent makes room before that is said."""
         if self._outbox.used_bytes() > self._settings.service.quota_bytes:
-            self._outbox.forget_sent(time.time(), keep_s=0.0)
+            with suppress(UsageError):  # a full disk, which is said below
+                self._outbox.forget_sent(time.time(), keep_rows=0)
         full = self._outbox.used_bytes() > self._settings.service.quota_bytes or not self._reserve.hold()
         self._doing.problem = "degraded:disk" if full else None
         return self._doing.problem
@@ -366,14 +376,11 @@ class Service:
     def _sinks(self) -> list[Publisher | JournalSink]:
         return [self._publisher, self._journal]
 
-    def _end_interrupted(self) -> None:
+    def _end_interrupted(self, running: Running) -> None:
         """Publish the case with which the last service died as aborted, and do not begin it again in this pass.
 
         It may be what killed the service.
         """
-        running = read_running(self._outbox)
-        if running is None:
-            return
         reason = "the service died while this case ran"
         entry = next((one for one in self._agenda.state.passes if one.suite_id == running.suite_id), None)
         outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
@@ -452,7 +459,7 @@ class Service:
                 log(f"prometheus_file {path}: {error.strerror}")
 
     def _limit_what_is_old(self) -> None:
-        runs, now_s = self._places.state / "runs", time.time()
+        runs, now_s = self._places.state / "runs", self._clock.now_s()
         try:
             self._journal.put_away(runs, now_s)
             tidy(runs, now_s)
@@ -480,12 +487,17 @@ class Service:
         """Keep the schedule and the ids of commands where they have changed."""
         now = {SCHEDULE: msgspec.json.encode(self._agenda.state), COMMANDS: self._remote.remembered()}
         changed = {name: value for name, value in now.items() if self._saved.get(name) != value}
-        try:
-            if changed:
-                self._publisher.keep(changed)
+        if not changed or self._attempt(lambda: self._publisher.keep(changed)):
             self._saved = now
+
+    def _attempt(self, write: Callable[[], None]) -> bool:
+        """Write facts that the service can go on without; return whether that went well."""
+        try:
+            write()
         except UsageError as error:  # a full disk, which the next look at it reports
             log(f"not kept: {error}")
+            return False
+        return True
 
     def _every(self, name: str, period_s: float) -> bool:
         """Say whether this has not been done for so long, and take it as done."""

@@ -1,12 +1,13 @@
 """`records.jsonl`: one record a line, for people and their programs; what is delivered is the outbox's to know."""
 
+import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from benchd.daemon.errors import SchemaError, UsageError
+from benchd.daemon.errors import Full, SchemaError, UsageError
 
 
 class Journal:
@@ -23,14 +24,27 @@ class Journal:
             _sync_folder(path.parent)
 
     def append(self, record: bytes) -> None:
-        """Add one record as a line of its own; raise ValueError if it holds a line's end, UsageError if it won't go."""
+        """Add one record as a line of its own; raise ValueError if it holds a line's end, UsageError if it won't go.
+
+        That is Full where the disk is; nothing of the record is left in the file then.
+        """
         if b"\n" in record:
             raise ValueError("a record of more than one line")
         with _explaining(self._path):
-            rest = memoryview((b"\n" if _is_torn(self._file) else b"") + record + b"\n")
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            os.fsync(self._file.fileno())
+            line = (b"\n" if _is_torn(self._file) else b"") + record + b"\n"
+            size = self.size_bytes()
+            try:
+                self._write(line)
+            except OSError:
+                with suppress(OSError):
+                    self._file.truncate(size)
+                raise
+
+    def _write(self, line: bytes) -> None:
+        rest = memoryview(line)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        os.fsync(self._file.fileno())
 
     def move(self, path: Path) -> None:
         """Go on in an empty file; what was written so far is at `path` then, in a folder on the same file system."""
@@ -64,7 +78,10 @@ def _explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}; choose a folder that can be read and written") from error
+        cause = error.strerror or error
+        if error.errno == errno.ENOSPC:
+            raise Full(f"{path}: {cause}; free some space") from error
+        raise UsageError(f"{path}: {cause}; choose a folder that can be read and written") from error
 
 
 def _is_torn(file: FileIO) -> bool:

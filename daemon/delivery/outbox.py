@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import Full, UsageError
 
 BUSY_S = 5.0  # how long to wait for another writer; its transactions take milliseconds, on a slow disk more
 PART_ROWS = 200  # changed in one commit, so that none keeps the other writers waiting
+LOGS = ("-wal", "-shm")  # what SQLite keeps beside an open file
 APPLICATION_ID = 0x62636864  # marks the file as ours among SQLite databases
 
 # Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited.
@@ -42,6 +43,7 @@ _MIGRATIONS = (
         "CREATE TABLE kept(name TEXT PRIMARY KEY, value BLOB NOT NULL)",
     ),
 )
+CLOCK_SET_S = 1.7e9  # since the epoch; what is dated before was dated by a clock that nobody had set yet
 KEEP_SENT_S = 7 * 86400.0
 KEEP_SENT_ROWS = 100_000
 
@@ -54,7 +56,10 @@ _ADVICE = {
     "not a database": _REBUILD,
     "malformed": _REBUILD,
     "is full": "free some space",
+    "disk I/O error": "free some space, and look for a failing disk in the kernel's log",
 }
+# the second is also what SQLite says where the write-ahead log does not find room
+_FULL = ("is full", "disk I/O error")
 
 
 class Message(NamedTuple):
@@ -89,10 +94,6 @@ class Counts(NamedTuple):
     pending: int
     sent: int
     refused: int
-
-
-class Full(UsageError):
-    """The disk takes no more."""
 
 
 class Outbox:
@@ -170,23 +171,29 @@ class Outbox:
 
     def send_unstored(self) -> int:
         """Make pending again what a broker has and no collector has stored; return how many messages that were."""
-        return self._change("state = 'pending', unstored = 0", "unstored")
+        return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", "unstored")
 
     def expect_no_collector(self) -> int:
         """Count what a broker has acknowledged as sent after all; return how many messages that were."""
-        return self._change("unstored = 0", "unstored")
+        return self._in_parts("UPDATE outbox SET unstored = 0", "unstored")
 
     def send_again(self, since_seq: int) -> int:
         """Make the sent messages from this `seq` on pending again; return how many that were."""
-        return self._change("state = 'pending', unstored = 0", "state = 'sent' AND seq >= ?", since_seq)
+        change = "UPDATE outbox SET state = 'pending', unstored = 0"
+        return self._in_parts(change, "state = 'sent' AND seq >= ?", since_seq)
 
     def forget_sent(self, now_s: float, keep_s: float = KEEP_SENT_S, keep_rows: int = KEEP_SENT_ROWS) -> None:
-        """Delete what was sent longer ago than `keep_s` or is not among the last `keep_rows` sent."""
-        done = "DELETE FROM outbox WHERE state = 'sent' AND NOT unstored AND "
-        last = "SELECT seq FROM outbox WHERE state = 'sent' AND NOT unstored ORDER BY seq DESC LIMIT 1 OFFSET ?"
-        with _explaining(self._path), self._transaction():
-            self._db.execute(f"{done} sent_s < ?", (now_s - keep_s,))
-            self._db.execute(f"{done} seq <= ({last})", (keep_rows,))
+        """Delete what was sent longer ago than `keep_s` or is not among the last `keep_rows` sent.
+
+        What a clock that was not set has dated has no age.
+        """
+        done = "state = 'sent' AND NOT unstored"
+        self._in_parts("DELETE FROM outbox", f"{done} AND sent_s BETWEEN ? AND ?", CLOCK_SET_S, now_s - keep_s)
+        last = f"SELECT seq FROM outbox WHERE {done} ORDER BY seq DESC LIMIT 1 OFFSET ?"  # noqa: S608 - our own words
+        with _explaining(self._path):
+            found = self._db.execute(last, (keep_rows,)).fetchone()
+        if found:
+            self._in_parts("DELETE FROM outbox", f"{done} AND seq <= ?", *found)
 
     def used_bytes(self) -> int:
         """Return how much of the file holds something."""
@@ -244,10 +251,10 @@ class Outbox:
     ) -> None:
         self.close()
 
-    def _change(self, change: str, where: str, *given: int) -> int:
+    def _in_parts(self, change: str, where: str, *given: float) -> int:
         """Change all rows for which `where` holds, and no longer does then; return how many those were."""
-        part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - words of this file
-        sql = f"UPDATE outbox SET {change} WHERE seq IN ({part})"  # noqa: S608 - likewise
+        part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - likewise
+        sql = f"{change} WHERE seq IN ({part})"
         total = 0
         with _explaining(self._path):
             while changed := self._db.execute(sql, given).rowcount:
@@ -302,21 +309,26 @@ def _explaining(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
-        kind = Full if "is full" in cause else UsageError
+        kind = Full if any(word in cause for word in _FULL) else UsageError
         raise kind(f"outbox {path}: {cause}; {remedy}") from error
 
 
 def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
     """Open the outbox; move a damaged one aside, take over what can be read, and return what happened.
 
+    What is taken over is whole before the damaged file is touched: a start that is cut off loses none of it.
     Raises UsageError for a file that is of another program or of a newer benchd, or that cannot be opened.
     """
-    damage = _damage(path)
+    salvaged = path.with_name(f"{path.name}.salvaged")
+    damage = "as an earlier start found" if salvaged.exists() else _damage(path)
     if damage is None:
         return Outbox(path), None
+    if not salvaged.exists():
+        _salvage(path, salvaged)
     aside = _move_aside(path)
+    salvaged.replace(path)
     outbox = Outbox(path)
-    taken = _salvage(aside, outbox)
+    taken = sum(outbox.counts())
     return outbox, f"outbox {path} was damaged ({damage}): {taken} messages taken over, the old file is {aside.name}"
 
 
@@ -333,34 +345,71 @@ def _damage(path: Path) -> str | None:
     return None if found == "ok" else str(found)
 
 
+def _salvage(path: Path, salvaged: Path) -> None:
+    """Copy to a new outbox what can still be read and is not delivered; it has its name once it is whole."""
+    unfinished = path.with_name(f"{path.name}.salvaging")
+    _remove(unfinished)
+    try:
+        with _explaining(unfinished):
+            Outbox(unfinished).close()
+            with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(unfinished)) as new:
+                _copy(old, new)
+    except Full:
+        _remove(unfinished)  # it would hold what little room there was
+        raise
+    unfinished.replace(salvaged)
+
+
+def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
+    """Copy every row that can be read, one by one, so that a bad page costs its own rows only."""
+    kept: dict[str, bytes] = {}
+    with suppress(sqlite3.DatabaseError):
+        kept.update(old.execute("SELECT name, value FROM kept"))
+    new.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", kept.items())
+    new.commit()
+    add = "INSERT OR IGNORE INTO outbox(key, topic, qos, body, state, reason) VALUES (?, ?, ?, ?, ?, ?)"
+    for first in range(1, _last_seq(old) + 1, PART_ROWS):
+        rows = (_undelivered(old, seq) for seq in range(first, first + PART_ROWS))
+        new.executemany(add, filter(None, rows))
+        new.commit()
+    new.execute("PRAGMA journal_mode=DELETE")  # all in the one file, or an error, which closing would not tell
+
+
+def _last_seq(old: sqlite3.Connection) -> int:
+    """Return the last `seq` that was given, from either of two places."""
+    for sql in ("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'", "SELECT max(seq) FROM outbox"):
+        with suppress(sqlite3.DatabaseError):
+            row = old.execute(sql).fetchone()
+            if row and row[0]:
+                return int(row[0])
+    return 0
+
+
+def _undelivered(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
+    """Return a row as it is to be in a new outbox; None where it was delivered or cannot be read."""
+    sql = """SELECT key, topic, qos, body, CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason
+        FROM outbox WHERE seq = ? AND (state != 'sent' OR unstored)"""
+    with suppress(sqlite3.DatabaseError):
+        found: tuple[object, ...] | None = old.execute(sql, (seq,)).fetchone()
+        return found
+    return None
+
+
 def _move_aside(path: Path) -> Path:
+    """Move the file and its log to a name that is free, unless an earlier start has done so; return that name."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while path.with_name(f"{path.name}.damaged-{number}").exists():
         number += 1
-    for suffix in ("-wal", "-shm"):
+    if not path.exists():
+        return path.with_name(f"{path.name}.damaged-{number - 1}")
+    aside = path.with_name(f"{path.name}.damaged-{number}")
+    for suffix in LOGS:
         log = path.with_name(path.name + suffix)
         if log.exists():
             log.replace(aside.with_name(aside.name + suffix))
     return path.replace(aside)
 
 
-def _salvage(aside: Path, outbox: Outbox) -> int:
-    """Copy every row that can still be read, one by one, so that a bad page costs its own rows only."""
-    taken = 0
-    with closing(sqlite3.connect(aside)) as old, suppress(sqlite3.DatabaseError):
-        (last,) = old.execute("SELECT max(seq) FROM outbox").fetchone()
-        for seq in range(1, (last or 0) + 1):
-            taken += _take_over(old, seq, outbox)
-        for name, value in old.execute("SELECT name, value FROM kept"):
-            outbox.keep({name: value})
-    return taken
-
-
-def _take_over(old: sqlite3.Connection, seq: int, outbox: Outbox) -> int:
-    sql = "SELECT key, topic, qos, body FROM outbox WHERE seq = ? AND (state = 'pending' OR unstored)"
-    with suppress(sqlite3.DatabaseError):
-        row = old.execute(sql, (seq,)).fetchone()
-        if row:
-            outbox.add(*row)
-            return 1
-    return 0
+def _remove(path: Path) -> None:
+    for suffix in ("", *LOGS):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

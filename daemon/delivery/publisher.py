@@ -11,7 +11,7 @@ from msgspec import Struct
 from benchd.daemon.agenda import Agenda
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Event, latest, wall_now
-from benchd.daemon.delivery.outbox import Full, Message, Outbox
+from benchd.daemon.delivery.outbox import Message, Outbox
 from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.lock import Activity
@@ -66,7 +66,7 @@ class Publisher:
         self._begun_s = time.monotonic()
         (planned,) = plan
         running = Running(self._suite_id, planned.case, planned.preset, self._boot_id, wall_now(), time.monotonic_ns())
-        self._outbox.keep({RUNNING: msgspec.json.encode(running)})
+        self.keep({RUNNING: msgspec.json.encode(running)})
         with suppress(OSError):  # for information only, on a file system of its own
             self._activity.write_bytes(
                 msgspec.json.encode(Activity(planned.case.case_id, time.monotonic() + planned.seconds))
@@ -138,19 +138,6 @@ class Publisher:
         return Message(key, self.topics.of("event"), RESULT_QOS, msgspec.json.encode(event))
 
     def _commit(self, messages: Sequence[Message], kept: Mapping[str, bytes]) -> None:
-        try:
-            self._add(messages, kept)
-        except Full:
-            self._reserve.release()
-            self._add(messages, kept)
+        self._reserve.write(lambda: self._outbox.add_all(messages if self.link else [], kept))
         if self.link:
             self.link.poke()
-
-    def _add(self, messages: Sequence[Message], kept: Mapping[str, bytes]) -> None:
-        self._outbox.add_all(messages if self.link else [], kept)
-
-
-def read_running(outbox: Outbox) -> Running | None:
-    """Return the case during which the last service died."""
-    body = outbox.kept(RUNNING)
-    return msgspec.json.decode(body, type=Running) if body else None

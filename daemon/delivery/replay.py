@@ -1,4 +1,4 @@
-"""`benchd replay`: send the results of an output folder that no broker has taken yet."""
+"""`benchd replay`: send the results of an output or state folder that no broker has taken yet."""
 
 import uuid
 from pathlib import Path
@@ -17,12 +17,12 @@ JOURNAL = "records.jsonl"
 def replay(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False) -> int:
     """Send what `folder` holds and no broker has taken, `dead` what one has refused too; tell `out` what came of it.
 
-    A folder without an outbox gets one from its records.jsonl. Returns the exit code: 0 when the broker has
-    acknowledged everything, else 1; results that
-    stay refused count. Raises UsageError for a bad URL or a folder that holds neither file.
+    A folder without an outbox gets one from its records.jsonl; one that has both was measured without a broker for a
+    while, and what its outbox never had is added. Returns the exit code: 0 when the broker has acknowledged everything,
+    else 1; results that stay refused count. Raises UsageError for a bad URL or a folder that holds neither file.
     """
     broker = mqtt.parse_url(url)
-    unreadable = [] if (folder / OUTBOX).exists() else _build(folder)
+    unreadable = _complete(folder) if (folder / OUTBOX).exists() else _build(folder)
     with Outbox(folder / OUTBOX) as outbox:
         if dead:
             outbox.retry_refused()
@@ -50,11 +50,23 @@ def _build(folder: Path) -> list[str]:
     return unreadable
 
 
-def _add_all(outbox: Outbox, journal: Path) -> list[str]:
+def _complete(folder: Path) -> list[str]:
+    """Add what the outbox never had, and return a line for each record that cannot be read.
+
+    The service flags what it gave to an outbox, which may have let go of it since.
+    """
+    if not (folder / JOURNAL).exists():
+        return []
+    with Outbox(folder / OUTBOX) as outbox:
+        return _add_all(outbox, folder / JOURNAL, but="mqtt")
+
+
+def _add_all(outbox: Outbox, journal: Path, but: str | None = None) -> list[str]:
+    """Add the records without the flag `but`; return a line for each that cannot be read."""
     unreadable = []
     try:
         for number, line in enumerate(jsonl.read(journal), 1):
-            problem = _add(outbox, line)
+            problem = _add(outbox, line, but)
             if problem:
                 unreadable.append(f"{journal} line {number}: {problem}")
     except SchemaError as error:
@@ -62,12 +74,13 @@ def _add_all(outbox: Outbox, journal: Path) -> list[str]:
     return unreadable
 
 
-def _add(outbox: Outbox, line: bytes) -> str | None:
-    """Add one record by its original bytes; return what is wrong with one that is no record."""
+def _add(outbox: Outbox, line: bytes, but: str | None) -> str | None:
+    """Add one record by its original bytes, unless it is flagged; return what is wrong with one that is no record."""
     try:
         record = records.decode(line)
         topic = Topics(record.device_id).result(record.run_id)
     except BenchdError as error:
         return str(error)
-    outbox.add(record.key, topic, RESULT_QOS, line)
+    if but not in record.flags:
+        outbox.add(record.key, topic, RESULT_QOS, line)
     return None

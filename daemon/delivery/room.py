@@ -3,12 +3,21 @@
 import gzip
 import os
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from benchd.daemon.delivery.outbox import CLOCK_SET_S
+from benchd.daemon.errors import Full
 
 RESERVE_BYTES = 16 * 2**20
+BESIDE_BYTES = 2**20  # for a case's log and raw times, which are written without the reserve
 KEEP_S = 90 * 86400.0
 KEEP_BYTES = 256 * 2**20
 PART = ".part"
+
+Written = TypeVar("Written")
 
 
 class Reserve:
@@ -18,9 +27,12 @@ class Reserve:
         self._path, self._size = path, size
 
     def hold(self) -> bool:
-        """Hold the space; return False where the disk does not have it."""
+        """Hold the space; return False where the disk does not have it and a little more."""
         if self._path.exists() and self._path.stat().st_size == self._size:
-            return True
+            return self._free_bytes() >= BESIDE_BYTES
+        self.release()
+        if self._free_bytes() < self._size + BESIDE_BYTES:
+            return False
         try:
             with self._path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, self._size)
@@ -29,15 +41,46 @@ class Reserve:
             return False
         return True
 
+    def write(self, action: Callable[[], Written]) -> Written:
+        """Do what writes and return what it does; where the disk is full, once more in the place of the reserve."""
+        try:
+            return action()
+        except Full:
+            self.release()
+            return action()
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._path.parent).free
+
     def release(self) -> None:
         """Let the space go."""
         self._path.unlink(missing_ok=True)
 
 
+def _up_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Clock:
+    """The wall clock for the age of what is kept: never further on than the machine has been up since the start.
+
+    A clock that is set ahead makes nothing older. Wall time and uptime are given in seconds.
+    """
+
+    def __init__(self, wall_s: Callable[[], float] = time.time, up_s: Callable[[], float] = _up_s) -> None:
+        self._wall_s, self._up_s = wall_s, up_s
+        self._booted_s = wall_s() - up_s()
+
+    def now_s(self) -> float:
+        """Return the seconds since the epoch."""
+        return min(self._wall_s(), self._booted_s + self._up_s())
+
+
 def tidy(folder: Path, now_s: float, keep_s: float = KEEP_S, keep_bytes: int = KEEP_BYTES) -> None:
     """Compress raw times, logs and full journals under `folder` and delete the oldest beyond an age and a size.
 
-    A record names its raw file without `.gz` and hashes what is inside.
+    A record names its raw file without `.gz` and hashes what is inside. What a clock that was not set has dated has no
+    age, but is the first to go for its size.
     """
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in (".gz", PART):
@@ -45,7 +88,7 @@ def tidy(folder: Path, now_s: float, keep_s: float = KEEP_S, keep_bytes: int = K
     found = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.rglob("*.gz"))
     size = sum(entry[1] for entry in found)
     for written_s, file_bytes, path in found:
-        if size > keep_bytes or now_s - written_s > keep_s:
+        if size > keep_bytes or CLOCK_SET_S < written_s < now_s - keep_s:
             path.unlink()
             size -= file_bytes
 

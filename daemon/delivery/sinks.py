@@ -8,6 +8,7 @@ from typing import TextIO
 from benchd.daemon.delivery.jsonl import Journal
 from benchd.daemon.delivery.mqtt import Broker, drain
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
@@ -17,10 +18,10 @@ JOURNAL_BYTES = 64 * 2**20
 
 
 class JournalSink:
-    """Appends each record to `records.jsonl`, on the disk before the next case begins."""
+    """Appends each record to `records.jsonl`, on the disk before the next case begins, on a full one by a reserve."""
 
-    def __init__(self, path: Path) -> None:
-        self._journal = Journal(path)
+    def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
+        self._journal, self._reserve = Journal(path), reserve
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """Do nothing: the journal is open already."""
@@ -30,7 +31,10 @@ class JournalSink:
 
     def publish(self, record: Record, body: bytes) -> None:
         """Append the record."""
-        self._journal.append(body)
+        if self._reserve:
+            self._reserve.write(lambda: self._journal.append(body))
+        else:
+            self._journal.append(body)
 
     def end(self) -> None:
         """Do nothing: what was appended is on the disk."""

@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import sqlite3
@@ -23,6 +24,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
 
 from benchd.daemon import records
+from benchd.daemon.delivery.publisher import Running
+from benchd.daemon.delivery.room import RESERVE_BYTES
 from benchd.daemon.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.service import WATCHDOG_S
@@ -402,12 +405,32 @@ def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
         assert (health["problem"], health["waiting_for"], health["cases_left"]) == ("degraded:disk", "degraded:disk", 2)
 
 
+def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_starts_and_says_so_once(site):
+    from benchd.daemon.delivery.outbox import Outbox
+
+    with site.configure().service() as process:
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    running = Running("s1", Case(model="square"), "quick", "boot", "2026-01-01T00:00:00Z", 1)
+    newer = msgspec.json.encode(running).replace(b'"eager"', b'"of_a_newer_version"')
+    with Outbox(site.folder / "state/benchd/outbox.db") as outbox:
+        outbox.keep({"running": newer})
+    for lost in (["running kept by another version of benchd"], []):
+        site.heard.clear()
+        with site.service() as process:
+            site.until("event", event="started")
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+        told = [event["detail"].partition(":")[0] for event in site.seen("event") if event["event"] == "schedule_lost"]
+        assert told == lost
+
+
 @pytest.fixture
-def disk(site):
-    """A disk of 12 MB under the state folder, which is less than the reserve."""
-    folder = site.folder / "state"
+def disk(site, request):
+    """A disk of 12 MB under the state folder, which is less than the reserve, or of the size that the test gives."""
+    folder, size = site.folder / "state", getattr(request, "param", "12m")
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode:
         pytest.skip("needs the right to mount a small tmpfs")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
@@ -428,6 +451,45 @@ def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         result = site.until("result/")
         assert (result["status"], result["reason"]) == ("ok", None)
+
+
+@pytest.mark.parametrize("disk", ["40m"], indirect=True)
+def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_none_from_starting(site, disk):
+    with site.configure(sizes="[16]").service() as process:
+        assert (disk / "benchd/reserve").stat().st_size == RESERVE_BYTES
+        eat(disk)
+        cases = site.command("run", suite="small")["cases"]
+        assert degraded(site)["cases_left"] == len(cases)
+        eat(disk, "what_was_the_reserve")
+        site.configure(sizes="[32]")
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "event not kept: outbox" in (site.folder / "log").read_text(), process)
+        (disk / "what_was_the_reserve").unlink()
+        (disk / "filler").unlink()
+        site.until("result/")
+        assert (disk / "benchd/reserve").stat().st_size == RESERVE_BYTES
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    eat(disk)
+    with site.service():
+        site.command("run", suite="small")
+        assert degraded(site)["cases_left"] == 1
+        (disk / "filler").unlink()
+        assert site.until("result/")["case_id"] == "square,eager,b1,size=32"
+        assert "pass_failed" not in [event["event"] for event in site.seen("event")]
+
+
+def eat(disk, name="filler"):
+    """Leave nothing of the disk."""
+    with (disk / name).open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free)
+
+
+def degraded(site):
+    """Return the health once it says that the disk is full."""
+    while (health := site.command("status")["health"])["problem"] != "degraded:disk":
+        pass
+    return health
 
 
 def test_a_state_folder_that_cannot_be_written_is_said_at_once(site, disk):

@@ -1,5 +1,7 @@
 """What the outbox has taken stays, through reopening, a kill and a file that is not what it should be."""
 
+import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchd.daemon.delivery.outbox import _MIGRATIONS, PART_ROWS, Outbox, open_or_salvage
+from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, PART_ROWS, Outbox, open_or_salvage
 from benchd.daemon.errors import UsageError
 
 KEYS = st.sampled_from("abcdef")
@@ -139,11 +141,11 @@ def test_what_is_kept_comes_in_the_commit_of_the_message(tmp_path):
 
 
 def filled(path, count):
-    """Return an outbox of `count` messages that a broker has acknowledged at the seconds 0, 1, 2, ..."""
+    """Return an outbox of `count` messages that a broker has acknowledged second by second."""
     outbox = Outbox(path)
     for number in range(count):
         outbox.add(str(number), "t", 1, b"x")
-        outbox.mark_sent(outbox.pending(1)[0].seq, at_s=float(number))
+        outbox.mark_sent(outbox.pending(1)[0].seq, at_s=CLOCK_SET_S + number)
     return outbox
 
 
@@ -151,13 +153,23 @@ def test_what_was_sent_is_forgotten_by_age_and_by_number_and_nothing_else(tmp_pa
     with filled(tmp_path / "outbox.db", 10) as outbox:
         outbox.add("waiting", "t", 1, b"x")
         outbox.add("stored?", "t", 1, b"x")
-        outbox.mark_sent(outbox.pending(2)[1].seq, at_s=0.0, unstored=True)
-        outbox.forget_sent(now_s=100.0, keep_s=97.5)
+        outbox.mark_sent(outbox.pending(2)[1].seq, at_s=CLOCK_SET_S, unstored=True)
+        outbox.forget_sent(now_s=CLOCK_SET_S + 100.0, keep_s=97.5)
         assert outbox.counts() == (1, 8, 0)
-        outbox.forget_sent(now_s=100.0, keep_s=1000.0, keep_rows=3)
+        outbox.forget_sent(now_s=CLOCK_SET_S + 100.0, keep_s=1000.0, keep_rows=3)
         assert outbox.backlog() == ((1, 4, 0), 1)
         assert outbox.send_again(1) == 4
         assert keys(outbox) == ["7", "8", "9", "waiting", "stored?"]
+
+
+def test_what_was_sent_under_a_clock_that_was_not_set_goes_by_its_number_only(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        outbox.add("a", "t", 1, b"x")
+        outbox.mark_sent(outbox.pending(1)[0].seq, at_s=60.0)
+        outbox.forget_sent(now_s=CLOCK_SET_S + 1e8)
+        assert outbox.counts().sent == 1
+        outbox.forget_sent(now_s=0.0, keep_rows=0)
+        assert outbox.counts().sent == 0
 
 
 def test_only_a_collector_s_word_lets_go_of_what_waits_for_it(tmp_path):
@@ -184,6 +196,15 @@ def test_many_rows_are_changed_in_commits_that_keep_nobody_waiting(tmp_path):
         assert outbox.send_unstored() == 2 * PART_ROWS + 1
         assert len(commits) == 4
         assert outbox.backlog() == ((2 * PART_ROWS + 1, 0, 0), 0)
+        outbox.mark_sent(*range(1, 2 * PART_ROWS + 2), at_s=CLOCK_SET_S)
+        for limit, deletions, left in (
+            ({"keep_rows": PART_ROWS}, 1 + 3, PART_ROWS),
+            ({"keep_s": 0.0}, 2, 0),
+        ):
+            commits.clear()
+            outbox.forget_sent(CLOCK_SET_S + 1.0, **limit)
+            assert len([sql for sql in commits if sql.startswith("DELETE")]) == deletions
+            assert outbox.counts() == (0, left, 0)
 
 
 def test_an_outbox_of_the_version_before_is_taken_over(tmp_path):
@@ -236,6 +257,98 @@ def test_a_damaged_outbox_is_put_aside_and_what_is_readable_taken_over(tmp_path)
     with again:
         assert told is None
         assert keys(again) == taken
+
+
+def page_of(path, seq):
+    """Return the number of the page that holds this row; bodies fill one each."""
+    with closing(sqlite3.connect(path)) as database:
+        (key,) = database.execute("SELECT key FROM outbox WHERE seq = ?", (seq,)).fetchone()
+    (place,) = [at for at in range(0, path.stat().st_size, 4096) if f"<{key}>".encode() * 3 in pages(path, at)]
+    return place
+
+
+def pages(path, at):
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read(4096)
+
+
+def spoil(path, at):
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff" * 4096)
+
+
+def of_every_state(path):
+    """Make an outbox that holds a row of each kind, then spoil the page of its last row, where a torn write is."""
+    with Outbox(path) as outbox:
+        outbox.keep({"schedule": b"1"})
+        for key in ("sent", "unstored", "refused", "waiting", "torn"):
+            outbox.add(key, f"t/{key}", 1, f"<{key}>".encode() * 300)
+        outbox.mark_sent(1, at_s=CLOCK_SET_S)
+        outbox.mark_sent(2, at_s=CLOCK_SET_S, unstored=True)
+        outbox.mark_refused(3, "Not authorized")
+    spoil(path, page_of(path, 5))
+
+
+def assert_whole(outbox, schedule=b"1"):
+    assert keys(outbox) == ["unstored", "waiting"]
+    assert outbox.pending(9)[1][2:] == ("t/waiting", 1, b"<waiting>" * 300)
+    assert outbox.refused() == [("refused", "Not authorized")]
+    assert outbox.counts() == (2, 0, 1)
+    assert outbox.kept("schedule") == schedule
+
+
+def test_all_that_was_not_delivered_is_taken_over_where_the_last_page_is_torn(tmp_path):
+    path = tmp_path / "outbox.db"
+    of_every_state(path)
+    (tmp_path / "outbox.db.salvaging").write_bytes(b"what an earlier start has left unfinished")
+    outbox, told = open_or_salvage(path)
+    with outbox:
+        assert_whole(outbox)
+        assert "3 messages taken over" in told
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["outbox.db", "outbox.db.damaged-1"]
+
+
+MOST_STEPS = 20
+# ends a start at its n-th step on the file system as a kill does, and says how many there were where it gets through
+DYING = """
+import os, sys
+from pathlib import Path
+from benchd.daemon.delivery.outbox import open_or_salvage
+left = int(sys.argv[2])
+def step(event, _):
+    global left
+    if event in ("os.rename", "os.remove", "sqlite3.connect"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+sys.addaudithook(step)
+outbox, told = open_or_salvage(Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_at_any_step_of_a_salvage_loses_nothing_and_the_next_start_says_what_was(tmp_path):
+    made = tmp_path / "made" / "outbox.db"
+    made.parent.mkdir()
+    of_every_state(made)
+    with Outbox(made) as outbox:
+        outbox.keep({"schedule": b"2"})  # in the log alone, as long as the file is open
+        copies = [shutil.copytree(made.parent, tmp_path / str(step)) for step in range(MOST_STEPS)]
+    for step, folder in enumerate(copies):
+        path = folder / "outbox.db"
+        died = subprocess.run([sys.executable, "-c", DYING, str(path), str(step)], check=False).returncode
+        outbox, told = open_or_salvage(path)
+        with outbox:
+            assert_whole(outbox, schedule=b"2")
+        assert [file.name for file in path.parent.glob("*.salvag*")] == []
+        if died == 0:
+            break
+        assert died == -signal.SIGKILL
+        # but for the last step, when it is done and the new outbox was to be opened
+        assert told is None or told.endswith("the old file is outbox.db.damaged-1")
+        assert (path.parent / "outbox.db.damaged-1").exists()
+    assert 6 < step < MOST_STEPS - 1
 
 
 def test_a_file_that_is_no_database_at_all_is_put_aside(tmp_path):

@@ -1,8 +1,9 @@
 """The service's sink: what is committed together, when the link is held, and what a full disk and a crash leave."""
 
+import shutil
 import socket
-import subprocess
 from contextlib import closing
+from itertools import count
 
 import msgspec
 import pytest
@@ -13,10 +14,11 @@ from benchd.daemon.agenda import Agenda
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.mqtt import parse_url
-from benchd.daemon.delivery.outbox import Full, Outbox
-from benchd.daemon.delivery.publisher import Publisher, read_running
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.publisher import RUNNING, Publisher, Running
 from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import Full
 from benchd.daemon.plan import Machine, plan
 from benchd.daemon.regressions import Regressions
 from benchd.daemon.schedule import State, begin
@@ -75,13 +77,13 @@ def test_a_record_and_the_schedule_are_one_commit_and_what_ran_is_forgotten_with
     sink = publisher(outbox, tmp_path, link)
     sink.of_suite("s1")
     sink.begin([PLANNED])
-    running = read_running(outbox)
+    running = msgspec.json.decode(outbox.kept(RUNNING), type=Running)
     assert (running.suite_id, running.case, running.boot_id) == ("s1", PLANNED.case, "boot")
     assert msgspec.json.decode((tmp_path / "activity.json").read_bytes())["case_id"] == PLANNED.case.case_id
     sink.publish(made(), b"the body")
     sink.end()
     assert not (tmp_path / "activity.json").exists()
-    assert read_running(outbox) is None
+    assert outbox.kept(RUNNING) == b""
     assert left(outbox) == [["square,eager,b1"]]
     assert [(row.key, row.topic, row.body) for row in outbox.pending(9)] == [
         ("bench-abc123:r1", TOPICS.result("r1"), b"the body")
@@ -113,22 +115,32 @@ def test_an_interrupted_case_stays_in_its_pass(outbox, tmp_path, link):
     assert left(outbox) == [["vim_tiny,eager,b1", "square,eager,b1"]]
 
 
-def test_on_a_full_disk_a_result_goes_where_the_reserve_was(tmp_path, link):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], check=False).returncode:
-        pytest.skip("needs the right to mount a small tmpfs")
-    try:
-        with Outbox(folder / "outbox.db") as outbox:
-            sink = publisher(outbox, folder, link)
-            assert sink._reserve.hold()
-            (folder / "filler").write_bytes(b"x" * (3 * 2**20 - 2**20 - 300_000))
-            sink.publish(made(), b"y" * 400_000)
-            assert not (folder / "reserve").exists()
-            assert [len(row.body) for row in outbox.pending(9)] == [400_000]
-            with pytest.raises(Full):
-                sink.publish(made(run_id="r2", case_id="square,eager,b1"), b"y" * 2_000_000)
-            assert left(outbox) == [["square,eager,b1"]], "a result that could not be kept took its case along"
-            assert sink._agenda.state.passes[0].left == ["square,eager,b1"]
-    finally:
-        subprocess.run(["umount", folder], check=True)
+def test_on_a_full_disk_a_result_goes_where_the_reserve_was(small_disk, link):
+    with Outbox(small_disk / "outbox.db") as outbox:
+        sink = publisher(outbox, small_disk, link)
+        assert sink._reserve.hold()
+        (small_disk / "filler").write_bytes(b"x" * (4 * 2**20 - 2**20 - 300_000))
+        sink.publish(made(), b"y" * 400_000)
+        assert not (small_disk / "reserve").exists()
+        assert [len(row.body) for row in outbox.pending(9)] == [400_000]
+        with pytest.raises(Full):
+            sink.publish(made(run_id="r2", case_id="square,eager,b1"), b"y" * 2_000_000)
+        assert left(outbox) == [["square,eager,b1"]], "a result that could not be kept took its case along"
+        assert sink._agenda.state.passes[0].left == ["square,eager,b1"]
+
+
+def use_up_the_log(outbox):
+    for number in count():
+        outbox.keep({"fact": b"%d" % number})
+
+
+def test_on_a_full_disk_a_case_that_begins_is_kept_where_the_reserve_was(small_disk, link):
+    with Outbox(small_disk / "outbox.db") as outbox:
+        sink = publisher(outbox, small_disk, link)
+        assert sink._reserve.hold()
+        (small_disk / "filler").write_bytes(b"x" * shutil.disk_usage(small_disk).free)
+        with pytest.raises(Full):
+            use_up_the_log(outbox)
+        sink.begin([PLANNED])
+        assert msgspec.json.decode(outbox.kept(RUNNING), type=Running).case == PLANNED.case
+        assert not (small_disk / "reserve").exists()

@@ -118,6 +118,20 @@ def test_a_replay_that_died_while_it_built_the_outbox_is_done_again(folder, brok
     assert subscriber(broker, "-C", "2") == [a_record("r1"), a_record("r2")]
 
 
+def test_what_was_measured_while_no_broker_was_configured_is_sent_too_and_what_the_outbox_let_go_of_is_not(
+    folder, broker
+):
+    known = encode(made(device_id=DEVICE, run_id="r2", flags=["mqtt", "service"]))
+    journal(folder, a_record("r1"), known, a_record("r3"))
+    with Outbox(folder / "outbox.db") as outbox:
+        for run_id in ("r2", "r3"):
+            outbox.add(f"{DEVICE}:{run_id}", Topics(DEVICE).result(run_id), 1, b"{}")
+        outbox.mark_sent(1, 2)
+        outbox.mark_stored([f"{DEVICE}:r2"])
+    assert run(folder, broker.url) == (0, ["1 sent, 0 refused, 0 left"])
+    assert subscriber(broker, "-C", "1") == [a_record("r1")]
+
+
 def test_a_folder_without_results_is_a_usage_error(folder):
     with pytest.raises(UsageError, match=r"holds neither outbox\.db nor records\.jsonl"):
         replay(folder, "mqtt://h", 1.0, io.StringIO())
