@@ -188,7 +188,9 @@ class Service:
     def _introduce(self, link: Link) -> None:
         device, topics = self._settings.device, self._topics
         said = announcements.info(device, topics.device_id, self._boot_id, self._machine.device, self._agenda)
-        announcements.introduce(link, topics, said, self._outbox, home_assistant=self._settings.mqtt.home_assistant)
+        known = msgspec.json.decode(self._outbox.kept(announcements.LATEST) or b"[]", type=list[str])
+        known = announcements.introduce(link, topics, said, known, home_assistant=self._settings.mqtt.home_assistant)
+        self._publisher.keep({announcements.LATEST: msgspec.json.encode(known)})
 
     def _made_publisher(self) -> Publisher:
         publisher = Publisher(
@@ -234,12 +236,20 @@ class Service:
             self._event("reload_failed", str(error))
             self._notifier.ready()
             return
-        if self._publisher.link:
-            self._publisher.link.stop()
         self._settings = settings
-        self._configure(self._agenda.state, self._regressions.standings)
+        self._configure_anew()
         self._event("reloaded", str(self._path))
         self._notifier.ready()
+
+    def _configure_anew(self) -> None:
+        """Take over the settings in place of earlier ones, and what the last connection has heard and told."""
+        old = self._publisher.link
+        if old:
+            old.stop()
+        self._configure(self._agenda.state, self._regressions.standings)
+        if old and (new := self._publisher.link):
+            new.seen.commands.extend(old.seen.commands)
+            new.seen.events.extend(old.seen.events)
 
     def _checked_settings(self) -> Config:
         """Return the configuration as it is now; raise BenchdError where it makes no sense."""
@@ -259,8 +269,17 @@ class Service:
     # measuring
 
     def _begin_due(self) -> None:
+        if self._machine.gpu_uuid is None and self._every("inspect", LOOK_S):
+            self._look_for_gpu()
         if self._agenda.look(time.time(), self._topics.device_id):
             self._save()
+
+    def _look_for_gpu(self) -> None:
+        """Plan anew where the driver shows a GPU that it did not show before, as it may at boot."""
+        found = plan.inspect("auto")
+        if (found.device, found.gpu_uuid) != (self._machine.device, self._machine.gpu_uuid):
+            self._configure_anew()
+            self._event("reloaded", f"the machine now measures on {found.gpu_uuid or found.device}")
 
     def _next(self) -> tuple[Progress, Planned] | None:
         """Return what to measure now, and take note of what it waits for otherwise."""
@@ -383,7 +402,7 @@ class Service:
             self._keep_house()
         self._feed_watchdog()
         running = self._doing.running
-        cancelled = running is not None and running[0].suite_id in self._remote.cancelled
+        cancelled = running is not None and not self._agenda.is_under_way(running[0].suite_id)
         return "cancelled by a command" if cancelled else None
 
     def _reload_if_asked(self) -> None:
