@@ -82,6 +82,10 @@ class Agenda:
             return self.state
         return schedule.finish(self.state, record.suite_id, record.case_id, seconds, again=again)
 
+    def is_under_way(self, suite_id: str) -> bool:
+        """Say whether a pass is neither through nor cancelled."""
+        return any(entry.suite_id == suite_id for entry in self.state.passes)
+
     def is_of_suite(self, suite_id: str) -> bool:
         """Say whether a pass is of a suite of the configuration, in whatever way it was begun."""
         return any(entry.suite_id == suite_id and entry.suite.name for entry in self.state.passes)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from benchd.daemon.schedule import Progress
 from benchd.daemon.sysfs import text
 
 LATEST = "latest"
+MAX_GONE = 200  # cases that have left the plan and are still taken away
 
 
 @dataclass
@@ -67,15 +69,20 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, device: str, agenda:
     )
 
 
-def introduce(link: Link, topics: Topics, said: Info, outbox: Outbox, *, home_assistant: bool) -> dict[str, bytes]:
-    """Retain info and discovery, take away what belongs to cases that have left the plan, and return what to keep."""
+def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, home_assistant: bool) -> list[str]:
+    """Retain info and discovery, and take away what belongs to those of the `known` cases that have left the plan.
+
+    Returns the cases to be known the next time. Those that have left stay among them: the broker may be away until the
+    next start, and one that dies forgets what it was told.
+    """
     link.retain(topics.of("info"), msgspec.json.encode(said))
     if home_assistant:
         link.retain(homeassistant.topic(topics.device_id), homeassistant.discovery(topics, said))
     planned = {case_id for suite in said.suites for case_id in suite.cases}
-    for case_id in set(msgspec.json.decode(outbox.kept(LATEST) or b"[]", type=list[str])) - planned:
+    gone = [case_id for case_id in known if case_id not in planned]
+    for case_id in gone:
         link.retain(topics.latest(case_id), b"")
-    return {LATEST: msgspec.json.encode(sorted(planned))}
+    return gone[-MAX_GONE:] + sorted(planned)
 
 
 def health(doing: Doing, agenda: Agenda, device_id: str, link: Link | None, outbox: Outbox, state: Path) -> Health:

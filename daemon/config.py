@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -43,7 +43,7 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
-    keep_alive_s: int = 30
+    keep_alive_s: Annotated[int, msgspec.Meta(ge=5, le=65535)] = 30  # MQTT has two bytes for it
     collectors: list[str] = []
     telemetry: Literal["on", "off"] = "on"
     home_assistant: bool = False

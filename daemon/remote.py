@@ -21,7 +21,7 @@ MAX_WAITING = 100
 
 
 class Remote:
-    """Takes commands from `link`. `cancelled` names the passes that the last `cancel` ended.
+    """Takes commands from `link`.
 
     `save` keeps what a command has changed, and `reload`, which may raise BenchdError, asks for a new configuration.
     """
@@ -36,10 +36,9 @@ class Remote:
         save: Callable[[], None],
         reload: Callable[[], None],
     ) -> None:
-        self.cancelled: set[str] = set()
         self._link, self._gate, self._agenda, self._outbox = link, gate, agenda, outbox
         self._health, self._save, self._reload = health, save, reload
-        self._waiting: deque[Command] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[Command] = deque()
         self._gate.remember(outbox.kept(COMMANDS) or b"[]", _boottime_s())
 
     def remembered(self) -> bytes:
@@ -50,6 +49,9 @@ class Remote:
         """Take in what has come, and answer at once what is refused."""
         while self._link and self._link.seen.commands:
             found = self._gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
+            if isinstance(found, Command) and len(self._waiting) >= MAX_WAITING:
+                reason = f"{MAX_WAITING} commands wait already"
+                found = Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)
             if isinstance(found, Refused):
                 log(f"command refused: {found.reason}")
                 self._answer(found, Response(id=found.id, verb=found.verb, accepted=False, reason=found.reason))
@@ -65,6 +67,8 @@ class Remote:
 
     def _obey(self, command: Command, *, timed: bool) -> Response:
         answer = Response(id=command.parameters.id, verb=command.verb, accepted=True)
+        if _boottime_s() >= command.expires_s:
+            return msgspec.structs.replace(answer, accepted=False, reason="it expired while it waited")
         try:
             changes = getattr(self, f"_do_{command.verb}")(command)
         except BenchdError as error:
@@ -79,10 +83,8 @@ class Remote:
         return {"suite_id": entry.suite_id, "cases": entry.left}
 
     def _do_cancel(self, command: Command) -> dict[str, Any]:
-        dropped = self._agenda.cancel(command.parameters.suite_id)
-        if not dropped:
+        if not self._agenda.cancel(command.parameters.suite_id):
             raise UsageError("no such pass is under way")
-        self.cancelled = set(dropped)
         return {}
 
     def _do_list(self, command: Command) -> dict[str, Any]:

@@ -194,9 +194,9 @@ class Service:
     def _introduce(self, link: Link) -> None:
         device, topics = self._settings.device, self._topics
         said = announcements.info(device, topics.device_id, self._boot_id, self._machine.device, self._agenda)
-        home_assistant = self._settings.mqtt.home_assistant
-        known = announcements.introduce(link, topics, said, self._outbox, home_assistant=home_assistant)
-        self._attempt(lambda: self._publisher.keep(known))
+        known = msgspec.json.decode(self._outbox.kept(announcements.LATEST) or b"[]", type=list[str])
+        known = announcements.introduce(link, topics, said, known, home_assistant=self._settings.mqtt.home_assistant)
+        self._attempt(lambda: self._publisher.keep({announcements.LATEST: msgspec.json.encode(known)}))
 
     def _made_publisher(self) -> Publisher:
         publisher = Publisher(
@@ -248,9 +248,14 @@ class Service:
         self._notifier.ready()
 
     def _configure_again(self, why: str) -> None:
-        if self._publisher.link:
-            self._publisher.link.stop()
+        """Take over the settings in place of earlier ones, and what the last connection has heard and told."""
+        old = self._publisher.link
+        if old:
+            old.stop()
         self._configure(self._agenda.state, self._regressions.standings)
+        if old and (new := self._publisher.link):
+            new.seen.commands.extend(old.seen.commands)
+            new.seen.events.extend(old.seen.events)
         self._event("reloaded", why)
 
     def _checked_settings(self) -> Config:
@@ -410,7 +415,7 @@ class Service:
             self._keep_house()
         self._feed_watchdog()
         running = self._doing.running
-        cancelled = running is not None and running[0].suite_id in self._remote.cancelled
+        cancelled = running is not None and not self._agenda.is_under_way(running[0].suite_id)
         return "cancelled by a command" if cancelled else None
 
     def _reload_if_asked(self) -> None:

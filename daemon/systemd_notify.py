@@ -8,10 +8,12 @@ import socket
 import sys
 import time
 
+LINE_CHARS = 1000
+
 
 def log(line: str) -> None:
     """Say a line on stderr, which systemd keeps in its journal."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{_line(line)}\n")
     sys.stderr.flush()
 
 
@@ -42,7 +44,7 @@ class Notifier:
 
     def status(self, line: str) -> None:
         """Set the line that `systemctl status` shows."""
-        self._send(f"STATUS={line}")
+        self._send(f"STATUS={_line(line)}")
 
     def close(self) -> None:
         """Close the socket."""
@@ -52,6 +54,11 @@ class Notifier:
     def _send(self, message: str) -> None:
         if self._socket:
             try:
-                self._socket.sendto(message.replace("\0", "").encode(), socket.MSG_DONTWAIT, self._address)
-            except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
+                self._socket.sendto(message.encode(), socket.MSG_DONTWAIT, self._address)
+            except OSError:
                 return
+
+
+def _line(text: str) -> str:
+    """Return one line of bounded length: part of it may have come over the network, and systemd obeys what follows."""
+    return "".join(char if char.isprintable() else " " for char in text[:LINE_CHARS])

@@ -5,10 +5,11 @@ import queue
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import msgspec
 import paho.mqtt.client as paho
+from broker import HOST, free_port
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -81,6 +82,15 @@ def linked(broker, device_id, path, instance="a", boot="boot-a", collectors=()):
         assert not link.is_alive()
         reader.close()
         writer.close()
+
+
+@contextmanager
+def unstarted(path, topics):
+    """Yield a link that never starts: what it is told stays with it."""
+    reader, writer = socket.socketpair()
+    link = Link(parse_url(f"mqtt://{HOST}:{free_port()}"), topics, path, Identity("b", "i" * 16), [], writer)
+    with closing(reader), closing(writer), closing(link.poked), closing(link._poke_end):
+        yield link
 
 
 def add(path, device_id, *run_ids):

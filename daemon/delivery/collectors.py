@@ -1,5 +1,6 @@
 """Which collectors are known, and what they have stored: as long as one is, a broker's word is not the last one."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -12,7 +13,9 @@ from benchd.daemon.delivery.topics import is_name
 KNOWN_S = 7 * 86400.0
 MAX_KNOWN = 16
 AGAIN_FIRST_S, AGAIN_LAST_S = 30.0, 3600.0
-KEPT = "collectors"
+KEEP_S = 3600.0  # by which what is kept may be behind
+NAMES = "collectors"  # as an earlier version kept them
+SILENT = "collectors_silent_s"
 
 
 class Ack(Struct, frozen=True):
@@ -22,15 +25,15 @@ class Ack(Struct, frozen=True):
 
 
 class Collectors:
-    """Those named in the configuration, and those heard of within seven days in which this device was up.
+    """Those named in the configuration, and those heard of within seven days in which the service ran.
 
-    Uptime, because a clock that is set must not forget a collector with everything that waits for it.
+    Its own time, because a clock that is set must not forget a collector with everything that waits for it.
     """
 
     def __init__(self, outbox: Outbox, named: Sequence[str]) -> None:
         self._outbox, self._named = outbox, list(named)
-        kept = msgspec.json.decode(outbox.kept(KEPT) or b"[]", type=list[str])
-        self._heard_s = dict.fromkeys(kept, time.monotonic())
+        self._heard_s = {name: time.monotonic() - silent_s for name, silent_s in _silent_s(outbox).items()}
+        self._kept_s = time.monotonic()
         self._again_s, self._again_delay_s = 0.0, AGAIN_FIRST_S
 
     def awaited(self, row: Row) -> bool:
@@ -44,10 +47,10 @@ class Collectors:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         if is_name(name) and (name in self._heard_s or len(self._heard_s) < MAX_KNOWN):
-            new = name not in self._heard_s
+            silent_s = time.monotonic() - self._heard_s.get(name, -math.inf)
             self._heard_s[name] = time.monotonic()
-            if new:
-                self._keep()
+            if silent_s > KEEP_S:
+                self._keep(time.monotonic())
         self._outbox.mark_stored(keys)
         self._again_delay_s = AGAIN_FIRST_S
         self._again_s = time.monotonic() + AGAIN_FIRST_S
@@ -65,12 +68,22 @@ class Collectors:
         gone = [name for name, heard_s in self._heard_s.items() if now_s - heard_s > KNOWN_S]
         for name in gone:
             del self._heard_s[name]
-        if gone:
-            self._keep()
+        if gone or (self._heard_s and now_s - self._kept_s > KEEP_S):
+            self._keep(now_s)
         if not gone or self._heard_s or self._named:
             return None
         rows = self._outbox.expect_no_collector()
         return f"no acknowledgement from {', '.join(gone)} in seven days: {rows} results count as sent"
 
-    def _keep(self) -> None:
-        self._outbox.keep({KEPT: msgspec.json.encode(sorted(self._heard_s))})
+    def _keep(self, now_s: float) -> None:
+        silent_s = {name: round(now_s - heard_s) for name, heard_s in sorted(self._heard_s.items())}
+        self._outbox.keep({SILENT: msgspec.json.encode(silent_s)})
+        self._kept_s = now_s
+
+
+def _silent_s(outbox: Outbox) -> dict[str, float]:
+    """Return for how long each known collector has said nothing."""
+    kept = outbox.kept(SILENT)
+    if kept is None:
+        return dict.fromkeys(msgspec.json.decode(outbox.kept(NAMES) or b"[]", type=list[str]), 0.0)
+    return msgspec.json.decode(kept, type=dict[str, float])

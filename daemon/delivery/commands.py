@@ -1,10 +1,11 @@
 """What may be asked of the service over MQTT: six verbs with typed parameters by catalogued names, and nothing else.
 
-No parameter is a path, a module or a line for a shell. Whatever else arrives is refused with a reason that does not
-quote it.
+No parameter is a path, a module or a line for a shell. Whatever else arrives is refused with a reason that quotes at
+most the name of an unknown parameter.
 """
 
 import hashlib
+import math
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from benchd.daemon.records import Direction, OptionValue, Scenario
 Verb = Literal["run", "cancel", "list", "reload", "status", "replay"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 MAX_BYTES = 64 * 1024
-MAX_AGE_S = 60.0  # of a command that brings no expiry of its own
+MAX_AGE_S = 60.0  # by `sent_s`, when it arrives
 REMEMBER_S = 86400.0
 REMEMBER = 10_000
 RATE_PER_S, BURST = 2.0, 20
+FLOOD = f"more than {RATE_PER_S:g} commands a second; those behind this one are dropped"
 
 _NAME = re.compile(NAME)
 
@@ -71,16 +73,18 @@ class Arrived:
     retained: bool
     response_topic: str | None = None
     correlation: bytes | None = None
+    expire_s: float = math.inf  # what the broker has left of MQTT 5's message expiry
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that may be carried out, and where its answer goes; null where nobody asked for one."""
+    """A command that may be carried out before `expires_s`, and where its answer goes; null where nobody asked."""
 
     verb: Verb
     parameters: Parameters
     answer_to: str | None
     correlation: bytes | None
+    expires_s: float
 
 
 @dataclass(frozen=True)
@@ -104,23 +108,23 @@ class Gate:
         self._topics = topics
         self._seen: OrderedDict[bytes, float] = OrderedDict()
         self._tokens, self._refilled_s = float(BURST), 0.0
+        self._flooded = False
 
     def take(self, arrived: Arrived, boottime_s: float, wall_s: float) -> Command | Refused | None:
-        """Return the command, or why it is refused; None for one of a flood, which is not even answered."""
-        if not self._token(boottime_s):
+        """Return the command, or why it is refused; None for those of a flood behind the first one refused."""
+        flooded, before = not self._token(boottime_s), self._flooded
+        self._flooded = flooded
+        if flooded and before:
             return None
-        verb = arrived.topic.rpartition("/")[2]
-        reason = _misplaced(arrived, verb)
-        if reason:
-            return Refused("", verb if verb in VERBS else "", reason, None, None)
-        parameters = _parameters(arrived.body)
-        if isinstance(parameters, str):
-            return Refused("", verb, parameters, self._answer_to(arrived, None), arrived.correlation)
-        answer_to = self._answer_to(arrived, parameters)
-        reason = _stale(parameters, wall_s) or self._repeated(parameters.id, boottime_s)
-        if reason:
-            return Refused(parameters.id, verb, reason, answer_to, arrived.correlation)
-        return Command(next(known for known in VERBS if known == verb), parameters, answer_to, arrived.correlation)
+        verb = next((known for known in VERBS if known == arrived.topic.rpartition("/")[2]), None)
+        given, unreadable = _parameters(arrived.body)
+        reason = FLOOD if flooded else _misplaced(arrived, verb) or unreadable
+        if given:
+            reason = reason or _stale(given, wall_s) or self._repeated(given.id, boottime_s)
+        answer_to = self._answer_to(arrived, given)
+        if verb and given and not reason:
+            return Command(verb, given, answer_to, arrived.correlation, boottime_s + arrived.expire_s)
+        return Refused(given.id if given else "", verb or "", str(reason), answer_to, arrived.correlation)
 
     def remembered(self) -> bytes:
         """Return the ids as something to keep over a restart; boot times of another boot are not comparable."""
@@ -156,24 +160,27 @@ class Gate:
         return topic if topic and self._topics.may_answer(topic) else None
 
 
-def _misplaced(arrived: Arrived, verb: str) -> str | None:
+def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:
     reasons = {
         "a retained command would run again at every connection; publish it without retain": arrived.retained,
         f"more than {MAX_BYTES} bytes": len(arrived.body) > MAX_BYTES,
-        f"unknown verb; known: {', '.join(VERBS)}": verb not in VERBS,
+        f"unknown verb; known: {', '.join(VERBS)}": verb is None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _parameters(body: bytes) -> Parameters | str:
+def _parameters(body: bytes) -> tuple[Parameters | None, str | None]:
+    """Return the parameters, else why there are none."""
     try:
         found = msgspec.json.decode(body, type=Parameters)
     except msgspec.ValidationError as error:
         # it names the place and the type, and of the sender's text at most an unknown key
-        return f"not the parameters of a command: {str(error)[:200]}"
+        return None, f"not the parameters of a command: {str(error)[:200]}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return "not JSON"
-    return found if _NAME.fullmatch(found.id) else "id: use letters, digits, '.', '-' and '_', at most 40"
+        return None, "not JSON"
+    return (
+        (found, None) if _NAME.fullmatch(found.id) else (None, "id: use letters, digits, '.', '-' and '_', at most 40")
+    )
 
 
 def _stale(parameters: Parameters, wall_s: float) -> str | None:

@@ -4,10 +4,10 @@ The outbox is the truth; everything else here may be lost and is bounded. While 
 keeps the connection alive and lets health and telemetry pass, and neither sends anything else nor touches the outbox.
 """
 
+import math
 import random
 import select
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -25,10 +25,12 @@ from benchd.daemon.delivery.commands import MAX_BYTES, Arrived
 from benchd.daemon.delivery.messages import Status, wall_now
 from benchd.daemon.delivery.mqtt import Broker, Ended, Sender, Session, Unsendable, connect
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.delivery.topics import Topics, is_name
 from benchd.daemon.errors import UsageError
+from benchd.daemon.systemd_notify import log
 
 CONNECT_S = 10.0
+STUCK_S = 2 * CONNECT_S + 10.0  # no turn, pause or attempt takes as long, a locked outbox included
 BACK_OFF_S = 60.0
 CONFLICT_S = 300.0
 ON_ITS_WAY_S = 0.5  # by which the ages of two machines may be off when they are compared
@@ -96,6 +98,8 @@ class Link:
         self.poked, self._poke_end = socket.socketpair()
         self.poked.setblocking(False)
         self._poke_end.setblocking(False)
+        self.moved_s = time.monotonic()  # when the thread last got on
+        self._back_off_s = 1.0
         self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
 
     def start(self) -> None:
@@ -103,8 +107,8 @@ class Link:
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Say whether the thread runs, connected or waiting to be."""
-        return self._thread.is_alive()
+        """Say whether the thread runs and gets on, connected or waiting to be."""
+        return self._thread.is_alive() and time.monotonic() - self.moved_s < STUCK_S
 
     def stop(self) -> None:
         """Send what is pending as far as a few seconds allow, say `offline` and end."""
@@ -141,6 +145,11 @@ class Link:
             self.seen.telemetry_dropped += self._telemetry is not None
             self._telemetry = body
         self.poke()
+
+    def drop_telemetry(self) -> None:
+        """Count samples that cannot be sent."""
+        with self._lock:
+            self.seen.telemetry_dropped += 1
 
     def poke(self) -> None:
         """Look again: there may be something in the outbox."""
@@ -192,29 +201,39 @@ class Link:
                 pass
 
     def _run(self) -> None:
-        with Outbox(self._path, durable=False) as outbox:
-            collectors = Collectors(outbox, self._collectors)
-            attempt = 0
-            while not self.stopping.is_set():
-                talk = _Conversation(self, outbox, collectors)
-                try:
-                    talk.run()
-                except (Ended, UsageError) as end:
-                    self._tell_why(str(end))
-                self.seen.connected = False
-                attempt = 0 if talk.born_s else attempt + 1
-                self._pause(attempt)
+        """Talk until the link stops; what nobody thought of costs the connection, not the thread."""
+        while not self.stopping.is_set():
+            self.moved_s = time.monotonic()
+            try:
+                with Outbox(self._path, durable=False) as outbox:
+                    self._talk(outbox, Collectors(outbox, self._collectors))
+            except Exception as error:
+                self._end(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}")
+        self.seen.connected = False
 
-    def _tell_why(self, reason: str) -> None:
+    def _talk(self, outbox: Outbox, collectors: Collectors) -> None:
+        while not self.stopping.is_set():
+            talk = _Conversation(self, outbox, collectors)
+            try:
+                talk.run()
+            except Ended as end:
+                self._end(str(end), talk.held_s)
+
+    def _end(self, reason: str, lasted_s: float = 0.0) -> None:
+        """Say why a connection ended and wait; one that soon ends again is made later and later."""
+        self.seen.connected = False
         if reason != self.seen.reason:  # said once, not at every new try
-            sys.stderr.write(f"mqtt down: {reason}\n")
+            log(f"mqtt down: {reason}")
         self.seen.reason = reason
+        self._back_off_s = 1.0 if lasted_s > BACK_OFF_S else min(2 * self._back_off_s, BACK_OFF_S)
+        self._pause()
 
-    def _pause(self, attempt: int) -> None:
+    def _pause(self) -> None:
         """Wait with full jitter, and longer while held: a handshake would disturb what is timed."""
-        least_s, most_s = (CONFLICT_S / 2, CONFLICT_S) if self.seen.conflict else (0.0, min(BACK_OFF_S, 2.0**attempt))
+        least_s, most_s = (CONFLICT_S / 2, CONFLICT_S) if self.seen.conflict else (0.0, self._back_off_s)
         until_s = time.monotonic() + random.uniform(least_s, most_s)  # noqa: S311 - no secret
         while not self.stopping.is_set() and (self.held.is_set() or time.monotonic() < until_s):
+            self.moved_s = time.monotonic()
             select.select([self.poked], [], [], 0.5)
             self.rest()
             self.stopping.wait(0.05)  # pokes may come thick
@@ -230,13 +249,21 @@ class _Conversation:
         self._sender = Sender(outbox, collectors.awaited)
         self._acks: deque[tuple[str, bytes]] = deque(maxlen=MAX_WAITING)
         self._answered: deque[tuple[str, int, str]] = deque(maxlen=MAX_WAITING)
-        self.born_s: float | None = None
+        self._unsendable: deque[str] = deque(maxlen=MAX_WAITING)
+        self._born_s: float | None = None
+
+    @property
+    def held_s(self) -> float:
+        """Return for how long this one is connected."""
+        return 0.0 if self._born_s is None else time.monotonic() - self._born_s
 
     def run(self) -> None:
         """Talk until the link stops; raise Ended with the reason where the connection ends before."""
-        self._outbox.keep({SESSION: str(self._number).encode()})
+        self._link.moved_s = time.monotonic()
         client_id = f"benchd-{self._topics.device_id}-{self._link.identity.instance[:8]}"
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, self._leave_will)) as session:
+            # not before: while the broker is away nothing is written
+            self._outbox.keep({SESSION: str(self._number).encode()})
             session.subscribe(*self._topics.incoming)
             session.endure()
             self._be_born(session)
@@ -254,13 +281,13 @@ class _Conversation:
                 session=self._number,
                 boot_id=self._link.identity.boot_id,
                 instance=self._link.identity.instance,
-                held_s=0.0 if self.born_s is None else round(time.monotonic() - self.born_s, 3),
+                held_s=round(self.held_s, 3),
                 t_wall=wall_now(),
             )
         )
 
     def _be_born(self, session: Session) -> None:
-        self.born_s = time.monotonic()
+        self._born_s = time.monotonic()
         self._say_online(session)
         self._link.resend_documents()
         self._link.seen.connected, self._link.seen.reason = True, None
@@ -270,11 +297,12 @@ class _Conversation:
 
     def _turn(self, session: Session) -> None:
         """Wait for something to happen, a second at most, and deal with it."""
+        self._link.moved_s = time.monotonic()
         session.step(self._link.poked)
         self._link.rest()
         for message in session.take_received():
             self._take(session, message)
-        if self._link.seen.conflict and time.monotonic() - (self.born_s or 0.0) > CONTRADICTED_S:
+        if self._link.seen.conflict and self.held_s > CONTRADICTED_S:
             self._link.seen.conflict = None
         self._say_always(session)
         if not self._link.held.is_set():
@@ -285,7 +313,8 @@ class _Conversation:
         if kind == "status":
             self._judge(session, message)
         elif kind == "ack":
-            self._acks.append((leaf, bytes(message.payload)))
+            if not message.retain:  # one that stands on the broker says nothing of a collector that lives
+                self._acks.append((leaf, bytes(message.payload)))
         else:
             properties = message.properties
             self._link.hand_over(
@@ -295,6 +324,7 @@ class _Conversation:
                     retained=message.retain,
                     response_topic=getattr(properties, "ResponseTopic", None),
                     correlation=getattr(properties, "CorrelationData", None),
+                    expire_s=getattr(properties, "MessageExpiryInterval", math.inf),
                 )
             )
 
@@ -309,7 +339,7 @@ class _Conversation:
             if status is None or (status.session, status.state) != (self._number, "online"):
                 self._say_online(session)
             return
-        older_s = status.held_s - (time.monotonic() - (self.born_s or 0.0))
+        older_s = status.held_s - self.held_s
         is_other_s = status.instance > self._link.identity.instance if abs(older_s) < ON_ITS_WAY_S else older_s > 0
         if status.state == "online" and is_other_s:
             self._give_way(status)
@@ -329,12 +359,11 @@ class _Conversation:
         raise Ended(conflict)
 
     def _say_always(self, session: Session) -> None:
-        document = self._link.take_document(only=self._topics.of("health"))
-        if document and session.free > 0:
-            session.say(*document, 1, retain=True)
-        samples = self._link.take_telemetry()
-        if samples:
-            session.say(self._topics.of("telemetry"), samples, 0, expire_s=TELEMETRY_EXPIRY_S)
+        if session.free > 0 and (document := self._link.take_document(only=self._topics.of("health"))):
+            self._try_to_say(session, *document, retain=True)
+        samples, telemetry = self._link.take_telemetry(), self._topics.of("telemetry")
+        if samples and not self._try_to_say(session, telemetry, samples, 0, expire_s=TELEMETRY_EXPIRY_S):
+            self._link.drop_telemetry()
 
     def _deliver(self, session: Session) -> None:
         self._settle(session)
@@ -369,11 +398,16 @@ class _Conversation:
         while session.free > 0 and (document := self._link.take_document()):
             self._try_to_say(session, *document, retain=True)
 
-    def _try_to_say(self, session: Session, topic: str, body: bytes, **options: Any) -> None:
+    def _try_to_say(self, session: Session, topic: str, body: bytes, qos: int = 1, **options: Any) -> bool:
+        """Say something; where the broker can never take it, tell that once a connection and return False."""
         try:
-            session.say(topic, body, 1, **options)
+            session.say(topic, body, qos, **options)
         except Unsendable as error:
-            self._link.tell("not_sent", f"{topic}: {error}")
+            if topic not in self._unsendable:
+                self._unsendable.append(topic)
+                self._link.tell("not_sent", f"{topic}: {error}")
+            return False
+        return True
 
     def _say_goodbye(self, session: Session) -> None:
         """Wait a little for what is on its way, then say `offline`."""
@@ -388,10 +422,12 @@ class _Conversation:
 
 
 def _decode(body: bytes) -> Status | None:
+    """Return a status as one of us says it, None for anything else."""
     try:
-        return msgspec.json.decode(body, type=Status)
+        found = msgspec.json.decode(body, type=Status)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return found if is_name(found.boot_id) and is_name(found.instance) else None
 
 
 def _write(writer: socket.socket) -> None:

@@ -479,8 +479,19 @@ class Session:
             self._lost = f"{self.address} refused a subscription: {refused}"
 
 
+class _CuttingClient(Client):
+    """paho, which would gather a packet of up to 256 MB: version 3.1.1 has no word for a limit, and brokers may err.
+
+    The rest of what is too large is read and dropped; what is kept of it is still more than anyone takes.
+    """
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        del self._in_packet["packet"][MAX_INCOMING_BYTES:]
+        return super()._sock_recv(min(bufsize, MAX_INCOMING_BYTES))
+
+
 def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion) -> Client:
-    client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=protocol, reconnect_on_failure=False)
+    client = _CuttingClient(CallbackAPIVersion.VERSION2, client_id, protocol=protocol, reconnect_on_failure=False)
     client.max_inflight_messages = WINDOW
     client.username_pw_set(broker.user, broker.password)
     return client

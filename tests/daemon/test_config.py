@@ -60,6 +60,8 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("[sampling]\nperiod_s = '1s'", r"Expected `float`, got `str` - at `sampling.period_s`"),
         ("[[suite]]\nbatch_sizes = ['1']", r"Expected `int`, got `str` - at `suite\[0\].batch_sizes\[0\]`"),
         ("[[suite]]\ndirections = ['up']", r"Invalid enum value 'up' - at `suite"),
+        ("[mqtt]\nkeep_alive_s = -1", r"Expected `int` >= 5 - at `mqtt.keep_alive_s`"),
+        ("[mqtt]\nkeep_alive_s = 120000", r"Expected `int` <= 65535 - at `mqtt.keep_alive_s`"),
         ("suite = [", r"benchd.toml: "),
         (
             "[mqtt]\nurl = 'mqtt://h'\nca_file = 'x'",

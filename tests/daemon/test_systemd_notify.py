@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from benchd.daemon.systemd_notify import Notifier
+from benchd.daemon.systemd_notify import Notifier, log
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -36,14 +36,27 @@ def test_every_state_is_told_in_systemd_s_words(heard):
         assert before_us <= int(second.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
 
 
+def test_what_came_over_the_network_is_one_line_to_systemd_and_to_the_log(heard, capsys):
+    text = "boot x\nWATCHDOG=trigger\0\x1b[2J\u2028\ud800" + "y" * 5000
+    with closing(Notifier()) as notifier:
+        notifier.status(text)
+        said = heard()
+        assert said.startswith("STATUS=boot x WATCHDOG=trigger  [2J  y")
+        assert len(said) < 1100
+    log(text)
+    assert capsys.readouterr().err == f"{said.removeprefix('STATUS=')}\n"
+
+
 def test_without_systemd_nothing_is_sent(monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     with closing(Notifier()) as notifier:
         notifier.ready()
 
 
-def test_a_systemd_that_has_gone_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+@pytest.mark.parametrize("name", ["gone", "file", "file/gone", "x" * 200])
+def test_a_systemd_that_cannot_be_told_is_no_error(tmp_path, monkeypatch, name):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / name))
     with closing(Notifier()) as notifier:
         notifier.watchdog()
 

@@ -298,6 +298,19 @@ def test_a_running_pass_is_cancelled_by_command(site):
         assert site.command("status")["health"]["cases_left"] == 0
 
 
+def test_of_two_passes_that_are_cancelled_at_once_the_running_one_ends(site):
+    with site.configure(cap_s=LONG_S).service():
+        for number in ("1", "2"):
+            site.say("run", id=number, client="test", suite="small")
+        suite_ids = [site.until(f"resp/test/{number}")["suite_id"] for number in ("1", "2")]
+        site.begun()
+        for number, suite_id in enumerate(suite_ids, 3):
+            site.say("cancel", id=str(number), client="test", suite_id=suite_id)
+        result = site.until("result/")
+        assert (result["status"], result["suite_id"]) == ("aborted", suite_ids[0])
+        assert site.command("status")["health"]["cases_left"] == 0
+
+
 def test_while_a_case_is_timed_nothing_but_health_and_telemetry_comes(site):
     with site.configure(cap_s=2.0, sizes="[16]").service():
         site.command("run", suite="small")

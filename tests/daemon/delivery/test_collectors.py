@@ -43,10 +43,10 @@ def test_what_is_no_acknowledgement_makes_nobody_known_and_removes_nothing(outbo
 def test_names_that_are_none_and_too_many_are_not_remembered(outbox):
     known = Collectors(outbox, [])
     known.take("a/b", b'{"keys":[]}')
-    assert outbox.kept("collectors") is None
+    assert outbox.kept(collectors.SILENT) is None
     for number in range(100):
         known.take(f"c{number}", b'{"keys":[]}')
-    assert outbox.kept("collectors").count(b'"c') == collectors.MAX_KNOWN
+    assert outbox.kept(collectors.SILENT).count(b'"c') == collectors.MAX_KNOWN
 
 
 def test_a_collector_that_falls_silent_is_forgotten_with_a_word_and_its_results_count_as_sent(outbox):
@@ -57,7 +57,32 @@ def test_a_collector_that_falls_silent_is_forgotten_with_a_word_and_its_results_
     told = known.expire(time.monotonic() + collectors.KNOWN_S + 60)
     assert told == "no acknowledgement from store in seven days: 1 results count as sent"
     assert outbox.backlog() == ((1, 1, 0), 0)
-    assert outbox.kept("collectors") == b"[]"
+    assert outbox.kept(collectors.SILENT) == b"{}"
+
+
+def test_its_silence_goes_on_over_restarts_and_is_written_once_an_hour(outbox):
+    known = Collectors(outbox, [])
+    known.take("store", b'{"keys":[]}')
+    written, told, nights = [], None, 0
+    while not told and nights < 20:
+        known, begun_s, nights = Collectors(outbox, []), time.monotonic(), nights + 1
+        for minute in range(24 * 60):
+            told = told or known.expire(begun_s + 60 * minute)
+            written += [kept] if (kept := outbox.kept(collectors.SILENT)) not in written else []
+    assert nights == 8
+    assert kept == b"{}"
+    assert len(written) <= 7 * 24
+
+
+def test_one_that_was_kept_by_an_earlier_version_is_known(outbox):
+    outbox.keep({"collectors": b'["store"]'})
+    assert awaited(Collectors(outbox, []), outbox) == ["d:r"]
+
+
+def test_a_word_after_a_long_silence_is_kept_at_once(outbox):
+    outbox.keep({collectors.SILENT: b'{"store":604000}'})
+    Collectors(outbox, []).take("store", b'{"keys":[]}')
+    assert outbox.kept(collectors.SILENT) == b'{"store":0}'
 
 
 def test_one_that_is_named_is_never_forgotten(outbox):

@@ -3,14 +3,24 @@
 import json
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
+import pytest
 from broker import HOST, free_port, running_broker
 from links import Watcher, acknowledge, add, counts, linked, wait_for
+from proxy import PUBACK, forward, kind, proxying, refuse_5
 
+from benchd.daemon.delivery import link as link_module
+from benchd.daemon.delivery.collectors import SILENT
+from benchd.daemon.delivery.commands import MAX_BYTES
+from benchd.daemon.delivery.mqtt import QUOTA_EXCEEDED, parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
+
+RECEIVE_MAXIMUM = 20  # mosquitto's own choice
 
 
 def test_birth_documents_results_and_goodbye(mosquitto, device_id, watcher, tmp_path):
@@ -64,11 +74,13 @@ def test_a_command_reaches_the_service_with_everything_that_came_beside_it(mosqu
     with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, wake):
         watcher.until_status("online")
         reply_to = f"{topics.root}resp/me/1"
-        watcher.say(f"{topics.root}cmd/run", b"x" * 70_000, ResponseTopic=reply_to, CorrelationData=b"\0\xff")
+        beside = {"ResponseTopic": reply_to, "CorrelationData": b"\0\xff", "MessageExpiryInterval": 600}
+        watcher.say(f"{topics.root}cmd/run", b"x" * 70_000, **beside)
         assert wake.recv(100)
         arrived = link.seen.commands.popleft()
         assert (arrived.topic, arrived.retained) == (f"{topics.root}cmd/run", False)
         assert (arrived.response_topic, arrived.correlation) == (reply_to, b"\0\xff")
+        assert 0 < arrived.expire_s <= 600
         assert len(arrived.body) == 65537, "what is too large is cut, and still known as too large"
         link.answer(reply_to, b'{"ok":1}', arrived.correlation)
         answer = watcher.until(lambda topic, _: topic == reply_to)
@@ -118,7 +130,7 @@ def test_a_collector_that_acknowledges_once_is_awaited_from_then_on(mosquitto, d
         wait_for(lambda: counts(path) == ((0, 1, 0), 0))
         acknowledge(watcher, topics, "other")
         with Outbox(path) as outbox:
-            wait_for(lambda: outbox.kept("collectors") == b'["store"]')
+            wait_for(lambda: outbox.kept(SILENT) == b'{"store":0}')
     add(path, device_id, "r2")
     with linked(mosquitto, device_id, path):
         wait_for(lambda: counts(path) == ((0, 2, 0), 1))
@@ -178,6 +190,170 @@ def test_a_retained_status_of_a_machine_that_has_gone_is_no_conflict(mosquitto, 
         assert link.seen.conflict is None
 
 
+@pytest.mark.parametrize(
+    "hostile", [{"boot_id": "x\nWATCHDOG=trigger\nX="}, {"boot_id": "x" * 70_000}, {"instance": "0\n"}, {"boot_id": ""}]
+)
+def test_a_status_of_no_machine_is_no_conflict(mosquitto, device_id, watcher, tmp_path, hostile):
+    other = {"state": "online", "session": 1, "boot_id": "b", "instance": "0", "held_s": 1e9, "t_wall": ""} | hostile
+    with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, _):
+        watcher.until_status("online")
+        watcher.say(Topics(device_id).of("status"), msgspec.json.encode(other))
+        watcher.until_status("online", instance=other["instance"], boot_id=other["boot_id"])
+        watcher.until_status("online", boot_id="boot-a")  # the answer to it
+        assert (link.seen.connected, link.seen.conflict) == (True, None)
+
+
+def test_an_acknowledgement_that_stands_on_the_broker_makes_nobody_known(mosquitto, device_id, watcher, tmp_path):
+    path, topics = tmp_path / "outbox.db", Topics(device_id)
+    add(path, device_id, "r1")
+    watcher.say(f"{topics.root}ack/gone", msgspec.json.encode({"keys": [f"{device_id}:r1"]}), retain=True)
+    watcher.until(lambda topic, _: topic.endswith("/ack/gone"))
+    with linked(mosquitto, device_id, path):
+        wait_for(lambda: counts(path) == ((0, 1, 0), 0))
+        acknowledge(watcher, topics, "other")
+        with Outbox(path) as outbox:
+            wait_for(lambda: outbox.kept(SILENT))
+            assert outbox.kept(SILENT) == b'{"store":0}'
+    watcher.say(f"{topics.root}ack/gone", b"", retain=True)
+
+
+def test_a_broker_of_small_packets_gets_what_fits_and_the_service_is_told_once_of_the_rest(device_id, tmp_path):
+    topics = Topics(device_id)
+    with running_broker(tmp_path, "allow_anonymous true\nmax_packet_size 2000") as broker:
+        watcher = Watcher(broker, device_id)
+        with linked(broker, device_id, tmp_path / "outbox.db") as (link, _):
+            watcher.until_status("online")
+            for number in range(3):
+                link.telemetry(b"x" * 3000)
+                link.retain(topics.of("health"), b"x" * 3000)
+                wait_for(lambda n=number: link.seen.telemetry_dropped == n + 1)
+                link.retain(topics.of("info"), b"%d" % number)
+                watcher.until(lambda topic, body, n=number: topic == topics.of("info") and body == b"%d" % n)
+            told = sorted(detail.split(":")[0] for _, detail in link.seen.events)
+            assert told == [topics.of("health"), topics.of("telemetry")]
+            assert link.seen.connected
+        watcher.close()
+
+
+def test_health_that_finds_no_room_is_said_later(mosquitto, device_id, watcher, tmp_path):
+    topics = Topics(device_id)
+
+    def unanswered(wire, packet, up):
+        if up or kind(packet) != PUBACK or not stopped.is_set():
+            forward(wire, packet, up)
+        else:
+            held_back.append((wire, packet))
+
+    stopped, held_back = threading.Event(), []
+    with proxying(mosquitto, unanswered) as proxy, linked(proxy, device_id, tmp_path / "outbox.db") as (link, _):
+        watcher.until_status("online")
+        stopped.set()
+        for number in range(2 * RECEIVE_MAXIMUM):
+            link.retain(topics.latest(f"c{number}"), b"{}")
+        wait_for(lambda: len(held_back) == RECEIVE_MAXIMUM)
+        link.hold()
+        link.retain(topics.of("health"), b'"now"')
+        link.telemetry(b"{}")
+        watcher.until(lambda topic, _: topic == topics.of("telemetry"))
+        stopped.clear()
+        for wire, packet in held_back:
+            forward(wire, packet, False)
+        watcher.until(lambda topic, body: topic == topics.of("health") and body == b'"now"')
+
+
+def test_a_failure_that_nobody_thought_of_ends_a_connection_and_not_the_link(mosquitto, device_id, watcher, tmp_path):
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        outbox.keep({SILENT: b"rubbish"})
+        with linked(mosquitto, device_id, path) as (link, _):
+            wait_for(lambda: link.seen.reason.startswith("DecodeError: "))
+            assert link.is_alive()
+            outbox.keep({SILENT: b"{}"})
+            watcher.until_status("online")
+
+
+def test_a_keep_alive_that_paho_refuses_is_a_reason_and_not_the_end_of_the_link(mosquitto, device_id, tmp_path):
+    with linked(replace(parse_url(mosquitto.url), keep_alive_s=-1), device_id, tmp_path / "outbox.db") as (link, _):
+        wait_for(lambda: "ValueError: " in link.seen.reason)
+        assert link.is_alive()
+
+
+def test_a_broker_that_takes_nothing_is_tried_later_and_later(mosquitto, device_id, watcher, tmp_path):
+    path = tmp_path / "outbox.db"
+    add(path, device_id, "r1")
+
+    def no_quota(wire, packet, up):
+        refused = kind(packet) == PUBACK and not up
+        forward(wire, b"\x40\x03" + packet[2:4] + bytes([QUOTA_EXCEEDED]) if refused else packet, up)
+
+    with proxying(mosquitto, no_quota) as proxy, linked(proxy, device_id, path) as (link, _):
+        watcher.until_status("online", session=3)
+        assert link._back_off_s == 4.0
+        assert "takes no more for now" in link.seen.reason or link.seen.reason is None
+        assert counts(path)[0] == (1, 0, 0)
+
+
+def test_a_broker_that_is_away_costs_no_write(device_id, tmp_path):
+    path = tmp_path / "outbox.db"
+    with linked(f"mqtt://{HOST}:{free_port()}", device_id, path) as (link, _), Outbox(path) as outbox:
+        wait_for(lambda: "cannot reach" in link.seen.reason)
+        assert outbox.kept("session") is None
+
+
+def test_a_broker_that_is_away_for_days_is_still_tried(device_id, tmp_path):
+    with linked(f"mqtt://{HOST}:{free_port()}", device_id, tmp_path / "outbox.db") as (link, _):
+        wait_for(lambda: "cannot reach" in link.seen.reason)
+        link.stopping.set()  # each wait is over at once
+        for _ in range(5000):
+            link._end("cannot reach it")
+        assert link._back_off_s == 60.0
+
+
+def test_a_thread_that_hangs_is_not_alive(mosquitto, device_id, watcher, tmp_path, monkeypatch):
+    monkeypatch.setattr(link_module, "STUCK_S", 3.0)
+    with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, _):
+        watcher.until_status("online")
+        with link._lock:
+            wait_for(lambda: not link.is_alive())
+        wait_for(link.is_alive)
+
+
+FLOOD = """
+import re, socket, sys
+from pathlib import Path
+from benchd.daemon.delivery.link import Identity, Link
+from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.topics import Topics
+
+reader, writer = socket.socketpair()
+link = Link(parse_url(sys.argv[1]), Topics(sys.argv[2]), Path(sys.argv[3]), Identity("b", "a" * 16), [], writer)
+link.start()
+while True:
+    reader.recv(1)
+    arrived = link.seen.commands.popleft()
+    most_kb = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
+    print(len(arrived.body), most_kb, flush=True)
+"""
+
+
+@pytest.mark.parametrize("fault", [forward, refuse_5], ids=["MQTT 5", "MQTT 3.1.1"])
+def test_a_command_of_10_mb_takes_no_memory_and_the_link_goes_on(mosquitto, device_id, watcher, tmp_path, fault):
+    topic = f"{Topics(device_id).root}cmd/run"
+    with proxying(mosquitto, fault) as proxy:
+        command = [sys.executable, "-c", FLOOD, proxy.url, device_id, str(tmp_path / "outbox.db")]
+        with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+            watcher.until_status("online")
+            watcher.say(topic, b"first")
+            _, before_kb = map(int, process.stdout.readline().split())
+            watcher.say(topic, b"x" * 10_000_000)
+            watcher.say(topic, b"second")
+            if fault is refuse_5:  # a broker of version 5 keeps it from us
+                assert int(process.stdout.readline().split()[0]) == MAX_BYTES + 1
+            size, after_kb = map(int, process.stdout.readline().split())
+            assert size == len(b"second")
+            assert after_kb - before_kb < 4000
+
+
 def test_telemetry_that_nobody_takes_is_dropped_and_counted(tmp_path):
     with linked(f"mqtt://{HOST}:{free_port()}", "d", tmp_path / "outbox.db") as (link, _):
         for _ in range(10):
@@ -191,7 +367,7 @@ def ended(process):
     """Kill the process at the end of the block, however that comes."""
     with process:
         try:
-            yield
+            yield process
         finally:
             process.kill()
 

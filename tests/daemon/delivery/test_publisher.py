@@ -1,19 +1,15 @@
 """The service's sink: what is committed together, when the link is held, and what a full disk and a crash leave."""
 
 import shutil
-import socket
-from contextlib import closing
 from itertools import count
 
 import msgspec
 import pytest
-from broker import HOST, free_port
+from links import unstarted
 from records_made import made
 
 from benchd.daemon.agenda import Agenda
 from benchd.daemon.config import Config, LimitsConfig, Suite
-from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.mqtt import parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.publisher import RUNNING, Publisher, Running
 from benchd.daemon.delivery.room import Reserve
@@ -36,11 +32,7 @@ def outbox(tmp_path):
 
 @pytest.fixture
 def link(tmp_path):
-    """A link that was never started: what it is told stays with it."""
-    reader, writer = socket.socketpair()
-    broker = parse_url(f"mqtt://{HOST}:{free_port()}")
-    link = Link(broker, TOPICS, tmp_path / "outbox.db", Identity("b", "i" * 16), [], writer)
-    with closing(reader), closing(writer), closing(link.poked), closing(link._poke_end):
+    with unstarted(tmp_path / "outbox.db", TOPICS) as link:
         yield link
 
 
