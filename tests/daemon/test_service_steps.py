@@ -9,6 +9,7 @@ from broker import HOST, free_port
 from benchd.daemon import plan
 from benchd.daemon.delivery.commands import Arrived
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.service import Places, Service
 
 SUITE = '[device]\nid = "d"\n[[suite]]\nname = "s"\nmodels = ["square"]\npreset = "quick"\n'
@@ -22,7 +23,7 @@ def service(tmp_path, monkeypatch):
     path.write_text(f'{SUITE}[mqtt]\nurl = "mqtt://{HOST}:{free_port()}"\n')
     with closing(reader), closing(writer), Outbox(tmp_path / "outbox.db") as outbox:
         service = Service(path, Places(tmp_path, tmp_path))
-        service._outbox, service._wake_end = outbox, writer
+        service._outbox, service._reserve, service._wake_end = outbox, Reserve(tmp_path / "reserve"), writer
         service._startup(None)
         yield service
         service._publisher.link.stop()
