@@ -12,7 +12,8 @@ import pytest
 from broker import HOST, RunningBroker, free_port, program, running_broker
 from proxy import PUBACK, Cut, forward, kind, proxying, refuse_5
 
-from benchd.daemon.delivery.mqtt import Broker, drain, parse_url
+from benchd.daemon.config import MqttConfig
+from benchd.daemon.delivery.mqtt import Broker, configured, drain, parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -395,3 +396,9 @@ def test_a_bad_url_names_the_part_and_no_secret(url, part):
     with pytest.raises(UsageError, match=f"MQTT URL, {part}: ") as error:
         parse_url(url)
     assert "se" not in str(error.value).replace("user", "")
+
+
+@pytest.mark.parametrize("keep_alive_s", [5, 30])
+def test_a_dead_link_shows_after_one_and_a_half_keep_alives_though_the_broker_looks_every_5_s(keep_alive_s):
+    told_s = configured("mqtt://h", MqttConfig(keep_alive_s=keep_alive_s)).keep_alive_s
+    assert 0 < 1.5 * told_s + 5 <= 1.5 * keep_alive_s + 1
