@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchd.daemon import environment, recording, records
-from benchd.daemon.delivery.messages import wall_now
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.protocol import Outcome
@@ -196,22 +195,23 @@ def write(path: str, pause_s: float) -> None:
 
 
 class Result:
-    """A record as a broken-off case leaves it, filled up to the size of a measured one."""
+    """A record as a broken-off case leaves it, filled up to the size of a measured one by one long reason."""
 
     _MARK = "run-id-of-the-soak"
 
     def __init__(self) -> None:
+        bare = self._encoded("")
+        self.body = self._encoded("x" * (RECORD_BYTES - len(bare)))
+
+    def _encoded(self, reason: str) -> bytes:
         shared = Pass(DEVICE, "soak", "soak", version("benchd"), environment.describe("cpu", None))
-        begun = Begun(self._MARK, wall_now(), time.monotonic_ns())
-        case = Case(model="square")
-        bare = recording.record(case, "quick", shared, begun, [Outcome(process=ProcessResult(status="aborted"))])
-        reason = "x" * (RECORD_BYTES - len(records.encode(bare)))
-        outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
-        self._body = records.encode(recording.record(case, "quick", shared, begun, [outcome]))
+        begun = Begun(self._MARK, "2026-01-01T00:00:00.000Z", 0)
+        outcome = Outcome(process=ProcessResult(status="aborted"), missing={"filling": reason})
+        return records.encode(recording.record(Case(model="square"), "quick", shared, begun, [outcome]))
 
     def commit(self, outbox: Outbox, number: int) -> None:
         """Commit result `number`, and in the same commit how many there are."""
-        body = self._body.replace(self._MARK.encode(), b"r%d" % number)
+        body = self.body.replace(self._MARK.encode(), b"r%d" % number)
         kept = {WRITTEN: str(number + 1).encode()}
         outbox.add(f"{DEVICE}:r{number}", Topics(DEVICE).result(f"r{number}"), RESULT_QOS, body, kept)
 

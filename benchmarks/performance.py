@@ -91,7 +91,7 @@ def read(folder: Path) -> Found:
         profiles=[msgspec.json.decode(path.read_bytes(), type=Profile) for path in profiles],
         compiled=_compiled(folder / OCCUPANCY),
         comparisons=soak_aa.read(folder / soak_aa.FILE),
-        soak=soak.read(folder / soak.FILE),
+        soak=[figure for part in soak.read(folder / soak.FILE).values() for figure in part],
     )
 
 

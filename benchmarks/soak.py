@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -68,25 +68,32 @@ def main(
         "bench-out/soak"
     ),
 ) -> None:
-    """Run every part whose number is not 0, print what came of it and write it as JSON."""
+    """Run every part whose number is not 0, print what came of it, and write it in place of its last figures."""
     output = output.resolve()
-    parts: Sequence[tuple[int, Callable[[], list[Figure]]]] = (
-        (commands, lambda: fuzz_commands(output, commands, seed)),
-        (half_open, lambda: break_links(output, half_open)),
-        (records, lambda: fill_up(output)),
-        (records, lambda: sit_out(output, records)),
-        (kills, lambda: kill_all(output, kills, seed)),
-    )
+    parts: dict[str, tuple[int, Callable[[], list[Figure]]]] = {
+        "commands": (commands, lambda: fuzz_commands(output, commands, seed)),
+        "half-open": (half_open, lambda: break_links(output, half_open)),
+        "full": (records, lambda: fill_up(output)),
+        "outage": (records, lambda: sit_out(output, records)),
+        "kills": (kills, lambda: kill_all(output, kills, seed)),
+    }
     output.mkdir(parents=True, exist_ok=True)
-    figures = [figure for number, part in parts if number for figure in part()]
-    (output / FILE).write_text(json.dumps([figure._asdict() for figure in figures], indent=1) + "\n")
+    found = {name: part() for name, (number, part) in parts.items() if number}
+    _write(output / FILE, read(output / FILE) | found)
+    figures = [figure for part in found.values() for figure in part]
     print_table(figures)
     sys.exit(any(figure.met is False for figure in figures))
 
 
-def read(path: Path) -> list[Figure]:
-    """Return the figures of a file; none where there is no file."""
-    return [Figure(**figure) for figure in json.loads(path.read_text())] if path.exists() else []
+def read(path: Path) -> dict[str, list[Figure]]:
+    """Return the figures in a file, by part; none where there is no file."""
+    parts = json.loads(path.read_text()) if path.exists() else {}
+    return {name: [Figure(**figure) for figure in figures] for name, figures in parts.items()}
+
+
+def _write(path: Path, parts: Mapping[str, Sequence[Figure]]) -> None:
+    plain = {name: [figure._asdict() for figure in figures] for name, figures in parts.items()}
+    path.write_text(json.dumps(plain, indent=1) + "\n")
 
 
 def verdict(figure: Figure) -> str:

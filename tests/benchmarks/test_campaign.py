@@ -158,7 +158,7 @@ def test_the_page_tells_what_the_soaks_found(tmp_path):
     lines = [{"case": "square", "beside_load": beside, "answer": "same", "effect": 0.0} for beside in (False, True)]
     (folder / soak_aa.FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     figures = [soak.at_most("lost", 1, 0), soak.Figure("kills", 1000)]
-    (folder / soak.FILE).write_text(json.dumps([figure._asdict() for figure in figures]))
+    (folder / soak.FILE).write_text(json.dumps({"kills": [figure._asdict() for figure in figures]}))
     page = performance.page(folder)
     assert "| square | beside another load | 1 | 0 | 95.0% | 1 | 0 |" in page
     assert "| lost | 1 | at most 0 | MISSED |" in page

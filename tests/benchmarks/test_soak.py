@@ -1,6 +1,5 @@
 """A small soak: the real processes are killed a few times, an outbox fills and drains, commands are made up."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 from broker import program
 
 from benchd.daemon.delivery.commands import VERBS
-from benchmarks import fuzz_commands, soak
+from benchmarks import delivery_site, fuzz_commands, soak
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
@@ -25,9 +24,9 @@ def test_kills_and_an_outage_lose_nothing_and_store_nothing_twice(tmp_path, chil
     paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the code under test lies beside the installed one
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment | paths)
     assert done.returncode in (0, 1), done.stderr  # 1 is also a rate that a busy machine does not reach
-    figures = json.loads((tmp_path / soak.FILE).read_text())
-    assert [figure["value"] for figure in figures if figure["name"] in NEVER] == [0] * 6
-    assert {figure["name"]: figure["value"] for figure in figures}["results written"] > 0
+    figures = [figure for part in soak.read(tmp_path / soak.FILE).values() for figure in part]
+    assert [figure.value for figure in figures if figure.name in NEVER] == [0] * 6
+    assert {figure.name: figure.value for figure in figures}["results written"] > 0
     assert [path.name for path in tmp_path.iterdir()] == [soak.FILE]
 
 
@@ -36,3 +35,7 @@ def test_of_made_up_commands_each_is_refused_or_one_of_the_six(tmp_path):
     assert set(found.done) == set(VERBS)
     assert found.refused + sum(found.done.values()) == 3000
     assert fuzz_commands.fuzz(3000, 7, tmp_path)[:2] == found[:2], "a seed does not make the same commands"
+
+
+def test_a_made_up_result_is_as_large_as_a_measured_one():
+    assert len(delivery_site.Result().body) == delivery_site.RECORD_BYTES
