@@ -22,7 +22,8 @@ from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
 Half = Literal["alone", "loaded"]
-_LOAD = "while True: pass"
+_LOAD = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+"""It ends with its parent, however that ends."""
 _LIMITS = "[limits]\nwarm_up_cap_s = 0.5\nmeasure_cap_s = 1.5\n"
 """As short as the protocol allows, five blocks; a verdict stands on processes, and pays for what blocks leave open."""
 

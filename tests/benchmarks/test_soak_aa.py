@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,16 @@ def test_the_short_limits_are_a_configuration(tmp_path):
 )
 def test_what_is_left_of_each_half(kept, half, left):
     assert soak_aa._left([{"beside_load": beside_load} for beside_load in kept], 4, half) == left
+
+
+def test_the_load_ends_with_the_soak_however_that_ends():
+    begin = "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True)"
+    command = [sys.executable, "-c", f"{begin}; time.sleep(600)", soak_aa._LOAD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        load = Path("/proc", parent.stdout.readline().strip(), "stat")
+        assert load.exists()
+        parent.kill()
+    until_s = time.monotonic() + 60
+    while load.exists() and load.read_text().split()[2] != "Z":
+        assert time.monotonic() < until_s, "the load goes on"
+        time.sleep(0.1)
