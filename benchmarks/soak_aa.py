@@ -22,7 +22,7 @@ from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
 Half = Literal["alone", "loaded"]
-_LOAD = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+_LOAD = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
 """It ends with its parent, however that ends."""
 _LIMITS = "[limits]\nwarm_up_cap_s = 0.5\nmeasure_cap_s = 1.5\n"
 """As short as the protocol allows, five blocks; a verdict stands on processes, and pays for what blocks leave open."""
@@ -94,7 +94,7 @@ def _append(output: Path, name: str, beside_load: bool, arguments: Sequence[str]
 @contextmanager
 def _load() -> Iterator[None]:
     """Keep one CPU busy."""
-    with subprocess.Popen([sys.executable, "-c", _LOAD]) as process:
+    with subprocess.Popen([sys.executable, "-c", _LOAD, str(os.getpid())]) as process:
         try:
             yield
         finally:

@@ -88,8 +88,10 @@ def test_what_is_left_of_each_half(kept, half, left):
 
 
 def test_the_load_ends_with_the_soak_however_that_ends():
-    begin = "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True)"
-    command = [sys.executable, "-c", f"{begin}; time.sleep(600)", soak_aa._LOAD]
+    begin = (
+        "line = [sys.executable, '-c', sys.argv[1], str(os.getpid())]; print(subprocess.Popen(line).pid, flush=True)"
+    )
+    command = [sys.executable, "-c", f"import os, subprocess, sys, time; {begin}; time.sleep(600)", soak_aa._LOAD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         load = Path("/proc", parent.stdout.readline().strip(), "stat")
         assert load.exists()
