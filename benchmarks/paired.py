@@ -11,6 +11,7 @@ import torch
 from benchd.daemon.statistics import Interval, mean_interval
 
 VISIT_S = 0.01
+REST_S = 0.005
 FEWEST_ROUNDS = 5
 
 
@@ -29,7 +30,7 @@ def race(contenders: Sequence[tuple[str, Callable[[], object]]], device: torch.d
     """Return one Paired a contender, in their order; the first is what the others are compared with.
 
     A round visits all of them forth and back (ABC CBA), so that a drift of the machine meets each alike. A visit is as
-    many calls as take about ten milliseconds. Rounds go on for `seconds`, at least five.
+    many calls as take about ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five.
     """
     calls = [_calls_a_visit(call, device) for _, call in contenders]
     visits: list[list[float]] = [[] for _ in contenders]
@@ -59,7 +60,13 @@ def _round(
 
 
 def _visit(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Return the seconds that one of `calls` calls in a row takes, the device's work included."""
+    """Return the seconds that one of `calls` calls in a row takes, the device's work included.
+
+    Whose turn was before does not matter: its threads, which spin for a while, have gone to sleep, and what it took of
+    the caches is taken back.
+    """
+    time.sleep(REST_S)
+    call()
     _finish(device)
     start = time.perf_counter()
     for _ in range(calls):
