@@ -98,7 +98,8 @@ def test_a_side_that_cannot_run_here_exits_7(compare, stub):
 def test_a_signal_ends_the_comparison_and_keeps_what_was_measured(number, stub, tmp_path, child_environment):
     (tmp_path / "config.toml").write_text(CONFIG)
     steady, slow = stub("steady", "5"), stub("slow", "__import__('time').sleep(60 * (turn == 2)) or 5")
-    command = [Path(sys.executable).parent / "benchd", "compare", "--live", CASE, "--python", steady, "--python", slow]
+    benchd = ["env", f"--default-signal={number.name}", Path(sys.executable).parent / "benchd"]
+    command = [*benchd, "compare", "--live", CASE, "--python", steady, "--python", slow]
     command += ["--config", "config.toml", "--device", "cpu", "--output", "out"]
     with subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True) as process:
         assert next(line for line in process.stderr if line.startswith("pair 2"))
