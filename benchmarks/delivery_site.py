@@ -200,11 +200,11 @@ class Result:
     _MARK = "run-id-of-the-soak"
 
     def __init__(self) -> None:
-        bare = self._encoded("")
-        self.body = self._encoded("x" * (RECORD_BYTES - len(bare)))
-
-    def _encoded(self, reason: str) -> bytes:
         shared = Pass(DEVICE, "soak", "soak", version("benchd"), environment.describe("cpu", None))
+        bare = self._encoded(shared, "")
+        self.body = self._encoded(shared, "x" * (RECORD_BYTES - len(bare)))
+
+    def _encoded(self, shared: Pass, reason: str) -> bytes:
         begun = Begun(self._MARK, "2026-01-01T00:00:00.000Z", 0)
         outcome = Outcome(process=ProcessResult(status="aborted"), missing={"filling": reason})
         return records.encode(recording.record(Case(model="square"), "quick", shared, begun, [outcome]))

@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from benchd.daemon import results
-from benchd.daemon.profiling.profile import Profile
+from benchd.daemon.profiling.profile import Profile, TorchProfile
 from benchd.daemon.records import Record
 from benchd.kernels.shipped import Compiled
 from benchmarks import kernels, models, rows, soak, soak_aa
@@ -247,13 +247,23 @@ def _profiles(found: Found) -> Iterator[str]:
     )
 
 
+def _launches_a_step(torch: TorchProfile | None) -> float | None:
+    return torch.launches / len(torch.steps) if torch and torch.steps else None
+
+
 def _profile(profile: Profile) -> tuple[str, ...]:
     torch = profile.torch
-    launches = f"{torch.launches / len(torch.steps):.0f}" if torch and torch.steps else "-"
+    launches = _launches_a_step(torch)
     busy = f"{torch.gpus[0].utilization:.1%}" if torch and torch.gpus else "-"
     operators = sorted(torch.operators, key=lambda row: -(row.self_device_ns or row.self_cpu_ns)) if torch else []
     titles = "; ".join(finding.title for finding in profile.findings) or "-"
-    return profile.case_id, launches, busy, operators[0].name if operators else "-", titles
+    return (
+        profile.case_id,
+        "-" if launches is None else f"{launches:.0f}",
+        busy,
+        operators[0].name if operators else "-",
+        titles,
+    )
 
 
 @dataclass(frozen=True)
@@ -264,6 +274,11 @@ class Traced:
     function: str
     traced: tuple[int, int]
     compiled: set[tuple[int, int]]
+
+    @property
+    def agrees(self) -> bool:
+        """Say whether it takes what was compiled ahead."""
+        return self.traced in self.compiled
 
 
 def _traced(found: Found) -> Iterator[Traced]:
@@ -302,7 +317,7 @@ def _pair(pair: tuple[int, int]) -> str:
 
 
 def _agree(row: Traced) -> str:
-    return "agree" if row.traced in row.compiled else "DIFFER"
+    return "agree" if row.agrees else "DIFFER"
 
 
 @dataclass(frozen=True)
@@ -322,7 +337,7 @@ class Target:
         if value is None:
             return self.what, wanted, "not measured", "-"
         met = value <= self.wanted if self.at_most else value >= self.wanted
-        return self.what, wanted, f"{value:.3g}{self.unit}", "met" if met else "MISSED"
+        return self.what, wanted, f"{value:.3g}{self.unit}", soak.verdict(met)
 
 
 def _inference(found: Found, model: str, batch: int) -> list[models.Row]:
@@ -369,10 +384,8 @@ def _milliseconds(model: str, batch: int, contender: str) -> Callable[[Found], f
 
 def _launches(model: str, variant: str) -> Callable[[Found], float | None]:
     def value(found: Found) -> float | None:
-        wanted = [
-            each.torch for each in found.profiles if each.case_id.startswith(f"{model},{variant},") and each.torch
-        ]
-        return wanted[0].launches / len(wanted[0].steps) if wanted and wanted[0].steps else None
+        wanted = (each.torch for each in found.profiles if each.case_id.startswith(f"{model},{variant},"))
+        return _launches_a_step(next(filter(None, wanted), None))
 
     return value
 
@@ -403,7 +416,7 @@ def _share_of_floor(found: Found) -> float | None:
 def _agreement(found: Found) -> float | None:
     """Return the share of our traced kernels that take what was compiled ahead, in per cent."""
     rows = list(_traced(found))
-    return 100 * sum(row.traced in row.compiled for row in rows) / len(rows) if rows else None
+    return 100 * sum(row.agrees for row in rows) / len(rows) if rows else None
 
 
 def _energies(record: Record) -> list[float]:
@@ -491,7 +504,7 @@ def _soak(found: Found) -> Iterator[str]:
     yield ""
     yield from _table(
         ("figure", "value", "target", ""),
-        ((figure.name, f"{figure.value:,.6g}", figure.target, soak.verdict(figure)) for figure in found.soak),
+        ((figure.name, f"{figure.value:,.6g}", figure.target, soak.verdict(figure.met)) for figure in found.soak),
     )
 
 

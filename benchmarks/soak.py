@@ -96,16 +96,16 @@ def _write(path: Path, parts: Mapping[str, Sequence[Figure]]) -> None:
     path.write_text(json.dumps(plain, indent=1) + "\n")
 
 
-def verdict(figure: Figure) -> str:
-    """Return whether its target is met, in a word."""
-    return "" if figure.met is None else "met" if figure.met else "MISSED"
+def verdict(met: bool | None) -> str:
+    """Return whether a target is met, in a word."""
+    return "" if met is None else "met" if met else "MISSED"
 
 
 def print_table(figures: Sequence[Figure]) -> None:
     """Print a line a figure."""
     table = Table("figure", "value", "target", "")
     for figure in figures:
-        table.add_row(figure.name, f"{figure.value:,.6g}", figure.target, verdict(figure))
+        table.add_row(figure.name, f"{figure.value:,.6g}", figure.target, verdict(figure.met))
     Console(highlight=False).print(table)
 
 

@@ -276,7 +276,8 @@ class Service:
     # measuring
 
     def _begin_due(self) -> None:
-        self._find_gpu()
+        if self._every("gpu", LOOK_S):
+            self._find_gpu()
         if self._agenda.look(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self._topics.device_id):
             self._save()
 

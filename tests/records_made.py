@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchd.daemon.delivery.messages import Info
 from benchd.daemon.records import Case, Check, Energy, Environment, ProcessResult, Record, Timing
 
 ENVIRONMENT = Environment(
@@ -22,6 +23,18 @@ ENVIRONMENT = Environment(
     power_mode=None,
     clocks_locked=None,
     threads=2,
+)
+INFO = Info(
+    device_id="d",
+    boot_id="b",
+    name="",
+    site="",
+    tags=[],
+    tool_version="1",
+    environment=ENVIRONMENT,
+    suites=[],
+    catalogue_sha256="",
+    t_wall="",
 )
 ENERGY = Energy(
     energy_j=20.0,

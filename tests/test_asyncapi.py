@@ -6,7 +6,7 @@ import jsonschema
 import msgspec
 import pytest
 from asyncapi import DOCS, Document
-from records_made import ENVIRONMENT, made
+from records_made import INFO, made
 
 from benchd.daemon.delivery import messages
 from benchd.daemon.delivery.collectors import Ack
@@ -49,19 +49,7 @@ def test_messages_fit_and_others_do_not(document):
     record = made()
     document.validate(topics.result("r1"), msgspec.json.encode(record))
     document.validate(topics.latest(record.case_id), msgspec.json.encode(messages.latest(record)))
-    info = messages.Info(
-        device_id="d",
-        boot_id="b",
-        name="",
-        site="",
-        tags=[],
-        tool_version="1",
-        environment=ENVIRONMENT,
-        suites=[],
-        catalogue_sha256="",
-        t_wall="",
-    )
-    document.validate(topics.of("info"), msgspec.json.encode(info))
+    document.validate(topics.of("info"), msgspec.json.encode(INFO))
     for topic in (topics.result("r1"), topics.of("info"), topics.of("status")):
         with pytest.raises(jsonschema.ValidationError):
             document.validate(topic, b'{"state": 1}')

@@ -2,26 +2,14 @@
 
 import msgspec
 from links import unstarted
-from records_made import ENVIRONMENT
+from records_made import INFO
 
 from benchd.daemon import announcements
 from benchd.daemon.announcements import MAX_GONE
-from benchd.daemon.delivery.messages import Info, SuiteInfo
+from benchd.daemon.delivery.messages import SuiteInfo
 from benchd.daemon.delivery.topics import Topics
 
 TOPICS = Topics("d")
-INFO = Info(
-    device_id="d",
-    boot_id="b",
-    name="",
-    site="",
-    tags=[],
-    tool_version="1",
-    environment=ENVIRONMENT,
-    suites=[],
-    catalogue_sha256="",
-    t_wall="",
-)
 
 
 def introduced(tmp_path, known, planned):

@@ -35,6 +35,7 @@ def test_a_gpu_that_the_driver_shows_late_is_what_the_next_pass_is_planned_for(s
     link, cases = service._publisher.link, service._agenda.cases["s"]
     assert service._machine.device == "cpu"
     monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
+    service._done_s.clear()
     service._begin_due()
     assert service._machine.device == "cuda"
     assert set(service._agenda.cases["s"]) > set(cases)

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, made, timing
+from records_made import INFO, made, timing
 
 from benchd.daemon.delivery import homeassistant, messages, prometheus
 from benchd.daemon.delivery.topics import Topics
@@ -84,19 +84,7 @@ def test_the_prometheus_file_is_whole_and_readable_for_all(tmp_path):
 
 
 def test_every_path_that_home_assistant_is_told_is_in_health():
-    info = messages.Info(
-        device_id="d",
-        boot_id="b",
-        name="",
-        site="",
-        tags=[],
-        tool_version="1",
-        environment=ENVIRONMENT,
-        suites=[],
-        catalogue_sha256="",
-        t_wall="",
-    )
-    found = json.loads(homeassistant.discovery(Topics("d"), info))
+    found = json.loads(homeassistant.discovery(Topics("d"), INFO))
     assert found["dev"]["name"] == "d"
     assert found["avty"][0]["topic"] == "benchd/v1/d/status"
     components = found["cmps"]
