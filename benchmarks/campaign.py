@@ -149,7 +149,7 @@ def _run(stage: str, settings: Settings, seconds: float) -> Iterator[Done]:
         with (settings.folder / "campaign.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(found) + b"\n")
         yield found
-    _keep(settings)
+    keep(settings.scratch, settings.folder)
 
 
 def finished(stage: str, part: Part, end: float) -> Done:
@@ -166,7 +166,12 @@ def finished(stage: str, part: Part, end: float) -> Done:
         except subprocess.TimeoutExpired as error:
             status, said = "timeout", _end_of(str(error.stderr or ""))
     return Done(
-        stage=stage, part=part.name, status=status, seconds=time.monotonic() - start, command=part.shown, said=said
+        stage=stage,
+        part=part.name,
+        status=status,
+        seconds=time.monotonic() - start,
+        command=part.shown,
+        said=_without_paths(said),
     )
 
 
@@ -174,19 +179,25 @@ def _end_of(text: str) -> str:
     return "\n".join(text.strip().splitlines()[-3:])[-600:]
 
 
-def _keep(settings: Settings) -> None:
+def keep(scratch: Path, folder: Path) -> None:
     """Bring what the test suite counted, the records and the profiles from the scratch folder, once."""
-    counted = {path.stem: _counts(path) for path in sorted(settings.scratch.glob("*.xml"))}
+    counted = {path.stem: _counts(path) for path in sorted(scratch.glob("*.xml"))}
     if counted:
-        (settings.folder / performance.TESTS).write_bytes(msgspec.json.format(msgspec.json.encode(counted)) + b"\n")
-    for source in sorted(settings.scratch.glob("*/records.jsonl")):
-        with (settings.folder / "records.jsonl").open("ab") as file:
-            file.write(source.read_bytes())
+        (folder / performance.TESTS).write_bytes(msgspec.json.format(msgspec.json.encode(counted)) + b"\n")
+    for source in sorted(scratch.glob("*/records.jsonl")):
+        with (folder / "records.jsonl").open("a") as file:
+            file.write(_without_paths(source.read_text()))
         source.unlink()
-    for source in sorted(settings.scratch.glob("*/profile.json")):
-        target = settings.folder / "profiles" / f"{source.parent.name}.json"
+    for source in sorted(scratch.glob("*/profile.json")):
+        target = folder / "profiles" / f"{source.parent.name}.json"
         target.parent.mkdir(exist_ok=True)
-        shutil.move(source, target)
+        target.write_text(_without_paths(source.read_text()))
+        source.unlink()
+
+
+def _without_paths(text: str) -> str:
+    """Return the text with paths from here: lines to type name the interpreter and the folder of this machine."""
+    return text.replace(sys.executable, "python").replace(f"{Path.cwd()}/", "")
 
 
 def _counts(report: Path) -> dict[str, int]:

@@ -24,8 +24,8 @@ FILE = "soak_aa.jsonl"
 Half = Literal["alone", "loaded"]
 _LOAD = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
 """It ends with its parent, however that ends."""
-_LIMITS = "[limits]\nwarm_up_cap_s = 0.5\nmeasure_cap_s = 1.5\n"
-"""As short as the protocol allows, five blocks; a verdict stands on processes, and pays for what blocks leave open."""
+_LIMITS = "[limits]\nwarm_up_cap_s = 0.3\nmeasure_cap_s = 0.8\ncheck_images = 1\n"
+"""About as long as a process takes to start; a verdict stands on processes, and pays for what blocks leave open."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

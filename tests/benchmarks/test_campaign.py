@@ -64,6 +64,17 @@ def test_a_part_that_does_not_end_is_ended_and_the_next_finds_no_time():
     assert campaign.finished("kernels", sleep, end).status == "no time left"
 
 
+def test_what_is_kept_names_no_path_of_this_machine(tmp_path):
+    line = f"{sys.executable} -m benchd < {Path.cwd()}/bench-out/nsys.job.json"
+    for name, text in (("records-square/records.jsonl", line), ("square-eager/profile.json", line)):
+        path = tmp_path / "scratch" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    campaign.keep(tmp_path / "scratch", tmp_path)
+    for name in ("records.jsonl", "profiles/square-eager.json"):
+        assert (tmp_path / name).read_text() == "python -m benchd < bench-out/nsys.job.json"
+
+
 def test_an_unknown_stage_is_refused():
     done = CliRunner().invoke(campaign.app, ["--device", "cpu", "--stage", "probing"])
     assert done.exit_code == 2

@@ -70,7 +70,7 @@ def test_false_verdicts_are_counted_with_their_bound():
 
 def test_the_short_limits_are_a_configuration(tmp_path):
     option, path = soak_aa._short(tmp_path)
-    assert (option, config.read(Path(path)).limits.measure_cap_s) == ("--config", 1.5)
+    assert (option, config.read(Path(path)).limits.measure_cap_s) == ("--config", 0.8)
 
 
 @pytest.mark.parametrize(
