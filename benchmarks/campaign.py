@@ -3,7 +3,8 @@
     probes       the machine's rates and its fingerprint; on a GPU what its kernels compile to
     correctness  the kernels and the models against their equations, by the test suite
     kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers
-    models       each model's variants against each other and against peers, then records with energy, clocks, check
+    models       each model's variants against each other and against peers
+    records      each variant in a process of its own: energy, clocks, memory, check, floor
     repeats      eager at the largest batch size in five fresh processes: how far times and energies scatter
     profiles     where the time goes, in eager and in the custom variant
 
@@ -31,7 +32,8 @@ import msgspec
 import typer
 
 from benchd.daemon import plan
-from benchmarks import performance, rows
+from benchd.daemon.records import Case
+from benchmarks import models, performance, rows
 from benchmarks.commands import command
 from benchmarks.ops import OPS
 
@@ -233,11 +235,9 @@ def _models(settings: Settings) -> Iterator[Part]:
         for batch in settings.batch_sizes:
             yield _race(model, batch, "inference", settings)
         yield _race(model, settings.batch_sizes[-1], "training", settings)
-    for model in settings.models:
-        yield _records(model, settings)
 
 
-def _race(model: str, batch: int, direction: str, settings: Settings) -> Part:
+def _race(model: str, batch: int, direction: models.Direction, settings: Settings) -> Part:
     what = ["--model", model, "--batch-size", str(batch), "--direction", direction, "--device", settings.device]
     what += [argument for variant in settings.variants for argument in ("--variant", variant)]
     what += [] if settings.peers else ["--no-peers"]
@@ -245,12 +245,22 @@ def _race(model: str, batch: int, direction: str, settings: Settings) -> Part:
     return _python(f"{model} batch {batch} {direction}", "benchmarks.models", *what, *how)
 
 
-def _records(model: str, settings: Settings) -> Part:
-    sizes = ",".join(map(str, settings.batch_sizes))
-    what = ["--models", model, "--batch-sizes", sizes, "--device", settings.device, "--preset", "quick"]
-    if settings.variants:
-        what += ["--variants", ",".join(["eager", *settings.variants])]
-    return _ours(f"records of {model}", "bench-once", *what, "--output", str(settings.scratch / f"records-{model}"))
+def _records(settings: Settings) -> Iterator[Part]:
+    for model in settings.models:
+        for batch in settings.batch_sizes:
+            yield from _measured(model, batch, "inference", settings)
+        yield from _measured(model, settings.batch_sizes[-1], "training", settings)
+
+
+def _measured(model: str, batch: int, direction: models.Direction, settings: Settings) -> Iterator[Part]:
+    """Yield the part that measures all variants wanted and able, if there are any."""
+    able = models.can_run(Case(model=model, batch_size=batch, direction=direction), settings.device)
+    names = ",".join(name for name in able if not settings.variants or name in ("eager", *settings.variants))
+    scratch = settings.scratch / f"records-{model}-{batch}-{direction}"
+    what = ("--models", model, "--variants", names, "--batch-sizes", str(batch), "--direction", direction)
+    how = ("--device", settings.device, "--preset", "quick", "--output", str(scratch))
+    if names:
+        yield _ours(f"{model} batch {batch} {direction}", "bench-once", *what, *how)
 
 
 def _repeats(settings: Settings) -> Iterator[Part]:
@@ -273,6 +283,7 @@ STAGES: dict[str, Callable[[Settings], Iterator[Part]]] = {
     "correctness": _correctness,
     "kernels": _kernels,
     "models": _models,
+    "records": _records,
     "repeats": _repeats,
     "profiles": _profiles,
 }

@@ -70,7 +70,7 @@ def main(
     """Race the variants of a model and the peers that are installed."""
     where = rows.open_device(device, threads)
     chosen = cast("Direction", _one_of(direction, ("inference", "training")))
-    all_right = True
+    wrong: list[str] = []
     for name in model or list(plan.DEFAULT_MODELS):
         options = _options(name, option or [])
         for size in batch_size or [1]:
@@ -78,8 +78,9 @@ def main(
             raced = _raced(_job(case, options, where), variant, peers, where, seconds)
             _print(raced)
             rows.write(raced, output)
-            all_right &= all(row.right or row.is_peer or row.median_ms is None for row in raced)
-    raise typer.Exit(0 if all_right else rows.WRONG)
+            ours = [row for row in raced if not row.is_peer and row.median_ms is not None]
+            wrong += [f"{name} {row.contender} batch {size}" for row in ours if not row.right]
+    rows.end(wrong)
 
 
 def _one_of(value: str, known: Sequence[str]) -> str:
@@ -111,11 +112,13 @@ def _job(case: Case, options: dict[str, OptionValue], device: torch.device) -> J
 
 
 def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: torch.device, seconds: float) -> list[Row]:
-    """Load and check everybody, then race who can run."""
-    training = job.case.direction == "training"
-    with torch.inference_mode(not training):
-        ours = [_ours(job, name, device) for name in _names(job, wanted, device)]
-        others = list(_peers(job, device)) if with_peers else []
+    """Load and check everybody, then race who can run.
+
+    Loaded outside inference mode, as a worker loads: of weights made within it nothing derived is kept.
+    """
+    ours = [_ours(job, name, device) for name in _names(job, wanted, device)]
+    others = list(_peers(job, device)) if with_peers else []
+    with torch.inference_mode(job.case.direction == "inference"):
         results = rows.run([*ours, *others], device, seconds)
     facts: dict[str, Any] = {
         "model": job.case.model,
@@ -133,10 +136,7 @@ def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: tor
 def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list[str]:
     """Return eager, then what was asked for or all that may run here; raise BadParameter for an unknown name."""
     if wanted is None:
-        machine = plan.inspect(device.type)
-        cases = [msgspec.structs.replace(job.case, variant=variant) for variant in all_variants()]
-        wanted = [case.variant.name for case in cases if plan.why_not(case, machine) is None]
-        wanted += BESIDE.get(job.case.model, [])
+        wanted = [*can_run(job.case, device.type), *BESIDE.get(job.case.model, [])]
     for name in wanted:
         model, _, variant = name.rpartition("/")
         try:
@@ -147,6 +147,13 @@ def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list
     return ["eager", *(name for name in wanted if name != "eager")]
 
 
+def can_run(case: Case, device: str) -> list[str]:
+    """Return the variants of a case that may run here, as far as that is known before it is tried."""
+    machine = plan.inspect(device)
+    cases = (msgspec.structs.replace(case, variant=variant) for variant in all_variants())
+    return [each.variant.name for each in cases if plan.why_not(each, machine) is None]
+
+
 def _ours(job: Job, name: str, device: torch.device) -> Entrant:
     """Load a variant of this model, or MODEL/VARIANT of another, and check it."""
     model, _, variant = name.rpartition("/")
@@ -155,8 +162,7 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
             job = msgspec.structs.replace(job, options=catalog.entry(model).resolve({}))
         case = msgspec.structs.replace(job.case, model=model or job.case.model, variant=Variant.parse(variant))
         job = msgspec.structs.replace(job, case=case)
-        with torch.inference_mode(False):
-            built = subject.build(job)
+        built = subject.build(job)
         backends.prepare(case.variant, built.source, device, case.batch_size)
         loaded = backends.load(case.variant, built.source, device, built.images[: case.batch_size])
         with torch.inference_mode():
@@ -203,9 +209,8 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
     shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
     job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))
     try:
-        with torch.inference_mode(False):
-            built = subject.build(job)
-            peer = build(built.plain.to(device)).eval()
+        built = subject.build(job)
+        peer = build(built.plain.to(device)).eval()
         run = _autocast(peer, device) if variant.precision == "amp" else peer
         error, disagreements = _agreement(run, built, device)
         images = built.images[: job.case.batch_size].to(device)

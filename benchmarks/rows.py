@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
+import typer
 from rich.console import Console
 
 from benchd.daemon.process import environment
@@ -96,6 +97,13 @@ def ratio(row: Timed) -> str:
 def console() -> Console:
     """Return what tables are printed on."""
     return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
+
+
+def end(wrong: Sequence[str]) -> NoReturn:
+    """End the program: with status 5, named, where one of ours answered wrongly."""
+    if wrong:
+        typer.echo(f"wrong answers: {', '.join(wrong)}", err=True)
+    raise typer.Exit(WRONG if wrong else 0)
 
 
 def write(rows: Sequence[Timed], output: Path | None) -> None:

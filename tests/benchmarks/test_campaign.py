@@ -48,6 +48,17 @@ def test_stages_leave_their_files_and_the_page_tells_them(run):
     ]
 
 
+def test_each_variant_has_a_record_in_its_directions(run):
+    what = ("--stage", "records", "--model", "snn_onepass", "--batch-size", "1", "--variant", "custom")
+    done, folder = run(*what)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [record.case_id for record in performance.read(folder).records] == [
+        "snn_onepass,eager,b1",
+        "snn_onepass,custom,b1",
+        "snn_onepass,eager,b1,training",
+    ]
+
+
 def test_a_part_that_fails_or_finds_no_time_is_named_and_the_others_are_run(run):
     done, folder = run("--stage", "kernels", "--op", "nonsense", "--op", "add_rms_norm", "--batch-size", "1")
     assert done.returncode == 1

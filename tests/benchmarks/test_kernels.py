@@ -89,6 +89,7 @@ def test_a_wrong_kernel_shows(kernels, tmp_path, change, verdict):
     own = f"{tmp_path / 'own.py'}:norm"
     done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--implementation", own)
     assert done.returncode == 5
+    assert "wrong answers: yours of add_rms_norm" in done.stderr
     assert verdict in rows["yours"]["verdict"]
 
 
