@@ -103,7 +103,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Time to race one op or one model at one batch size.")] = 5.0,
     minutes: Annotated[float, typer.Option(help="Time of a stage; parts that do not fit are named.")] = 8.0,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Race other people's builds too.")] = True,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the loops.")] = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the ops.")] = True,
     output: Annotated[Path, typer.Option(help="Where the machine's folder goes.")] = Path("results"),
 ) -> None:
     """Run the stages one after another and print what they found."""

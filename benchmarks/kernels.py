@@ -60,7 +60,7 @@ def main(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time to race one op at one shape.")] = 5.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the loop.")] = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the torch form.")] = True,
     output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print the ops with their shapes and stop.")] = False,
 ) -> None:
@@ -143,7 +143,7 @@ def _entrants(problem: Problem, own: Callable[..., Any] | None, compiled: bool, 
     prepared["torch"] = lambda: problem.call("torch")
     prepared["reference"] = lambda: problem.call("reference")
     if compiled:
-        prepared["torch.compile of the reference"] = lambda: torch.compile(problem.call("reference"), dynamic=False)
+        prepared["torch.compile"] = lambda: torch.compile(problem.call("torch"), dynamic=False)
     prepared |= {name: functools.partial(peer, problem.arguments) for name, peer in problem.peers.items()}
     expected = problem.expected()
     return [_judged(name, prepare, expected, problem, dtype) for name, prepare in prepared.items()]
