@@ -60,7 +60,7 @@ def main(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time to race one op at one shape.")] = 5.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the torch form.")] = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the op.")] = True,
     output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print the ops with their shapes and stop.")] = False,
 ) -> None:
