@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchd.daemon.records import Energy, Record, Timing
+from benchd.daemon.records import Check, Energy, Record, Timing
 
 Objective = Literal["latency", "energy", "throughput"]
 FALLBACKS = {"weak_typing", "provider_fallback"}
@@ -192,7 +192,7 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
 def _disagrees(record: Record, least: float | None) -> str | None:
     if least is None or record.check is None:
         return None
-    images, agreeing = record.check.images, record.check.images - record.check.argmax_disagreements
+    images, agreeing = record.check.images, record.check.agreeing
     return f"agreement on {agreeing} of {images} images is below {least:.4g}" if agreeing < least * images else None
 
 
@@ -280,7 +280,14 @@ def exclusions(decision: Decision) -> list[str]:
 
 def _figures(record: Record) -> list[str]:
     latency = f"{record.timing.median_ms:.4g} ms" if record.timing else ""
-    return [latency, _energy(record.energy), "check ok"]
+    return [latency, _energy(record.energy), _check(record.check)]
+
+
+def _check(check: Check | None) -> str:
+    """Say that the check passed; and where the number format alone turns answers, for how many it does not."""
+    if check is None or not check.argmax_disagreements:
+        return "check ok"
+    return f"check ok, {check.agreeing} of {check.images} agree"
 
 
 def _energy(energy: Energy | None) -> str:

@@ -297,6 +297,11 @@ class Check(Struct, frozen=True, kw_only=True):
     audited: int = 0
     note: str = ""
 
+    @property
+    def agreeing(self) -> int:
+        """Return how many of the images get float64's class."""
+        return self.images - self.argmax_disagreements
+
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """The model as it was built: all options, the shape of one input, and which weights."""

@@ -105,6 +105,7 @@ def row(record: Record) -> Row:
         "memory_mib": memory_mib(record),
         "check_passed": check.passed if check else None,
         "check_error_share": check.error_share if check else None,
+        "agreement": check.agreeing / check.images if check and check.images else None,
         "x_of_floor": record.x_of_floor,
         "bound_by": record.floor.bound_by if record.floor else None,
         "flags": " ".join(record.flags),
@@ -147,6 +148,7 @@ COLUMNS = {
     "memory_mib": "memory MiB",
     "x_of_floor": "x of floor",
     "check_passed": "check",
+    "agreement": "agreement",
     "status": "status",
 }
 """What a person is shown of a row, and under which heading."""

@@ -178,8 +178,9 @@ def _check(check: Check | None) -> str:
     if check is None:
         return "-"
     figure = f"{check.error_share:.1e}" if check.flipped_share is None else f"{check.flipped_share:.1e} flipped"
+    agreement = f", {check.agreeing} of {check.images} agree" if check.argmax_disagreements else ""
     top1 = f", top-1 {100 * check.top1:.1f} %" if check.top1 is not None else ""
-    return f"{'ok' if check.passed else 'FAILED'} {figure}{top1}"
+    return f"{'ok' if check.passed else 'FAILED'} {figure}{agreement}{top1}"
 
 
 def _notes(records: Sequence[Record]) -> list[str]:

@@ -46,6 +46,11 @@ def test_the_fastest_ships_and_the_line_says_by_how_much():
     assert line(decision) == wanted
 
 
+def test_the_line_says_where_images_get_another_class_though_the_check_passed():
+    turned = msgspec.structs.replace(PASSED, rule="codes", images=64, argmax_disagreements=53)
+    assert "check ok, 11 of 64 agree" in line(only([candidate("bf16", 4.1, check=turned)]))
+
+
 def test_intervals_that_overlap_are_too_close_to_call():
     decision = only([candidate("fp16", 5.0), candidate("eager", 5.05), candidate("bf16", 5.2)])
     assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])

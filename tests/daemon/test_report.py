@@ -95,6 +95,14 @@ def test_a_row_names_the_provider_of_onnx_runtime():
     assert report.row(record(1, "onnxruntime", 9.0))["provider"] is None
 
 
+def test_a_row_holds_the_share_of_images_that_get_the_same_class():
+    found = Check(
+        passed=True, rule="codes", images=64, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=16
+    )
+    assert report.row(made(check=found))["agreement"] == 0.75
+    assert report.row(made(check=None))["agreement"] is None
+
+
 def test_json_holds_the_decisions_and_the_rows(written):
     said = json.loads(written("json")[0])
     assert said["decisions"][0]["ship"] == "custom"

@@ -153,6 +153,8 @@ def test_checks_and_kernels_are_named():
     table, _ = shown(custom)
     assert "custom (c)" in table
     assert "FAILED 2.0e-03 flipped, top-1 85.1 %" in table
+    table, _ = shown(made(check=check(images=64, argmax_disagreements=53)))
+    assert "ok 3.0e-07, 11 of 64 agree" in table
 
 
 def test_hostile_text_stays_text():
