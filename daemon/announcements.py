@@ -18,7 +18,7 @@ from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Health, Info, SuiteInfo, wall_now
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.plan import Planned
+from benchd.daemon.plan import Machine, Planned
 from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.schedule import Progress
 from benchd.daemon.sysfs import text
@@ -53,8 +53,8 @@ def suites(agenda: Agenda) -> list[SuiteInfo]:
     return [SuiteInfo(name=suite.name, when=when(suite), cases=agenda.cases[suite.name]) for suite in agenda.suites]
 
 
-def info(named: DeviceConfig, device_id: str, boot_id: str, device: str, agenda: Agenda) -> Info:
-    """Return who the device is; `device` is what it measures on, cpu or cuda."""
+def info(named: DeviceConfig, device_id: str, boot_id: str, machine: Machine, agenda: Agenda) -> Info:
+    """Return who the device is, and what it measures on."""
     return Info(
         device_id=device_id,
         boot_id=boot_id,
@@ -62,7 +62,7 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, device: str, agenda:
         site=named.site,
         tags=named.tags,
         tool_version=version("benchd"),
-        environment=environment.describe(device, None, allocator=ALLOCATOR),
+        environment=environment.describe(machine.device, None, allocator=ALLOCATOR, gpu_uuid=machine.gpu_uuid),
         suites=suites(agenda),
         catalogue_sha256=agenda.digest,
         t_wall=wall_now(),

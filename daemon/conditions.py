@@ -1,6 +1,7 @@
 """What a scheduled pass waits for: the machine's temperature, load, power mode and supply, read and judged."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class Readings:
 def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
     """Return the hottest thermal zone, the GPU's load, the 1-minute load average, the power mode and the supply.
 
-    `gpu_uuid` is the GPU to ask NVML about; a Tegra has its own in sysfs.
+    `gpu_uuid` is the GPU to ask NVML about; a Tegra tells of its own in sysfs.
     """
     return Readings(
         temperature_c=_hottest_c(root),
@@ -99,13 +100,15 @@ def _hottest_c(root: Path) -> float | None:
 
 
 def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
-    try:
-        if gpu_uuid:
+    """Return the load by NVML, or by devfreq where that tells none, as on a Tegra that has it."""
+    if gpu_uuid:
+        with suppress(NotAvailable):
             return gpu.utilization_percent(gpu_uuid)
+    try:
         tegra = Devfreq(root)
         samples = [] if tegra.unavailable() else tegra.sample()
         return next((sample.value for sample in samples if sample.metric == "gpu_utilization_percent"), None)
-    except (NotAvailable, OSError, ValueError):
+    except (OSError, ValueError):
         return None
 
 

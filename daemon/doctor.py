@@ -135,7 +135,7 @@ def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
 def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
     if facts["cuda"] is None:
         return "torch is a CPU-only build", "install torch from the index of your CUDA, on a Jetson of your JetPack"
-    nodes = [*(root / "dev").glob("nvidia[0-9]"), *(root / "dev").glob("nvhost-gpu"), *(root / "dev").glob("nvgpu/*/*")]
+    nodes = [node for name in ("nvidia[0-9]", "nvhost-gpu", "nvgpu/*/ctrl") for node in (root / "dev").glob(name)]
     if not nodes:
         return "no NVIDIA GPU, or its kernel module is not loaded", "sudo modprobe nvidia, or install NVIDIA's driver"
     closed = next((node for node in nodes if not os.access(node, os.R_OK | os.W_OK)), None)

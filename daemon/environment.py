@@ -15,7 +15,7 @@ import msgspec
 
 from benchd.daemon.identity import is_placeholder
 from benchd.daemon.records import Environment
-from benchd.daemon.sysfs import number, text
+from benchd.daemon.sysfs import cpufreq_policies, number, text
 
 DISTRIBUTIONS = (
     "benchd",
@@ -65,15 +65,20 @@ _ARM_CORES = {
 
 
 def describe(
-    device: str, threads: int | None, root: Path = Path("/"), allocator: Mapping[str, str] | None = None
+    device: str,
+    threads: int | None,
+    root: Path = Path("/"),
+    allocator: Mapping[str, str] | None = None,
+    gpu_uuid: str | None = None,
 ) -> Environment:
     """Return the environment of a measurement on `device` (cpu or cuda) with `threads` CPU threads.
 
     `root` is where /proc, /sys and /etc are looked up, and `allocator` holds the settings that the worker will have;
-    those that it inherits from this process are added. What cannot be found out is None.
+    those that it inherits from this process are added. `gpu_uuid` is the GPU that is measured, the first where it is
+    None. What cannot be found out is None.
     """
-    policies, gpus = _policies(root), _tegra_gpus(root)
-    gpu, driver, power_limit_w = _gpu(root)
+    policies, gpus = cpufreq_policies(root), _tegra_gpus(root)
+    gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
     power_mode = power_mode_of(root)
     packages = dict(_PACKAGE.findall(text(root / "var/lib/dpkg/status") or ""))
     environment = Environment(
@@ -189,10 +194,6 @@ def _cpu_flags(root: Path) -> list[str]:
     return [flag for flag in CPU_FLAGS if flag in has]
 
 
-def _policies(root: Path) -> list[Path]:
-    return sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))
-
-
 def _max_hz(policies: list[Path]) -> float | None:
     """Return the highest clock that any CPU is allowed now: a power mode may lower it."""
     return max(
@@ -210,12 +211,13 @@ def _l4t(root: Path) -> str | None:
     return f"{release[1]}.{release[2]}" if release else None
 
 
-def _gpu(root: Path) -> tuple[str | None, str | None, float | None]:
-    """Return the first NVIDIA GPU, the driver and the power limit in watts; on a Tegra its SoC and the L4T release."""
+def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | None]:
+    """Return an NVIDIA GPU, its driver and its power limit in watts; on a Tegra its SoC and the L4T release."""
     release = _l4t(root)
     if release:
         return f"{_soc(root) or 'tegra'} integrated GPU", f"L4T {release}", None
-    query = tool_output("nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
+    chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA it does not go by CUDA_VISIBLE_DEVICES
+    query = tool_output("nvidia-smi", *chosen, "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
     fields = [field.strip() for field in (query or "").partition("\n")[0].split(",")]
     return (fields[0], fields[1], _watts(fields[2])) if len(fields) == 3 else (None, None, None)
 
@@ -227,10 +229,13 @@ def _watts(name: str | None) -> float | None:
 
 
 def tool_output(*command: str) -> str | None:
-    """Return what a tool prints, None where it is absent, fails or hangs."""
+    """Return what a tool prints, whatever its exit status; None where it is absent or hangs.
+
+    `nvpmodel -q` tells an ordinary user the mode and then fails at what only root may read.
+    """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None

@@ -81,14 +81,16 @@ def utilization_percent(uuid: str) -> float:
 def measured(device: str) -> str | None:
     """Return the UUID of the GPU that `device` means; None where NVML cannot tell and no particular one was asked for.
 
-    A Tegra has one GPU and no NVML. Raises what `cuda_uuid` raises for `cuda:N` and for a UUID.
+    A Tegra has one GPU, and no NVML or one whose UUID lacks the `GPU-` that CUDA_VISIBLE_DEVICES knows it by: None too.
+    Raises what `cuda_uuid` raises for `cuda:N` and for a UUID.
     """
     try:
-        return cuda_uuid("cuda" if device == "auto" else device)
+        uuid = cuda_uuid("cuda" if device == "auto" else device)
     except NotAvailable:
         if device in ("auto", "cuda"):
             return None
         raise
+    return uuid if uuid.startswith("GPU-") else None
 
 
 def choose(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str]) -> str:

@@ -138,7 +138,7 @@ def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[S
             entry,
             python,
             _called(entry, python, pythons, modules),
-            _pass(settings, machine.device, suite_id, python),
+            _pass(settings, machine, suite_id, python),
             Begun.now(time.monotonic_ns()),
         )
         for entry, python in zip(planned, pythons, strict=True)
@@ -173,8 +173,8 @@ def _planned(case_id: str, own: OwnModule | None, request: Request, settings: Co
     return entry
 
 
-def _pass(settings: Config, device: str, suite_id: str, python: str) -> Pass:
-    described = environment.describe(device, None, allocator=ALLOCATOR)
+def _pass(settings: Config, machine: plan.Machine, suite_id: str, python: str) -> Pass:
+    described = environment.describe(machine.device, None, allocator=ALLOCATOR, gpu_uuid=machine.gpu_uuid)
     if python != sys.executable:
         described = msgspec.structs.replace(described, versions=_versions(python))
         described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))

@@ -102,7 +102,7 @@ def _supervisor(
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
         ),
-        new_pass(settings.device.id, machine.device),
+        new_pass(settings.device.id, machine),
         _sinks(settings, request),
     )
 
@@ -209,14 +209,14 @@ def writable(folder: Path, name: str) -> Path:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
-def new_pass(configured_id: str | None, device: str) -> Pass:
-    """Return what the records of a pass on `device` (cpu or cuda) share that begins here and now."""
+def new_pass(configured_id: str | None, machine: Machine) -> Pass:
+    """Return what the records of a pass share that begins here and now."""
     return Pass(
         device_id=identity.device_id(configured_id),
         boot_id=identity.boot_id(),
         suite_id=uuid.uuid4().hex,
         tool_version=version("benchd"),
-        environment=environment.describe(device, None, allocator=ALLOCATOR),
+        environment=environment.describe(machine.device, None, allocator=ALLOCATOR, gpu_uuid=machine.gpu_uuid),
     )
 
 

@@ -1,5 +1,6 @@
 """Which cases a command line or a configuration means, under which limits, and why a case cannot run here."""
 
+import errno
 import importlib.util
 import itertools
 import os
@@ -114,7 +115,19 @@ def inspect(device: str) -> Machine:
 
 def has_gpu(root: Path = Path("/")) -> bool:
     """Say whether an NVIDIA driver shows a GPU: a desktop's device node or a Tegra's."""
-    return (root / "dev/nvidiactl").exists() or (root / "dev/nvmap").exists()
+    return any(_is_shown(root / node) for node in ("dev/nvidiactl", "dev/nvmap"))
+
+
+def _is_shown(node: Path) -> bool:
+    """Say whether a node is there and no unit's DeviceAllow= keeps it from us, which only opening it tells.
+
+    One whose mode keeps it from us counts: its cases say so, where the CPU in its place would pass in silence.
+    """
+    try:
+        os.close(os.open(node, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno == errno.EACCES
+    return True
 
 
 def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:

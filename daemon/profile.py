@@ -93,7 +93,7 @@ def run(request: Request, out: TextIO, err: TextIO) -> int:
     tables.sorted_by([], sort)
     broker = parse_url(request.mqtt) if request.mqtt else None
     job, regex = _job(request, machine), SNN_KERNELS if request.snn_kernels else request.kernel_regex
-    shared, begun = once.new_pass(None, machine.device), Begun.now(time.monotonic_ns())
+    shared, begun = once.new_pass(None, machine), Begun.now(time.monotonic_ns())
     try:
         with MachineLock():
             found = gather(job, request.depth.deadline_s, regex)

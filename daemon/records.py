@@ -354,11 +354,12 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
 
 
 class Occupancy(Struct, frozen=True, kw_only=True):
-    """How much of a GPU's warps a case fills, 0 to 1, by three different measures; means over kernel time.
+    """How much of a GPU's warps a case fills, 0 to 1, by three different measures.
 
     `theoretical` is what kernels could fill by their registers, shared memory and blocks; `estimated` the same as far
-    as their grids were large enough, from a trace; `measured` what the hardware counted over a window of runs.
-    `limits` is the share of kernel time by what held it back. `utilization` is the share of time with a kernel.
+    as their grids were large enough, from a trace; both are means over kernel time. `measured` is what the hardware
+    counted over a window of runs, the gaps between launches included: it is lower where the GPU waits. `limits` is the
+    share of kernel time by what held it back. `utilization` is the share of time with a kernel.
     """
 
     theoretical: float | None

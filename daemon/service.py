@@ -193,7 +193,7 @@ class Service:
 
     def _introduce(self, link: Link) -> None:
         device, topics = self._settings.device, self._topics
-        said = announcements.info(device, topics.device_id, self._boot_id, self._machine.device, self._agenda)
+        said = announcements.info(device, topics.device_id, self._boot_id, self._machine, self._agenda)
         known = msgspec.json.decode(self._outbox.kept(announcements.LATEST) or b"[]", type=list[str])
         known = announcements.introduce(link, topics, said, known, home_assistant=self._settings.mqtt.home_assistant)
         self._attempt(lambda: self._publisher.keep({announcements.LATEST: msgspec.json.encode(known)}))
@@ -376,7 +376,9 @@ class Service:
             boot_id=boot_id,
             suite_id=suite_id,
             tool_version=version("benchd"),
-            environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
+            environment=environment.describe(
+                self._machine.device, None, allocator=ALLOCATOR, gpu_uuid=self._machine.gpu_uuid
+            ),
         )
 
     def _sinks(self) -> list[Publisher | JournalSink]:

@@ -7,7 +7,8 @@ from pathlib import Path
 def text(path: Path) -> str | None:
     """Return the file's text without the blanks and the NUL bytes around it; None where it is absent or unreadable."""
     try:
-        return path.read_bytes().decode(errors="replace").strip("\0 \t\r\n") or None
+        # Python turns EAGAIN, as of a thermal zone whose unit is off, into None in place of an error
+        return (path.read_bytes() or b"").decode(errors="replace").strip("\0 \t\r\n") or None
     except OSError:
         return None
 
@@ -18,6 +19,15 @@ def number(path: Path) -> int | None:
         return int(text(path) or "")
     except ValueError:
         return None
+
+
+def cpufreq_policies(root: Path) -> list[Path]:
+    """Return the folder of each group of CPUs that share a clock.
+
+    Where a power mode switched all CPUs of one off, its folder stays, and what it tells is old or an error.
+    """
+    policies = sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))
+    return [policy for policy in policies if text(policy / "affected_cpus") or not (policy / "affected_cpus").exists()]
 
 
 class KernelFile:

@@ -18,18 +18,28 @@ from benchd.daemon.sysfs import text
 
 NAME = "benchd.service"
 UNIT = f"etc/systemd/system/{NAME}"
-# the nodes of desktop and integrated GPUs, WSL's, jtop's socket, and the energy counters of a CPU
+# what CUDA opens of a desktop GPU and of an integrated one (L4T 35 and 36), WSL's node, jtop's socket, and the energy
+# counters of a CPU
 WANTED = (
-    "dev/nvidia*",
-    "dev/nvidia-caps/*",
-    "dev/nvhost-*",
-    "dev/nvgpu/*/*",
+    "dev/nvidia[0-9]*",
+    "dev/nvidiactl",
+    "dev/nvidia-uvm",
+    "dev/nvhost-gpu",
+    "dev/nvhost-ctrl-gpu",
+    "dev/nvhost-as-gpu",
+    "dev/nvgpu/*/as",
+    "dev/nvgpu/*/channel",
+    "dev/nvgpu/*/ctrl",
+    "dev/nvgpu/*/power",
+    "dev/host1x-fence",
     "dev/nvmap",
     "dev/dri/render*",
     "dev/dxg",
     "run/jtop.sock",
     "sys/class/powercap/*/energy_uj",
 )
+READ_ALONE = ("nvmap", "energy_uj")  # by name; the others are written to as well
+ROOT = 0  # a group that no service joins
 Options = dict[str, list[str]]
 
 
@@ -104,18 +114,23 @@ def _hidden(path: Path, options: Options, names: dict[int, list[str]]) -> Access
 def _allows(entry: str, path: Path, drivers: list[str]) -> bool:
     node, _, access = entry.partition(" ")
     listed = str(path).endswith(node) if node.startswith("/") else any(fnmatch(name, node) for name in drivers)
-    return listed and {"r", "w"} <= set(access.strip() or "rwm")
+    return listed and set(_needed(path)) <= set(access.strip() or "rwm")
+
+
+def _needed(path: Path) -> str:
+    return "r" if path.name in READ_ALONE else "rw"
 
 
 def _forbidden(path: Path, options: Options) -> Access | None:
     """Say where the file's mode keeps the service's user and groups out."""
-    status = path.stat()
-    needed = 0o4 if path.name == "energy_uj" else 0o6
+    status, access = path.stat(), _needed(path)
+    needed = 0o4 if access == "r" else 0o6
     if status.st_mode & needed == needed:
         return None
+    if status.st_mode >> 3 & needed != needed or status.st_gid == ROOT:
+        cure = f"sudo chmod a+{access} {path}, or a rule of udev's"
+        return Access(path, "User=: its mode is for its owner alone", cure)
     group = _group(status.st_gid)
-    if status.st_mode >> 3 & needed != needed:
-        return Access(path, "User=: its mode is for its owner alone", f"sudo chmod a+r {path}, or a rule of udev's")
     if group in " ".join(options.get("SupplementaryGroups", []) + options.get("Group", [])).split():
         return None
     return Access(path, f"SupplementaryGroups= lacks {group}", f"SupplementaryGroups={group}")

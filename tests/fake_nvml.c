@@ -75,8 +75,11 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)number("cards", 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) { *device = &cards[index]; return SUCCESS; }
 
 int nvmlDeviceGetUUID(device_t device, char *uuid, unsigned size) {
-    snprintf(uuid, size, "GPU-%d%d%d%d1a2b-0000-4000-8000-00000000000%d", device->index, device->index, device->index,
-             device->index, device->index);
+    char key[32];
+    snprintf(key, sizeof key, "uuid.%d", device->index);
+    if (!setting(key, uuid, size))
+        snprintf(uuid, size, "GPU-%d%d%d%d1a2b-0000-4000-8000-00000000000%d", device->index, device->index,
+                 device->index, device->index, device->index);
     return SUCCESS;
 }
 

@@ -21,7 +21,7 @@ class FakeNvml:
 
     The load of the first card: watts (50), with swing (0) on top in every other half of square_s (1); the counter is
     renewed each tick_s (0.1) unless stopped_s is set and counts from reset_j (0), power each power_tick_s (0.02).
-    Codes of NVML: init, fail, fail.FUNCTION, field.ID.SCOPE, gpm.ID. The rest: cards (2), name.N, mig, sm_mhz,
+    Codes of NVML: init, fail, fail.FUNCTION, field.ID.SCOPE, gpm.ID. The rest: cards (2), name.N, uuid.N, mig, sm_mhz,
     memory_mhz, throttle, utilization, celsius, pids (with commas), gpm (1 where there is one).
     """
 

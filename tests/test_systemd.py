@@ -75,6 +75,14 @@ def test_no_single_wait_is_as_long_as_the_watchdog_s():
     assert [why for why, wait_s in waits_s.items() if wait_s >= longest_s] == []
 
 
+@pytest.mark.parametrize("name", UNITS)
+def test_the_driver_is_there_before_its_devices_are_allowed_by_their_numbers(name):
+    text = unit(name)
+    assert "DeviceAllow=char-nvidia-uvm rw" in text
+    for option in ("Wants", "After"):
+        assert "modprobe@nvidia_uvm.service" in re.search(rf"^{option}=(.+)$", text, re.MULTILINE)[1].split()
+
+
 def test_units_and_code_agree_on_paths():
     service = unit("benchd.service")
     runtime = Path("/run", re.search(r"^RuntimeDirectory=(.+)$", service, re.MULTILINE)[1])

@@ -5,12 +5,14 @@ leaves nothing: no rows, and shares of 0.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchd.daemon.profiling.profile import Category, Gpu, KernelRow, LayerRow, Profile
 
 _SHOWN = 3
+_UNNAMED = re.compile(r"(?:\(anonymous namespace\)|<unnamed>)::")
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,29 @@ def part(profile: Profile, found: Iterable[Row]) -> Part:
 
 def occupancy(profile: Profile, kernel: KernelRow) -> float | None:
     """Return the occupancy that ncu measured of a kernel, else the one that its launches allow, 0 to 1."""
-    counted = {row.name: row.measured_occupancy for row in profile.ncu.kernels} if profile.ncu else {}
-    measured = counted.get(kernel.name)
-    return kernel.estimated_occupancy if measured is None else measured
+    row = counted(profile).get(kernel.name)
+    return kernel.estimated_occupancy if row is None or row.measured_occupancy is None else row.measured_occupancy
+
+
+def counted(profile: Profile) -> dict[str, KernelRow]:
+    """Return the rows of ncu by the names that their kernels have in the trace; those that it did not count are absent.
+
+    ncu spells template arguments and parameters otherwise than a trace. Where it has no kernel of the same whole name,
+    the plain name tells, if it is that of one kernel alone on both sides.
+    """
+    if not (profile.ncu and profile.torch):
+        return {}
+    by_name = {row.name: row for row in profile.ncu.kernels}
+    by_plain_name = {plain_name(name): row for name, row in by_name.items()}
+    traced = [row.name for row in profile.torch.kernels]
+    ours, theirs = (Counter(map(plain_name, names)) for names in (traced, by_name))
+    alone = {name: by_plain_name[plain] for name in traced if ours[plain := plain_name(name)] == theirs[plain] == 1}
+    return alone | {name: by_name[name] for name in traced if name in by_name}
+
+
+def plain_name(kernel: str) -> str:
+    """Return the qualified name of a kernel without return type, unnamed namespaces, arguments and parameters."""
+    return re.split(r"[<(]", _UNNAMED.sub("", kernel), maxsplit=1)[0].removeprefix("void ").strip()
 
 
 def layers(profile: Profile) -> list[LayerRow]:

@@ -93,14 +93,24 @@ def occupancy(launch: Launch, device: Device) -> LaunchOccupancy | None:
 
 
 def _fitting(launch: Launch, device: Device, threads: int) -> tuple[int, tuple[str, ...]] | None:
-    """Return how many blocks fit on an SM and what holds them back, as the trace says or by the device's limits."""
-    if launch.active_blocks_per_sm is not None:
+    """Return how many blocks fit on an SM and what holds them back, as the trace says or by the device's limits.
+
+    The trace's calculator takes 48 KiB of shared memory for the most that a block has. Of a kernel with more it finds
+    that no block fits, although it ran.
+    """
+    if launch.active_blocks_per_sm:
         return launch.active_blocks_per_sm, launch.limits
     architecture = ARCHITECTURES.get(10 * (device.compute_major or 0) + (device.compute_minor or 0))
     if architecture is None or launch.registers is None or launch.shared_bytes is None:
         return None
     found = theoretical(architecture, launch.registers, launch.shared_bytes, threads)
-    return found.blocks, found.limits
+    return (found.blocks, found.limits) if found.blocks else None
+
+
+def traced_occupancy(launch: Launch) -> float | None:
+    """Return the estimated occupancy as the trace has it, rounded to percent; None where its calculator failed."""
+    percent = launch.estimated_occupancy_percent
+    return None if percent is None or launch.active_blocks_per_sm == 0 else percent / 100
 
 
 def uses_tensor_cores_by_name(kernel: str) -> bool:
@@ -132,18 +142,10 @@ def _of_device(trace: Trace, on_device: NDArray[np.bool_], device: Device | None
     )
 
 
-def _as_traced(launches: Sequence[Launch]) -> list[float | None]:
-    percents = [launch.estimated_occupancy_percent for launch in launches]
-    return [None if percent is None else percent / 100 for percent in percents]
-
-
 def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] | None:
     """Return the unrounded occupancy of each launch; None where one that the trace has cannot be computed."""
     found = [occupancy(launch, device) for launch in launches]
-    if any(
-        it is None and launch.estimated_occupancy_percent is not None
-        for launch, it in zip(launches, found, strict=True)
-    ):
+    if any(it is None and traced_occupancy(launch) is not None for launch, it in zip(launches, found, strict=True)):
         return None
     return [it.estimated if it else None for it in found]
 
@@ -163,7 +165,7 @@ class _Columns:
         self.start = column(kernels, "start_ns")[chosen]
         self.end = self.start + column(kernels, "duration_ns")[chosen]
         self._blocks = _numbers(launch.blocks_per_sm for launch in launches)[place]
-        self._occupancy = _numbers(_as_traced(launches) if computed is None else computed)[place]
+        self._occupancy = _numbers(map(traced_occupancy, launches) if computed is None else computed)[place]
         by_name = [uses_tensor_cores_by_name(launch.name) for launch in launches]
         self._tensor_cores = np.array(by_name, np.bool_)[place]
 

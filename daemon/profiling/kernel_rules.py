@@ -139,16 +139,19 @@ def _launched(kernel: KernelRow) -> str:
 
 def no_tensor_cores(profile: Profile) -> Finding | None:
     """Find matrix products in fp32 that leave the tensor cores unused."""
-    counted = {row.name for row in profile.ncu.kernels if row.tensor_cores} if profile.ncu else set()
+    ncu = evidence.counted(profile)
+    counted = {name: row.tensor_cores for name, row in ncu.items() if row.tensor_cores is not None}
     plain = [
         row
         for row in evidence.work(profile, _MATRIX, but="causal_conv|depthwise").rows
-        if row.kernel and not row.kernel.tensor_cores and row.name not in counted
+        if row.kernel and not row.kernel.tensor_cores and not counted.get(row.name)
     ]
     part = evidence.part(profile, plain)
     if part.share < 0.1 or profile.case.variant.precision != "fp32":
         return None
-    by = "by counters" if profile.ncu else "by the kernels' names"
+    told = sum(row.name in counted for row in plain)
+    by = f"{told} by counters and {len(plain) - told} by name" if told else "by the kernels' names"
+    by = "by counters" if told == len(plain) else by
     return Finding(
         rule="no_tensor_cores",
         title="Matrix products in fp32 run without tensor cores",

@@ -14,7 +14,8 @@ from benchd.daemon.records import Occupancy
 def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | str:
     """Return what the trace says, with what the hardware counted as a share of the warps that fit, or why it did not.
 
-    The device is that of the first kernel; each figure is a mean over kernel time.
+    The device is that of the first kernel. What the trace says are means over kernel time; the hardware counts elapsed
+    time, the gaps between launches included.
     """
     missing = traced.missing_kernels()
     if missing:

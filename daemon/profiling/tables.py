@@ -235,10 +235,7 @@ class _Launched:
     @property
     def estimated(self) -> float | None:
         """The unrounded occupancy, the trace's whole percent where that cannot be computed."""
-        if self.occupancy:
-            return self.occupancy.estimated
-        percent = self.launch.estimated_occupancy_percent
-        return None if percent is None else percent / 100
+        return self.occupancy.estimated if self.occupancy else gpu_metrics.traced_occupancy(self.launch)
 
 
 def _kernels(trace: Trace, work: _Work, nesting: Nesting) -> list[KernelRow]:

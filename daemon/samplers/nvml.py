@@ -4,6 +4,7 @@
 because counting may disturb what is timed.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -49,6 +50,7 @@ _Readings = dict[_Key, Callable[[], float]]
 _ENERGY: _Key = ("energy_counter_j", "gpu")
 _HISTORY: _Key = ("power_w", "gpu_history")
 _UNSUPPORTED = (2, 3, 6, 13)  # NVML's codes: a field it does not know, not supported, no such data, no such function
+_LOST = (1, 15, 999)  # not initialised, GPU lost, unknown error: it may answer again
 # NVML's field value and scope
 _PRESENT_POWERS: dict[_Key, tuple[int, int]] = {("power_w", "module"): (186, 1), ("power_w", "gpu"): (186, 0)}
 _AVERAGE_POWERS: dict[_Key, tuple[int, int]] = {
@@ -79,7 +81,8 @@ class Nvml:
     stamped when they came. At most ten times a second the rest: `power_w` of the rails gpu_average, module_average and
     gpu_history, as the driver kept it; `gpu_clock_hz` (of the SMs), `gpu_memory_clock_hz`, `gpu_throttle_reasons` (a
     mask, see `throttle_names`), `gpu_temp_c`, `gpu_utilization_percent`, `gpu_memory_used_bytes` and
-    `gpu_foreign_processes`, which counts those with a compute context, the watched one left out.
+    `gpu_foreign_processes`, which counts those with a compute context, the watched one left out. A value that
+    the driver refuses is not claimed, and the reason is among the failures of each such reading.
     """
 
     name = "nvml"
@@ -107,7 +110,8 @@ class Nvml:
         energy = gpu.answering({_ENERGY: gpu.energy_j})
         self._history = _History(gpu) if gpu.answering({_HISTORY: lambda: len(gpu.history(0))}) else None
         if not (self._present or self._others or energy or self._history):
-            raise NotAvailable(f"NVML supports no reading of {gpu.uuid}, as on every Jetson; use ina3221 there")
+            why = gpu.refused or [f"NVML supports no reading of {gpu.uuid}, as on every Jetson; use ina3221 there"]
+            raise NotAvailable("; ".join(why))
         self._periods_s = _measured_periods_s(self._present | energy)
         self._counter = _EnergyCounter(gpu.energy_j, self._period_s(_ENERGY)) if energy else None
 
@@ -123,7 +127,7 @@ class Nvml:
             ("gpu_temp_c", ""): lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             ("gpu_utilization_percent", ""): lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             ("gpu_memory_used_bytes", ""): lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-            ("gpu_foreign_processes", ""): lambda: len(gpu.computing_pids() - {self._watched}),
+            ("gpu_foreign_processes", ""): lambda: sum(map(_is_here, gpu.computing_pids() - {self._watched})),
         }
         return readings | {key: partial(gpu.power_w, *field) for key, field in _AVERAGE_POWERS.items()}
 
@@ -156,7 +160,7 @@ class Nvml:
         """Yield the present values; then raise OSError that names those that could not be read."""
         now_ns = time.monotonic_ns()
         due = now_ns >= self._due_ns
-        failures: list[str] = []
+        failures = list(self._gpu.refused) if due else []
         for key, read in (self._present | self._others if due else self._present).items():
             yield from self._try(key, partial(_reading, read), failures)
         if self._counter:
@@ -177,8 +181,23 @@ class Nvml:
         yield from (Sample(t_ns, key[0], value, self.name, key[1]) for t_ns, value in values)
 
 
+def _code(error: Exception) -> int | None:
+    return getattr(error, "value", None)
+
+
 def _named(key: _Key) -> str:
     return " ".join(key).strip()
+
+
+def _is_here(pid: int) -> bool:
+    """Say whether a process has this number here: in a container the driver may give those of the host."""
+    if pid == 0:  # one that our namespace has no number for
+        return False
+    try:
+        os.kill(pid, 0)  # and not /proc, where a unit hides the processes of others
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def _reading(read: Callable[[], float]) -> list[tuple[int, float]]:
@@ -194,25 +213,38 @@ class _Gpu:
         self.uuid = cuda_uuid(device)
         self.nvml: Any = open_nvml()
         self.error: type[Exception] = self.nvml.NVMLError
+        self.refused: list[str] = []
         try:
             self.handle = self.nvml.nvmlDeviceGetHandleByUUID(self.uuid)
         except self.error as error:
             raise NotAvailable(f"NVML does not open {self.uuid}: {error}") from error
-        mig = self.answering({("MIG mode", ""): lambda: self.nvml.nvmlDeviceGetMigMode(self.handle)[0]})
-        if any(read() for read in mig.values()):
+        if self._is_shared_out():
             raise NotAvailable(f"{self.uuid} is shared out by MIG; {NO_MIG}")
 
+    def _is_shared_out(self) -> bool:
+        try:
+            return bool(self.nvml.nvmlDeviceGetMigMode(self.handle)[0])
+        except self.error as error:
+            if _code(error) in _UNSUPPORTED:
+                return False
+            raise NotAvailable(f"MIG mode of {self.uuid}: {error}") from error
+
     def answering(self, readings: _Readings) -> _Readings:
-        """Return those readings that the GPU and its driver support, each tried; raise NotAvailable where one fails."""
+        """Return those readings that give a value, each tried; raise NotAvailable where the GPU answers nothing.
+
+        Why others do not, where it is not for lack of support, is kept in `refused`.
+        """
         return {key: read for key, read in readings.items() if self._answers(key, read)}
 
     def _answers(self, key: _Key, read: Callable[[], float]) -> bool:
         try:
             read()
         except self.error as error:
-            if getattr(error, "value", None) in _UNSUPPORTED:
-                return False
-            raise NotAvailable(f"{_named(key)} of {self.uuid}: {error}") from error
+            if _code(error) in _LOST:
+                raise NotAvailable(f"{_named(key)} of {self.uuid}: {error}") from error
+            if _code(error) not in _UNSUPPORTED:
+                self.refused.append(f"{_named(key)}: {error}")
+            return False
         return True
 
     def energy_j(self) -> float:
@@ -409,7 +441,10 @@ class Gpm:
         if now_ns < self._due_ns:
             return
         self._due_ns = now_ns + GPM_INTERVAL_NS
-        counts = [count for count in self._count() if count[0] in self._claimed]
+        try:
+            counts = [count for count in self._count() if count[0] in self._claimed]
+        except self._gpu.error as error:
+            raise OSError(f"GPM: {error}") from error
         yield from (Sample(now_ns, name, percent, self.name) for name, code, percent in counts if not code)
         failures = [f"{name}: {self._gpu.nvml.NVMLError(code)}" for name, code, _ in counts if code]
         if failures:

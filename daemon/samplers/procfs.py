@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchd.daemon.records import Sample
-from benchd.daemon.sysfs import KernelFile, number, text
+from benchd.daemon.sysfs import KernelFile, cpufreq_policies, number, text
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -184,8 +184,7 @@ class _Cpuinfo(_Clocks):
 
 def _clocks(root: Path) -> _Clocks:
     """Return cpufreq where it gives a value, else /proc/cpuinfo where it does, else none, as on some ARM boards."""
-    policies = sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))
-    policies = [policy for policy in policies if number(policy / "scaling_cur_freq")]
+    policies = [policy for policy in cpufreq_policies(root) if number(policy / "scaling_cur_freq")]
     if policies:
         return _Cpufreq(policies)
     try:

@@ -35,7 +35,7 @@ def measure(step: Step, uuid: str | None) -> Occupancy | str:
 
 
 def _counted(step: Step, uuid: str | None) -> tuple[float | None, str]:
-    """Return the share of warps that the hardware counted over about a second of runs, or why it counts none."""
+    """Return the share of warps that the hardware counted over about a second of runs, gaps included, or why not."""
     if uuid is None:
         return None, "the GPU's UUID is not known"
     counters = Gpm(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
@@ -47,5 +47,10 @@ def _counted(step: Step, uuid: str | None) -> tuple[float | None, str]:
         while time.monotonic() < until:
             step(run)
             run += 1
-    percents = [s.value for s in counters.sample() if s.metric == "gpm_sm_occupancy_percent"]
-    return (percents[0] / 100, "") if percents else (None, "GPM gave no occupancy")
+    try:
+        for sample in counters.sample():
+            if sample.metric == "gpm_sm_occupancy_percent":
+                return sample.value / 100, ""
+    except OSError as error:
+        return None, str(error)
+    return None, "GPM gave no occupancy"

@@ -12,6 +12,10 @@ from benchd.daemon.conditions import Judge, Readings, read
 from benchd.daemon.config import Conditions
 
 COOL = Readings(temperature_c=40.0, gpu_load_percent=1.0, system_load=0.1, power_mode="MAXN", on_mains=True)
+DEVFREQ = {
+    "sys/class/devfreq/17000000.gpu/device/load": "437\n",
+    "sys/class/devfreq/17000000.gpu/cur_freq": "306000000\n",
+}
 
 
 @pytest.fixture
@@ -23,8 +27,7 @@ def machine(tmp_path, monkeypatch):
         {
             "sys/class/thermal/thermal_zone0/temp": "41000\n",
             "sys/class/thermal/thermal_zone1/temp": "56500\n",
-            "sys/class/devfreq/17000000.gpu/device/load": "437\n",
-            "sys/class/devfreq/17000000.gpu/cur_freq": "306000000\n",
+            **DEVFREQ,
             "sys/class/power_supply/BAT0/status": "Charging\n",
             "sys/firmware/acpi/platform_profile": "balanced\n",
             "proc/loadavg": "0.52 0.58 0.59 1/467 12345\n",
@@ -59,15 +62,31 @@ def test_a_tool_tells_the_power_mode_where_no_file_does(tmp_path, monkeypatch):
     assert read(None, tmp_path) == Readings(None, None, None, "15W", None)
 
 
+def load_under(fake, root):
+    look = f"""
+from pathlib import Path
+from benchd.daemon.conditions import read
+print(read({FIRST!r}, Path({str(root)!r})).gpu_load_percent)
+"""
+    command = [sys.executable, "-c", look]
+    done = subprocess.run(command, env=os.environ | fake.environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize(("settings", "load"), [({"utilization": 12}, "12.0"), ({"init": 9}, "None")])
 def test_nvml_tells_the_load_of_the_gpu_that_is_measured(tmp_path, settings, load):
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     fake = FakeNvml(tmp_path)
     fake.set(**settings)
-    look = f"from benchd.daemon.conditions import read; print(read({FIRST!r}).gpu_load_percent)"
-    command = [sys.executable, "-c", look]
-    done = subprocess.run(command, env=os.environ | fake.environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == load
+    assert load_under(fake, tmp_path) == load
+
+
+def test_devfreq_tells_the_load_where_a_tegra_s_nvml_tells_none(tmp_path):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    fake = FakeNvml(tmp_path)
+    fake.set(fail__nvmlDeviceGetUtilizationRates=3)
+    write(tmp_path, DEVFREQ)
+    assert load_under(fake, tmp_path) == "43.7"
 
 
 def test_nothing_asked_for_always_holds():

@@ -132,6 +132,15 @@ def test_why_cuda_cannot_be_used(machine, torch_of):
     assert "CUDA 13.0" in cuda.cure
 
 
+def test_an_integrated_gpu_is_known_by_the_node_that_everyone_opens(machine, torch_of):
+    """Only root may open the scheduler's."""
+    torch_of(cuda="12.6")
+    write(machine, {"dev/nvgpu/igpu0/sched": ""})
+    assert "no NVIDIA GPU" in findings(machine)["cuda"].detail
+    write(machine, {"dev/nvgpu/igpu0/ctrl": ""})
+    assert findings(machine)["cuda"].detail == "torch does not say why"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
 def test_a_device_that_may_not_be_opened_names_the_group(machine, torch_of):
     torch_of(cuda="13.0")

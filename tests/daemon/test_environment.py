@@ -36,6 +36,11 @@ def test_an_orin_nano(tmp_path, tools):
     assert found.allocator["MALLOC_MMAP_MAX_"] == "0"
 
 
+def test_a_mode_that_is_told_to_an_ordinary_user(tmp_path, tools):
+    tools("nvpmodel", "echo 'NV Power Mode: MAXN'; echo 0; echo 'NVPM ERROR: Permission denied' >&2; exit 255")
+    assert describe("cuda", None, orin_nano(tmp_path)).power_mode == "MAXN"
+
+
 @pytest.mark.parametrize(
     ("board", "mode", "power_limit_w"),
     [
@@ -125,6 +130,15 @@ def test_jetson_clocks_locks_cpu_and_gpu(governor, tmp_path, tools):
     assert describe("cuda", None, root).clocks_locked is True
 
 
+def test_a_cluster_that_is_switched_off_tells_nothing(tmp_path, tools):
+    root = orin_nano(tmp_path)
+    off = {"affected_cpus": "\n", "scaling_governor": "powersave\n", "scaling_max_freq": "2201600\n"}
+    write(root, {f"sys/devices/system/cpu/cpufreq/policy4/{name}": value for name, value in off.items()})
+    write(root, {"sys/devices/system/cpu/cpufreq/policy0/scaling_min_freq": "1510400\n"})
+    found = describe("cpu", None, root)
+    assert (found.cpu_governor, found.cpu_max_hz, found.clocks_locked) == ("schedutil", 1510.4e6, True)
+
+
 def test_a_desktop(tmp_path, tools):
     tools("nvidia-smi", "echo 'NVIDIA GeForce RTX 4090, 560.35.03, 450.00 W'; echo 'NVIDIA RTX 3060, 560.35.03, 170 W'")
     found = describe("cuda", 4, desktop(tmp_path))
@@ -134,6 +148,14 @@ def test_a_desktop(tmp_path, tools):
     assert (found.cpu_governor, found.cpu_max_hz, found.clocks_locked) == (None, None, None)
     assert (found.power_mode, found.power_limit_w, found.threads) == ("balanced", 450.0, 4)
     assert (found.l4t, found.jetpack, found.gpu_governor, found.gpu_max_hz) == (None, None, None, None)
+
+
+def test_the_gpu_that_is_measured_is_the_one_that_is_told(tmp_path, tools):
+    second, first = "echo 'NVIDIA RTX 3060, 560.35.03, 170 W'", "echo 'NVIDIA H200, 560.35.03, 700 W'"
+    tools("nvidia-smi", f'case "$*" in *--id=GPU-1a2b*) {second};; *) {first};; esac')
+    found = describe("cuda", 4, desktop(tmp_path), gpu_uuid="GPU-1a2b")
+    assert (found.gpu, found.power_limit_w) == ("NVIDIA RTX 3060", 170.0)
+    assert describe("cuda", 4, tmp_path).gpu == "NVIDIA H200"
 
 
 def test_a_gpu_without_a_power_limit(tmp_path, tools):

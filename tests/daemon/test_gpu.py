@@ -96,8 +96,8 @@ except NotAvailable as error:
 """
 
 
-def resolve(device, environment):
-    command = [sys.executable, "-c", CODE, device]
+def resolve(device, environment, code=CODE):
+    command = [sys.executable, "-c", code, device]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -110,6 +110,19 @@ def test_through_the_real_binding(tmp_path):
     fake.set(name__1="Another GPU")
     assert "CUDA_DEVICE_ORDER" in resolve("cuda:1", environment)
     assert resolve("cuda:1", environment | BUS_ORDER) == SECOND
+
+
+MEASURED = "import sys; from benchd.daemon.gpu import measured; print(measured(sys.argv[1]))"
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
+def test_a_tegra_s_uuid_is_none_that_cuda_takes(device, tmp_path):
+    """Its NVML, from JetPack 6 on, gives one without the `GPU-`."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    fake = FakeNvml(tmp_path)
+    assert resolve(device, os.environ | fake.environment, MEASURED) == FIRST
+    fake.set(cards=1, uuid__0=FIRST.removeprefix("GPU-"), name__0="Orin (nvgpu)", fail=3)
+    assert resolve(device, os.environ | fake.environment, MEASURED) == "None"
 
 
 @pytest.mark.parametrize(("code", "remedy"), [(9, "modprobe nvidia"), (18, "reboot"), (999, "nvidia-smi")])

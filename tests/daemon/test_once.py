@@ -22,6 +22,14 @@ LATE = made(status="timeout", timing=None)
 ABSENT = made(status="unsupported", timing=None, case=Case(model="vim_tiny", variant=Variant("tensorrt")))
 
 
+def test_the_records_name_the_gpu_that_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "$1, 560.35.03, 170 W"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    machine = Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
+    assert once.new_pass("d", machine).environment.gpu == "--id=GPU-1a2b"
+
+
 @pytest.mark.parametrize(
     ("records", "by_name", "interrupted", "code"),
     [

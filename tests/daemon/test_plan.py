@@ -1,6 +1,11 @@
 """From names to cases: the default plans, products, options, and every name that nobody knows."""
 
+import errno
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -168,6 +173,54 @@ def test_a_gpu_is_seen_by_its_driver_s_device_node(tmp_path, node, found):
     (tmp_path / "dev").mkdir()
     (tmp_path / node).touch()
     assert plan.has_gpu(tmp_path) is found
+
+
+OPEN = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int answered(const char *path, int flags, va_list more)
+{
+    if (!strstr(path, "/dev/nvidiactl"))
+        return syscall(SYS_openat, AT_FDCWD, path, flags, va_arg(more, int));
+    errno = atoi(getenv("REFUSED"));
+    return -1;
+}
+
+int open(const char *path, int flags, ...)
+{
+    va_list more;
+    va_start(more, flags);
+    int fd = answered(path, flags, more);
+    va_end(more);
+    return fd;
+}
+
+int open64(const char *, int, ...) __attribute__((alias("open")));
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "found"), [(errno.EPERM, "False"), (errno.ENODEV, "False"), (errno.EACCES, "True")]
+)
+def test_a_node_that_a_unit_keeps_from_us_is_no_gpu_and_one_that_its_mode_keeps_is(tmp_path, refused, found):
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler for an open that answers as under DeviceAllow=")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    (tmp_path / "open.c").write_text(OPEN)
+    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "open.c", "-o", tmp_path / "open.so"], check=True)
+    look = f"from pathlib import Path; from benchd.daemon import plan; print(plan.has_gpu(Path({str(tmp_path)!r})))"
+    environment = os.environ | {"LD_PRELOAD": str(tmp_path / "open.so"), "REFUSED": str(refused)}
+    command = [sys.executable, "-c", look]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == found
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from broker import HOST, free_port
 
-from benchd.daemon import plan
+from benchd.daemon import announcements, plan
 from benchd.daemon.delivery.commands import Arrived
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.room import Reserve
@@ -40,6 +40,16 @@ def test_a_gpu_that_the_driver_shows_late_is_what_the_next_pass_is_planned_for(s
     assert service._machine.device == "cuda"
     assert set(service._agenda.cases["s"]) > set(cases)
     assert service._publisher.link is not link, "info still names the CPU"
+
+
+def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service, tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "$1, 560.35.03, 170 W"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    service._machine = plan.Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
+    info = announcements.info(service._settings.device, "d", "boot", service._machine, service._agenda)
+    for environment in (service._shared("boot", "suite").environment, info.environment):
+        assert environment.gpu == "--id=GPU-1a2b"
 
 
 def test_a_reload_keeps_what_the_old_connection_has_heard(service):

@@ -17,7 +17,7 @@ from profiles_made import (
     profile,
 )
 
-from benchd.daemon.profiling import findings, verify
+from benchd.daemon.profiling import evidence, findings, verify
 from benchd.daemon.profiling.profile import (
     Allocation,
     BenchmarkProfile,
@@ -333,6 +333,57 @@ def test_tensor_cores_that_ncu_counted_go_before_the_name():
     well = msgspec.structs.replace(ill, ncu=NsightCompute(report="r", kernels=[counted]))
     assert "no_tensor_cores" in fired(ill)
     assert "no_tensor_cores" not in fired(well)
+
+
+# one kernel as torch.profiler and as ncu print it
+TRACED = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
+    "(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+)
+COUNTED = (
+    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>, "
+    "std::array<char *, (unsigned long)3>>(int, T2, T3)"
+)
+TRACED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(cutlass_80_simt_sgemm_128x32::Params)"
+COUNTED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(T1::Params)"
+
+
+def test_a_kernel_of_a_template_is_found_among_ncu_s_by_its_plain_name():
+    measured = kernel(COUNTED, 0.4, occupancy=None, measured_occupancy=0.2)
+    ill = on_gpu(kernels=beside(kernel(TRACED, 0.4)), ncu=NsightCompute(report="r", kernels=[measured]))
+    assert "occupancy 20 %" in fired(ill)["low_occupancy"].evidence[0]
+    twice = [measured, kernel(COUNTED.replace("add", "mul"), 0.1, measured_occupancy=0.3)]
+    assert "low_occupancy" not in fired(msgspec.structs.replace(ill, ncu=NsightCompute(report="r", kernels=twice)))
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        (TRACED, "at::native::vectorized_elementwise_kernel"),
+        (COUNTED, "at::native::vectorized_elementwise_kernel"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, 8>(float*)", "softmax_warp_forward"),
+        ("void at::native::<unnamed>::CatArrayBatchedCopy<T1>(T1 *)", "at::native::CatArrayBatchedCopy"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>(int)", "at::native::CatArrayBatchedCopy"),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+    ],
+)
+def test_the_plain_name_of_a_kernel(name, plain):
+    assert evidence.plain_name(name) == plain
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        ([], "without tensor cores, by the kernels' names"),
+        ([COUNTED_PRODUCT], "without tensor cores, 1 by counters and 1 by name"),
+        ([COUNTED_PRODUCT, "my_gemm"], "without tensor cores, by counters"),
+    ],
+)
+def test_by_counters_is_said_of_what_was_counted(counted, said):
+    products = [kernel(TRACED_PRODUCT, 0.3), kernel("my_gemm", 0.2)]
+    rows = [kernel(name, 0.1) for name in [*counted, "another"]]
+    made = on_gpu("eager", kernels=beside(*products), ncu=NsightCompute(report="r", kernels=rows))
+    assert fired(made)["no_tensor_cores"].evidence[0].endswith(said)
 
 
 def test_a_scan_without_kernels_of_its_own_is_known_by_its_layers():

@@ -125,13 +125,36 @@ def test_the_occupancy_of_a_launch_unrounded(facts, theoretical, estimated, bloc
     assert (found.blocks, found.limits) == (blocks, limits)
 
 
+H200 = Device(id=1, compute_major=9, compute_minor=0, num_sms=132, max_threads_per_multiprocessor=2048)
+VOLTA = Device(id=2, compute_major=7, compute_minor=0, num_sms=80, max_threads_per_multiprocessor=2048)
+# as Kineto's calculator has it of a block of more than 48 KiB, which it takes for the most
+OPTED_IN = launch(
+    grid=(1056, 1, 1), shared_bytes=200 * 1024, percent=0.0, active_blocks_per_sm=0, limits=("shared memory",)
+)
+
+
+def test_a_kernel_that_ran_had_room_for_a_block_whatever_the_trace_says():
+    found = occupancy(OPTED_IN, H200)
+    assert (found.blocks, found.limits) == (1, ("shared memory",))
+    assert found.estimated == pytest.approx(128 / 2048, **EXACT)
+
+
+def test_no_room_for_a_block_on_an_unknown_device_is_unknown():
+    assert occupancy(OPTED_IN, VOLTA) is None
+    told = launch(grid=(1056, 1, 1), percent=50, active_blocks_per_sm=8)
+    trace = Trace(devices=[VOLTA], kernels=[kernel(0, 10, OPTED_IN, device=2), kernel(10, 10, told, device=2)])
+    total = by_device(trace)[2].total
+    assert (total.without_occupancy, total.estimated_occupancy) == (1, pytest.approx(0.5, **EXACT))
+
+
 @pytest.mark.parametrize(
     ("launched", "device"),
     [
         (launch(percent=None), ORIN),
         (launch(grid=None), ORIN),
         (launch(registers=None), ORIN),
-        (launch(), Device(id=0, compute_major=7, compute_minor=0, num_sms=80, max_threads_per_multiprocessor=2048)),
+        (launch(), VOLTA),
+        (launch(grid=(800, 1, 1), shared_bytes=300 * 1024), H200),
         (launch(), Device(id=0, name="another maker's")),
     ],
 )

@@ -1,5 +1,6 @@
 """The real binding over a library of cards with a known load (tests/fake_nvml.c), in a process of its own."""
 
+import os
 import re
 import time
 from itertools import pairwise
@@ -18,6 +19,7 @@ pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 PATIENCE_S = 30.0
 QUICK_TICK_S = 0.02
 INSTANT, AVERAGE, MODULE = 186, 185, 1
+INIT, ELSEWHERE = 1, 2**22 + 1  # a process that is in every namespace, and a number that no kernel gives
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +70,9 @@ def changes(child, count):
 
 
 def test_what_a_desktop_card_gives(fake):
-    fake.set(throttle=0x24, pids="77,78")
+    fake.set(throttle=0x24, pids=f"{os.getpid()},{INIT},{ELSEWHERE},0")
     with started(fake) as child:
-        child.ask("watch 77")
+        child.ask(f"watch {os.getpid()}")
         found = values(child)
         sources = child.ask("power_sources")
     powers = {rail: found.pop(("power_w", rail)) for rail in ("gpu", "gpu_average", "gpu_history")}
@@ -168,6 +170,16 @@ def test_a_field_that_fails_is_named_and_the_others_go_on(fake):
         assert set(values(child)) == set(before)
 
 
+def test_what_the_driver_refuses_is_named_and_costs_nothing_else(fake):
+    fake.set(fail__nvmlDeviceGetTemperature=4, fail__nvmlDeviceGetComputeRunningProcesses_v3=4)
+    with started(fake) as child:
+        samples, failure = until(child, lambda _, failure: failure)
+        sources = child.ask("power_sources")
+    assert failure == "gpu_temp_c: Insufficient Permissions; gpu_foreign_processes: Insufficient Permissions"
+    assert {"gpu_clock_hz", "power_w"} <= {metric for _, metric, _, _, _ in samples}
+    assert sources[0]["metric"] == "energy_counter_j"
+
+
 def test_a_gpu_that_is_lost_and_comes_back(fake):
     with started(fake) as child:
         changes(child, 2)
@@ -190,10 +202,11 @@ def test_a_counter_that_stands_still_is_named(fake):
 
 def test_a_counter_that_starts_anew_is_seen_to_go_back(fake):
     with started(fake) as child:
-        changes(child, 2)
+        before = changes(child, 2)
         fake.set(reset_j=fake.energy_j(0, time.monotonic_ns()))
         samples, _ = until(
-            child, lambda samples, _: any(late < early for (_, early), (_, late) in pairwise(counter(samples)))
+            child,
+            lambda samples, _: any(late < early for (_, early), (_, late) in pairwise(before + counter(samples))),
         )
     assert counter(samples)[-1][1] < 1e3
 
@@ -219,6 +232,7 @@ def test_history_is_given_once_and_in_order(fake):
         ({"fail": 15}, FIRST, "GPU is lost"),
         ({"fail__nvmlDeviceGetTemperature": 999}, FIRST, "gpu_temp_c of GPU-0000.*: Unknown Error"),
         ({"mig": 1}, FIRST, "shared out by MIG; .* disable MIG"),
+        ({"fail__nvmlDeviceGetMigMode": 4}, FIRST, "MIG mode of GPU-0000.*: Insufficient Permissions"),
         ({}, "MIG-1a2b", "disable MIG"),
         ({"cards": 1}, SECOND, f"0 GPUs are called {SECOND}...; there: {FIRST}"),
         ({"cards": 0}, "cuda", "no cuda:0"),
@@ -264,6 +278,9 @@ def test_gpm(fake):
         samples, failure = until(child, lambda _, failure: failure)
         assert failure == "gpm_sm_occupancy_percent: GPU is lost"
         assert "gpm_tensor_percent" in {metric for _, metric, _, _, _ in samples}
+        fake.set(fail__nvmlGpmSampleGet=15)
+        samples, failure = until(child, lambda _, failure: failure and failure.startswith("GPM"))
+        assert failure == "GPM: GPU is lost"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,14 @@ def test_clocks_of_clusters_and_their_mean_over_cpus(orin):
     assert found["cpu_clock_hz", ""] == pytest.approx((4 * 1036.8e6 + 2 * 729.6e6) / 6)
 
 
+def test_the_clock_of_a_cluster_that_is_switched_off_is_left_out(orin):
+    write(orin, {"sys/devices/system/cpu/cpufreq/policy4/affected_cpus": "\n"})
+    found = Reader(orin).read()
+    assert {rail for metric, rail in found if metric == "cpu_clock_hz"} == {""}
+    write(orin, {"sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq": "729600\n"})
+    assert Reader(orin).read()["cpu_clock_hz", ""] == 729.6e6
+
+
 def test_clocks_from_cpuinfo_where_there_is_no_cpufreq(pc):
     found = Reader(pc).read()
     assert found["cpu_clock_hz", ""] == pytest.approx(3.0e9)

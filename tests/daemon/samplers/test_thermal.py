@@ -83,24 +83,42 @@ KERNEL = """
 #include <sys/syscall.h>
 #include <unistd.h>
 
-ssize_t pread64(int fd, void *buffer, size_t size, off_t offset)
+static ssize_t answered(ssize_t count, const void *buffer)
 {
-    ssize_t count = syscall(SYS_pread64, fd, buffer, size, offset);
     if (count < 3 || memcmp(buffer, "off", 3))
         return count;
     errno = EAGAIN;
     return -1;
 }
 
+ssize_t read(int fd, void *buffer, size_t size) { return answered(syscall(SYS_read, fd, buffer, size), buffer); }
+
+ssize_t pread64(int fd, void *buffer, size_t size, off_t offset)
+{
+    return answered(syscall(SYS_pread64, fd, buffer, size, offset), buffer);
+}
+
 ssize_t pread(int fd, void *buffer, size_t size, off_t offset) { return pread64(fd, buffer, size, offset); }
 """
 
 
-def test_a_unit_that_is_off_is_no_error_and_is_seen_when_it_comes_on(nano, tmp_path):
+@pytest.fixture
+def under_firmware(nano, tmp_path):
+    """Return what runs a program on a board whose GPU is off, and returns the words that it prints."""
     if not shutil.which("cc"):
-        pytest.skip("needs a C compiler for a pread that answers as Tegra's firmware does")
+        pytest.skip("needs a C compiler for reads that answer as Tegra's firmware does")
     write(tmp_path, {"kernel.c": KERNEL, GPU: "off\n"})
     subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "kernel.c", "-o", tmp_path / "kernel.so"], check=True)
+    environment = os.environ | {"LD_PRELOAD": str(tmp_path / "kernel.so")}
+
+    def run(program):
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    return run
+
+
+def test_a_unit_that_is_off_is_no_error_and_is_seen_when_it_comes_on(nano, under_firmware):
     look = f"""
 from pathlib import Path
 from benchd.daemon.samplers.thermal import Thermal
@@ -110,9 +128,19 @@ for state in ("off", "44531", "off"):
     Path({str(nano / GPU)!r}).write_text(state)
     print([sample.value for sample in sampler.sample() if sample.rail == "gpu-thermal"])
 """
-    environment = os.environ | {"LD_PRELOAD": str(tmp_path / "kernel.so")}
-    done = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", "[44.531]", "[]"]
+    assert under_firmware(look) == ["[]", "[44.531]", "[]"]
+
+
+def test_the_environment_and_the_conditions_leave_out_a_unit_that_is_off(nano, under_firmware):
+    (nano / "sys/class/thermal").symlink_to(nano / ZONES)
+    look = f"""
+from pathlib import Path
+from benchd.daemon import conditions, environment
+root = Path({str(nano)!r})
+print("gpu-thermal" in environment.describe("cpu", None, root).temperature_c, conditions.read(None, root).temperature_c)
+"""
+    hottest = max(value for zone, value in ORIN_NANO.zones.items() if value is not None and zone != "gpu-thermal")
+    assert under_firmware(look) == ["False", str(hottest / 1e3)]
 
 
 def test_a_machine_without_zones(tmp_path):

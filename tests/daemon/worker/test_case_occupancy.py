@@ -1,6 +1,12 @@
 """The three occupancies of a case, from traces made by hand: no GPU runs these."""
 
+import ast
+import os
+import subprocess
+import sys
+
 import pytest
+from fake_nvml import FIRST, FakeNvml
 from traces_made import ORIN, kernel, launch
 
 from benchd.daemon.profiling.occupancy import of_trace
@@ -21,6 +27,33 @@ def test_a_kernel_whose_figures_are_missing_is_counted_and_left_out():
     found = of_trace(Trace(devices=[ORIN], kernels=rows), None, "no counters")
     assert (found.without_occupancy, found.theoretical) == (1, pytest.approx(1.0))
     assert (found.measured, found.measured_missing) == (None, "no counters")
+
+
+COUNTED = """
+import os, sys
+from pathlib import Path
+from benchd.daemon.worker.occupancy import _counted
+settings = Path(os.environ["FAKE_NVML"])
+print(_counted(lambda run: settings.write_text(sys.argv[2]), sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "found"),
+    [
+        ("gpm 1", (0.035, "")),
+        ("gpm 1\nfail.nvmlGpmSampleGet 15", (None, "GPM: GPU is lost")),
+        ("gpm 1\ngpm.3 15", (None, "gpm_sm_occupancy_percent: GPU is lost")),
+        ("gpm 1\ngpm.5 15", (0.035, "")),
+    ],
+)
+def test_counters_that_fail_after_they_worked_cost_themselves_alone(then, found, tmp_path):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    fake = FakeNvml(tmp_path)
+    fake.set(gpm=1)
+    command = [sys.executable, "-c", COUNTED, FIRST, f"{then}\n"]
+    done = subprocess.run(command, env=os.environ | fake.environment, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == found
 
 
 def test_a_trace_without_kernels_is_a_reason_and_no_figure():
