@@ -3,7 +3,7 @@
     probes       the machine's rates and its fingerprint; on a GPU what its kernels compile to
     correctness  the kernels and the models against their equations, by the test suite
     kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers
-    models       each model's variants against each other and against peers
+    models       each model's variants against each other and against peers; on a GPU, without --variant, those of RACED
     records      each variant in a process of its own: energy, clocks, memory, check, floor
     repeats      eager at the largest batch size in five fresh processes: how far times and energies scatter
     profiles     where the time goes, in eager and in the custom variant
@@ -33,12 +33,28 @@ import typer
 
 from benchd.daemon import plan
 from benchd.daemon.records import Case
+from benchd.models import catalog
 from benchmarks import models, performance, rows
 from benchmarks.commands import command
 from benchmarks.ops import OPS
 
 KERNEL_BATCHES = [1, 4, 64]
 RACE_TIMES = 4  # a race of models has more to time
+# what a user would ship on a GPU, and what each step towards it brings: all that run there do not fit the time
+RACED = (
+    "eager",
+    "amp",
+    "fp16",
+    "compile-amp",
+    "cudagraph-fp16",
+    "custom",
+    "custom-fp16",
+    "custom-cudagraph-fp16",
+    "tensorrt-fp16",
+    "onnxruntime-fp16",
+)
+# as in `make test`
+SEVERAL = ("--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadscope", "--no-loadscope-reorder")
 Status = Literal["ok", "failed", "timeout", "no time left"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -218,7 +234,9 @@ def _probes(settings: Settings) -> Iterator[Part]:
 def _correctness(settings: Settings) -> Iterator[Part]:
     for folder in ("tests/kernels", "tests/gpu" if settings.device == "cuda" else "tests/models"):
         report = settings.scratch / f"{Path(folder).name}.xml"
-        yield _python(folder, "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", folder)
+        several = SEVERAL if folder == "tests/kernels" and settings.device == "cuda" else ()
+        how = ("-q", "-p", "no:cacheprovider", *several, f"--junitxml={report}")
+        yield _python(folder, "pytest", *how, folder)
 
 
 def _kernels(settings: Settings) -> Iterator[Part]:
@@ -239,10 +257,17 @@ def _models(settings: Settings) -> Iterator[Part]:
 
 def _race(model: str, batch: int, direction: models.Direction, settings: Settings) -> Part:
     what = ["--model", model, "--batch-size", str(batch), "--direction", direction, "--device", settings.device]
-    what += [argument for variant in settings.variants for argument in ("--variant", variant)]
+    variants = settings.variants or (_raced(model, batch, direction) if settings.device == "cuda" else [])
+    what += [argument for variant in variants for argument in ("--variant", variant)]
     what += [] if settings.peers else ["--no-peers"]
     how = ("--seconds", str(RACE_TIMES * settings.seconds), "--output", str(settings.folder / "models.jsonl"))
     return _python(f"{model} batch {batch} {direction}", "benchmarks.models", *what, *how)
+
+
+def _raced(model: str, batch: int, direction: models.Direction) -> list[str]:
+    """Return what races on a GPU by default; who cannot run there is named in the race."""
+    able = (name for name in RACED if direction == "inference" or catalog.trains(model, name))
+    return [*(name for name in able if not models.crowds(name, batch)), *models.BESIDE.get(model, [])]
 
 
 def _records(settings: Settings) -> Iterator[Part]:

@@ -23,7 +23,7 @@ from benchd.daemon.worker import probes
 from benchd.kernels.dispatch import Unavailable
 from benchmarks import rows
 from benchmarks.ops import FLIPS, OPS, TOLERANCES, Problem
-from benchmarks.paired import Paired
+from benchmarks.paired import Dropped, Paired
 from benchmarks.peers import Missing
 from benchmarks.rows import Entrant
 
@@ -201,8 +201,8 @@ def _raced(
     return [_row(entrant, facts, results.get(entrant.name), floor_ms) for entrant in entrants]
 
 
-def _row(entrant: Entrant, facts: Mapping[str, Any], result: Paired | None, floor_ms: float) -> Row:
-    x_of_floor = result.median_ms / floor_ms if result else None
+def _row(entrant: Entrant, facts: Mapping[str, Any], result: Paired | Dropped | None, floor_ms: float) -> Row:
+    x_of_floor = result.median_ms / floor_ms if isinstance(result, Paired) else None
     return Row(**facts, **rows.fields(entrant, result), x_of_floor=x_of_floor)
 
 

@@ -6,6 +6,7 @@ turns. Inputs lie on the device and outputs stay there. Ratios are times over th
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,8 +24,8 @@ from benchd.daemon.protocol import Job
 from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, all_variants
 from benchd.daemon.worker import backends, subject
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.backends.eager import amp_dtype
-from benchd.daemon.worker.check import check
+from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
+from benchd.daemon.worker.check import ERROR_SHARE, check
 from benchd.daemon.worker.steps import Training
 from benchd.daemon.worker.subject import Subject
 from benchd.kernels import cache
@@ -35,6 +36,7 @@ from benchmarks.rows import Entrant
 
 # what a reader asks of the model: a spiking net beside the same net without spikes
 BESIDE = {"snn_stbif_resnet18": ["qann_resnet18/eager"]}
+GRAPH_IMAGES = 64  # in a race at most: each plain graph keeps a pool of its own, tens of gigabytes beyond that
 Direction = Literal["inference", "training"]
 Call = Callable[[], object]
 
@@ -136,7 +138,8 @@ def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: tor
 def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list[str]:
     """Return eager, then what was asked for or all that may run here; raise BadParameter for an unknown name."""
     if wanted is None:
-        wanted = [*can_run(job.case, device.type), *BESIDE.get(job.case.model, [])]
+        able = (name for name in can_run(job.case, device.type) if not crowds(name, job.case.batch_size))
+        wanted = [*able, *BESIDE.get(job.case.model, [])]
     for name in wanted:
         model, _, variant = name.rpartition("/")
         try:
@@ -145,6 +148,11 @@ def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list
         except (UsageError, catalog.UnknownName) as error:
             raise typer.BadParameter(f"--variant {name}: {error}") from error
     return ["eager", *(name for name in wanted if name != "eager")]
+
+
+def crowds(variant: str, batch_size: int) -> bool:
+    """Say whether a variant leaves the others too little memory where all are loaded at once."""
+    return variant.startswith("cudagraph") and batch_size > GRAPH_IMAGES
 
 
 def can_run(case: Case, device: str) -> list[str]:
@@ -197,8 +205,9 @@ def _training(module: nn.Module, images: Tensor, job: Job) -> Call:
 
 
 def _peers(job: Job, device: torch.device) -> Iterator[Entrant]:
-    """Yield each peer in float32 and, where nothing is learned, under autocast, as its users run it."""
-    precisions: tuple[Precision, ...] = ("fp32", "amp") if job.case.direction == "inference" else ("fp32",)
+    """Yield each peer in float32 and, where nothing is learned, in half as its users run it: amp, on a GPU fp16 too."""
+    halves: list[Precision] = ["amp", "fp16"] if device.type == "cuda" else ["amp"]
+    precisions: list[Precision] = ["fp32", *(halves if job.case.direction == "inference" else [])]
     for name, build in peer_models.of(job.case.model).items():
         for precision in precisions:
             yield _peer(job, name, build, Variant("eager", precision), device)
@@ -209,13 +218,13 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
     shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
     job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))
     try:
-        built = subject.build(job)
-        peer = build(built.plain.to(device)).eval()
+        built, dtype = subject.build(job), DTYPES[variant.precision]
+        peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
         run = _autocast(peer, device) if variant.precision == "amp" else peer
-        error, disagreements = _agreement(run, built, device)
-        images = built.images[: job.case.batch_size].to(device)
+        verdict, right = _judged(lambda images: run(images.to(device, dtype)), built, variant.precision, device)
+        images = built.images[: job.case.batch_size].to(device, dtype)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
-        return Entrant(shown, call, f"error {error:.1e}, {disagreements} disagree", right=disagreements == 0)
+        return Entrant(shown, call, verdict, right)
     except Missing as reason:
         return Entrant(shown, None, str(reason), right=False)
     except Exception as raised:  # a peer may raise anything
@@ -231,14 +240,24 @@ def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
     return run
 
 
-def _agreement(run: Callable[..., Tensor], built: Subject, device: torch.device) -> tuple[float, int]:
-    """Return the largest error over the largest output, and in how many of 8 images the answer is another."""
+def _judged(
+    run: Callable[[Tensor], Tensor], built: Subject, precision: Precision, device: torch.device
+) -> tuple[str, bool]:
+    """Return how the answers to 8 images compare with float64's, and whether they are as near as ours have to be.
+
+    That is the largest error over the largest output, or for spikes how many images are answered otherwise: of ours,
+    too, one more may be than of eager's.
+    """
     images = built.images[:8]
     with torch.inference_mode():
-        answer = run(images.to(device)).double().cpu()
+        answer = run(images).double().cpu()
         expected = built.reference().cpu()(images.double())
     error = float((answer - expected).abs().max() / expected.abs().max())
-    return error, int((answer.argmax(-1) != expected.argmax(-1)).sum())
+    disagreements = int((answer.argmax(-1) != expected.argmax(-1)).sum())
+    half = "fp16" if device.type == "cuda" else "bf16"
+    near = error <= ERROR_SHARE[half if precision == "amp" else precision]
+    right = near if built.judged_by == "outputs" else disagreements <= 1
+    return f"error {error:.1e}, {disagreements} disagree", right
 
 
 def _print(raced: Sequence[Row]) -> None:
@@ -249,7 +268,7 @@ def _print(raced: Sequence[Row]) -> None:
         table.add_column(column)
     for column in ("median ms", "its time over eager's [95 %]"):
         table.add_column(column, justify="right")
-    for row in sorted(raced, key=lambda row: (row.ratio is None, row.ratio or 0.0)):
+    for row in sorted(raced, key=rows.fastest_first):
         table.add_row(row.contender, row.verdict, *rows.cells(row))
     rows.console().print(table)
 

@@ -240,8 +240,14 @@ def _pool(spikes: Tensor) -> Tensor:
 
 
 def _stbif(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
-    arguments = {"current": _current(shape, dtype, device), "threshold": 0.5, "pos_max": 3, "neg_min": 0}
-    others = {"spikingjelly STBIFNode": peers.spikingjelly_stbif, "st-bif by torch steps": peers.plain_stbif}
+    arguments = {
+        "current": _current(shape, dtype, device),
+        "threshold": 0.5,
+        "pos_max": 3,
+        "neg_min": 0,
+        "output": "values",  # what layers of neurons hand on
+    }
+    others = {"spikingjelly STBIF": peers.spikingjelly_stbif, "st-bif by torch steps": peers.plain_stbif}
     return Problem(stbif, arguments, exact=True, flops=7.0 * math.prod(shape), peers=others)
 
 

@@ -1,10 +1,11 @@
-"""Times several ways to compute one thing against each other: interleaved in one process, as ratios to the first."""
+"""Times several ways to compute one thing against each other: interleaved in one process, as ratios to one of them."""
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,46 +18,88 @@ FEWEST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Paired:
-    """What one contender took: its median time of a call, and its time over the first one's with a 95 % interval."""
+    """What one contender took: its median time of a call, and its time over another's with a 95 % interval.
+
+    Where that other one did not run to the end there is no ratio.
+    """
 
     name: str
     median_ms: float
-    ratio: float
+    ratio: float | None
     interval: Interval | None
     rounds: int
 
 
-def race(contenders: Sequence[tuple[str, Callable[[], object]]], device: torch.device, seconds: float) -> list[Paired]:
-    """Return one Paired a contender, in their order; the first is what the others are compared with.
+@dataclass(frozen=True)
+class Dropped:
+    """A contender that raised on its way, and what."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class _Runner:
+    """A contender on its way: how many calls a visit has, the seconds of a call in each, why it left if it did."""
+
+    name: str
+    call: Callable[[], object]
+    device: torch.device
+    calls: int = 1
+    visits: list[float] = field(default_factory=list)
+    reason: str | None = None
+
+    @contextmanager
+    def leaves_alone(self) -> Iterator[None]:
+        """Note what it raises: one that runs out of memory costs nobody else's times."""
+        try:
+            yield
+        except Exception as error:  # whatever a runtime raises
+            self.reason = told(error)
+
+    def warm_up(self) -> None:
+        """Find out how many calls fill a visit."""
+        with self.leaves_alone():
+            _visit(self.call, 1, self.device)
+            once = min(_visit(self.call, 1, self.device) for _ in range(3))
+            self.calls = max(1, math.ceil(VISIT_S / once))
+
+    def visit(self) -> None:
+        """Take its turn."""
+        with self.leaves_alone():
+            self.visits.append(_visit(self.call, self.calls, self.device))
+
+    def rounds(self) -> list[float]:
+        """Return the seconds of a call in each round, from its visit on the way forth and that on the way back."""
+        return [(forth + back) / 2 for forth, back in zip(self.visits[::2], self.visits[1::2], strict=True)]
+
+
+def told(error: Exception) -> str:
+    """Return in a line that a contender failed, and of what."""
+    words = (str(error).strip() or "no message").splitlines()[0]
+    return f"failed: {type(error).__name__}: {words}"
+
+
+def race(
+    contenders: Sequence[tuple[str, Callable[[], object]]], device: torch.device, seconds: float, against: str
+) -> list[Paired | Dropped]:
+    """Return what became of each contender, in their order; ratios are times over those of the one named `against`.
 
     A round visits all of them forth and back (ABC CBA), so that a drift of the machine meets each alike. A visit is as
     many calls as take about ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five.
     """
-    calls = [_calls_a_visit(call, device) for _, call in contenders]
-    visits: list[list[float]] = [[] for _ in contenders]
+    runners = [_Runner(name, call, device) for name, call in contenders]
+    for runner in runners:
+        runner.warm_up()
     end = time.perf_counter() + seconds
-    while len(visits[0]) < FEWEST_ROUNDS or time.perf_counter() < end:
-        for place, spent in enumerate(_round(contenders, calls, device)):
-            visits[place].append(spent)
-    return [_compared(name, spent, visits[0]) for (name, _), spent in zip(contenders, visits, strict=True)]
-
-
-def _calls_a_visit(call: Callable[[], object], device: torch.device) -> int:
-    """Warm up and return how many calls fill a visit."""
-    _visit(call, 1, device)
-    once = min(_visit(call, 1, device) for _ in range(3))
-    return max(1, math.ceil(VISIT_S / once))
-
-
-def _round(
-    contenders: Sequence[tuple[str, Callable[[], object]]], calls: Sequence[int], device: torch.device
-) -> list[float]:
-    """Return the seconds of one call of each, from a visit on the way forth and one on the way back."""
-    spent = [0.0] * len(contenders)
-    order = list(range(len(contenders)))
-    for place in [*order, *reversed(order)]:
-        spent[place] += _visit(contenders[place][1], calls[place], device) / 2
-    return spent
+    while running := [runner for runner in runners if runner.reason is None]:
+        if len(running[0].visits) >= 2 * FEWEST_ROUNDS and time.perf_counter() >= end:
+            break
+        for runner in [*running, *reversed(running)]:
+            if runner.reason is None:  # it may have left on the way forth
+                runner.visit()
+    first = next((runner.rounds() for runner in running if runner.name == against), None)
+    return [_found(runner, first) for runner in runners]
 
 
 def _visit(call: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -80,13 +123,17 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _compared(name: str, spent: Sequence[float], first: Sequence[float]) -> Paired:
+def _found(runner: _Runner, first: Sequence[float] | None) -> Paired | Dropped:
+    if runner.reason is not None:
+        return Dropped(runner.name, runner.reason)
+    spent = runner.rounds()
+    ratio, interval = (None, None) if first is None else _compared(spent, first)
+    return Paired(runner.name, 1e3 * statistics.median(spent), ratio, interval, len(spent))
+
+
+def _compared(spent: Sequence[float], first: Sequence[float]) -> tuple[float, Interval | None]:
+    """Return the mean ratio over the rounds and its interval."""
     logs = [math.log(mine / theirs) for mine, theirs in zip(spent, first, strict=True)]
     interval = mean_interval(logs)
-    return Paired(
-        name=name,
-        median_ms=1e3 * statistics.median(spent),
-        ratio=math.exp(statistics.fmean(logs)),
-        interval=Interval(math.exp(interval.low), math.exp(interval.high)) if interval else None,
-        rounds=len(spent),
-    )
+    spread = Interval(math.exp(interval.low), math.exp(interval.high)) if interval else None
+    return math.exp(statistics.fmean(logs)), spread

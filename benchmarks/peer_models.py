@@ -7,7 +7,8 @@ is not there, or does not run on the device, raises Missing with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,80 +16,87 @@ from torch.nn import functional
 
 from benchd.models.snn_onepass import OnePass, PooledLif
 from benchd.models.vim import Mixer, Vim
-from benchmarks.peers import Missing, needs_cuda, required
+from benchmarks.peers import Missing, needs_cuda, required, spikingjelly
 
 _STATES = 16
 
 
 class OfficialVim(nn.Module):
-    """Vim on mamba-ssm and causal-conv1d: a fused norm a layer, each direction by itself, the second one flipped."""
+    """Vim on mamba-ssm and causal-conv1d: a fused norm a layer, each direction by itself, the second one flipped.
 
-    def __init__(self, model: nn.Module) -> None:
+    `scan`, `convolve` and `norm` are their selective_scan_fn, causal_conv1d_fn and rms_norm_fn. As in the official code
+    (hustvl/Vim, mamba_simple.py), channels are outermost in memory from the in projection on, so that nothing but B, C
+    and the second direction's flip is copied.
+    """
+
+    def __init__(
+        self, model: nn.Module, scan: Callable[..., Any], convolve: Callable[..., Any], norm: Callable[..., Any]
+    ) -> None:
         super().__init__()
         self.model = cast("Vim", model)
-        needs_cuda(self.model.cls_token)
-        self._scan = required("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
-        self._norm = required("mamba_ssm.ops.triton.layer_norm").rms_norm_fn
-        self._convolve = required("causal_conv1d").causal_conv1d_fn
+        self._scan, self._convolve = scan, convolve
+        self._norm = partial(norm, residual_in_fp32=True, eps=1e-5)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of normalised images."""
         model, residual = self.model, None
         hidden = model._tokens(images)
         for block in model.blocks():
-            normed, residual = self._normed(hidden, residual, block.norm.weight)
+            normed, residual = self._norm(hidden, block.norm.weight, None, residual=residual, prenorm=True)
             hidden = self._mixed(normed, block.mixer)
-        normed, _ = self._normed(hidden, residual, model.norm_f.weight)
+        normed = self._norm(hidden, model.norm_f.weight, None, residual=residual, prenorm=False)
         logits: Tensor = model.head(normed[:, model.class_index])
         return logits
 
-    def _normed(self, hidden: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        found = self._norm(hidden, weight, None, residual=residual, prenorm=True, residual_in_fp32=True, eps=1e-5)
-        return cast("tuple[Tensor, Tensor]", found)
-
     def _mixed(self, x: Tensor, mixer: Mixer) -> Tensor:
-        u, z = mixer.in_proj(x).transpose(1, 2).chunk(2, dim=1)
-        forth = self._direction(u, z, mixer.conv1d, mixer.x_proj, mixer.dt_proj, mixer.A_log, mixer.D)
-        flipped = (u.flip(-1), z.flip(-1))
-        back = self._direction(*flipped, mixer.conv1d_b, mixer.x_proj_b, mixer.dt_proj_b, mixer.A_b_log, mixer.D_b)
-        mixed: Tensor = mixer.out_proj(((forth + back.flip(-1)) / 2).transpose(1, 2))
+        xz = (mixer.in_proj.weight @ x.flatten(0, 1).mT).unflatten(1, x.shape[:2]).transpose(0, 1)
+        forth = self._direction(xz, mixer.conv1d, mixer.x_proj, mixer.dt_proj, mixer.A_log, mixer.D)
+        back = self._direction(xz.flip(-1), mixer.conv1d_b, mixer.x_proj_b, mixer.dt_proj_b, mixer.A_b_log, mixer.D_b)
+        mixed: Tensor = mixer.out_proj((forth + back.flip(-1)).transpose(1, 2) / 2)
         return mixed
 
     def _direction(
-        self, u: Tensor, z: Tensor, conv: nn.Conv1d, x_proj: nn.Linear, dt_proj: nn.Linear, log: Tensor, D: Tensor
+        self, xz: Tensor, conv: nn.Conv1d, x_proj: nn.Linear, dt_proj: nn.Linear, log: Tensor, D: Tensor
     ) -> Tensor:
-        u = self._convolve(u.contiguous(), conv.weight.squeeze(1), conv.bias, activation="silu")
-        low, B, C = x_proj(u.transpose(1, 2)).split([dt_proj.in_features, _STATES, _STATES], dim=-1)
-        delta = (low @ dt_proj.weight.mT).transpose(1, 2).contiguous()
-        B, C = (each.transpose(1, 2).contiguous() for each in (B, C))
-        y: Tensor = self._scan(
-            u, delta, -log.float().exp(), B, C, D.float(), z.contiguous(), dt_proj.bias.float(), True
-        )
+        """Return the gated scan (B, E, L) of x and z, which are the halves of xz (B, 2 E, L)."""
+        x, z = xz.chunk(2, dim=1)
+        u = self._convolve(x, conv.weight.squeeze(1), conv.bias, activation="silu")
+        low, B, C = x_proj(u.transpose(1, 2).flatten(0, 1)).split([dt_proj.in_features, _STATES, _STATES], dim=-1)
+        delta = (dt_proj.weight @ low.mT).unflatten(1, (len(u), -1)).transpose(0, 1)
+        B, C = (each.unflatten(0, (len(u), -1)).transpose(1, 2).contiguous() for each in (B, C))
+        y: Tensor = self._scan(u, delta, -log.float().exp(), B, C, D.float(), z, dt_proj.bias.float(), True)
         return y
 
 
+def official_vim(model: nn.Module) -> OfficialVim:
+    """Return Vim as its authors run it; raise Missing without a GPU or their packages."""
+    needs_cuda(cast("Vim", model).cls_token)
+    scan = required("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+    norm = required("mamba_ssm.ops.triton.layer_norm").rms_norm_fn
+    return OfficialVim(model, scan, required("causal_conv1d").causal_conv1d_fn, norm)
+
+
 class SpikingJellyOnePass(nn.Module):
-    """OnePass with spikingjelly's multi-step LIF neurons, on the back end that its version takes by itself."""
+    """OnePass with spikingjelly's multi-step LIF neurons."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = _repeating(model)
-        neurons = required("spikingjelly.activation_based.neuron")
-        self._reset = required("spikingjelly.activation_based.functional").reset_net
-        tau = 1 / (1 - self.model.lif1.decay)
-        self.neurons = nn.ModuleList(
-            neurons.LIFNode(tau=tau, decay_input=False, v_reset=0.0, step_mode="m").to(self.model.fc2.weight.device)
-            for _ in range(2)
-        )
+        self._lif = spikingjelly("lif_multi_step")
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of images in [0, 1]; the image's current is computed once."""
-        self._reset(self)
-        current = self.model.conv1(images).expand(self.model.time_steps, -1, -1, -1, -1).contiguous()
-        pooled = functional.avg_pool2d(self.neurons[0](current).flatten(0, 1), 2)
-        current = self.model.conv2(pooled).unflatten(0, (self.model.time_steps, -1))
-        pooled = functional.avg_pool2d(self.neurons[1](current).flatten(0, 1), 2)
-        return _head(self.model, pooled)
+        steps = self.model.time_steps
+        pooled = self._fired(self.model.conv1(images).expand(steps, -1, -1, -1, -1), self.model.lif1)
+        current = self.model.conv2(pooled).unflatten(0, (steps, -1))
+        return _head(self.model, self._fired(current, self.model.lif2))
+
+    def _fired(self, current: Tensor, neurons: PooledLif) -> Tensor:
+        """Return the pooled spikes (T B, C, H, W) of `current` (T, B, C, H, W)."""
+        v = torch.zeros_like(current[0], dtype=torch.float32)
+        tau = 1 / (1 - neurons.decay)
+        spikes, _, _ = self._lif(current, v, tau, decay_input=False, v_threshold=neurons.threshold)
+        return functional.avg_pool2d(spikes.flatten(0, 1), 2)
 
 
 class SteppedOnePass(nn.Module):
@@ -130,7 +138,7 @@ def _fire(current: Tensor, v: Tensor, neurons: PooledLif) -> tuple[Tensor, Tenso
 
 
 Build = Callable[[nn.Module], nn.Module]
-_VIM: Mapping[str, Build] = {"mamba-ssm + causal-conv1d": OfficialVim}
+_VIM: Mapping[str, Build] = {"mamba-ssm + causal-conv1d": official_vim}
 PEERS: Mapping[str, Mapping[str, Build]] = {
     "vim_tiny": _VIM,
     "vim_small": _VIM,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 Arguments = Mapping[str, Any]
 Call = Callable[[], Any]
+Prepare = Callable[[Arguments], Call]
 
 
 class Missing(RuntimeError):
@@ -43,24 +45,36 @@ def mamba_scan(arguments: Arguments) -> Call:
 
 
 def mamba_mixer(arguments: Arguments) -> Call:
-    """Run the path of the official Vim: per direction a flip, causal-conv1d, the scan with its gate, a flip back."""
+    """Run the path of the official Vim on mamba-ssm and causal-conv1d."""
     scan = required("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
     convolve = required("causal_conv1d").causal_conv1d_fn
-    x, z, low, B, C = (_channels_first(arguments[name]) for name in ("x", "z", "low", "B", "C"))
-    needs_cuda(x)
+    needs_cuda(arguments["x"])
+    return official_mixer(arguments, scan, convolve)
+
+
+def official_mixer(arguments: Arguments, scan: Callable[..., Tensor], convolve: Callable[..., Tensor]) -> Call:
+    """Run per direction the convolution and the scan with its gate, laid out as in the official code.
+
+    x and z are one tensor, channels outermost, that is flipped once for the second direction. What is projected from
+    flipped channels is flipped already.
+    """
+    xz = torch.cat((arguments["x"], arguments["z"]), dim=-1).permute(2, 0, 1).contiguous().transpose(0, 1)
+    low, B, C = (_second_flipped(arguments[name]) for name in ("low", "B", "C"))
+    low, B, C = low.flatten(1, 2).mT, _channels_first(B), _channels_first(C)
     taps, shift, weight, bias, A, D = (arguments[name] for name in ("taps", "shift", "weight", "bias", "A", "D"))
 
-    def direction(g: int, x: Tensor, z: Tensor, low: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    def direction(g: int, xz: Tensor) -> Tensor:
+        x, z = xz.chunk(2, dim=1)
         u = convolve(x, taps[g], shift[g], activation="silu")
-        y: Tensor = scan(u, weight[g] @ low, A[g], B, C, D[g], z, bias[g], True)
-        return y
+        delta = (weight[g] @ low[g]).unflatten(1, (len(xz), -1)).transpose(0, 1)
+        return scan(u, delta, A[g], B[g], C[g], D[g], z, bias[g], True)
 
-    def run() -> Tensor:
-        flipped = (tensor.flip(-1) for tensor in (x, z, low[1], B[1], C[1]))
-        y = direction(0, x, z, low[0], B[0], C[0]) + direction(1, *flipped).flip(-1)
-        return y.transpose(1, 2)
+    return lambda: (direction(0, xz) + direction(1, xz.flip(-1)).flip(-1)).transpose(1, 2)
 
-    return run
+
+def _second_flipped(pair: Tensor) -> Tensor:
+    """Return (2, batch, L, ...) with the tokens of the second direction in the order that it reads them."""
+    return torch.stack((pair[0], pair[1].flip(1)))
 
 
 def causal_conv1d(arguments: Arguments) -> Call:
@@ -140,55 +154,59 @@ def _scan_model(shape: tuple[int, ...], states: int) -> Any:
     """)
 
 
-def spikingjelly_lif(
-    then: Callable[[Tensor], Tensor] = lambda spikes: spikes,
-) -> dict[str, Callable[[Arguments], Call]]:
-    """Return spikingjelly's LIF on every back end that its version lets one choose; `then` pools the spikes."""
-    return {f"spikingjelly LIF{name}": _spikingjelly_lif(backend, then) for backend, name in _BACKENDS.items()}
+def spikingjelly(name: str) -> Callable[..., Any]:
+    """Return a function of spikingjelly 2.0 that takes its neurons' state; raise Missing where there is none.
+
+    Its modules keep their state in the current's type and have kernels for float32 alone: of half currents a function
+    with float32 state is the fast path, and in float32 it is what the module calls.
+    """
+    functions = required("spikingjelly.activation_based.functional")
+    if not hasattr(functions, name):
+        raise Missing(f"this version has no {name}")
+    found: Callable[..., Any] = getattr(functions, name)
+    return found
 
 
-# 0.0.0.0.14 takes a back end by name, 2.0 chooses one itself
-_BACKENDS = {None: "", "cupy": " (cupy)", "triton": " (triton)"}
+def spikingjelly_lif(then: Callable[[Tensor], Tensor] = lambda spikes: spikes) -> dict[str, Prepare]:
+    """Return spikingjelly's LIF: that of 2.0, and the back ends that earlier versions take; `then` pools the spikes."""
+    named: dict[str, Prepare] = {"spikingjelly LIF": partial(_lif_multi_step, then)}
+    for backend in ("cupy", "triton"):
+        named[f"spikingjelly LIF ({backend})"] = partial(_lif_node, backend, then)
+    return named
 
 
-def _spikingjelly_lif(backend: str | None, then: Callable[[Tensor], Tensor]) -> Callable[[Arguments], Call]:
-    def prepare(arguments: Arguments) -> Call:
-        neurons = required("spikingjelly.activation_based.neuron")
-        reset = required("spikingjelly.activation_based.functional").reset_net
-        current = arguments["current"].contiguous()
-        chosen = {} if backend is None else {"backend": backend}
-        try:
-            tau = 1 / (1 - arguments["decay"])
-            node = neurons.LIFNode(tau=tau, decay_input=False, v_reset=0.0, step_mode="m", **chosen).to(current.device)
-        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
-            raise Missing(f"this version does not offer it: {error}") from error
-        node.eval()
-
-        def run() -> Tensor:
-            reset(node)
-            return then(node(current))
-
-        return run
-
-    return prepare
+def _lif_multi_step(then: Callable[[Tensor], Tensor], arguments: Arguments) -> Call:
+    neurons, current = spikingjelly("lif_multi_step"), arguments["current"]
+    v = torch.zeros_like(current[0], dtype=torch.float32)
+    tau = 1 / (1 - arguments["decay"])
+    return lambda: then(neurons(current, v, tau, decay_input=False)[0])
 
 
-def spikingjelly_stbif(arguments: Arguments) -> Call:
-    """Run the SpikeZIP neuron of spikingjelly, as codes."""
+def _lif_node(backend: str, then: Callable[[Tensor], Tensor], arguments: Arguments) -> Call:
     neurons = required("spikingjelly.activation_based.neuron")
     reset = required("spikingjelly.activation_based.functional").reset_net
-    if not hasattr(neurons, "STBIFNode"):
-        raise Missing("this version has no STBIFNode")
-    bounds = {"pos_max": arguments["pos_max"], "neg_min": arguments["neg_min"]}
-    node = neurons.STBIFNode(arguments["threshold"], level=8, **bounds, step_mode="m").to(arguments["current"].device)
+    current = arguments["current"].contiguous()
+    chosen = {"tau": 1 / (1 - arguments["decay"]), "decay_input": False, "v_reset": 0.0, "step_mode": "m"}
+    try:
+        node = neurons.LIFNode(**chosen, backend=backend).to(current.device)
+    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+        raise Missing(f"this version does not offer it: {error}") from error
     node.eval()
 
     def run() -> Tensor:
         reset(node)
-        codes: Tensor = (node(arguments["current"]) / arguments["threshold"]).round().to(torch.int8)
-        return codes
+        return then(node(current))
 
     return run
+
+
+def spikingjelly_stbif(arguments: Arguments) -> Call:
+    """Run the SpikeZIP neurons of spikingjelly, from the state in which they start."""
+    neurons, current = spikingjelly("stbif_multi_step"), arguments["current"]
+    q = torch.full_like(current[0], 0.5, dtype=torch.float32)
+    released = torch.zeros_like(q)
+    bounds = [torch.tensor(float(arguments[name])).to(q) for name in ("threshold", "pos_max", "neg_min")]
+    return lambda: neurons(current, q, released, *bounds)[0]
 
 
 def plain_lif_pool(arguments: Arguments) -> Call:
@@ -217,15 +235,15 @@ def plain_stbif(arguments: Arguments) -> Call:
     def run() -> Tensor:
         v = torch.full_like(current[0], s / 2)
         k = torch.zeros_like(v)
-        codes = []
+        spikes = []
         for x in current:
             v = v + x
             q = torch.zeros_like(v)
             q[(v >= s) & (k < high)] = 1
             q[(v < 0) & (k > low)] = -1
-            v = v - s * q
+            spikes.append(s * q)
+            v = v - spikes[-1]
             k = k + q
-            codes.append(q)
-        return torch.stack(codes).to(torch.int8)
+        return torch.stack(spikes)
 
     return run

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -203,7 +203,7 @@ def _models(found: Found) -> Iterator[str]:
         yield ""
         yield f"**{model}, batch {batch}, {direction}**"
         yield ""
-        ran = sorted((row for row in raced if row.ratio), key=lambda row: cast("float", row.ratio))
+        ran = sorted((row for row in raced if row.median_ms), key=rows.fastest_first)
         yield from _table(
             ("contender", "ms", "its time over eager's", "answer against float64"),
             ((row.contender, f"{row.median_ms:.4g}", _ratio(row), row.verdict) for row in ran),
@@ -343,18 +343,21 @@ class Target:
 def _inference(found: Found, model: str, batch: int) -> list[models.Row]:
     """Return the race of a model, without who did not run."""
     wanted = (model, batch, "inference")
-    return [row for row in found.models if row.ratio and (row.model, row.batch_size, row.direction) == wanted]
+    return [row for row in found.models if row.median_ms and (row.model, row.batch_size, row.direction) == wanted]
 
 
 def _time(raced: Sequence[models.Row], contender: str | None) -> float | None:
-    """Return the ratio of one contender; without a name that of our fastest that is right."""
-    if contender is None:
-        return min((row.ratio or 0.0 for row in raced if _is_ours(row)), default=None)
-    return next((row.ratio for row in raced if row.contender == contender), None)
+    """Return the least ratio of one contender in any precision, without a name of ours; who is wrong does not count."""
+    wanted = (row for row in raced if (_is_ours(row) if contender is None else _is_of(row, contender)))
+    return min((row.ratio for row in wanted if row.right and row.ratio), default=None)
 
 
 def _is_ours(row: models.Row) -> bool:
-    return row.right and not row.is_peer and "/" not in row.contender
+    return not row.is_peer and "/" not in row.contender
+
+
+def _is_of(row: models.Row, contender: str) -> bool:
+    return row.contender == contender or row.contender.startswith(f"{contender}, ")
 
 
 def _faster(model: str, batch: int, other: str, best: str | None = None) -> Callable[[Found], float | None]:

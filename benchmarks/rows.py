@@ -18,7 +18,7 @@ from rich.console import Console
 
 from benchd.daemon.process import environment
 from benchd.kernels import cache
-from benchmarks.paired import Paired, race
+from benchmarks.paired import Dropped, Paired, race, told
 
 WRONG = 5
 _PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
@@ -27,7 +27,7 @@ _PEERS = ("mamba-ssm", "causal-conv1d", "spikingjelly")
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """One contender, as it is printed and written. A ratio is its time over that of the first one.
+    """One contender, as it is printed and written. A ratio is its time over that of the first one, where that ran.
 
     `right` says whether its answer is; where it did not run, `verdict` gives the reason and there is no time.
     """
@@ -56,18 +56,19 @@ class Entrant:
 
 def failed(name: str, error: Exception) -> Entrant:
     """Return who raised what is neither a missing package nor a wrong name; the others race on."""
-    words = (str(error).strip() or "no message").splitlines()[0]
-    return Entrant(name, None, f"failed: {type(error).__name__}: {words}", right=False)
+    return Entrant(name, None, told(error), right=False)
 
 
-def run(entrants: Sequence[Entrant], device: torch.device, seconds: float) -> dict[str, Paired]:
-    """Race those who have a call and return what was found by name."""
+def run(entrants: Sequence[Entrant], device: torch.device, seconds: float) -> dict[str, Paired | Dropped]:
+    """Race those who have a call and return what was found by name; ratios are times over the first entrant's."""
     starters = [(entrant.name, entrant.call) for entrant in entrants if entrant.call]
-    return {result.name: result for result in race(starters, device, seconds)} if starters else {}
+    return {result.name: result for result in race(starters, device, seconds, entrants[0].name)}
 
 
-def fields(entrant: Entrant, result: Paired | None) -> dict[str, Any]:
+def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
     """Return a contender's own columns."""
+    if isinstance(result, Dropped):
+        return {"contender": entrant.name, "verdict": result.reason, "right": False}
     verdict = entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}"
     return {"contender": entrant.name, "verdict": verdict, "right": entrant.right, **times(result)}
 
@@ -92,6 +93,11 @@ def ratio(row: Timed) -> str:
         return "-"
     reach = f" [{row.ratio_low:.3g}, {row.ratio_high:.3g}]" if row.ratio_low and row.ratio_high else ""
     return f"{row.ratio:.3g}{reach}"
+
+
+def fastest_first(row: Timed) -> tuple[bool, float]:
+    """Return what rows of one race are sorted by; who did not run comes last."""
+    return row.median_ms is None, row.ratio or row.median_ms or 0.0
 
 
 def console() -> Console:

@@ -9,6 +9,8 @@ import torch
 from broker import RunningBroker, running_broker
 from hypothesis import HealthCheck, settings
 
+# cuBLAS reads it when a handle is made: without it products refuse the deterministic algorithms asked for below
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Triton reads it when it is first imported: without a GPU, kernels run in its interpreter
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -18,7 +20,15 @@ settings.register_profile("benchd", deadline=None, suppress_health_check=[Health
 settings.load_profile("benchd")
 
 NEEDS_GPU = pytest.mark.skip(reason="no CUDA device")
-OURS = ("BENCHD_", "TRITON_INTERPRET", "PYTHONPATH", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY")
+OURS = (
+    "BENCHD_",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "TRITON_INTERPRET",
+    "PYTHONPATH",
+    "STATE_DIRECTORY",
+    "CACHE_DIRECTORY",
+    "RUNTIME_DIRECTORY",
+)
 
 
 # by the real commands, which share the lock of the machine

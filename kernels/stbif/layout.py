@@ -10,6 +10,16 @@ def state_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+def threshold_of(threshold: torch.Tensor | float, current: torch.Tensor) -> torch.Tensor:
+    """Return the threshold in the dtype of the membranes and on the device of `current`.
+
+    A number is filled in there: a copy from the host would wait for the device, and no CUDA graph may hold one.
+    """
+    if isinstance(threshold, torch.Tensor):
+        return threshold.to(current.device, state_dtype(current))
+    return torch.full((), threshold, dtype=state_dtype(current), device=current.device)
+
+
 def laid_out(current: torch.Tensor, *, by_channel: bool) -> torch.Tensor:
     """Return `current` with T outermost and no gaps; `by_channel`, channels last or contiguous inside a step."""
     one = current[0]

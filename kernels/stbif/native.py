@@ -13,7 +13,7 @@ import torch
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.stbif.gradient import learns, pool_learns
-from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype
+from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
 
 _TILE = 64  # TILE of native.c
 
@@ -39,7 +39,7 @@ def stbif_block(
 ) -> torch.Tensor:
     """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
     _require_cpu("stbif", current)
-    s = torch.as_tensor(threshold, dtype=state_dtype(current), device=current.device)
+    s = threshold_of(threshold, current)
     codes = output == "codes"
     with torch.set_grad_enabled(torch.is_grad_enabled() and not codes):
         spikes: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, codes)

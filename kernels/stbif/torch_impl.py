@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchd.kernels.stbif.layout import threshold_of
+
 
 def stbif(
     current: torch.Tensor, *, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str
 ) -> torch.Tensor:
     """Return codes (int8) or values of `current` (T, ...); values are differentiable in current and threshold."""
-    state_dtype = torch.promote_types(current.dtype, torch.float32)
-    s = torch.as_tensor(threshold, dtype=state_dtype, device=current.device).reshape(())
+    s = threshold_of(threshold, current).reshape(())
     if output == "values" and torch.is_grad_enabled() and (current.requires_grad or s.requires_grad):
         values: torch.Tensor = _StBif.apply(current, s, pos_max, neg_min)[0]
         return values

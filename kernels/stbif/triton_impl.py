@@ -20,7 +20,7 @@ import triton.language as tl
 from benchd.kernels import launch
 from benchd.kernels.stbif import layout
 from benchd.kernels.stbif.gradient import learns, pool_learns
-from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype
+from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
 
 __all__ = ["SHIPPED", "max_pool_delta", "stbif", "stbif_block"]
 
@@ -46,7 +46,7 @@ def stbif_block(
 ) -> torch.Tensor:
     """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
     launch.require_device("stbif", current)
-    s = torch.as_tensor(threshold, dtype=state_dtype(current), device=current.device)
+    s = threshold_of(threshold, current)
     codes = output == "codes"
     with torch.set_grad_enabled(torch.is_grad_enabled() and not codes):
         spikes: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, codes)

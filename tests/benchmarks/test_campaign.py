@@ -1,5 +1,6 @@
 """The campaign: stages leave their files, a part that fails costs its own rows, and the page tells what they hold."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from records_made import ENERGY, made
 from typer.testing import CliRunner
 
-from benchd.daemon.records import CrossCheck, ProcessResult, encode
+from benchd.daemon.records import CrossCheck, ProcessResult, all_variants, encode
 from benchd.kernels.shipped import Compiled
 from benchmarks import campaign, kernels, models, performance, soak, soak_aa
 
@@ -86,6 +87,35 @@ def test_what_is_kept_names_no_path_of_this_machine(tmp_path):
         assert (tmp_path / name).read_text() == "python -m benchd < bench-out/nsys.job.json"
 
 
+def settings(device, **fields):
+    what = {"models": ["snn_stbif_resnet18"], "batch_sizes": [4, 256], "kernel_batch_sizes": [1], "ops": []}
+    what["variants"] = []
+    how = {"folder": Path("results"), "scratch": Path("out"), "seconds": 1.0, "peers": True, "compiled": True}
+    return campaign.Settings(device=device, **{**what, **how, **fields})
+
+
+def raced(part):
+    return [value for name, value in itertools.pairwise(part.command) if name == "--variant"]
+
+
+def test_on_a_gpu_a_race_has_the_variants_worth_it():
+    small, large, training = campaign.STAGES["models"](settings("cuda"))
+    assert raced(small) == [*campaign.RACED, "qann_resnet18/eager"]
+    fits = [name for name in raced(small) if name != "cudagraph-fp16"]
+    assert raced(large) == fits, "its memory would be the others'"
+    assert raced(training) == ["eager", "custom", "qann_resnet18/eager"]
+    asked = [raced(part) for part in campaign.STAGES["models"](settings("cuda", variants=["cudagraph"]))]
+    assert asked == [["cudagraph"]] * 3
+    assert [raced(part) for part in campaign.STAGES["models"](settings("cpu"))] == [[]] * 3
+    assert set(campaign.RACED) <= {variant.name for variant in all_variants()}
+
+
+def test_on_a_gpu_the_kernels_are_tested_by_several_processes():
+    kernels, gpu = campaign.STAGES["correctness"](settings("cuda"))
+    assert "--numprocesses" in kernels.command
+    assert "--numprocesses" not in gpu.command
+
+
 def test_an_unknown_stage_is_refused():
     done = CliRunner().invoke(campaign.app, ["--device", "cpu", "--stage", "probing"])
     assert done.exit_code == 2
@@ -117,6 +147,28 @@ def test_a_target_is_read_off_the_race_and_what_was_not_raced_is_said(tmp_path):
     best = "| vim_tiny batch 4, our best against mamba-ssm | at least 5 x | 6 x | met |"
     assert best in page, "a wrong answer is no best"
     assert "| vim_tiny batch 64, our best against mamba-ssm | at least 3 x | not measured | - |" in page
+
+
+def test_a_peer_is_held_at_its_best_precision(tmp_path):
+    folder = tmp_path / "nvidia-h200"
+    folder.mkdir()
+    name = "mamba-ssm + causal-conv1d"
+    rows = [race("eager", 1.0), race("custom-fp16", 0.25), race(name, 1.5, is_peer=True)]
+    rows += [race(f"{name}, amp", 1.0, is_peer=True), race(f"{name}, fp16", 0.1, is_peer=True, right=False)]
+    (folder / "models.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    page = performance.page(folder)
+    assert "| vim_tiny batch 4, our best against mamba-ssm | at least 5 x | 4 x | MISSED |" in page
+
+
+def test_without_eager_a_race_has_times_and_no_ratios(tmp_path):
+    folder = tmp_path / "nvidia-h200"
+    folder.mkdir()
+    row = msgspec.structs.replace(race("custom-cudagraph-fp16", None, batch_size=1), median_ms=0.2)
+    (folder / "models.jsonl").write_bytes(msgspec.json.encode(row))
+    page = performance.page(folder)
+    assert "| custom-cudagraph-fp16 | 0.2 | - |  |" in page
+    assert "| vim_tiny custom-cudagraph-fp16 batch 1 | at most 0.25 ms | 0.2 ms | met |" in page
+    assert "| vim_tiny batch 4, our best against mamba-ssm | at least 5 x | not measured | - |" in page
 
 
 def kernel(op, contender, shape, **facts):

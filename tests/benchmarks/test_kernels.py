@@ -11,8 +11,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks import rows
 from benchmarks.kernels import app
-from benchmarks.paired import FEWEST_ROUNDS, race
+from benchmarks.paired import FEWEST_ROUNDS, Dropped, race
+from benchmarks.rows import Entrant
 
 ROOT = Path(__file__).parents[2]
 RIGHT = """
@@ -120,8 +122,48 @@ def test_a_race_visits_everybody_forth_and_back():
 
         return name, call
 
-    results = race([contender(name) for name in "abc"], torch.device("cpu"), 0.0)
+    results = race([contender(name) for name in "abc"], torch.device("cpu"), 0.0, "a")
     assert [(result.name, result.rounds) for result in results] == [(name, FEWEST_ROUNDS) for name in "abc"]
     assert results[0].ratio == 1.0
     warm_up, turns = "abc", "abcb" * FEWEST_ROUNDS + "a"
     assert "".join(name for name, _ in groupby(visits)) == warm_up + turns
+
+
+def short_of_memory(calls):
+    """A call that finds no memory any more after so many."""
+    left = iter(range(calls))
+
+    def call():
+        if next(left, None) is None:
+            raise MemoryError("18 GiB are wanted\nand 2 GiB are free")
+
+    return call
+
+
+@pytest.mark.parametrize("calls", [0, 3, 400], ids=["at once", "while it warms up", "in a round"])
+def test_who_fails_in_the_race_costs_nobody_else_s_times(calls):
+    entrants = [
+        Entrant(name, call, "error 0", right=True)
+        for name, call in [("a", lambda: None), ("b", short_of_memory(calls)), ("c", lambda: None)]
+    ]
+    results = rows.run(entrants, torch.device("cpu"), 0.0)
+    assert results["b"] == Dropped("b", "failed: MemoryError: 18 GiB are wanted")
+    assert results["a"].rounds == results["c"].rounds == FEWEST_ROUNDS
+    assert results["a"].ratio == 1.0
+    columns = rows.fields(entrants[1], results["b"])
+    assert columns == {"contender": "b", "verdict": "failed: MemoryError: 18 GiB are wanted", "right": False}
+
+
+@pytest.mark.parametrize("first", [None, short_of_memory(0)], ids=["did not start", "failed"])
+def test_without_the_first_there_are_times_and_no_ratios(first):
+    entrants = [Entrant("ours", first, "why", right=False)]
+    entrants += [Entrant(name, lambda: None, "error 0", right=True) for name in "bc"]
+    results = rows.run(entrants, torch.device("cpu"), 0.0)
+    for entrant in entrants[1:]:
+        columns = rows.fields(entrant, results[entrant.name])
+        assert columns["median_ms"] > 0
+        assert columns["ratio"] is columns["ratio_low"] is columns["ratio_high"] is None
+
+
+def test_a_race_of_nobody_ends():
+    assert rows.run([Entrant("ours", None, "why", right=False)], torch.device("cpu"), 60.0) == {}

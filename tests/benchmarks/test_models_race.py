@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchd.models import catalog
 from benchmarks.models import app
-from benchmarks.peer_models import OfficialVim, SpikingJellyOnePass, SteppedOnePass
+from benchmarks.peer_models import SpikingJellyOnePass, SteppedOnePass, official_vim
 from benchmarks.peers import Missing
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_a_peer_that_computes_something_else_is_refused():
 
 def test_the_official_path_of_vim_needs_a_gpu():
     with pytest.raises(Missing, match="CUDA only"):
-        OfficialVim(catalog.build("vim_tiny"))
+        official_vim(catalog.build("vim_tiny"))
 
 
 @pytest.mark.parametrize(

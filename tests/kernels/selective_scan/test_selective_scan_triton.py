@@ -13,6 +13,8 @@ from benchd.kernels.dispatch import Unavailable  # noqa: E402
 from benchd.kernels.selective_scan import reference  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# a GPU takes powers of two to 22.5 bits and the interpreter to the last one, which shows relative to small steps
+TO_STEPS, TO_SOFTPLUS = (4e-6, 1e-6) if DEVICE == "cuda" else (2e-6, 4e-7)
 FORMS = ("serial", "two_level")
 OPTIONAL = ("D", "z", "delta_bias")
 
@@ -105,14 +107,14 @@ def test_softplus_is_accurate_relative_to_itself():
     delta = triton_impl.delta_projection(low, one, torch.zeros(2, 1, device=DEVICE))[0, 0, :, 0]
     relative = (delta.double() / torch.log1p(raw.double().exp()) - 1).abs()
     assert float(relative.max()) < 1e-5  # what rounding the exponent of exp(-80) costs
-    assert float(relative[raw.abs() < 2].max()) < 4e-7
+    assert float(relative[raw.abs() < 2].max()) < TO_SOFTPLUS
 
 
 def test_small_steps_are_accurate_relative_to_themselves():
     tensors = inputs(1, 20, 8, 4) | {"delta": torch.full((1, 20, 8), -12.3, device=DEVICE)}
     for name in OPTIONAL:
         del tensors[name]
-    assert error(scanned(tensors), equation(tensors)) < 2e-6
+    assert error(scanned(tensors), equation(tensors)) < TO_STEPS
 
 
 @pytest.mark.parametrize("form", FORMS)
