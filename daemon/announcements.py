@@ -19,7 +19,7 @@ from benchd.daemon.delivery.messages import Health, Info, SuiteInfo, wall_now
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.plan import Planned
-from benchd.daemon.process import ALLOCATOR
+from benchd.daemon.process import allocator
 from benchd.daemon.schedule import Progress
 from benchd.daemon.sysfs import text
 
@@ -62,7 +62,7 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, device: str, agenda:
         site=named.site,
         tags=named.tags,
         tool_version=version("benchd"),
-        environment=environment.describe(device, None, allocator=ALLOCATOR),
+        environment=environment.describe(device, None, allocator=allocator(device)),
         suites=suites(agenda),
         catalogue_sha256=agenda.digest,
         t_wall=wall_now(),

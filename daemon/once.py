@@ -21,7 +21,7 @@ from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.lock import Busy
 from benchd.daemon.plan import Machine, Own, OwnFile, OwnModule, Planned
-from benchd.daemon.process import ALLOCATOR
+from benchd.daemon.process import allocator
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
 from benchd.daemon.statistics import MIN_EFFECT
@@ -216,7 +216,7 @@ def new_pass(configured_id: str | None, device: str) -> Pass:
         boot_id=identity.boot_id(),
         suite_id=uuid.uuid4().hex,
         tool_version=version("benchd"),
-        environment=environment.describe(device, None, allocator=ALLOCATOR),
+        environment=environment.describe(device, None, allocator=allocator(device)),
     )
 
 

@@ -324,8 +324,12 @@ def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | No
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
         f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
         and machine.device != "cuda",
+        "the provider cpu measures the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
         "custom kernels need the package triton on a GPU: pip install triton": custom
+        and machine.device == "cuda"
+        and not machine.has_triton,
+        "torch.compile needs the package triton on a GPU: pip install triton": variant.backend == "compile"
         and machine.device == "cuda"
         and not machine.has_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,

@@ -35,7 +35,7 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.lock import Busy, MachineLock
 from benchd.daemon.plan import Planned
-from benchd.daemon.process import ALLOCATOR
+from benchd.daemon.process import allocator
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
 from benchd.daemon.records import ProcessResult
@@ -376,7 +376,7 @@ class Service:
             boot_id=boot_id,
             suite_id=suite_id,
             tool_version=version("benchd"),
-            environment=environment.describe(self._machine.device, None, allocator=ALLOCATOR),
+            environment=environment.describe(self._machine.device, None, allocator=allocator(self._machine.device)),
         )
 
     def _sinks(self) -> list[Publisher | JournalSink]:
