@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
@@ -147,7 +148,11 @@ def versions() -> dict[str, str]:
 
 
 def as_a_worker(module: str) -> None:
-    """Start `python -m module` again with a worker's heap settings, read before the first allocation, and caches."""
-    wanted = environment(str(cache.folder()), None)
+    """Start `python -m module` again with a worker's environment: its heap settings are read before any allocation."""
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--device", default="auto")
+    asked = options.parse_known_args()[0].device
+    device = "cpu" if asked == "cpu" or not torch.cuda.is_available() else "cuda"
+    wanted = environment(device, str(cache.folder()), None)
     if os.environ != wanted:
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], wanted)  # noqa: S606 - no shell

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import environment
 from benchd.daemon.agenda import Agenda, when
 from benchd.daemon.config import DeviceConfig
 from benchd.daemon.delivery import homeassistant
@@ -19,7 +18,6 @@ from benchd.daemon.delivery.messages import Health, Info, SuiteInfo, wall_now
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.plan import Machine, Planned
-from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.schedule import Progress
 from benchd.daemon.sysfs import text
 
@@ -62,7 +60,7 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, machine: Machine, ag
         site=named.site,
         tags=named.tags,
         tool_version=version("benchd"),
-        environment=environment.describe(machine.device, None, allocator=ALLOCATOR, gpu_uuid=machine.gpu_uuid),
+        environment=machine.environment(),
         suites=suites(agenda),
         catalogue_sha256=agenda.digest,
         t_wall=wall_now(),

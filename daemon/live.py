@@ -33,7 +33,6 @@ from benchd.daemon.config import Config
 from benchd.daemon.delivery.jsonl import Journal
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.plan import OwnModule, Planned
-from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
 from benchd.daemon.records import Record
@@ -174,7 +173,7 @@ def _planned(case_id: str, own: OwnModule | None, request: Request, settings: Co
 
 
 def _pass(settings: Config, machine: plan.Machine, suite_id: str, python: str) -> Pass:
-    described = environment.describe(machine.device, None, allocator=ALLOCATOR, gpu_uuid=machine.gpu_uuid)
+    described = machine.environment()
     if python != sys.executable:
         described = msgspec.structs.replace(described, versions=_versions(python))
         described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import baseline, compare, config, environment, gpu, identity, noise_floor, plan, report, samplers
+from benchd.daemon import baseline, compare, config, gpu, identity, noise_floor, plan, report, samplers
 from benchd.daemon.arguments import named_shape, shape
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
@@ -21,7 +21,6 @@ from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.lock import Busy
 from benchd.daemon.plan import Machine, Own, OwnFile, OwnModule, Planned
-from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
 from benchd.daemon.statistics import MIN_EFFECT
@@ -216,7 +215,7 @@ def new_pass(configured_id: str | None, machine: Machine) -> Pass:
         boot_id=identity.boot_id(),
         suite_id=uuid.uuid4().hex,
         tool_version=version("benchd"),
-        environment=environment.describe(machine.device, None, allocator=ALLOCATOR, gpu_uuid=machine.gpu_uuid),
+        environment=machine.environment(),
     )
 
 

@@ -12,11 +12,22 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import gpu
+from benchd.daemon import environment, gpu
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.process import allocator
 from benchd.daemon.protocol import Limits
-from benchd.daemon.records import DIRECTIONS, SCENARIOS, Case, Direction, OptionValue, Scenario, Variant, all_variants
+from benchd.daemon.records import (
+    DIRECTIONS,
+    SCENARIOS,
+    Case,
+    Direction,
+    Environment,
+    OptionValue,
+    Scenario,
+    Variant,
+    all_variants,
+)
 from benchd.daemon.statistics import STOP_RULES
 from benchd.exporters import sessions
 from benchd.models import catalog
@@ -47,6 +58,10 @@ class Machine:
     no_onnxruntime: str | None = None
     has_tensorrt: bool = False
     gpu_uuid: str | None = None
+
+    def environment(self) -> Environment:
+        """Return what its records say of it, on all its CPU threads."""
+        return environment.describe(self.device, None, allocator=allocator(self.device), gpu_uuid=self.gpu_uuid)
 
 
 @dataclass(frozen=True)
@@ -337,8 +352,12 @@ def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | No
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
         f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
         and machine.device != "cuda",
+        "the provider cpu measures the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
         "custom kernels need the package triton on a GPU: pip install triton": custom
+        and machine.device == "cuda"
+        and not machine.has_triton,
+        "torch.compile needs the package triton on a GPU: pip install triton": variant.backend == "compile"
         and machine.device == "cuda"
         and not machine.has_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,

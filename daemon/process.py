@@ -14,7 +14,7 @@ import msgspec
 from benchd.daemon.protocol import Job, Message, Outcome, Stage, StageName
 from benchd.daemon.records import ProcessResult, Stages, Status
 
-# On a CPU a fresh block for every result costs more in page faults than the arithmetic: keep the heap instead.
+# A fresh block for every result costs more in page faults than the arithmetic: keep the heap instead.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 3.0
 EXIT_GRACE_S = 10.0
@@ -49,7 +49,7 @@ class Worker:
                 stderr=log,
                 pass_fds=[write_end],
                 start_new_session=True,
-                env=environment(job.cache, job.gpu_uuid),
+                env=environment(job.device, job.cache, job.gpu_uuid),
             )
         if process.stdin:
             with suppress(BrokenPipeError):  # it died at once; its exit says why
@@ -148,9 +148,17 @@ def _lost(status: Status, reason: str | None) -> Outcome:
     return Outcome(process=ProcessResult(status=status, reason=reason, stages=Stages()))
 
 
-def environment(cache: str, gpu_uuid: str | None) -> dict[str, str]:
-    """Return the environment of a child with torch: ours, a heap that is kept, and compilers' caches where ours are."""
+def allocator(device: str) -> dict[str, str]:
+    """Return the settings of the heap in a child that measures on `device`, cpu or cuda."""
+    # a heap that is kept would withhold from a Tegra's GPU, which shares the memory, what building an engine has freed
+    return ALLOCATOR if device == "cpu" else {}
+
+
+def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]:
+    """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
     # the GPU whose sensors are read, by the one name that is the same everywhere
     gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})
-    return os.environ | ALLOCATOR | caches | gpu | {"PYTHONUNBUFFERED": "1"}
+    # fp32 is fp32 in every runtime: TensorRT inside ONNX Runtime has no other switch
+    exact = {"NVIDIA_TF32_OVERRIDE": "0"}
+    return os.environ | allocator(device) | caches | gpu | exact | {"PYTHONUNBUFFERED": "1"}

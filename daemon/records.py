@@ -266,7 +266,8 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator.
 
-    Where ONNX Runtime or TensorRT allocated there it is by how much the accelerator's free memory shrank.
+    Of a CUDA graph it is what torch reserved there, the graph's own pool included; where ONNX Runtime or TensorRT
+    allocated, by how much the accelerator's free memory shrank until the first runs were done.
     """
 
     rss_peak_bytes: int

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from benchd.daemon import announcements, conditions, config, environment, identity, lock, plan, recording, samplers
+from benchd.daemon import announcements, conditions, config, identity, lock, plan, recording, samplers
 from benchd.daemon.agenda import Agenda
 from benchd.daemon.announcements import Doing
 from benchd.daemon.config import Conditions, Config
@@ -35,7 +35,6 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.lock import Busy, MachineLock
 from benchd.daemon.plan import Planned
-from benchd.daemon.process import ALLOCATOR
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
 from benchd.daemon.records import ProcessResult
@@ -376,9 +375,7 @@ class Service:
             boot_id=boot_id,
             suite_id=suite_id,
             tool_version=version("benchd"),
-            environment=environment.describe(
-                self._machine.device, None, allocator=ALLOCATOR, gpu_uuid=self._machine.gpu_uuid
-            ),
+            environment=self._machine.environment(),
         )
 
     def _sinks(self) -> list[Publisher | JournalSink]:

@@ -244,7 +244,7 @@ class _Check:
         low, high = self.table.opsets
         if not low <= self.opset <= high:
             problem = f"TensorRT {self.tensorrt} reads opset {low} to {high}"
-            yield Finding("the file", f"opset {self.opset}", problem, "export with opset 20")
+            yield Finding("the file", f"opset {self.opset}", problem, "export with opset 18")
 
     def network(self, graph: GraphProto) -> Iterator[Finding]:
         """Yield the inputs and outputs of the network whose type TensorRT has not."""
@@ -285,7 +285,7 @@ class _Check:
         if later:
             return (
                 f"only TensorRT {later[0]} reads it",
-                "export with opset 20, which spells it out, or use that TensorRT",
+                "export with opset 18, which spells it out, or use that TensorRT",
             )
         known = "does not read it" if op in self.tables.unsupported else "does not know it"
         return f"TensorRT {self.tensorrt} {known}", "express it in other operators, or compute it outside the network"

@@ -25,6 +25,7 @@ from benchd.exporters.tensorrt_api import (
     OnnxParser,
     ParserError,
     TensorRT,
+    Unavailable,
 )
 from benchd.kernels import cache
 
@@ -147,7 +148,7 @@ def build(
     """Build the engine of `onnx` for the current GPU, write it to `plan` and what was timed to `timing_cache`.
 
     Where a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` takes its place and the result
-    says so. Raises BuildError, OutOfMemory among them.
+    says so. Raises BuildError, OutOfMemory among them, and Unavailable where TensorRT does not start.
     """
     start = time.monotonic()
     note = ""
@@ -182,7 +183,7 @@ class _Build:
         self._workspace_bytes, self._timing_cache = workspace_bytes, timing_cache
         self._errors: list[str] = []
         self._logger = _logger(trt, self._errors)
-        self._builder = _started(lambda: trt.Builder(self._logger), BuildError, self._errors)
+        self._builder = _started(lambda: trt.Builder(self._logger), self._errors)
 
     def write(self, plan: Path, typing: Typing, precision: str) -> Recipe:
         strong = 1 << int(self._trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -318,16 +319,16 @@ def _layer_times(trt: TensorRT, rows: list[tuple[str, float]]) -> IProfiler:
     return profiler
 
 
-def _started(create: Callable[[], T], kind: type[Exception], errors: Sequence[str]) -> T:
-    """Return what `create` makes; pybind11 says TypeError where TensorRT gives nothing."""
+def _started(create: Callable[[], T], errors: Sequence[str]) -> T:
+    """Return what `create` makes; pybind11 says TypeError where TensorRT gives nothing, as on too old a driver."""
     try:
         return create()
     except TypeError as error:
-        raise kind(f"TensorRT does not start: {_last(errors)}") from error
+        raise Unavailable(f"TensorRT does not start: {_last(errors)}") from error
 
 
 class Engine:
-    """A plan made ready to run on the current CUDA device; raises ForeignPlan where it cannot be.
+    """A plan made ready to run on the current CUDA device; raises ForeignPlan where it cannot be, and Unavailable.
 
     `inputs` and `outputs` are the names of its tensors in the file's order, `errors` what its log has said.
     """
@@ -336,7 +337,7 @@ class Engine:
         self.trt = trt
         self.errors: list[str] = []
         self._logger = _logger(trt, self.errors)
-        self._runtime = _started(lambda: trt.Runtime(self._logger), EngineError, self.errors)
+        self._runtime = _started(lambda: trt.Runtime(self._logger), self.errors)
         self._engine = self._deserialized(plan)
         self.recipe = _recipe(plan, self._engine)
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]

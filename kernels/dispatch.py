@@ -35,6 +35,7 @@ class Implementations:
 
     def __init__(self, package: str, **modules: ModuleType) -> None:
         self._package, self._modules = package, modules
+        self._refused: dict[str, str] = {}
         if torch.cuda.is_available() or INTERPRETED:
             with suppress(Unavailable):  # what is missing is said when it is asked for
                 self._modules["triton"] = self._imported("triton")
@@ -53,10 +54,18 @@ class Implementations:
         return self._modules.get(implementation) or self._imported(implementation)
 
     def _imported(self, implementation: str) -> ModuleType:
-        name = f"{self._package}.{IMPLEMENTATIONS[implementation]}"
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            op = self._package.rpartition(".")[2]
-            missing = "this version has none" if error.name == name else f"the package {error.name!r} is not installed"
-            raise Unavailable(f"{op} has no {implementation!r} implementation here: {missing}") from error
+        if implementation not in self._refused:
+            name = f"{self._package}.{IMPLEMENTATIONS[implementation]}"
+            try:
+                return importlib.import_module(name)
+            except ImportError as error:
+                # kept, because a second import of what failed in its middle says something else
+                self._refused[implementation] = _why_not(name, error)
+        op = self._package.rpartition(".")[2]
+        raise Unavailable(f"{op} has no {implementation!r} implementation here: {self._refused[implementation]}")
+
+
+def _why_not(name: str, error: ImportError) -> str:
+    if not isinstance(error, ModuleNotFoundError):
+        return f"it cannot be imported: {error}"
+    return "this version has none" if error.name == name else f"the package {error.name!r} is not installed"

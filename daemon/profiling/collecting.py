@@ -105,12 +105,13 @@ def _measured(layers: LayersProfile, samples: SamplerProcess) -> LayersProfile:
 def _collect(job: ProfileJob, deadline_s: float) -> Collected:
     """Return the child's answer; one that dies or takes too long has an error for an answer."""
     # on a CPU the profiler's library complains that there is no GPU
+    quiet = {"KINETO_LOG_LEVEL": "6"} if job.device == "cpu" else {}
     with subprocess.Popen(
         [sys.executable, "-m", "benchd.daemon.worker.profiling"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env=environment(job.cache, job.gpu_uuid) | ({"KINETO_LOG_LEVEL": "6"} if job.device == "cpu" else {}),
+        env=environment(job.device, job.cache, job.gpu_uuid) | quiet,
     ) as child:
         try:
             answer, _ = child.communicate(msgspec.json.encode(job), deadline_s)

@@ -102,7 +102,7 @@ def _printed(job: ProfileJob, record: list[str], read: list[str], deadline_s: fl
         raise Unsupported(f"{name} is not installed: {_BRINGS.format(_PACKAGES[name])}; then: {typed}")
     if job.device == "cpu":
         raise Unsupported(f"{name} records GPUs, and this profile is of the CPU; on one with a GPU: {typed}")
-    environment = process.environment(job.cache, job.gpu_uuid)
+    environment = process.environment(job.device, job.cache, job.gpu_uuid)
     try:
         if reason := _reason(_run([tool, *record[1:]], stdin, deadline_s, environment)):
             raise Unsupported(f"ran a child that says: {reason}")

@@ -74,7 +74,8 @@ def repeated_is_faster(loaded: Loaded, batch: Tensor, run_s: float) -> bool:
     fitting = min(FRESH_BYTES / (batch.numel() * batch.element_size()), PAIRS_S / (2 * run_s))
     count = max(FEWEST_PAIRS, min(MOST_PAIRS, int(fitting)))
     rows = batch.flatten(1)
-    step = steps.SingleStream(loaded, [rows.roll(number + 1, dims=1).view_as(batch) for number in range(count)])
+    fresh = [rows.roll(number + 1, dims=1).view_as(batch) for number in range(count)]
+    step = steps.SingleStream(loaded, steps.pinned(fresh, loaded.device))
     first, again = array("q"), array("q")
     for number in range(count + LAG):
         if number < count:

@@ -33,6 +33,11 @@ def diagnose(error: Exception) -> tuple[Status, str]:
         return "failed", str(error)
     traceback.print_exception(error)
     text = str(error).strip().split("\n")[0] or "no message"
-    if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or "alloc" in text.lower():
+    if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or _lacks_memory(text.lower()):
         return "failed", f"out of memory: {text}"
     return "failed", f"{type(error).__name__}: {text}"
+
+
+def _lacks_memory(text: str) -> bool:
+    """Say so of an error in lower case; an allocator's failed assertion, which names its file, is another matter."""
+    return "out of memory" in text or ("alloc" in text and "internal assert" not in text)

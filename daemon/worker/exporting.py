@@ -20,7 +20,7 @@ from benchd.daemon.protocol import Job
 from benchd.daemon.records import Case, OptionValue, Variant
 from benchd.daemon.worker import backends, subject
 from benchd.exporters import files
-from benchd.exporters.artifacts import Artifact
+from benchd.exporters.artifacts import Artifact, Store
 from benchd.exporters.files import Precision
 from benchd.kernels import cache
 from benchd.models import catalog
@@ -102,7 +102,13 @@ def _export(request: Request, file: _File) -> Artifact:
         return built.source.export(file.precision, file.batch, form and (request.form or form))
     case = file.job.case
     backends.load(case.variant, built.source, torch.device("cuda"), built.images[: case.batch_size])
-    return max(built.source.store.list(), key=lambda artifact: artifact.used_ns)
+    return _engine(built.source.store)
+
+
+def _engine(store: Store) -> Artifact:
+    """Return the engine that was used last; the ONNX file it is of may have been used in the same tick of the clock."""
+    engines = (artifact for artifact in store.list() if artifact.metadata.facts.get("format") == "plan")
+    return max(engines, key=lambda artifact: artifact.used_ns)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""How well a case fills the GPU, in passes of their own after the timed one: a short trace, then hardware counters."""
+"""How well a case fills the GPU, in passes of their own after the timed one: hardware counters, then a short trace."""
 
 import tempfile
 import time
@@ -20,6 +20,7 @@ COUNTED_S = 1.0
 
 def measure(step: Step, uuid: str | None) -> Occupancy | str:
     """Return the three occupancies of a case on CUDA, or why there is none."""
+    counted, reason = _counted(step, uuid)  # first: what the profiler leaves attached slows every later launch
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder) / "trace.json"
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -30,7 +31,6 @@ def measure(step: Step, uuid: str | None) -> Occupancy | str:
             traced = trace.read(path)
         except UsageError as error:
             return str(error)
-    counted, reason = _counted(step, uuid)
     return of_trace(traced, counted, reason)
 
 

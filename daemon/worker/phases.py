@@ -3,7 +3,7 @@
 import ctypes
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class Findings:
     check: Check | None = None
     device_name: str | None = None
     device_uuid: str | None = None
-    free_at_first_bytes: int = 0
+    taken_by_runtime_bytes: int = 0
     kernels_ran: str | None = None
     warm_up: WarmUp | None = None
     timing: Timing | None = None
@@ -112,7 +112,7 @@ def run(job: Job, findings: Findings) -> None:
     if device.type == "cuda":
         findings.device_name = torch.cuda.get_device_name()
         findings.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
-        findings.free_at_first_bytes = torch.cuda.mem_get_info()[0]
+    free_at_first_bytes = _free_bytes(device)
     findings.stages.enter("build")
     subject = build(job)
     findings.model = subject.facts
@@ -127,6 +127,8 @@ def run(job: Job, findings: Findings) -> None:
     findings.stages.leave()
     pool = steps.batches(subject.images, job.case.batch_size, loaded)
     first_ended_ns = _first_runs(loaded, pool, findings.stages)
+    # before the check, whose reference takes memory of its own
+    findings.taken_by_runtime_bytes = free_at_first_bytes - _free_bytes(device)
     findings.stages.enter("check")
     findings.check, right = check_and_answers(subject, loaded, job)
     del subject
@@ -312,7 +314,7 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: 
 
 
 def _probed(job: Job, device: torch.device, findings: Findings) -> None:
-    """Take the device's rates; a probe that finds no memory costs the floor and not the measurement."""
+    """Take the device's rates; a probe that fails costs the floor and not the measurement."""
     if job.is_compared:
         findings.missing["probes"] = "a comparison is not held against a floor"
     if job.is_compared or not job.probes:
@@ -321,7 +323,7 @@ def _probed(job: Job, device: torch.device, findings: Findings) -> None:
     findings.stages.enter("probe")
     try:
         findings.probes = probes.probe(device, job.case.variant.precision)
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:  # of torch, Triton and compilers
         findings.missing["probes"] = f"the probes did not run: {error}"
     findings.stages.leave()
 
@@ -330,7 +332,8 @@ def _forget_peaks(device: torch.device) -> bool:
     """Give back what building and checking used and restart the peaks; return whether the kernel restarts its own."""
     ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # up to 2.12 torch takes a failed capture for one still under way
+            torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -346,12 +349,19 @@ def _take_peaks(job: Job, findings: Findings) -> None:
 
 
 def _device_peak(job: Job, findings: Findings) -> int | None:
-    """Return what this process took of the GPU: torch counts its own memory, a runtime's shows in what is free."""
+    """Return what this process took of the GPU: torch counts its own memory, a runtime's shows in what was free."""
     if job.device != "cuda":
         return None
     if job.case.variant.backend in ("onnxruntime", "tensorrt"):
-        return findings.free_at_first_bytes - torch.cuda.mem_get_info()[0]
+        return findings.taken_by_runtime_bytes
+    if job.case.variant.backend == "cudagraph":  # what a graph works in was allocated for it while it was captured
+        return torch.cuda.max_memory_reserved()
     return torch.cuda.max_memory_allocated()
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return how much of the GPU's memory nobody has taken; 0 on a CPU."""
+    return torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
 
 
 def versions() -> dict[str, str]:

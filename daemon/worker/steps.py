@@ -4,7 +4,7 @@ A step takes the number of the run and returns nanoseconds, one value a part; th
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -35,8 +35,12 @@ def batches(images: Tensor, batch_size: int, loaded: Loaded) -> list[Tensor]:
     """Return the pool as batches in host memory, in the type the model reads; pinned where a GPU copies them."""
     count = max(1, len(images) // batch_size) * batch_size
     whole = images[torch.arange(count) % len(images)].to(loaded.dtype)
-    split = list(whole.split(batch_size))
-    return [batch.pin_memory() for batch in split] if loaded.device.type == "cuda" else split
+    return pinned(whole.split(batch_size), loaded.device)
+
+
+def pinned(batches: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """Return batches in host memory as a GPU copies them: from pages that stay where they are."""
+    return [batch.pin_memory() for batch in batches] if device.type == "cuda" else list(batches)
 
 
 class SingleStream:

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import importlib.util
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -88,8 +89,12 @@ def _source(
 
 def _custom(job: Job, plain: nn.Module) -> nn.Module:
     """Return the job's model on kernels of our own with the weights of `plain`: random ones are drawn once."""
-    with torch.device(job.device):  # a builder tries its kernels on the default device
-        module = weights.build(job.case.model, plain.state_dict(), job.options, kernels="custom")
+    try:
+        with torch.device(job.device):  # a builder tries its kernels on the default device
+            module = weights.build(job.case.model, plain.state_dict(), job.options, kernels="custom")
+    except subprocess.CalledProcessError as error:
+        needed = "custom kernels need a C compiler and, for Triton, Python's headers: sudo apt install gcc python3-dev"
+        raise Unsupported(f"{needed} ({error})") from error
     return module.cpu()
 
 

@@ -130,6 +130,16 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         (Suite(variants=["onnxruntime"]), Machine("cpu", True, no_onnxruntime="pip install it"), "pip install it"),
         (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32 and fp16"),
         (Suite(variants=["onnxruntime"], provider="cuda"), CPU, "provider cuda needs an NVIDIA GPU"),
+        (
+            Suite(variants=["onnxruntime"], provider="cpu"),
+            Machine("cuda", True),
+            "provider cpu measures the CPU: give --device cpu",
+        ),
+        (
+            Suite(variants=["compile"]),
+            Machine("cuda", True, has_triton=False),
+            "torch.compile needs the package triton on a GPU",
+        ),
         (Suite(variants=["tensorrt"]), Machine("cuda", True), "package tensorrt is not installed"),
     ],
 )

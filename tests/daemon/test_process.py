@@ -8,6 +8,10 @@ import msgspec
 import pytest
 from worker_jobs import TINY, job, own_module, run
 
+from benchd.daemon import once, process
+from benchd.daemon.records import Variant
+from benchd.models import catalog
+
 
 def test_a_worker_that_does_its_work(tmp_path):
     outcome = run(job(tmp_path, module=own_module(tmp_path, build="print('noise on stdout')")))
@@ -65,3 +69,24 @@ def test_what_was_found_before_a_failure_is_kept(tmp_path):
     assert outcome.check is not None
     assert outcome.model is not None
     assert outcome.process.stages.build_s is not None
+
+
+def test_a_compiler_that_fails_makes_custom_kernels_unsupported_and_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "false")  # as a gcc that finds no Python.h does to Triton
+    a_job = job(tmp_path, model="snn_onepass", variant=Variant.parse("custom"))
+    outcome = run(msgspec.structs.replace(a_job, options=catalog.entry("snn_onepass").resolve({})))
+    assert outcome.process.status == "unsupported"
+    assert "sudo apt install gcc python3-dev" in outcome.process.reason
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", {"MALLOC_MMAP_MAX_": "0"}), ("cuda", {})])
+def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tmp_path):
+    environment = process.environment(device, str(tmp_path), None)
+    assert {name: value for name, value in environment.items() if name == "MALLOC_MMAP_MAX_"} == kept
+    told = once.new_pass(None, device).environment.allocator
+    assert told == {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
+
+
+def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert process.environment("cuda", str(tmp_path), None)["NVIDIA_TF32_OVERRIDE"] == "0"

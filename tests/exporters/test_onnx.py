@@ -119,7 +119,7 @@ def test_a_file_is_its_model_in_standard_operators(exported, kind, precision, ba
     _, path, found = exported(kind, precision, batch, form)
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
-    assert {entry.domain: entry.version for entry in written.opset_import} == {"": 20}
+    assert {entry.domain: entry.version for entry in written.opset_import} == {"": 18}
     assert {node.domain for node in written.graph.node} == {""}
     assert len(written.functions) == 0
     size = "batch" if batch is None else batch
@@ -127,7 +127,7 @@ def test_a_file_is_its_model_in_standard_operators(exported, kind, precision, ba
     assert described(written.graph.input) == [("inputs", precision, shape)]
     assert described(written.graph.output) == [("outputs", precision, [size, 5 if kind in ("qann", "stbif") else 10])]
 
-    assert (found.opset, found.form, found.input_shape) == (20, form, shape)
+    assert (found.opset, found.form, found.input_shape) == (18, form, shape)
     assert found.nodes == len(written.graph.node)
     assert found.findings == {"10.3": 0, "11": 0}
     assert (found.unchecked, found.parity.argmax_disagreements) == ("", 0)
@@ -221,7 +221,7 @@ class Exporting(Affine):
     [
         (Branch, None, "asked for any batch from 1, torch traced the ranges"),
         (Doubling, None, "asked for any batch from 1, torch traced the ranges"),
-        (Foreign, 1, "the file has the opsets .*'foreign': 1.*, not 20 of the standard one alone"),
+        (Foreign, 1, "the file has the opsets .*'foreign': 1.*, not 18 of the standard one alone"),
         (Unknown, 1, "cannot export this: .*linalg_eig"),
         (Exporting, 1, r"off by 1\.0e-02 of the largest output"),
     ],

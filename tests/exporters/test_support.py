@@ -5,6 +5,7 @@ import onnx.parser
 import pytest
 import torch
 
+from benchd.exporters.files import OPSET
 from benchd.exporters.support import OnnxFileError, findings, tables
 from benchd.models.catalog import build
 
@@ -71,7 +72,7 @@ def exported(tmp_path_factory):
     for name in ("snn_onepass", "qann_resnet18"):
         model = build(name)
         image = torch.rand(1, *model.input_shape)
-        program = torch.onnx.export(model, (image,), dynamo=True, opset_version=20, verbose=False)
+        program = torch.onnx.export(model, (image,), dynamo=True, opset_version=OPSET, verbose=False)
         program.save(folder / f"{name}.onnx")
     return folder
 

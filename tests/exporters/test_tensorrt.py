@@ -95,3 +95,28 @@ def test_without_a_cuda_device_tensorrt_is_not_even_imported(tmp_path, child_env
     command = [sys.executable, "-c", code]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, env=child_environment | paths)
     assert shown.stdout == "TensorRT needs a CUDA device\n"
+
+
+class NotStarting:
+    """TensorRT where CUDA fails it: its bindings say in the log why, and raise TypeError for want of an object."""
+
+    class ILogger:
+        INTERNAL_ERROR, ERROR = range(2)
+
+    class BuilderFlag:
+        FP16 = 0
+
+    def Builder(self, logger):  # noqa: N802 - TensorRT's name
+        logger.log(self.ILogger.ERROR, "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    Runtime = Builder
+
+
+def test_a_tensorrt_that_does_not_start_cannot_run_here_and_no_other_build_is_tried(tmp_path):
+    build = {"workspace_bytes": None, "timing_cache": tmp_path / "times", "precision": "fp16"}
+    told = "TensorRT does not start: CUDA initialization failure with error: 35$"
+    with pytest.raises(tensorrt_api.Unavailable, match=told):
+        tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", Profile(1, 1, 1), **build)
+    with pytest.raises(tensorrt_api.Unavailable, match=told):
+        tensorrt.Engine(NotStarting(), tmp_path / "plan")

@@ -1,5 +1,7 @@
 """CUDA graphs on a real device: every model replayed on new images, two in flight, and reasons where capture fails."""
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.worker import phases
 from benchd.daemon.worker.backends import cudagraph, eager
 from benchd.models import catalog
 
@@ -73,13 +76,25 @@ class OnTheCpu(nn.Module):
         return images + torch.ones(images.shape).to(images.device)
 
 
+def refusal(module):
+    """Return why the module cannot be captured; the device is then still good for what a fallback does."""
+    try:
+        cudagraph.load(SimpleNamespace(module=module), "fp32", CUDA, torch.ones(2, 3))
+    except Unsupported as error:
+        assert torch.ones(3, device=CUDA).sum().item() == 3
+        phases._forget_peaks(CUDA)
+        return str(error)
+    return "it was captured"
+
+
 @pytest.mark.parametrize(
     ("module", "line"),
     [(Synchronising(), "images.max().item()"), (OnTheCpu(), "torch.ones(images.shape).to(images.device)")],
     ids=["synchronises", "copies from the CPU"],
 )
 def test_what_cannot_be_captured_is_told_with_its_line_and_the_device_stays_usable(module, line):
-    with pytest.raises(Unsupported, match="cannot be captured as a CUDA graph") as told:
-        cudagraph.load(SimpleNamespace(module=module), "fp32", CUDA, torch.ones(2, 3))
-    assert line in str(told.value)
-    assert torch.ones(3, device=CUDA).sum().item() == 3
+    # in a process of its own: up to 2.12 torch takes no further capture after one that failed
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        told = other.submit(refusal, module).result()
+    assert "cannot be captured as a CUDA graph" in told
+    assert line in told

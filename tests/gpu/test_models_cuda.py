@@ -7,6 +7,7 @@ from worker_jobs import job
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import backends, check, subject
+from benchd.daemon.worker.backends import cudagraph
 from benchd.models import catalog
 
 pytestmark = pytest.mark.gpu
@@ -35,13 +36,8 @@ def test_a_custom_forward_can_be_captured_and_replayed_on_new_images(model):
     module = catalog.build(model, kernels="custom").cuda()
     draw = torch.rand if entry.inputs == "unit" else torch.randn
     held, fresh = (draw(2, *entry.image_shape({}), device="cuda") for _ in range(2))
+    graph, outputs = cudagraph.capture(lambda: module(held))
     with torch.inference_mode():
-        for _ in range(3):
-            module(held)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outputs = module(held)
         expected = module(fresh).clone()
         held.copy_(fresh)
         graph.replay()

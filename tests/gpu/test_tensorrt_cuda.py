@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from benchd.daemon.worker.backends import tensorrt as backend
+from benchd.daemon.worker.source import Source
 from benchd.exporters import tensorrt, tensorrt_api
 from benchd.exporters.artifacts import Store, key_of
 from benchd.exporters.tensorrt import BuildError, Engine, Profile
+from benchd.models import catalog
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("tensorrt", reason="TensorRT's Python package is not installed")
@@ -35,6 +37,9 @@ class Exported:
 
     def onnx(self, precision, batch, *, target):
         return self._artifact
+
+    def inputs(self, images, uniforms=None):
+        return [images]
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +75,22 @@ def test_an_engine_agrees_is_strongly_typed_and_comes_from_the_store_the_second_
     assert again.runtime.build_s is None
 
 
+def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(tmp_path):
+    torch.manual_seed(0)
+    module = catalog.build("snn_onepass", time_steps=2, encoding="rate", threshold=0.1)
+    images = torch.rand(8, 3, 32, 32)
+    facts = {"model": "onepass", "options": {}, "weights_sha256": "0" * 64, "judged_by": "codes"}
+    source = Source(module=module, images=images, folder=tmp_path, **facts)
+    run = backend.load(source, "fp32", CUDA, images[:2]).run
+    draws = torch.rand(2, 2, 2, 3, 32, 32)
+    found = [run(images[:2].to(CUDA), uniforms.to(CUDA)).cpu() for uniforms in draws]
+    assert not torch.equal(*found)
+    with torch.inference_mode():
+        for outputs, uniforms in zip(found, draws, strict=True):
+            # a neuron at its threshold may fire elsewhere
+            torch.testing.assert_close(outputs, module(images[:2], uniforms), rtol=1e-2, atol=1e-2)
+
+
 def test_two_are_in_flight_without_mixing(tmp_path, net):
     batches = torch.randn(40, 4, 3, 8, 8)
     source = Exported(tmp_path, net, batches[0], "fp32")
@@ -96,9 +117,9 @@ def test_a_plan_that_is_none_of_this_tensorrt_is_built_again_and_said_so(tmp_pat
     torch.testing.assert_close(loaded.run(images.to(CUDA)).cpu(), outputs_of(net, images), rtol=1e-3, atol=1e-3)
 
 
-DYNAMIC = """<ir_version: 9, opset_import: ["" : 20]>
+DYNAMIC = """<ir_version: 9, opset_import: ["" : 18]>
 g (float[N,4] x) => (float[N,4] y) { s = Sigmoid(x)  y = Mul(x, s) }"""
-UNKNOWN = """<ir_version: 9, opset_import: ["" : 20]>
+UNKNOWN = """<ir_version: 9, opset_import: ["" : 18]>
 g (float[2,4] x) => (float[2,4] y) { [first] s = Sigmoid(x)  [second] y = Bernoulli(s) }"""
 
 

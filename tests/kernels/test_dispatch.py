@@ -37,3 +37,30 @@ def test_triton_is_imported_where_it_can_run_only(child_environment):
     asleep = {**child_environment, "CUDA_VISIBLE_DEVICES": ""}
     for environment, imported in ((asleep, 0), ({**asleep, "TRITON_INTERPRET": "1"}, 1)):
         assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == imported
+
+
+BROKEN_TRITON = """
+import sys
+if "seen" in vars(sys):
+    raise ImportError("cannot import name 'jit' from a module that is half there")
+sys.seen = True
+raise ImportError("libtriton.so: undefined symbol: PyInterpreterState_Get")
+"""
+
+
+def test_a_triton_that_cannot_load_is_told_with_its_words_and_leaves_the_rest(tmp_path, child_environment):
+    (tmp_path / "triton.py").write_text(BROKEN_TRITON)
+    code = (
+        "import torch\nfrom benchd.kernels.lif import lif\n"
+        "print(lif(torch.ones(2, 3), decay=0.5, implementation='torch').sum().item())\n"
+        "try:\n    lif(torch.ones(2, 3), decay=0.5, implementation='triton')\n"
+        "except RuntimeError as error:\n    print(error)"
+    )
+    paths = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path]), "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, env=child_environment | paths)
+    assert shown.stdout.splitlines() == [
+        "6.0",
+        "lif has no 'triton' implementation here: it cannot be imported: libtriton.so: undefined symbol: "
+        "PyInterpreterState_Get",
+    ]

@@ -80,7 +80,8 @@ def capture(run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.stream(stream):
+    # torch 2.8 to 2.10 would keep the random numbers' seed as an inference tensor, which no replay outside could write
+    with torch.inference_mode(mode=False), torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(WARM_UP_RUNS):
             run()
         stream.synchronize()

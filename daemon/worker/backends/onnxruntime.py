@@ -63,8 +63,9 @@ def _options(provider: Provider, precision: Precision) -> dict[str, Any]:
     if provider == "tensorrt":
         kept = cache.folder() / "onnxruntime-tensorrt"
         kept.mkdir(parents=True, exist_ok=True)
-        engines = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(kept)}
-        return engines | {"trt_fp16_enable": str(int(precision == "fp16"))}
+        # its binding takes True and False, spelled so, and refuses 1 and 0
+        engines = {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(kept)}
+        return engines | {"trt_fp16_enable": str(precision == "fp16")}
     return {}
 
 

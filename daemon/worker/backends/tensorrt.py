@@ -46,7 +46,17 @@ def load(source: Source, precision: Precision, device: torch.device, example: Te
         workspace_bytes=engine.recipe.workspace_bytes,
         notes=[*notes, *_notes(engine), *filter(None, refusals[:1])],
     )
-    return Loaded(rotating(slots), slots[0].inputs[0].dtype, device, None, runtime=facts)
+    run = of_images(source, rotating(slots))
+    return Loaded(run, slots[0].inputs[0].dtype, device, None, runtime=facts)
+
+
+def of_images(source: Source, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `run`, of what the file reads, as a function of images and of the random numbers that a model may take."""
+
+    def encoded(images: Tensor, uniforms: Tensor | None = None) -> Tensor:
+        return run(*source.inputs(images, uniforms))
+
+    return encoded
 
 
 def _engine(

@@ -18,7 +18,7 @@ BLOCKS = 10
 
 
 def run(work: Work) -> BenchmarkProfile:
-    """Time steps, then the passes, then the step with and without the profiler by turns."""
+    """Time steps, then the passes, then the step without and with the profiler."""
     for _ in range(work.job.warm_up):
         work.step()
     (steps,) = _by_turns(work, [work.step])
@@ -69,10 +69,13 @@ def _distribution(values_ns: Sequence[int]) -> Distribution:
 
 
 def _overhead(work: Work) -> float:
-    """Return what recording adds to a step, as a share of it; starting and reading the profiler does not count."""
-    plain, recorded = [], []
+    """Return what recording adds to a step, as a share of it; starting and reading the profiler does not count.
+
+    The plain steps come first, all of them: on a GPU the profiler's library stays attached and slows later launches.
+    """
+    plain = [_timed(work, work.step) for _ in range(work.job.runs)]
+    recorded = []
     for _ in range(work.job.runs):
-        plain.append(_timed(work, work.step))
         with (
             module_ranges([work.module, work.loss]),
             profile(activities=activities(work.device.type), record_shapes=True, acc_events=True),

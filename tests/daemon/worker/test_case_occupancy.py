@@ -59,3 +59,19 @@ def test_counters_that_fail_after_they_worked_cost_themselves_alone(then, found,
 def test_a_trace_without_kernels_is_a_reason_and_no_figure():
     call = RuntimeCall(name="cudaLaunchKernel", start_ns=0, duration_ns=1, thread=1, correlation=1)
     assert "1 launches and no kernel" in of_trace(Trace(runtime_calls=[call]), None, "")
+
+
+def test_the_hardware_counts_before_a_profiler_is_attached(tmp_path):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    fake = FakeNvml(tmp_path)
+    fake.set(gpm=1)
+    code = (
+        "import torch\nfrom benchd.daemon.worker import occupancy\n"
+        "def step(run):\n    print(int(torch._C._autograd._profiler_enabled()), end='')\n"
+        f"occupancy.COUNTED_S = 0.2\noccupancy.measure(step, {FIRST!r})"
+    )
+    environment = os.environ | fake.environment
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    *counted, first, second, third = shown.stdout
+    assert set(counted) == {"0"}
+    assert (first, second, third) == ("1", "1", "1")

@@ -9,6 +9,8 @@ from torch import nn
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker.backends import cudagraph, tensorrt
 from benchd.daemon.worker.backends.cudagraph import Slot, capture_error, rotating
+from benchd.daemon.worker.source import Source
+from benchd.models.catalog import build
 
 CPU = torch.device("cpu")
 
@@ -61,3 +63,27 @@ def test_without_a_cuda_device_both_say_so():
         cudagraph.load(source, "fp32", CPU, torch.zeros(1, 3))
     with pytest.raises(Unsupported, match="TensorRT needs a CUDA device"):
         tensorrt.load(source, "fp32", CPU, torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("given", ["rate", "extras"])
+def test_an_engine_reads_what_its_file_does(given, tmp_path):
+    """Behind the encoder of a model that draws random numbers, and beside the further inputs of a user's own file."""
+    torch.manual_seed(0)
+    module = build("snn_onepass", time_steps=4, encoding="rate") if given == "rate" else Net()
+    images, uniforms, extra = torch.rand(2, 3, 32, 32), torch.rand(4, 2, 3, 32, 32), torch.rand(5)
+    source = Source(
+        module=module,
+        images=images,
+        model=given,
+        options={},
+        weights_sha256="0" * 64,
+        judged_by="outputs",
+        folder=tmp_path,
+        extras=(extra,) if given == "extras" else (),
+    )
+    read = [module.encode(images, uniforms)] if given == "rate" else [images, extra]
+    held = [torch.zeros_like(value) for value in read]
+    slot = Slot(held, lambda: None, torch.zeros(1), None)
+    run = tensorrt.of_images(source, rotating([slot]))
+    assert run(images, uniforms) is slot.output
+    assert all(torch.equal(*pair) for pair in zip(held, read, strict=True))

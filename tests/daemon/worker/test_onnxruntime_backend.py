@@ -184,3 +184,11 @@ def test_an_output_that_is_no_number_makes_the_case_unsupported(tmp_path):
     built = own_file(tmp_path, "g (float[2,4] x) => (string[2,4] y) { y = Cast<to = 8>(x) }")
     with pytest.raises(Unsupported, match=r"y of the file is a tensor\(string\)"):
         backend.load(built.source, "fp32", CPU, built.images[:2])
+
+
+@pytest.mark.parametrize(("precision", "half"), [("fp32", "False"), ("fp16", "True")])
+def test_the_provider_of_tensorrt_gets_truth_values_as_python_spells_them(precision, half, tmp_path, monkeypatch):
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
+    options = backend._options("tensorrt", precision)
+    assert (options.pop("trt_engine_cache_enable"), options.pop("trt_fp16_enable")) == ("True", half)
+    assert list(options) == ["trt_engine_cache_path"]

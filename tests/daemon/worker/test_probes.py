@@ -1,6 +1,8 @@
 """The probes: finite rates in every precision, right arithmetic in the chains, and probes that fail."""
 
 import math
+import subprocess
+import sys
 
 import msgspec
 import numpy as np
@@ -74,6 +76,27 @@ def test_without_a_compiler_the_exponentials_are_torch_s_and_named_so(monkeypatc
     assert 0 < rate < math.inf
 
 
+BROKEN_TRITON = """
+import subprocess
+def jit(function):
+    raise subprocess.CalledProcessError(1, "gcc")
+"""
+
+
+def test_whatever_triton_raises_there_is_another_way(tmp_path, child_environment):
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text(BROKEN_TRITON)
+    (tmp_path / "triton" / "language.py").write_text("constexpr = int")
+    code = (
+        "import torch\nfrom benchd.daemon.worker import probes\n"
+        "try:\n    probes._by_triton(torch.device('cpu'))\nexcept probes.Unavailable as error:\n    print(error)"
+    )
+    paths = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, env=child_environment | paths)
+    assert shown.stdout.startswith("no Triton kernel: Command 'gcc' returned non-zero exit status 1")
+
+
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):
     outcome = run(job(tmp_path))
     found = outcome.process.probes
@@ -83,10 +106,18 @@ def test_a_real_worker_probes_after_what_it_timed(tmp_path):
     assert "probes" not in outcome.missing
 
 
-def test_probes_that_fail_cost_the_floor_and_not_the_measurement(tmp_path):
-    spoils = "def mm(*_, **__): raise RuntimeError('no room')\n    torch.mm = mm"
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("RuntimeError('no room')", "no room"),
+        ("__import__('subprocess').CalledProcessError(1, 'gcc')", "Command 'gcc'"),
+    ],
+    ids=["torch", "a compiler"],
+)
+def test_probes_that_fail_cost_the_floor_and_not_the_measurement(raised, told, tmp_path):
+    spoils = f"def mm(*_, **__): raise {raised}\n    torch.mm = mm"
     outcome = run(job(tmp_path, module=own_module(tmp_path, build=spoils)))
     assert outcome.process.status == "ok"
     assert outcome.process.timing is not None
     assert outcome.process.probes is None
-    assert outcome.missing["probes"] == "the probes did not run: no room"
+    assert outcome.missing["probes"].startswith(f"the probes did not run: {told}")

@@ -1,3 +1,5 @@
+import re
+
 from profile_jobs import own_job
 
 from benchd.daemon.worker.profiling import benchmark
@@ -21,3 +23,10 @@ def test_forward_and_backward_are_timed_apart(tmp_path):
     assert found.forward.runs == found.backward.runs >= 3
     assert found.backward.median_ns >= 4e6
     assert found.step.median_ns >= 4e6
+
+
+def test_no_plain_step_follows_a_profiled_one(tmp_path, capsys):
+    """On a GPU what the profiler leaves attached would slow it."""
+    tells = "print(int(torch._C._autograd._profiler_enabled()), end='')"
+    benchmark.run(open_work(own_job(tmp_path, forward=tells)))
+    assert re.fullmatch("0+1+", capsys.readouterr().out)
