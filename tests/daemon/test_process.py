@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from worker_jobs import TINY, job, own_module, run
 
-from benchd.daemon import once, process
+from benchd.daemon import plan, process
 from benchd.daemon.records import Variant
 from benchd.models import catalog
 
@@ -83,7 +83,7 @@ def test_a_compiler_that_fails_makes_custom_kernels_unsupported_and_says_what_to
 def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tmp_path):
     environment = process.environment(device, str(tmp_path), None)
     assert {name: value for name, value in environment.items() if name == "MALLOC_MMAP_MAX_"} == kept
-    told = once.new_pass(None, device).environment.allocator
+    told = plan.Machine(device, has_cxx=True).environment().allocator
     assert told == {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
 
 
