@@ -248,11 +248,16 @@ def _kernels(settings: Settings) -> Iterator[Part]:
         yield _python(f"{op} {precision} batch {batch}", "benchmarks.kernels", *what, *how)
 
 
-def _models(settings: Settings) -> Iterator[Part]:
+def _workloads(settings: Settings) -> Iterator[tuple[str, int, models.Direction]]:
+    """Yield what is raced and recorded: each model at each batch size, and its training at the last."""
     for model in settings.models:
         for batch in settings.batch_sizes:
-            yield _race(model, batch, "inference", settings)
-        yield _race(model, settings.batch_sizes[-1], "training", settings)
+            yield model, batch, "inference"
+        yield model, settings.batch_sizes[-1], "training"
+
+
+def _models(settings: Settings) -> Iterator[Part]:
+    return (_race(*workload, settings) for workload in _workloads(settings))
 
 
 def _race(model: str, batch: int, direction: models.Direction, settings: Settings) -> Part:
@@ -271,21 +276,14 @@ def _raced(model: str, batch: int, direction: models.Direction) -> list[str]:
 
 
 def _records(settings: Settings) -> Iterator[Part]:
-    for model in settings.models:
-        for batch in settings.batch_sizes:
-            yield from _measured(model, batch, "inference", settings)
-        yield from _measured(model, settings.batch_sizes[-1], "training", settings)
-
-
-def _measured(model: str, batch: int, direction: models.Direction, settings: Settings) -> Iterator[Part]:
-    """Yield the part that measures all variants wanted and able, if there are any."""
-    able = models.can_run(Case(model=model, batch_size=batch, direction=direction), settings.device)
-    names = ",".join(name for name in able if not settings.variants or name in ("eager", *settings.variants))
-    scratch = settings.scratch / f"records-{model}-{batch}-{direction}"
-    what = ("--models", model, "--variants", names, "--batch-sizes", str(batch), "--direction", direction)
-    how = ("--device", settings.device, "--preset", "quick", "--output", str(scratch))
-    if names:
-        yield _ours(f"{model} batch {batch} {direction}", "bench-once", *what, *how)
+    for model, batch, direction in _workloads(settings):
+        able = models.can_run(Case(model=model, batch_size=batch, direction=direction), settings.device)
+        names = ",".join(name for name in able if not settings.variants or name in ("eager", *settings.variants))
+        scratch = settings.scratch / f"records-{model}-{batch}-{direction}"
+        what = ("--models", model, "--variants", names, "--batch-sizes", str(batch), "--direction", direction)
+        how = ("--device", settings.device, "--preset", "quick", "--output", str(scratch))
+        if names:
+            yield _ours(f"{model} batch {batch} {direction}", "bench-once", *what, *how)
 
 
 def _repeats(settings: Settings) -> Iterator[Part]:

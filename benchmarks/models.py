@@ -25,7 +25,7 @@ from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, 
 from benchd.daemon.worker import backends, subject
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
-from benchd.daemon.worker.check import ERROR_SHARE, check
+from benchd.daemon.worker.check import ERROR_SHARE, check, numbers
 from benchd.daemon.worker.steps import Training
 from benchd.daemon.worker.subject import Subject
 from benchd.kernels import cache
@@ -254,8 +254,7 @@ def _judged(
         expected = built.reference().cpu()(images.double())
     error = float((answer - expected).abs().max() / expected.abs().max())
     disagreements = int((answer.argmax(-1) != expected.argmax(-1)).sum())
-    half = "fp16" if device.type == "cuda" else "bf16"
-    near = error <= ERROR_SHARE[half if precision == "amp" else precision]
+    near = error <= ERROR_SHARE[numbers(precision, device)]
     right = near if built.judged_by == "outputs" else disagreements <= 1
     return f"error {error:.1e}, {disagreements} disagree", right
 

@@ -280,14 +280,12 @@ def exclusions(decision: Decision) -> list[str]:
 
 def _figures(record: Record) -> list[str]:
     latency = f"{record.timing.median_ms:.4g} ms" if record.timing else ""
-    return [latency, _energy(record.energy), _check(record.check)]
+    return [latency, _energy(record.energy), f"check ok{agreement(record.check)}"]
 
 
-def _check(check: Check | None) -> str:
-    """Say that the check passed; and where the number format alone turns answers, for how many it does not."""
-    if check is None or not check.argmax_disagreements:
-        return "check ok"
-    return f"check ok, {check.agreeing} of {check.images} agree"
+def agreement(check: Check | None) -> str:
+    """Return, behind a comma, how many images get float64's class where not all do; else nothing."""
+    return f", {check.agreeing} of {check.images} agree" if check and check.argmax_disagreements else ""
 
 
 def _energy(energy: Energy | None) -> str:

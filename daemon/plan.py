@@ -342,6 +342,7 @@ def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | No
     variant, custom = case.variant, case.variant.kernels == "custom"
     entry = catalog.MODELS.get(case.model)
     runs_files = variant.backend in ("onnxruntime", "tensorrt")
+    lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {
         "an ONNX file runs on onnxruntime and tensorrt": own_file and not runs_files,
         "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
@@ -354,12 +355,9 @@ def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | No
         and machine.device != "cuda",
         "the provider cpu measures the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
-        "custom kernels need the package triton on a GPU: pip install triton": custom
-        and machine.device == "cuda"
-        and not machine.has_triton,
+        "custom kernels need the package triton on a GPU: pip install triton": custom and lacks_triton,
         "torch.compile needs the package triton on a GPU: pip install triton": variant.backend == "compile"
-        and machine.device == "cuda"
-        and not machine.has_triton,
+        and lacks_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
         "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),

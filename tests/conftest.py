@@ -1,7 +1,9 @@
 """What every test may need: a fixed thread count, buffers of NaN for kernels, an environment for children, a broker."""
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,19 @@ def child_environment(tmp_path: Path) -> dict[str, str]:
     """The environment of a started command: state and caches in the test's folder, no setting of the caller's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return {**kept, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def printed(tmp_path: Path, child_environment: dict[str, str]) -> Callable[..., str]:
+    """Return what a Python prints that runs `code`, with the modules in the test's folder before all others."""
+
+    def run(code: str, **variables: str) -> str:
+        paths = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}
+        environment = child_environment | paths | variables
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchd.daemon.compare import Comparison
-from benchd.daemon.decision import Decision, Requirements, decide, exclusions, line, memory_mib, variant_name
+from benchd.daemon.decision import Decision, Requirements, agreement, decide, exclusions, line, memory_mib, variant_name
 from benchd.daemon.delivery.scenario_note import scenario_note
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.interference import disturbed
@@ -178,9 +178,8 @@ def _check(check: Check | None) -> str:
     if check is None:
         return "-"
     figure = f"{check.error_share:.1e}" if check.flipped_share is None else f"{check.flipped_share:.1e} flipped"
-    agreement = f", {check.agreeing} of {check.images} agree" if check.argmax_disagreements else ""
     top1 = f", top-1 {100 * check.top1:.1f} %" if check.top1 is not None else ""
-    return f"{'ok' if check.passed else 'FAILED'} {figure}{agreement}{top1}"
+    return f"{'ok' if check.passed else 'FAILED'} {figure}{agreement(check)}{top1}"
 
 
 def _notes(records: Sequence[Record]) -> list[str]:

@@ -6,7 +6,7 @@ leaves nothing: no rows, and shares of 0.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from benchd.daemon.profiling.profile import Category, Gpu, KernelRow, LayerRow, Profile
@@ -108,13 +108,16 @@ def part(profile: Profile, found: Iterable[Row]) -> Part:
     return Part(chosen, ns / whole if whole else 0.0, of_steps(profile, ns), lines)
 
 
-def occupancy(profile: Profile, kernel: KernelRow) -> float | None:
-    """Return the occupancy that ncu measured of a kernel, else the one that its launches allow, 0 to 1."""
-    row = counted(profile).get(kernel.name)
+def occupancy(counted: Mapping[str, KernelRow], kernel: KernelRow) -> float | None:
+    """Return the occupancy that ncu measured of a kernel, else the one that its launches allow, 0 to 1.
+
+    Takes what `by_counters` gave.
+    """
+    row = counted.get(kernel.name)
     return kernel.estimated_occupancy if row is None or row.measured_occupancy is None else row.measured_occupancy
 
 
-def counted(profile: Profile) -> dict[str, KernelRow]:
+def by_counters(profile: Profile) -> dict[str, KernelRow]:
     """Return the rows of ncu by the names that their kernels have in the trace; those that it did not count are absent.
 
     ncu spells template arguments and parameters otherwise than a trace. Where it has no kernel of the same whole name,

@@ -55,7 +55,7 @@ def _scan_part(profile: Profile) -> tuple[float, float, list[str]]:
 
 def _scan_occupancy(profile: Profile) -> float | None:
     kernels = [row.kernel for row in evidence.work(profile, _SCAN).rows if row.kernel]
-    return evidence.occupancy(profile, kernels[0]) if kernels else None
+    return evidence.occupancy(evidence.by_counters(profile), kernels[0]) if kernels else None
 
 
 def sequence_length(profile: Profile) -> Finding | None:
@@ -103,8 +103,9 @@ def dominant_kernel(profile: Profile) -> Finding | None:
 
 def low_occupancy(profile: Profile) -> Finding | None:
     """Find kernels that hold less than half of the warps; those on tensor cores are fast at few."""
+    counted = evidence.by_counters(profile)
     held = [
-        (row, row.kernel, evidence.occupancy(profile, row.kernel))
+        (row, row.kernel, evidence.occupancy(counted, row.kernel))
         for row in evidence.rows(profile)
         if row.kernel and not row.kernel.tensor_cores
     ]
@@ -139,8 +140,8 @@ def _launched(kernel: KernelRow) -> str:
 
 def no_tensor_cores(profile: Profile) -> Finding | None:
     """Find matrix products in fp32 that leave the tensor cores unused."""
-    ncu = evidence.counted(profile)
-    counted = {name: row.tensor_cores for name, row in ncu.items() if row.tensor_cores is not None}
+    found = evidence.by_counters(profile)
+    counted = {name: row.tensor_cores for name, row in found.items() if row.tensor_cores is not None}
     plain = [
         row
         for row in evidence.work(profile, _MATRIX, but="causal_conv|depthwise").rows
@@ -150,8 +151,8 @@ def no_tensor_cores(profile: Profile) -> Finding | None:
     if part.share < 0.1 or profile.case.variant.precision != "fp32":
         return None
     told = sum(row.name in counted for row in plain)
-    by = f"{told} by counters and {len(plain) - told} by name" if told else "by the kernels' names"
-    by = "by counters" if told == len(plain) else by
+    mixed = f"{told} by counters and {len(plain) - told} by name"
+    by = {0: "by the kernels' names", len(plain): "by counters"}.get(told, mixed)
     return Finding(
         rule="no_tensor_cores",
         title="Matrix products in fp32 run without tensor cores",

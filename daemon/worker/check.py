@@ -49,7 +49,7 @@ def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check
     reference = _cached("float64", subject, job, len(images), lambda: _reference(subject, loaded.device, images, job))
     observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
     if subject.judged_by == "outputs":
-        result = _judge_outputs(reference, observed, _numbers(job.case.variant.precision, loaded.device))
+        result = _judge_outputs(reference, observed, numbers(job.case.variant.precision, loaded.device))
     else:
         result = _judge_codes(reference, observed, _baseline(subject, loaded, job, images, observed), job, loaded)
     result = msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=_note(job))
@@ -64,7 +64,7 @@ def _expected(subject: Subject, loaded: Loaded, job: Job, judged: Check, outputs
     if getattr(subject.plain, "encoding", None) == "rate" or job.case.direction == "training":
         return None
     size = job.case.batch_size
-    share = ERROR_SHARE[_numbers(job.case.variant.precision, loaded.device)]
+    share = ERROR_SHARE[numbers(job.case.variant.precision, loaded.device)]
     batches = max(1, KNOWN_BYTES // outputs[:size].nbytes)
     return Expected(outputs[: batches * size].copy(), audit.allowed(judged, share, outputs))
 
@@ -82,7 +82,7 @@ def _whole_batches(images: Tensor, at_least: int, batch_size: int) -> Tensor:
     return images[torch.arange(count) % len(images)]
 
 
-def _numbers(precision: Precision, device: torch.device) -> str:
+def numbers(precision: Precision, device: torch.device) -> str:
     """Return the number format that decides the tolerance; amp computes in fp16 on CUDA and in bf16 on a CPU."""
     if precision != "amp":
         return precision
@@ -187,9 +187,9 @@ def _judge_codes(
     eager_error, _ = _errors(reference, baseline)
     disagreements, allowed = _disagreements(reference, observed), _disagreements(reference, baseline) + 1
     flipped, eager_flipped = _flipped(reference, observed), _flipped(reference, baseline)
-    numbers = _numbers(job.case.variant.precision, loaded.device)
+    kind = numbers(job.case.variant.precision, loaded.device)
     if flipped is not None and eager_flipped is not None:
-        tolerance = max(2 * eager_flipped, FLIPPED_SHARE[numbers])
+        tolerance = max(2 * eager_flipped, FLIPPED_SHARE[kind])
         agrees = flipped <= tolerance
     else:
         tolerance = 2 * eager_error

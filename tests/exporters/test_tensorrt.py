@@ -1,8 +1,5 @@
 """What holds of engines without TensorRT: keys, profiles, the workspace of a board, and the refusal to start."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from machines import desktop, orin_nano, write
@@ -85,16 +82,13 @@ def test_an_older_tensorrt_is_refused(version):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_cuda_device_tensorrt_is_not_even_imported(tmp_path, child_environment):
+def test_without_a_cuda_device_tensorrt_is_not_even_imported(tmp_path, printed):
     (tmp_path / "tensorrt.py").write_text("print('imported')")
     code = (
         "from benchd.exporters import tensorrt_api\n"
         "try:\n    tensorrt_api.load()\nexcept tensorrt_api.Unavailable as error:\n    print(error)"
     )
-    paths = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-c", code]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, env=child_environment | paths)
-    assert shown.stdout == "TensorRT needs a CUDA device\n"
+    assert printed(code) == "TensorRT needs a CUDA device\n"
 
 
 class NotStarting:

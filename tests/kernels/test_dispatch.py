@@ -48,7 +48,7 @@ raise ImportError("libtriton.so: undefined symbol: PyInterpreterState_Get")
 """
 
 
-def test_a_triton_that_cannot_load_is_told_with_its_words_and_leaves_the_rest(tmp_path, child_environment):
+def test_a_triton_that_cannot_load_is_told_with_its_words_and_leaves_the_rest(tmp_path, printed):
     (tmp_path / "triton.py").write_text(BROKEN_TRITON)
     code = (
         "import torch\nfrom benchd.kernels.lif import lif\n"
@@ -56,10 +56,7 @@ def test_a_triton_that_cannot_load_is_told_with_its_words_and_leaves_the_rest(tm
         "try:\n    lif(torch.ones(2, 3), decay=0.5, implementation='triton')\n"
         "except RuntimeError as error:\n    print(error)"
     )
-    paths = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path]), "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", code]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, env=child_environment | paths)
-    assert shown.stdout.splitlines() == [
+    assert printed(code, TRITON_INTERPRET="1").splitlines() == [
         "6.0",
         "lif has no 'triton' implementation here: it cannot be imported: libtriton.so: undefined symbol: "
         "PyInterpreterState_Get",
