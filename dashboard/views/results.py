@@ -31,22 +31,10 @@ COLUMNS = (
     ("t_wall", "When"),
 )
 NARROW = "max-width: 8rem"
-LINKS = """
-<q-td :props="props">
-  <a class="link" :href="props.row.raw" :aria-label="'raw record of ' + props.row.key">raw</a>
-  <a class="link" :href="props.row.history" :aria-label="'history of ' + props.row.key">history</a>
-</q-td>
-"""
 
 
-# Quasar's own headings and boxes have no key, no direction and no name for those who do not see them
-HEADING = """
-<q-th :props="props" :tabindex="props.col.sortable ? 0 : -1"
-  @keydown.enter="props.col.sortable && props.sort(props.col)"
-  :aria-sort="!props.col.__thClass.includes('sorted') ? 'none'
-    : props.col.__thClass.includes('sort-desc') ? 'descending' : 'ascending'">{{ props.col.label }}</q-th>
-"""
-BOX = """<q-checkbox v-model="props.selected" dense :aria-label="'choose ' + {}" />"""
+class _Table(ui.table, component="results_table.js"):
+    """Quasar's table, for the keyboard and for who does not see it."""
 
 
 def add(store: Store) -> None:
@@ -117,19 +105,15 @@ def _filters(offered: dict[str, list[str]], chosen: dict[str, str]) -> dict[str,
     }
 
 
-def _table() -> ui.table:
+def _table() -> _Table:
     columns = [
         {"name": name, "label": label, "field": name, "sortable": True, "align": "left"} for name, label in COLUMNS
     ]
     columns[0]["style"] = NARROW  # so that a phone shows more than the model
     columns.append({"name": "links", "label": "Record", "field": "key", "align": "left"})
     paging = {"page": 1, "rowsPerPage": ROWS, "rowsNumber": 0, "sortBy": "t_wall", "descending": True}
-    table = ui.table(rows=[], columns=columns, row_key="key", selection="multiple", pagination=paging)
+    table = _Table(rows=[], columns=columns, row_key="key", selection="multiple", pagination=paging)
     table.props("binary-state-sort flat dense :rows-per-page-options='[25, 100]'").style("width: 100%")
-    table.add_slot("header-cell", HEADING)
-    table.add_slot("header-selection", BOX.format("'all that are shown'"))
-    table.add_slot("body-selection", BOX.format("props.row.key"))
-    table.add_slot("body-cell-links", LINKS)
     return table
 
 

@@ -356,9 +356,11 @@ def test_a_keyboard_sorts_and_chooses_results(site, browser):
         page.get_by_role("cell", name="10 [9.9, 10.1] ms").wait_for()
         assert heading.get_attribute("aria-sort") == "ascending"
         for number in (0, 3):
-            page.get_by_role("checkbox", name=f"choose orin-1:r{number}", exact=True).press("Space")
+            box = page.get_by_role("checkbox", name=f"choose orin-1:r{number}", exact=True)
+            box.press("Space")
+            box.and_(page.locator("[aria-checked=true]:focus")).wait_for()  # the server has heard, the focus stays
         button = page.get_by_role("button", name="Compare two")
-        button.click(trial=True)  # waits until it is enabled, when the server has heard of both
+        button.click(trial=True)  # waits until it is enabled
         button.press("Enter")
         page.get_by_text("SLOWER").wait_for()
 

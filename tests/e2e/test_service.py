@@ -1,9 +1,9 @@
 """The real `benchd run` in a process of its own: commands, signals, kills, reloads, a full outbox, systemd's socket."""
 
+import itertools
 import json
 import os
 import queue
-import shutil
 import signal
 import socket
 import sqlite3
@@ -493,9 +493,9 @@ def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_no
 
 
 def eat(disk, name="filler"):
-    """Leave nothing of the disk."""
-    with (disk / name).open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free)
+    """Leave nothing of the disk, whoever else writes there meanwhile."""
+    with (disk / name).open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        file.writelines(itertools.repeat(bytes(4096)))
 
 
 def degraded(site):
