@@ -219,6 +219,7 @@ class Service:
             Identity(self._boot_id, self._instance()),
             given.collectors,
             self._wake_end,
+            self._reserve,
         )
         link.start()
         return link

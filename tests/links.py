@@ -67,13 +67,13 @@ class Watcher:
 
 
 @contextmanager
-def linked(broker, device_id, path, instance="a", boot="boot-a", collectors=()):
+def linked(broker, device_id, path, instance="a", boot="boot-a", collectors=(), reserve=None):
     """Yield a link to a Broker, a URL or a running broker that has started, and the end on which it wakes its owner."""
     to = broker if isinstance(broker, Broker) else parse_url(broker if isinstance(broker, str) else broker.url)
     reader, writer = socket.socketpair()
     reader.settimeout(WAIT_S)
     writer.setblocking(False)
-    link = Link(to, Topics(device_id), path, Identity(boot, instance * 16), collectors, writer)
+    link = Link(to, Topics(device_id), path, Identity(boot, instance * 16), collectors, writer, reserve)
     link.start()
     try:
         yield link, reader

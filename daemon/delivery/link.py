@@ -25,8 +25,9 @@ from benchd.daemon.delivery.commands import MAX_BYTES, Arrived
 from benchd.daemon.delivery.messages import Status, wall_now
 from benchd.daemon.delivery.mqtt import Broker, Ended, Sender, Session, Unsendable, connect
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import Topics, is_name
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.systemd_notify import log
 
 CONNECT_S = 10.0
@@ -74,7 +75,7 @@ class Seen:
 class Link:
     """A thread from `start` to `stop`. Its methods may be called from any thread and never wait for the network.
 
-    `wake` is written to when there is something in `seen` to take.
+    `wake` is written to when there is something in `seen` to take. The `reserve` is let go where the disk is full.
     """
 
     def __init__(
@@ -85,11 +86,12 @@ class Link:
         identity: Identity,
         collectors: Sequence[str],
         wake: socket.socket,
+        reserve: Reserve | None = None,
     ) -> None:
         self.seen = Seen()
         self.broker, self.topics, self.identity = broker, topics, identity
         self.held, self.stopping, self.replaying = threading.Event(), threading.Event(), threading.Event()
-        self._path, self._collectors, self._wake = outbox, collectors, wake
+        self._path, self._collectors, self._wake, self._reserve = outbox, collectors, wake, reserve
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
         self._unsent: dict[str, None] = {}  # topics whose document is to be sent, in order
@@ -208,6 +210,8 @@ class Link:
                 with Outbox(self._path, durable=False) as outbox:
                     self._talk(outbox, Collectors(outbox, self._collectors))
             except Exception as error:
+                if isinstance(error, Full) and self._reserve:
+                    self._reserve.release()  # a device that is cut off could not tell what ails it
                 self._end(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}")
         self.seen.connected = False
 

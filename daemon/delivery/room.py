@@ -28,7 +28,7 @@ class Reserve:
 
     def hold(self) -> bool:
         """Hold the space; return False where the disk does not have it and a little more."""
-        if self._path.exists() and self._path.stat().st_size == self._size:
+        if self._is_held():
             return self._free_bytes() >= BESIDE_BYTES
         self.release()
         if self._free_bytes() < self._size + BESIDE_BYTES:
@@ -48,6 +48,12 @@ class Reserve:
         except Full:
             self.release()
             return action()
+
+    def _is_held(self) -> bool:
+        try:
+            return self._path.stat().st_size == self._size
+        except FileNotFoundError:  # another thread may let it go at any time
+            return False
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self._path.parent).free

@@ -24,6 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
 
 from benchd.daemon import records
+from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.publisher import Running
 from benchd.daemon.delivery.room import RESERVE_BYTES
 from benchd.daemon.lock import MachineLock
@@ -373,8 +374,6 @@ def test_a_schedule_that_is_due_begins_by_itself_and_waits_for_its_conditions(si
 
 def served_a_minute_ago(site):
     """Move the times to which the schedule was served a minute back, and forget the passes that wait."""
-    from benchd.daemon.delivery.outbox import Outbox
-
     with Outbox(site.folder / "state/benchd/outbox.db") as outbox:
         state = json.loads(outbox.kept("schedule"))
         state["served_s"] = {name: at_s - 61 for name, at_s in state["served_s"].items()}
@@ -419,8 +418,6 @@ def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
 
 
 def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_starts_and_says_so_once(site):
-    from benchd.daemon.delivery.outbox import Outbox
-
     with site.configure().service() as process:
         process.terminate()
         assert process.wait(WAIT_S) == 0
@@ -470,6 +467,8 @@ def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
 def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_none_from_starting(site, disk):
     with site.configure(sizes="[16]").service() as process:
         assert (disk / "benchd/reserve").stat().st_size == RESERVE_BYTES
+        with Outbox(disk / "benchd/outbox.db") as outbox:  # what it says of its start has no part in this
+            wait_for(lambda: outbox.counts().sent, process)
         eat(disk)
         cases = site.command("run", suite="small")["cases"]
         assert degraded(site)["cases_left"] == len(cases)

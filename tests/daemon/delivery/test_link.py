@@ -1,6 +1,8 @@
 """The service's connection to a real mosquitto: birth, will, commands, collectors, holding still, two of one id."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from benchd.daemon.delivery.collectors import SILENT
 from benchd.daemon.delivery.commands import MAX_BYTES
 from benchd.daemon.delivery.mqtt import QUOTA_EXCEEDED, parse_url
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import Topics
 
 RECEIVE_MAXIMUM = 20  # mosquitto's own choice
@@ -291,6 +294,18 @@ def test_a_broker_that_takes_nothing_is_tried_later_and_later(mosquitto, device_
         assert link._back_off_s >= 4.0
         assert "takes no more for now" in capsys.readouterr().err
         assert counts(path)[0] == (1, 0, 0)
+
+
+def test_on_a_full_disk_the_reserve_keeps_the_link_up(mosquitto, device_id, watcher, small_disk):
+    path, reserve = small_disk / "outbox.db", Reserve(small_disk / "reserve", 2**20)
+    add(path, device_id, "r1")
+    assert reserve.hold()
+    with (small_disk / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(small_disk).free)
+    with linked(mosquitto, device_id, path, reserve=reserve):
+        watcher.until(lambda topic, _: topic.endswith("/result/r1"))
+        wait_for(lambda: counts(path)[0].sent == 1)
+    assert not (small_disk / "reserve").exists()
 
 
 def test_a_broker_that_is_away_costs_no_write(device_id, tmp_path):
