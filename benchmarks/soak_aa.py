@@ -21,11 +21,12 @@ from benchd.daemon.statistics import share_upper_bound
 from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
+DEFAULT = ("square=100", "snn_onepass,eager,b1=20")
 Half = Literal["alone", "loaded"]
 _LOAD = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
 """It ends with its parent, however that ends."""
-_LIMITS = "[limits]\nwarm_up_cap_s = 0.3\nmeasure_cap_s = 0.8\ncheck_images = 1\n"
-"""About as long as a process takes to start; a verdict stands on processes, and pays for what blocks leave open."""
+_LIMITS = "[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.3\ncheck_images = 1\n"
+"""One block a process: a verdict stands on processes, whose start takes four times as long."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -40,7 +41,7 @@ def main(
     arguments: Annotated[str, typer.Option(help="Further arguments of benchd compare.")] = "",
 ) -> None:
     """Compare each case with itself until so many comparisons are kept; print how many were false."""
-    wanted = [text.rpartition("=") for text in case or ["square=100", "snn_onepass=20"]]
+    wanted = [text.rpartition("=") for text in case or DEFAULT]
     output.mkdir(parents=True, exist_ok=True)
     given = arguments.split() or _short(output)
     for name, _, count in wanted:

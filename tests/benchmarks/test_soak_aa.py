@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stub_interpreter import interpreter
 
-from benchd.daemon import config
+from benchd.daemon import config, plan
 from benchd.daemon.delivery import jsonl
 from benchmarks import soak_aa
 
@@ -70,7 +70,13 @@ def test_false_verdicts_are_counted_with_their_bound():
 
 def test_the_short_limits_are_a_configuration(tmp_path):
     option, path = soak_aa._short(tmp_path)
-    assert (option, config.read(Path(path)).limits.measure_cap_s) == ("--config", 0.8)
+    assert (option, config.read(Path(path)).limits.measure_cap_s) == ("--config", 0.3)
+
+
+@pytest.mark.parametrize("entry", soak_aa.DEFAULT)
+def test_a_case_of_its_own_choice_can_be_compared(entry):
+    suite = plan.suite_of(entry.rpartition("=")[0], "quick")
+    assert len(plan.plan([suite], config.LimitsConfig(), plan.Machine("cpu", has_cxx=True))) == 1
 
 
 @pytest.mark.parametrize(
