@@ -1,6 +1,7 @@
 """Times several ways to compute one thing against each other: interleaved in one process, as ratios to one of them."""
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -85,8 +86,9 @@ def race(
 ) -> list[Paired | Dropped]:
     """Return what became of each contender, in their order; ratios are times over those of the one named `against`.
 
-    A round visits all of them forth and back (ABC CBA), so that a drift of the machine meets each alike. A visit is as
-    many calls as take about ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five.
+    A round visits all of them forth and back (ABC CBA), so that a drift of the machine meets each alike, in an order
+    drawn anew each time: in a fixed one, noise that lasts would favour someone. A visit is as many calls as take about
+    ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five.
     """
     runners = [_Runner(name, call, device) for name, call in contenders]
     for runner in runners:
@@ -95,7 +97,8 @@ def race(
     while running := [runner for runner in runners if runner.reason is None]:
         if len(running[0].visits) >= 2 * FEWEST_ROUNDS and time.perf_counter() >= end:
             break
-        for runner in [*running, *reversed(running)]:
+        order = random.sample(running, len(running))
+        for runner in [*order, *reversed(order)]:
             if runner.reason is None:  # it may have left on the way forth
                 runner.visit()
     first = next((runner.rounds() for runner in running if runner.name == against), None)

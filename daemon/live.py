@@ -1,8 +1,10 @@
 """`benchd compare --live`: two cases, or one case under two installs, in fresh processes by turns; and A/A.
 
-The order is ABBA: what drifts slowly meets both sides alike, and the pairs take it out.
+Lots decide who goes first in a pair. Processes that follow each other resemble each other, and in a fixed order such as
+A B B A that noise takes sides: identical code is called different more often than the looks allow.
 """
 
+import random
 import signal
 import subprocess
 import sys
@@ -213,11 +215,11 @@ def _supervisor(request: Request, configured: Config, machine: plan.Machine, sid
 def _alternate(
     supervisor: Supervisor, sides: tuple[Side, Side], pairs: int | None, min_effect: float, err: TextIO
 ) -> Verdict:
-    """Measure pair after pair, the sides swapped from one to the next, until there is a verdict."""
+    """Measure pair after pair, in each the sides in an order drawn by lot, until there is a verdict."""
     started, done = time.monotonic(), 0
     with supervisor.session(_ending()):
         while True:
-            for side in sides if done % 2 == 0 else sides[::-1]:
+            for side in random.sample(sides, 2):
                 name = f"{side.begun.run_id}.{done}"
                 outcome = supervisor.process(side.planned, name, done, side.python, is_compared=True)
                 side.outcomes.append(outcome)

@@ -12,6 +12,7 @@ from benchd.daemon.statistics import LOOKS, further_run, judge, judge_plan, look
 
 OFFSET = 0.003
 BLOCKS, BLOCK_NOISE, CORRELATION = 20, 0.004, 0.5  # 0.15 % between repetitions in one process
+RESEMBLANCE = 0.4
 RUNS = 10_000
 
 
@@ -50,6 +51,31 @@ def test_neither_is_it_where_no_look_ends_early():
     answers = live_answers(RUNS, 0.0, offset=0.02)
     assert share(answers, "inconclusive") > 0.9
     assert share(answers, "faster", "slower") <= 0.049 + 2 * 0.0022
+
+
+def levels(rng, runs):
+    """Return the medians in ms of processes in their order of time, each resembling the one before it."""
+    innovations = rng.standard_normal((runs, 2 * LOOKS[-1])) * np.sqrt(1 - RESEMBLANCE**2)
+    drift, _ = lfilter([1.0], [1.0, -RESEMBLANCE], innovations, zi=RESEMBLANCE * rng.standard_normal((runs, 1)))
+    return 5.0 * np.exp(0.1 * drift)
+
+
+def answers_by_order(runs, first_goes_first):
+    """Return the answers on identical code whose first side goes first in the pairs that `first_goes_first` says."""
+    pairs = levels(np.random.default_rng(6), runs).reshape(runs, -1, 2)
+    ordered = np.where(first_goes_first[..., None], pairs, pairs[..., ::-1])
+    return [live(first, second).answer for first, second in np.moveaxis(ordered, 2, 1).tolist()]
+
+
+def test_identical_code_is_rarely_called_different_where_processes_resemble_those_before_them():
+    lots = np.random.default_rng(7).random((RUNS, LOOKS[-1])) < 0.5
+    assert share(answers_by_order(RUNS, lots), "faster", "slower") <= 0.05 + 2 * 0.0022
+
+
+def test_in_a_fixed_order_it_would_be():
+    """Noise of two that follow each other and those of the next pair has the same sign in each A B B A."""
+    abba = np.arange(LOOKS[-1]) % 2 == 0
+    assert share(answers_by_order(RUNS, abba), "faster", "slower") > 0.07
 
 
 def test_identical_code_is_mostly_called_the_same_in_a_live_comparison():
