@@ -12,6 +12,7 @@ import torch
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import refuse_float64
+from benchd.kernels.op import fake, op
 
 
 def add_rms_norm(
@@ -34,7 +35,7 @@ class _Problem(ctypes.Structure):
     )
 
 
-@torch.library.custom_op("benchd::add_rms_norm", mutates_args=(), device_types="cpu")
+@op("add_rms_norm", "CPU")
 def _op(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +50,7 @@ def _op(
     return normed if weight.dtype is torch.float32 else normed.to(weight.dtype), total
 
 
-@_op.register_fake
+@fake(_op)
 def _(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from triton import language as tl
 
 from benchd.kernels import launch
 from benchd.kernels.dispatch import Unavailable, refuse_float64, refuse_gradient
+from benchd.kernels.op import fake, op
 
 _FP_FUSION = True  # one rounding less a square; no bit is promised
 _MAX_DIM = 2**13  # 16 numbers a thread; more leave less than half of the warps
@@ -32,7 +33,7 @@ def _check(hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -
         raise Unavailable(f"add_rms_norm: the Triton kernel holds rows of at most {_MAX_DIM}, not {hidden.shape[-1]}")
 
 
-@torch.library.custom_op("benchd::add_rms_norm_triton", mutates_args=())
+@op("add_rms_norm_triton")
 def _op(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +51,7 @@ def _op(
     return normed, total
 
 
-@_op.register_fake
+@fake(_op)
 def _(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ import torch
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import refuse_float64
+from benchd.kernels.op import fake, op
 
 
 def causal_conv1d(
@@ -51,7 +52,7 @@ class _Problem(ctypes.Structure):
     )
 
 
-@torch.library.custom_op("benchd::causal_conv1d", mutates_args=(), device_types="cpu")
+@op("causal_conv1d", "CPU")
 def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
     """Return y (batch, length, channels), or (2, batch, length, channels) for the weight of a pair.
 
@@ -72,7 +73,7 @@ def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: 
     return y if x.dtype is torch.float32 else y.to(x.dtype)
 
 
-@_op.register_fake
+@fake(_op)
 def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
     return x.new_empty(_shape(x, weight))
 

@@ -12,6 +12,7 @@ from triton import language as tl
 
 from benchd.kernels import launch
 from benchd.kernels.dispatch import refuse_float64, refuse_gradient
+from benchd.kernels.op import fake, op
 
 _FP_FUSION = True  # one rounding less a tap; no bit is promised
 
@@ -54,7 +55,7 @@ def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
     refuse_float64("causal_conv1d", "Triton", x)
 
 
-@torch.library.custom_op("benchd::causal_conv1d_triton", mutates_args=())
+@op("causal_conv1d_triton")
 def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
     """Return y (batch, length, channels), or (2, batch, length, channels) for the weight of a pair.
 
@@ -78,7 +79,7 @@ def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: 
     return y
 
 
-@_op.register_fake
+@fake(_op)
 def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
     return x.new_empty(_shape(x, weight))
 

@@ -12,6 +12,7 @@ import torch
 
 from benchd.kernels import compiler
 from benchd.kernels.lif import layout
+from benchd.kernels.op import fake, op
 
 
 def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
@@ -35,7 +36,7 @@ def lif_pool(
     return pooled
 
 
-@torch.library.custom_op("benchd::lif", mutates_args=(), device_types="cpu")
+@op("lif", "CPU")
 def _lif_op(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
@@ -51,12 +52,12 @@ def _lif_op(
     return spikes.to(current.dtype)
 
 
-@_lif_op.register_fake
+@fake(_lif_op)
 def _(current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool) -> torch.Tensor:
     return layout.spikes_room(current, repeats)[0]
 
 
-@torch.library.custom_op("benchd::lif_pool", mutates_args=(), device_types="cpu")
+@op("lif_pool", "CPU")
 def _lif_pool_op(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:
@@ -74,7 +75,7 @@ def _lif_pool_op(
     return pooled if counts else pooled.to(current.dtype)
 
 
-@_lif_pool_op.register_fake
+@fake(_lif_pool_op)
 def _(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:

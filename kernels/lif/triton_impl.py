@@ -15,6 +15,7 @@ import triton.language as tl
 from benchd.kernels import launch
 from benchd.kernels.dispatch import refuse_float64, refuse_gradient
 from benchd.kernels.lif import layout
+from benchd.kernels.op import fake, op
 
 __all__ = ["SHIPPED", "lif", "lif_pool"]
 
@@ -46,7 +47,7 @@ def _check(op: str, current: torch.Tensor) -> None:
     refuse_float64(op, "Triton", current)
 
 
-@torch.library.custom_op("benchd::lif_triton", mutates_args=())
+@op("lif_triton")
 def _lif_op(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
@@ -65,12 +66,12 @@ def _lif_op(
     return spikes
 
 
-@_lif_op.register_fake
+@fake(_lif_op)
 def _(current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool) -> torch.Tensor:
     return layout.spikes_room(current, repeats)[0]
 
 
-@torch.library.custom_op("benchd::lif_pool_triton", mutates_args=())
+@op("lif_pool_triton")
 def _lif_pool_op(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:
@@ -90,7 +91,7 @@ def _lif_pool_op(
     return pooled
 
 
-@_lif_pool_op.register_fake
+@fake(_lif_pool_op)
 def _(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:

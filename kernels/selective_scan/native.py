@@ -14,6 +14,7 @@ import torch
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import refuse_float64
+from benchd.kernels.op import fake, op
 
 
 def selective_scan(
@@ -112,7 +113,7 @@ _Numbers = tuple[int | None, ...]
 _ABSENT: _Numbers = (None, 0, 0, 0)
 
 
-@torch.library.custom_op("benchd::selective_scan", mutates_args=(), device_types="cpu")
+@op("selective_scan", "CPU")
 def _selective_scan(
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -139,7 +140,7 @@ def _selective_scan(
     return y.to(u.dtype)
 
 
-@_selective_scan.register_fake
+@fake(_selective_scan)
 def _(
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -155,7 +156,7 @@ def _(
     return u.new_empty(u.shape)
 
 
-@torch.library.custom_op("benchd::delta_projection", mutates_args=(), device_types="cpu")
+@op("delta_projection", "CPU")
 def _delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     rows, weight, bias = _rows(low), _dense(weight), _dense(bias)
     delta = rows.new_empty(*low.shape[:-1], weight.shape[1])
@@ -165,12 +166,12 @@ def _delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     return delta.to(low.dtype)
 
 
-@_delta_projection.register_fake
+@fake(_delta_projection)
 def _(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return low.new_empty(*low.shape[:-1], weight.shape[1])
 
 
-@torch.library.custom_op("benchd::bidirectional_scan", mutates_args=(), device_types="cpu")
+@op("bidirectional_scan", "CPU")
 def _bidirectional_scan(
     u: torch.Tensor,
     low: torch.Tensor,
@@ -194,7 +195,7 @@ def _bidirectional_scan(
     return y if dtype is torch.float32 else y.to(dtype)
 
 
-@_bidirectional_scan.register_fake
+@fake(_bidirectional_scan)
 def _(
     u: torch.Tensor,
     low: torch.Tensor,

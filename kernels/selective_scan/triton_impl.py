@@ -23,6 +23,7 @@ import triton.language as tl
 
 from benchd.kernels import launch
 from benchd.kernels.dispatch import refuse_float64, refuse_gradient
+from benchd.kernels.op import fake, op
 
 
 def selective_scan(
@@ -94,7 +95,7 @@ def _check(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
     refuse_float64(op, "Triton", first)
 
 
-@torch.library.custom_op("benchd::selective_scan_triton", mutates_args=())
+@op("selective_scan_triton")
 def _scan_op(
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -115,7 +116,7 @@ def _scan_op(
     return _scan(u, delta, A, B, C, D, z, bias, softplus, reverse, form)
 
 
-@_scan_op.register_fake
+@fake(_scan_op)
 def _(
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -132,18 +133,18 @@ def _(
     return u.new_empty(u.shape)
 
 
-@torch.library.custom_op("benchd::delta_projection_triton", mutates_args=())
+@op("delta_projection_triton")
 def _delta_op(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     delta, _ = _project(low, weight, bias)
     return delta
 
 
-@_delta_op.register_fake
+@fake(_delta_op)
 def _(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return low.new_empty(*low.shape[:-1], weight.shape[1])
 
 
-@torch.library.custom_op("benchd::bidirectional_scan_triton", mutates_args=())
+@op("bidirectional_scan_triton")
 def _bidirectional_op(
     u: torch.Tensor,
     low: torch.Tensor,
@@ -160,7 +161,7 @@ def _bidirectional_op(
     return _gated(_scan(u, delta, A, B, C, D, None, None, False, False, form), z)
 
 
-@_bidirectional_op.register_fake
+@fake(_bidirectional_op)
 def _(
     u: torch.Tensor,
     low: torch.Tensor,

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import refuse_float64
+from benchd.kernels.op import fake, op
 
 # BLOCK and LANES of native.c
 _BLOCK, _LANES = 64, 16
@@ -63,7 +64,7 @@ class _Problem(ctypes.Structure):
     )
 
 
-@torch.library.custom_op("benchd::spike_conv2d", mutates_args=(), device_types="cpu")
+@op("spike_conv2d", "CPU")
 def _op(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:
@@ -81,7 +82,7 @@ def _op(
     return y.to(x.dtype)
 
 
-@_op.register_fake
+@fake(_op)
 def _(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:

@@ -24,7 +24,7 @@ def learns(op: Any, backward: Any) -> None:
         to_residual = None if residual is None else to_charge.to(residual.dtype)
         return to_charge.to(current.dtype), to_bias, to_residual, to_threshold, None, None, None
 
-    op.register_autograd(gradients, setup_context=save)
+    torch.library.register_autograd(op, gradients, setup_context=save)
 
 
 def _by_channel(to_charge: torch.Tensor) -> torch.Tensor:
@@ -44,4 +44,4 @@ def pool_learns(op: Any, backward: Any) -> None:
         (values,) = ctx.saved_tensors
         return backward(grad, values, *ctx.windows).to(values.dtype), None, None, None
 
-    op.register_autograd(gradients, setup_context=save)
+    torch.library.register_autograd(op, gradients, setup_context=save)

@@ -22,6 +22,8 @@ def threshold_of(threshold: torch.Tensor | float, current: torch.Tensor) -> torc
 
 def laid_out(current: torch.Tensor, *, by_channel: bool) -> torch.Tensor:
     """Return `current` with T outermost and no gaps; `by_channel`, channels last or contiguous inside a step."""
+    if current.is_contiguous() or _is_channels_last(current):
+        return current
     one = current[0]
     # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
     dense = torch.empty_like(current).stride() == current.stride() and current.stride(0) == one.numel()
@@ -38,8 +40,17 @@ def like(dense: torch.Tensor, tensor: torch.Tensor, dtype: torch.dtype) -> torch
 
 def channels(current: torch.Tensor) -> tuple[int, int]:
     """Return the number of channels of what `laid_out` returned, and how many neighbours share one."""
-    one = current[0]
-    return one.shape[1], 1 if _channels_last(one) else math.prod(one.shape[2:])
+    width, *size = current.shape[2:]
+    return width, 1 if current.stride(2) == 1 else math.prod(size)
+
+
+def _is_channels_last(current: torch.Tensor) -> bool:
+    """Say so at first sight: of a (T, B, C, H, W) with a side of 1, whose strides are anything, it is not known."""
+    if current.dim() != 5:
+        return False
+    _, batch, width, *size = current.shape
+    image = width * math.prod(size)
+    return current.stride() == (batch * image, image, 1, size[1] * width, width)
 
 
 def _channels_last(one: torch.Tensor) -> bool:

@@ -42,7 +42,6 @@ static void expect_writes(void *start, int64_t bytes) {
 
 /* Return the bias of `n` neurons from `first` on: in place where they lie side by side, else written to `row`. */
 static const REAL *bias_row(REAL *restrict row, const charge *c, int64_t t, int64_t first, int64_t n) {
-    if (!c->bias) return 0;
     const REAL *bias = c->bias + t * c->channels;
     int64_t channel = first / c->run % c->channels;
     if (c->run == 1 && channel + n <= c->channels) return bias + channel;
@@ -57,10 +56,18 @@ static const REAL *bias_row(REAL *restrict row, const charge *c, int64_t t, int6
     return row;
 }
 
-/* x = current + bias + residual; a caller that passes a null literal has the term compiled out */
-INLINE REAL charge_of(const REAL *current, const REAL *bias, const REAL *residual, int64_t i) {
+/* How the biases of a tile's neurons lie: there are none, all have one, or they are a row. */
+enum biases { NO_BIAS, ONE_BIAS, BIAS_ROW };
+
+static enum biases biases_of(const charge *c, int64_t first, int64_t n) {
+    if (!c->bias) return NO_BIAS;
+    return first % c->run + n <= c->run ? ONE_BIAS : BIAS_ROW;
+}
+
+/* x = current + bias + residual; a caller that passes literals has what is not there compiled out */
+INLINE REAL charge_of(const REAL *current, const REAL *bias, enum biases biases, const REAL *residual, int64_t i) {
     REAL x = current[i];
-    if (bias) x += bias[i];
+    if (biases) x += bias[biases == ONE_BIAS ? 0 : i];
     return residual ? x + residual[i] : x;
 }
 
@@ -73,12 +80,12 @@ INLINE REAL next_tracer(REAL charged, REAL k, neuron p) {
 
 /* One step of a tile, to codes or values; membranes and tracers before the spike go to `trace` where it is given. */
 INLINE void fire(
-    REAL *restrict v, REAL *restrict k, const REAL *restrict current, const REAL *restrict bias,
+    REAL *restrict v, REAL *restrict k, const REAL *restrict current, const REAL *restrict bias, enum biases biases,
     const REAL *restrict residual, int8_t *restrict codes, REAL *restrict values, REAL *restrict trace, int64_t n,
     neuron p) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        REAL charged = v[i] + charge_of(current, bias, residual, i);
+        REAL charged = v[i] + charge_of(current, bias, biases, residual, i);
         REAL next = next_tracer(charged, k[i], p), q = next - k[i];
         if (trace) trace[i] = charged, trace[TILE + i] = k[i];
         v[i] = charged - p.s * q;
@@ -89,25 +96,30 @@ INLINE void fire(
 }
 
 INLINE void fire_steps(
-    const charge *c, int64_t first, int64_t n, int8_t *codes, REAL *values, REAL *trace, neuron p, int biased,
+    const charge *c, int64_t first, int64_t n, int8_t *codes, REAL *values, REAL *trace, neuron p, enum biases biases,
     int shortcut) {
     REAL v[TILE], k[TILE], row[TILE];
+    const REAL *one = biases == ONE_BIAS ? c->bias + first / c->run % c->channels : 0;
     for (int64_t i = 0; i < n; i++) v[i] = p.s / 2, k[i] = 0;
     for (int64_t t = 0; t < c->steps; t++) {
         int64_t at = t * c->n + first;
-        const REAL *bias = biased ? bias_row(row, c, t, first, n) : 0, *residual = shortcut ? c->residual + at : 0;
+        const REAL *bias = biases == BIAS_ROW ? bias_row(row, c, t, first, n) : one ? one + t * c->channels : 0;
+        const REAL *residual = shortcut ? c->residual + at : 0;
         fire(
-            v, k, c->current + at, bias, residual, codes ? codes + at : 0, values ? values + at : 0,
+            v, k, c->current + at, bias, biases, residual, codes ? codes + at : 0, values ? values + at : 0,
             trace ? trace + 2 * TILE * t : 0, n, p);
     }
 }
 
 /* A loop of its own for each pair of terms: what it tests is known, and state stays in registers where n is too. */
 INLINE void fire_tile(const charge *c, int64_t first, int64_t n, int8_t *codes, REAL *values, REAL *trace, neuron p) {
-    if (c->bias && c->residual) fire_steps(c, first, n, codes, values, trace, p, 1, 1);
-    else if (c->bias) fire_steps(c, first, n, codes, values, trace, p, 1, 0);
-    else if (c->residual) fire_steps(c, first, n, codes, values, trace, p, 0, 1);
-    else fire_steps(c, first, n, codes, values, trace, p, 0, 0);
+    enum biases biases = biases_of(c, first, n);
+    if (biases == BIAS_ROW && c->residual) fire_steps(c, first, n, codes, values, trace, p, BIAS_ROW, 1);
+    else if (biases == BIAS_ROW) fire_steps(c, first, n, codes, values, trace, p, BIAS_ROW, 0);
+    else if (biases == ONE_BIAS && c->residual) fire_steps(c, first, n, codes, values, trace, p, ONE_BIAS, 1);
+    else if (biases == ONE_BIAS) fire_steps(c, first, n, codes, values, trace, p, ONE_BIAS, 0);
+    else if (c->residual) fire_steps(c, first, n, codes, values, trace, p, NO_BIAS, 1);
+    else fire_steps(c, first, n, codes, values, trace, p, NO_BIAS, 0);
 }
 
 static void spike_tile(const charge *c, int64_t first, int8_t *codes, REAL *values, neuron p) {

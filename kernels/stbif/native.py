@@ -12,6 +12,7 @@ import torch
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.op import fake, op
 from benchd.kernels.stbif.gradient import learns, pool_learns
 from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
 
@@ -40,10 +41,13 @@ def stbif_block(
     """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
     _require_cpu("stbif", current)
     s = threshold_of(threshold, current)
-    codes = output == "codes"
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not codes):
-        spikes: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, codes)
-    return spikes
+    arguments = current, bias, residual, s, pos_max, neg_min
+    if output == "values":
+        spikes: torch.Tensor = _stbif_op(*arguments, False)
+        return spikes
+    with torch.no_grad():
+        codes: torch.Tensor = _stbif_op(*arguments, True)
+    return codes
 
 
 def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
@@ -63,19 +67,23 @@ class _Charge:
 
     def __init__(self, current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
         dtype = state_dtype(current)
-        self.current = laid_out(current.to(dtype), by_channel=bias is not None)
-        self._bias = None if bias is None else bias.to(dtype).contiguous()
+        self.current = laid_out(_to(dtype, current), by_channel=bias is not None)
+        self._bias = None if bias is None else _to(dtype, bias).contiguous()
         self._residual = None if residual is None else like(self.current, residual, dtype)
         run = (1, 1) if bias is None else channels(self.current)
         self.pointers = [_pointer(tensor) for tensor in (self.current, self._bias, self._residual)]
         self.sizes = len(current), current[0].numel(), *run
 
 
+def _to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)  # what torch takes to do nothing is a tenth of a call
+
+
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-@torch.library.custom_op("benchd::stbif", mutates_args=(), device_types="cpu")
+@op("stbif", "CPU", learns=True)
 def _stbif_op(
     current: torch.Tensor,
     bias: torch.Tensor | None,
@@ -92,10 +100,10 @@ def _stbif_op(
     outputs = (spikes.data_ptr(), None) if codes else (None, spikes.data_ptr())
     neuron = threshold.data_ptr(), pos_max, neg_min
     _library(dtype).stbif(*charge.pointers, *outputs, *charge.sizes, *neuron, compiler.threads())
-    return spikes if codes else spikes.to(current.dtype)
+    return spikes if codes else _to(current.dtype, spikes)
 
 
-@_stbif_op.register_fake
+@fake(_stbif_op)
 def _(
     current: torch.Tensor,
     bias: torch.Tensor | None,
@@ -109,7 +117,7 @@ def _(
     return torch.empty_like(wide, dtype=torch.int8 if codes else current.dtype)
 
 
-@torch.library.custom_op("benchd::stbif_backward", mutates_args=(), device_types="cpu")
+@op("stbif_backward", "CPU")
 def _stbif_backward_op(
     grad: torch.Tensor,
     current: torch.Tensor,
@@ -132,7 +140,7 @@ def _stbif_backward_op(
     return to_charge, to_threshold.sum().to(threshold.dtype).reshape(threshold.shape)
 
 
-@_stbif_backward_op.register_fake
+@fake(_stbif_backward_op)
 def _(
     grad: torch.Tensor,
     current: torch.Tensor,
@@ -146,7 +154,7 @@ def _(
     return torch.empty_like(wide), torch.empty_like(threshold, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("benchd::max_pool_delta", mutates_args=(), device_types="cpu")
+@op("max_pool_delta", "CPU", learns=True)
 def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     wide = frames(values, state_dtype(values))
     out = pooled(values, wide.dtype, kernel_size, stride, padding)
@@ -159,12 +167,12 @@ def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padd
     return out.to(values.dtype)
 
 
-@_max_pool_delta_op.register_fake
+@fake(_max_pool_delta_op)
 def _(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     return pooled(values, values.dtype, kernel_size, stride, padding)
 
 
-@torch.library.custom_op("benchd::max_pool_delta_backward", mutates_args=(), device_types="cpu")
+@op("max_pool_delta_backward", "CPU")
 def _max_pool_delta_backward_op(
     grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
 ) -> torch.Tensor:
@@ -180,7 +188,7 @@ def _max_pool_delta_backward_op(
     return to_values
 
 
-@_max_pool_delta_backward_op.register_fake
+@fake(_max_pool_delta_backward_op)
 def _(grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     return pictures(values)
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
+from benchd.kernels.op import fake, op
 from benchd.kernels.stbif import layout
 from benchd.kernels.stbif.gradient import learns, pool_learns
 from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
@@ -47,10 +48,13 @@ def stbif_block(
     """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
     launch.require_device("stbif", current)
     s = threshold_of(threshold, current)
-    codes = output == "codes"
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not codes):
-        spikes: torch.Tensor = _stbif_op(current, bias, residual, s, pos_max, neg_min, codes)
-    return spikes
+    arguments = current, bias, residual, s, pos_max, neg_min
+    if output == "values":
+        spikes: torch.Tensor = _stbif_op(*arguments, False)
+        return spikes
+    with torch.no_grad():
+        codes: torch.Tensor = _stbif_op(*arguments, True)
+    return codes
 
 
 def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
@@ -83,7 +87,7 @@ def _cut(device: torch.device, work: int) -> _Cut:
     return many if work >= full else few
 
 
-@torch.library.custom_op("benchd::stbif_triton", mutates_args=())
+@op("stbif_triton", learns=True)
 def _stbif_op(
     current: torch.Tensor,
     bias: torch.Tensor | None,
@@ -107,7 +111,7 @@ def _stbif_op(
     return spikes
 
 
-@_stbif_op.register_fake
+@fake(_stbif_op)
 def _(
     current: torch.Tensor,
     bias: torch.Tensor | None,
@@ -121,7 +125,7 @@ def _(
     return torch.empty_like(dense, dtype=torch.int8 if codes else current.dtype)
 
 
-@torch.library.custom_op("benchd::stbif_triton_backward", mutates_args=())
+@op("stbif_triton_backward")
 def _stbif_backward_op(
     grad: torch.Tensor,
     current: torch.Tensor,
@@ -149,7 +153,7 @@ def _stbif_backward_op(
     return to_charge, to_threshold.sum(dtype=torch.float64).to(threshold.dtype).reshape(threshold.shape)
 
 
-@_stbif_backward_op.register_fake
+@fake(_stbif_backward_op)
 def _(
     grad: torch.Tensor,
     current: torch.Tensor,
@@ -319,7 +323,7 @@ def _stbif_backward_kernel(
     tl.store(to_threshold + tl.program_id(0), tl.sum(tl.where(inside, to_s + carried / 2, 0.0)))
 
 
-@torch.library.custom_op("benchd::max_pool_delta_triton", mutates_args=())
+@op("max_pool_delta_triton", learns=True)
 def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     out = pooled(values, values.dtype, kernel_size, stride, padding)
     if out.numel():
@@ -327,12 +331,12 @@ def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padd
     return out
 
 
-@_max_pool_delta_op.register_fake
+@fake(_max_pool_delta_op)
 def _(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     return pooled(values, values.dtype, kernel_size, stride, padding)
 
 
-@torch.library.custom_op("benchd::max_pool_delta_triton_backward", mutates_args=())
+@op("max_pool_delta_triton_backward")
 def _max_pool_delta_backward_op(
     grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
 ) -> torch.Tensor:
@@ -353,7 +357,7 @@ def _max_pool_delta_backward_op(
     return to_values
 
 
-@_max_pool_delta_backward_op.register_fake
+@fake(_max_pool_delta_backward_op)
 def _(grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     return pictures(values)
 
