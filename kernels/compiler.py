@@ -49,6 +49,11 @@ def threads() -> int:
     return torch.get_num_threads() if os.getpid() == _PID else 1
 
 
+def in_dtype(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return the tensor in `dtype`; what torch takes to convert nothing, for each argument, is felt at batch 1."""
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
 def require_inference(op: str, *tensors: torch.Tensor | None) -> None:
     """Raise Unavailable where the first tensor is not on the CPU or any of them wants a gradient."""
     first, *_ = tensors

@@ -39,15 +39,19 @@ class _Problem(ctypes.Structure):
 def _op(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    added, scale = hidden.float().contiguous(), weight.float().contiguous()
-    stream = None if residual is None else residual.float().contiguous()
+    added, scale = _dense(hidden), _dense(weight)
+    stream = None if residual is None else _dense(residual)
     normed, total, dim = torch.empty_like(added), torch.empty_like(added), scale.numel()
     problem = _Problem(
         added.data_ptr(), None if stream is None else stream.data_ptr(), scale.data_ptr(), normed.data_ptr(),
         total.data_ptr(), added.numel() // dim, dim, compiler.threads(), eps,
     )  # fmt: skip
     _library().add_rms_norm(problem)
-    return normed if weight.dtype is torch.float32 else normed.to(weight.dtype), total
+    return compiler.in_dtype(normed, weight.dtype), total
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return compiler.in_dtype(tensor).contiguous()
 
 
 @fake(_op)

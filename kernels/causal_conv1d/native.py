@@ -58,9 +58,9 @@ def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: 
 
     weight (channels, width) and bias (channels,) have a first dimension of 2 for a pair.
     """
-    rows, taps = x.float(), weight.float()
+    rows, taps = compiler.in_dtype(x), compiler.in_dtype(weight)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    shift = None if bias is None else bias.float().contiguous()
+    shift = None if bias is None else compiler.in_dtype(bias).contiguous()
     y = rows.new_empty(_shape(x, weight))
     image, token, _ = rows.stride()
     strides, directions = (taps.stride(), 2) if taps.dim() == 3 else ((0, *taps.stride()), 1)
@@ -70,7 +70,7 @@ def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: 
         directions, *x.shape, taps.shape[-1], reverse, silu, compiler.threads(),
     )  # fmt: skip
     _library().causal_conv1d(problem)
-    return y if x.dtype is torch.float32 else y.to(x.dtype)
+    return compiler.in_dtype(y, x.dtype)
 
 
 @fake(_op)

@@ -41,7 +41,7 @@ def _lif_op(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
     """Return the spikes (T, ...) of `current`, which is (T, ...) or, with `repeats` = T, one step for all T."""
-    wide = current.to(_state_dtype(current))
+    wide = compiler.in_dtype(current, _state_dtype(current))
     spikes, same_layout = layout.spikes_room(wide, repeats)
     wide = wide if same_layout else wide.contiguous()
     step = 0 if repeats else spikes[0].numel()
@@ -49,7 +49,7 @@ def _lif_op(
         wide.data_ptr(), spikes.data_ptr(), len(spikes), step, spikes[0].numel(),
         decay, gain, threshold, subtract, compiler.threads(),
     )  # fmt: skip
-    return spikes.to(current.dtype)
+    return compiler.in_dtype(spikes, current.dtype)
 
 
 @fake(_lif_op)
@@ -62,7 +62,7 @@ def _lif_pool_op(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:
     """Return (T, B, C, H//2, W//2) for (T, B, C, H, W) or, with `repeats` = T, for one step (B, C, H, W) for all T."""
-    images = layout.frames(current, repeats).to(_state_dtype(current))
+    images = compiler.in_dtype(layout.frames(current, repeats), _state_dtype(current))
     pooled, channels_last = layout.pooled_room(current, images, repeats, torch.uint8 if counts else images.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
     steps, batch = pooled.shape[:2]
@@ -72,7 +72,7 @@ def _lif_pool_op(
         images.data_ptr(), pooled.data_ptr(), steps, step, batch, channels, height, width, channels_last,
         decay, gain, threshold, subtract, counts, compiler.threads(),
     )  # fmt: skip
-    return pooled if counts else pooled.to(current.dtype)
+    return pooled if counts else compiler.in_dtype(pooled, current.dtype)
 
 
 @fake(_lif_pool_op)

@@ -137,7 +137,7 @@ def _selective_scan(
     tokens = [number for tensor in rows for number in _tokens(tensor)]
     sizes = *u.shape, 0, A.shape[-1], softplus, reverse, False, compiler.threads()
     _library().selective_scan(_Problem(*tokens, None, *starts, *sizes))
-    return y.to(u.dtype)
+    return compiler.in_dtype(y, u.dtype)
 
 
 @fake(_selective_scan)
@@ -163,7 +163,7 @@ def _delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     starts = weight.data_ptr(), None, None, bias.data_ptr(), delta.data_ptr()
     sizes = *delta.shape, low.shape[-1], 0, True, False, False, compiler.threads()
     _library().delta_projection(_Problem(*_ABSENT, *_tokens(rows), *_ABSENT * 3, *starts, *sizes))
-    return delta.to(low.dtype)
+    return compiler.in_dtype(delta, low.dtype)
 
 
 @fake(_delta_projection)
@@ -192,7 +192,7 @@ def _bidirectional_scan(
     starts = weight.data_ptr(), A.data_ptr(), D.data_ptr(), bias.data_ptr(), y.data_ptr()
     sizes = *u.shape, low.shape[-1], A.shape[-1], True, False, True, compiler.threads()
     _library().selective_scan(_Problem(*tokens, *starts, *sizes))
-    return y if dtype is torch.float32 else y.to(dtype)
+    return compiler.in_dtype(y, dtype)
 
 
 @fake(_bidirectional_scan)
@@ -212,12 +212,12 @@ def _(
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor in float32 with its last dimension dense; the others may lie anywhere."""
-    tensor = tensor.float()
+    tensor = compiler.in_dtype(tensor)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float().contiguous()
+    return compiler.in_dtype(tensor).contiguous()
 
 
 def _tokens(tensor: torch.Tensor | None) -> _Numbers:

@@ -68,8 +68,8 @@ class _Problem(ctypes.Structure):
 def _op(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:
-    images = x.float().contiguous(memory_format=torch.channels_last)
-    shift = None if bias is None else bias.float().contiguous()
+    images = compiler.in_dtype(x).contiguous(memory_format=torch.channels_last)
+    shift = None if bias is None else compiler.in_dtype(bias).contiguous()
     y = _output(images, weight_shape, stride, padding)
     _, channels, height, width = x.shape
     group = max(1, min(len(x), _PLACES // (channels * height * width)))
@@ -79,7 +79,7 @@ def _op(
     _library().spike_conv2d(
         _Problem(*given, y.data_ptr(), lists.data_ptr(), *x.shape, *window, group, compiler.threads())
     )
-    return y.to(x.dtype)
+    return compiler.in_dtype(y, x.dtype)
 
 
 @fake(_op)

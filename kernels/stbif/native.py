@@ -67,16 +67,12 @@ class _Charge:
 
     def __init__(self, current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
         dtype = state_dtype(current)
-        self.current = laid_out(_to(dtype, current), by_channel=bias is not None)
-        self._bias = None if bias is None else _to(dtype, bias).contiguous()
+        self.current = laid_out(compiler.in_dtype(current, dtype), by_channel=bias is not None)
+        self._bias = None if bias is None else compiler.in_dtype(bias, dtype).contiguous()
         self._residual = None if residual is None else like(self.current, residual, dtype)
         run = (1, 1) if bias is None else channels(self.current)
         self.pointers = [_pointer(tensor) for tensor in (self.current, self._bias, self._residual)]
         self.sizes = len(current), current[0].numel(), *run
-
-
-def _to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype is dtype else tensor.to(dtype)  # what torch takes to do nothing is a tenth of a call
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
@@ -100,7 +96,7 @@ def _stbif_op(
     outputs = (spikes.data_ptr(), None) if codes else (None, spikes.data_ptr())
     neuron = threshold.data_ptr(), pos_max, neg_min
     _library(dtype).stbif(*charge.pointers, *outputs, *charge.sizes, *neuron, compiler.threads())
-    return spikes if codes else _to(current.dtype, spikes)
+    return spikes if codes else compiler.in_dtype(spikes, current.dtype)
 
 
 @fake(_stbif_op)
@@ -164,7 +160,7 @@ def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padd
     _library(wide.dtype).max_pool_delta(
         *tensors, *_sizes(values, out), kernel_size, stride, padding, compiler.threads()
     )
-    return out.to(values.dtype)
+    return compiler.in_dtype(out, values.dtype)
 
 
 @fake(_max_pool_delta_op)
