@@ -54,6 +54,11 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
+def dense(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return the tensor in `dtype` without gaps."""
+    return in_dtype(tensor, dtype).contiguous()
+
+
 def require_inference(op: str, *tensors: torch.Tensor | None) -> None:
     """Raise Unavailable where the first tensor is not on the CPU or any of them wants a gradient."""
     first, *_ = tensors

@@ -39,8 +39,8 @@ class _Problem(ctypes.Structure):
 def _op(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    added, scale = _dense(hidden), _dense(weight)
-    stream = None if residual is None else _dense(residual)
+    added, scale = compiler.dense(hidden), compiler.dense(weight)
+    stream = None if residual is None else compiler.dense(residual)
     normed, total, dim = torch.empty_like(added), torch.empty_like(added), scale.numel()
     problem = _Problem(
         added.data_ptr(), None if stream is None else stream.data_ptr(), scale.data_ptr(), normed.data_ptr(),
@@ -48,10 +48,6 @@ def _op(
     )  # fmt: skip
     _library().add_rms_norm(problem)
     return compiler.in_dtype(normed, weight.dtype), total
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return compiler.in_dtype(tensor).contiguous()
 
 
 @fake(_op)

@@ -60,7 +60,7 @@ def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: 
     """
     rows, taps = compiler.in_dtype(x), compiler.in_dtype(weight)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    shift = None if bias is None else compiler.in_dtype(bias).contiguous()
+    shift = None if bias is None else compiler.dense(bias)
     y = rows.new_empty(_shape(x, weight))
     image, token, _ = rows.stride()
     strides, directions = (taps.stride(), 2) if taps.dim() == 3 else ((0, *taps.stride()), 1)

@@ -131,7 +131,7 @@ def _selective_scan(
     `reverse` is the direction of the first.
     """
     rows = [None if tensor is None else _rows(tensor) for tensor in (u, delta, B, C, z)]
-    dense = [None if tensor is None else _dense(tensor) for tensor in (A, D, bias)]
+    dense = [None if tensor is None else compiler.dense(tensor) for tensor in (A, D, bias)]
     y = u.new_empty(u.shape, dtype=torch.float32)
     starts = [None if tensor is None else tensor.data_ptr() for tensor in (*dense, y)]
     tokens = [number for tensor in rows for number in _tokens(tensor)]
@@ -158,7 +158,7 @@ def _(
 
 @op("delta_projection", "CPU")
 def _delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    rows, weight, bias = _rows(low), _dense(weight), _dense(bias)
+    rows, weight, bias = _rows(low), compiler.dense(weight), compiler.dense(bias)
     delta = rows.new_empty(*low.shape[:-1], weight.shape[1])
     starts = weight.data_ptr(), None, None, bias.data_ptr(), delta.data_ptr()
     sizes = *delta.shape, low.shape[-1], 0, True, False, False, compiler.threads()
@@ -185,7 +185,7 @@ def _bidirectional_scan(
 ) -> torch.Tensor:
     dtype = u.dtype
     u, low, B, C, z = _rows(u), _rows(low), _rows(B), _rows(C), _rows(z)
-    weight, A, D, bias = _dense(weight), _dense(A), _dense(D), _dense(bias)
+    weight, A, D, bias = compiler.dense(weight), compiler.dense(A), compiler.dense(D), compiler.dense(bias)
     y = torch.empty_like(z, memory_format=torch.contiguous_format)
     image, token, _ = z.stride()
     tokens = *_tokens(u), *_tokens(low), *_tokens(B), *_tokens(C), z.data_ptr(), 0, image, token
@@ -214,10 +214,6 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor in float32 with its last dimension dense; the others may lie anywhere."""
     tensor = compiler.in_dtype(tensor)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return compiler.in_dtype(tensor).contiguous()
 
 
 def _tokens(tensor: torch.Tensor | None) -> _Numbers:

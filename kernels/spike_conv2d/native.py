@@ -69,7 +69,7 @@ def _op(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:
     images = compiler.in_dtype(x).contiguous(memory_format=torch.channels_last)
-    shift = None if bias is None else compiler.in_dtype(bias).contiguous()
+    shift = None if bias is None else compiler.dense(bias)
     y = _output(images, weight_shape, stride, padding)
     _, channels, height, width = x.shape
     group = max(1, min(len(x), _PLACES // (channels * height * width)))

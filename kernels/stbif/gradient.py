@@ -27,6 +27,16 @@ def learns(op: Any, backward: Any) -> None:
     torch.library.register_autograd(op, gradients, setup_context=save)
 
 
+def fired(op: Any, *arguments: Any, codes: bool) -> torch.Tensor:
+    """Return what `op` does: values, or codes, which are integers and have no gradient."""
+    if not codes:
+        values: torch.Tensor = op(*arguments, False)
+        return values
+    with torch.no_grad():
+        integers: torch.Tensor = op(*arguments, True)
+    return integers
+
+
 def _by_channel(to_charge: torch.Tensor) -> torch.Tensor:
     """Return (T, C) for (T, B, C, ...): what all neurons of a channel add up to."""
     return to_charge.sum([1, *range(3, to_charge.dim())])

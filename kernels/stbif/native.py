@@ -13,7 +13,7 @@ import torch
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.op import fake, op
-from benchd.kernels.stbif.gradient import learns, pool_learns
+from benchd.kernels.stbif.gradient import fired, learns, pool_learns
 from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
 
 _TILE = 64  # TILE of native.c
@@ -41,13 +41,7 @@ def stbif_block(
     """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
     _require_cpu("stbif", current)
     s = threshold_of(threshold, current)
-    arguments = current, bias, residual, s, pos_max, neg_min
-    if output == "values":
-        spikes: torch.Tensor = _stbif_op(*arguments, False)
-        return spikes
-    with torch.no_grad():
-        codes: torch.Tensor = _stbif_op(*arguments, True)
-    return codes
+    return fired(_stbif_op, current, bias, residual, s, pos_max, neg_min, codes=output == "codes")
 
 
 def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
@@ -68,7 +62,7 @@ class _Charge:
     def __init__(self, current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
         dtype = state_dtype(current)
         self.current = laid_out(compiler.in_dtype(current, dtype), by_channel=bias is not None)
-        self._bias = None if bias is None else compiler.in_dtype(bias, dtype).contiguous()
+        self._bias = None if bias is None else compiler.dense(bias, dtype)
         self._residual = None if residual is None else like(self.current, residual, dtype)
         run = (1, 1) if bias is None else channels(self.current)
         self.pointers = [_pointer(tensor) for tensor in (self.current, self._bias, self._residual)]

@@ -20,7 +20,7 @@ import triton.language as tl
 from benchd.kernels import launch
 from benchd.kernels.op import fake, op
 from benchd.kernels.stbif import layout
-from benchd.kernels.stbif.gradient import learns, pool_learns
+from benchd.kernels.stbif.gradient import fired, learns, pool_learns
 from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
 
 __all__ = ["SHIPPED", "max_pool_delta", "stbif", "stbif_block"]
@@ -48,13 +48,7 @@ def stbif_block(
     """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
     launch.require_device("stbif", current)
     s = threshold_of(threshold, current)
-    arguments = current, bias, residual, s, pos_max, neg_min
-    if output == "values":
-        spikes: torch.Tensor = _stbif_op(*arguments, False)
-        return spikes
-    with torch.no_grad():
-        codes: torch.Tensor = _stbif_op(*arguments, True)
-    return codes
+    return fired(_stbif_op, current, bias, residual, s, pos_max, neg_min, codes=output == "codes")
 
 
 def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
