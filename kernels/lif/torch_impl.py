@@ -63,9 +63,9 @@ def _traced(
         n = decay * n - (charge if gain == 1.0 else gain * charge)
         fired = n <= -threshold
         membranes.append(n)
-        spikes.append(fired)
+        spikes.append(fired.to(current.dtype))  # each here: on a CPU, Inductor stores and loads bools one by one
         n = torch.where(fired, 0.0 if reset == "zero" else n + threshold, n)
-    return torch.stack(spikes).to(current.dtype), torch.stack(membranes)
+    return torch.stack(spikes), torch.stack(membranes)
 
 
 class _Lif(torch.autograd.Function):
