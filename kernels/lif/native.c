@@ -11,7 +11,7 @@
 #define PUBLIC __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16 /* windows a pooling block; four membranes each */
-#define BLOCK 16 /* membranes a block without pooling: one line of each step; wider ones were slower */
+#define BLOCK 16 /* membranes a block without pooling: a line of floats of each step; wider ones were slower */
 #define LINE ((int64_t)(64 / sizeof(REAL)))
 
 typedef struct {
