@@ -18,6 +18,9 @@ from msgspec import Struct
 from benchd.daemon.errors import SchemaError, UsageError, unknown
 
 SCHEMA = "benchd.record/1"
+COMMONEST_CLASS = 0.9
+"""The share of images with one class beyond which the argmax says nothing: a constant answer would agree as well."""
+
 PROFILED = "profiled"
 """The flag of a Record that a profile made: it is shown, and never ranked or compared."""
 
@@ -275,33 +278,54 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """How a variant agrees with the same model in eager float64 on the same seeded inputs.
+    """How a variant agrees with the same model in eager float64 on the same inputs; `note` says in words why not.
 
-    `error_share` is the largest absolute error over the largest absolute output. For spiking and quantised models
-    `flipped_share` is the share of inner codes that differ and the `baseline_` fields are plain eager's own figures
-    in the same precision, because plain fp32 is itself not exact there. `audited` counts the answers of the timed
-    section that were compared too; one that is wrong fails the check, and `note` says by how much.
+    Shares are of the largest exact answer; docs/measuring.md has the rules. `void` says that the number format cannot
+    carry these weights, so that no variant of it can be told from a wrong one: that neither fails a run nor ships.
+    `images_off` passed `tolerance`, and `images_off_allowed` may. `rounding_share` is what rounding alone does,
+    `spread_share` how far the answers to two images lie apart. `ties` are images that float64 decides by less than two
+    tolerances; beyond a `commonest_class_share` of 0.9 the argmax says nothing. `audited` counts answers of the timed
+    section that were compared too.
     """
 
     passed: bool
+    void: bool = False
     rule: Literal["outputs", "codes", "argmax"]
     images: int
     max_abs_error: float
     error_share: float
+    mean_error_share: float | None = None
     tolerance: float
-    argmax_disagreements: int
-    baseline_argmax_disagreements: int | None = None
+    images_off: int = 0
+    images_off_allowed: int = 0
+    rounding_share: float | None = None
+    spread_share: float | None = None
+    argmax_disagreements: int | None
+    ties: int = 0
+    tie_disagreements: int = 0
+    commonest_class_share: float | None = None
     flipped_share: float | None = None
-    baseline_flipped_share: float | None = None
-    baseline_max_abs_error: float | None = None
+    flipped_tolerance: float | None = None
     top1: float | None = None
     audited: int = 0
     note: str = ""
 
     @property
-    def agreeing(self) -> int:
-        """Return how many of the images get float64's class."""
-        return self.images - self.argmax_disagreements
+    def failed(self) -> bool:
+        """Return whether it found the variant wrong, which a void one does not."""
+        return not (self.passed or self.void)
+
+    @property
+    def decided(self) -> int:
+        """Return how many images float64 does not decide by a tie."""
+        return self.images - self.ties
+
+    @property
+    def agreeing(self) -> int | None:
+        """Return how many of `decided` get float64's class; None if that says nothing about the variant."""
+        if self.argmax_disagreements is None or (self.commonest_class_share or 0.0) > COMMONEST_CLASS:
+            return None
+        return self.decided - (self.argmax_disagreements - self.tie_disagreements)
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
