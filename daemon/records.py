@@ -183,6 +183,7 @@ class Stages(Struct, frozen=True, kw_only=True):
     export_s: float | None = None
     load_s: float | None = None
     check_s: float | None = None
+    accuracy_s: float | None = None
     first_run_s: float | None = None
     second_run_s: float | None = None
     idle_s: float | None = None
@@ -294,7 +295,6 @@ class Check(Struct, frozen=True, kw_only=True):
     flipped_share: float | None = None
     baseline_flipped_share: float | None = None
     baseline_max_abs_error: float | None = None
-    top1: float | None = None
     audited: int = 0
     note: str = ""
 
@@ -302,6 +302,31 @@ class Check(Struct, frozen=True, kw_only=True):
     def agreeing(self) -> int:
         """Return how many of the images get float64's class."""
         return self.images - self.argmax_disagreements
+
+
+class Accuracy(Struct, frozen=True, kw_only=True):
+    """How often a variant names the right class, and plain eager fp32 on the same images; shares are from 0 to 1.
+
+    `low` and `high` are the 95 % interval of `top1` (Wilson). `gained` counts the images that only the variant gets
+    right and `lost` those that only fp32 does. `drop` is fp32's share less the variant's, with the 95 % interval of a
+    paired difference (Tango). `data` says which images these are, and `data_sha256` covers all that the model read
+    with its labels.
+    """
+
+    images: int
+    right: int
+    top1: float
+    low: float
+    high: float
+    reference_right: int
+    reference_top1: float
+    gained: int
+    lost: int
+    drop: float
+    drop_low: float
+    drop_high: float
+    data: str
+    data_sha256: str
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
@@ -572,6 +597,7 @@ class Record(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     occupancy: Occupancy | None = None
     check: Check | None = None
+    accuracy: Accuracy | None = None
     x_of_floor: float | None = None
     floor: Floor | None = None
     probes: Probes | None = None
