@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from benchd.daemon.decision import OBJECTIVES, Requirements
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.protocol import ImageCount
 
 T = TypeVar("T")
 
@@ -81,8 +82,30 @@ def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
     return float(found[1]) * units[found[2]]
 
 
+def image_count(text: str) -> ImageCount:
+    """Return `full`, or how many images; raise UsageError for anything else."""
+    if text == "full":
+        return "full"
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise UsageError(f"--accuracy {text}: expected full, or how many images, such as 1000")
+    return int(text)
+
+
+def accuracy_drop(text: str) -> float:
+    """Return the share of `1%`; raise UsageError where nothing or everything would keep it."""
+    share = quantity("--max-accuracy-drop", text, {"%": 0.01})
+    if not 0.0 < share <= 1.0:
+        raise UsageError(f"--max-accuracy-drop {text}: expected more than 0 % and at most 100 %, such as 1%")
+    return share
+
+
 def requirements(
-    max_latency: str | None, max_power: str | None, max_memory: str | None, min_agreement: float | None, objective: str
+    max_latency: str | None,
+    max_power: str | None,
+    max_memory: str | None,
+    min_agreement: float | None,
+    objective: str,
+    max_accuracy_drop: str | None = None,
 ) -> Requirements:
     """Return what a variant must keep to be shipped."""
     if objective not in OBJECTIVES:
@@ -95,5 +118,6 @@ def requirements(
         max_power_w=quantity("--max-power", max_power, {"W": 1, "mW": 1e-3}) if max_power else None,
         max_memory_bytes=quantity("--max-memory", max_memory, memory) if max_memory else None,
         min_agreement=min_agreement,
+        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
         objective=objective,
     )

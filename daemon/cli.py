@@ -82,6 +82,15 @@ def once(
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model of the plan.")] = None,
     data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Class indices of the images in that folder, a path and an index a line.")
+    ] = None,
+    accuracy: Annotated[
+        str | None, typer.Option(help="Top-1 over all of --data, or over so many of it.", metavar="full|N")
+    ] = None,
+    max_accuracy_drop: Annotated[
+        str | None, typer.Option(help="Against plain fp32; a variant that may lose more is not shipped.", metavar="1%")
+    ] = None,
     provider: Annotated[str | None, typer.Option(help="ONNX Runtime's: cpu, cuda or tensorrt.")] = None,
     artifacts: Annotated[
         Path | None, typer.Option(help="Exported files to use before any is made.", metavar="DIR")
@@ -114,7 +123,14 @@ def once(
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
     from benchd.daemon import once as one_pass  # noqa: PLC0415 - --help stays fast
-    from benchd.daemon.arguments import byte_count, choices, options, whole_numbers  # noqa: PLC0415
+    from benchd.daemon.arguments import (  # noqa: PLC0415
+        accuracy_drop,
+        byte_count,
+        choices,
+        image_count,
+        options,
+        whole_numbers,
+    )
     from benchd.daemon.compare import FAIL_ON  # noqa: PLC0415
     from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS  # noqa: PLC0415
 
@@ -130,13 +146,15 @@ def once(
         "processes": processes,
         "seed": seed,
         "provider": provider and choices("provider", [provider], PROVIDERS)[0],
+        "weights": weights and str(weights.resolve()),
+        "data": data,
+        "labels": labels and str(labels.resolve()),
+        "accuracy": image_count(accuracy) if accuracy else None,
     }
     request = one_pass.Request(
         suite={name: value for name, value in given.items() if value not in (None, [], {})},
         config=config,
         device=device,
-        weights=weights,
-        data=data,
         module=module,
         onnx=onnx,
         inputs=input_ or [],
@@ -150,6 +168,7 @@ def once(
         baseline=baseline,
         fail_on=choices("--fail-on", _names(fail_on), list(FAIL_ON)),
         page=page,
+        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
     )
     raise typer.Exit(one_pass.run(request))
 
@@ -247,6 +266,9 @@ def recommend(
     min_agreement: Annotated[
         float | None, typer.Option(help="Share of images of one class with float64.", metavar="0.995")
     ] = None,
+    max_accuracy_drop: Annotated[
+        str | None, typer.Option(help="Upper end of the drop against plain fp32 on the same images.", metavar="1%")
+    ] = None,
     objective: Annotated[str, typer.Option(help="latency, energy or throughput.")] = "latency",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -254,7 +276,7 @@ def recommend(
     from benchd.daemon import judging  # noqa: PLC0415
     from benchd.daemon.arguments import requirements  # noqa: PLC0415
 
-    asked = requirements(max_latency, max_power, max_memory, min_agreement, objective)
+    asked = requirements(max_latency, max_power, max_memory, min_agreement, objective, max_accuracy_drop)
     raise typer.Exit(judging.recommend(files, asked, sys.stdout, json))
 
 

@@ -107,7 +107,8 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     """`[[suite]]`: lists that multiply into cases. An empty list stands for the preset's own choice.
 
     `every`, `at` or `cron` makes the service run it, `random_delay_s` later at most, always the same on one device;
-    no case begins once a pass has measured for `time_limit_s`.
+    no case begins once a pass has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
+    `labels` name images on this machine, and `accuracy` over how many of them top-1 is measured.
     """
 
     name: str = ""
@@ -128,6 +129,10 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     provider: Provider | None = None
     threads: list[int] = []
+    weights: str | None = None
+    data: str | None = None
+    labels: str | None = None
+    accuracy: Literal["full"] | Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         if self.trigger() and not self.name:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from benchd.daemon import accuracy
 from benchd.daemon.records import Check, Energy, Record, Timing
 
 Objective = Literal["latency", "energy", "throughput"]
@@ -23,6 +24,7 @@ class Requirements(Struct, frozen=True, kw_only=True):
     max_power_w: float | None = None
     max_memory_bytes: float | None = None
     min_agreement: float | None = None
+    max_accuracy_drop: float | None = None
     objective: Objective = "latency"
 
 
@@ -151,6 +153,7 @@ def _why_not(record: Record, requirements: Requirements) -> str | None:
         _above("power", power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),
+        _loses_accuracy(record, requirements.max_accuracy_drop),
         _unmeasured_energy(record, requirements.objective),
     )
     return next((reason for reason in reasons if reason), None)
@@ -194,6 +197,14 @@ def _disagrees(record: Record, least: float | None) -> str | None:
         return None
     images, agreeing = record.check.images, record.check.agreeing
     return f"agreement on {agreeing} of {images} images is below {least:.4g}" if agreeing < least * images else None
+
+
+def _loses_accuracy(record: Record, limit: float | None) -> str | None:
+    if limit is None:
+        return None
+    reason = accuracy.why_dropped(record.accuracy, limit)
+    why_none = record.missing.get("accuracy")
+    return f"{reason} ({why_none})" if reason and record.accuracy is None and why_none else reason
 
 
 def _unmeasured_energy(record: Record, objective: Objective) -> str | None:
@@ -280,7 +291,8 @@ def exclusions(decision: Decision) -> list[str]:
 
 def _figures(record: Record) -> list[str]:
     latency = f"{record.timing.median_ms:.4g} ms" if record.timing else ""
-    return [latency, _energy(record.energy), f"check ok{agreement(record.check)}"]
+    share = [f"top-1 {accuracy.top1(record.accuracy)} %"] if record.accuracy else []
+    return [latency, _energy(record.energy), f"check ok{agreement(record.check)}", *share]
 
 
 def agreement(check: Check | None) -> str:

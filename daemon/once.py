@@ -15,6 +15,7 @@ from benchd.daemon import baseline, compare, config, gpu, identity, noise_floor,
 from benchd.daemon.arguments import named_shape, shape
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
+from benchd.daemon.decision import Requirements
 from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
 from benchd.daemon.delivery.mqtt import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
@@ -26,6 +27,7 @@ from benchd.daemon.records import Record
 from benchd.daemon.statistics import MIN_EFFECT
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
+from benchd.models import data_named
 
 FREE_POLL_S = 0.5
 
@@ -37,8 +39,6 @@ class Request:
     suite: dict[str, object] = field(default_factory=dict)
     config: Path | None = None
     device: str = "auto"
-    weights: Path | None = None
-    data: str | None = None
     module: str | None = None
     onnx: Path | None = None
     inputs: list[str] = field(default_factory=list)
@@ -52,6 +52,7 @@ class Request:
     baseline: str | None = None
     fail_on: list[str] = field(default_factory=lambda: ["slower", "check"])
     page: bool = False
+    max_accuracy_drop: float | None = None
 
 
 def run(request: Request) -> int:
@@ -60,7 +61,7 @@ def run(request: Request) -> int:
     own = _own(request)
     machine = plan.inspect(_device(request))
     planned = plan.plan(_suites(settings, request), settings.limits, machine, own, search=True)
-    _refuse_ambiguous_weights(request, planned)
+    _refuse_absent_files(request, planned)
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
         return 0
@@ -95,8 +96,6 @@ def _supervisor(
             device=machine.device,
             sources=settings.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
             period_s=settings.sampling.period_s,
-            weights=str(request.weights.resolve()) if request.weights else None,
-            data=request.data,
             gpu_uuid=machine.gpu_uuid,
             given_artifacts=_folder(request.artifacts),
             workspace_bytes=request.workspace_bytes,
@@ -169,10 +168,8 @@ def own_module(module: str, inputs: Sequence[str]) -> OwnModule:
 def _own_file(path: Path, request: Request) -> OwnFile:
     if not path.is_file():
         raise UsageError(f"--onnx {path}: no such file")
-    if request.weights or request.data:
-        raise UsageError(
-            "--onnx: the file holds its weights, and its inputs are random; leave --weights and --data out"
-        )
+    if "weights" in request.suite:
+        raise UsageError("--onnx: the file holds its weights; leave --weights out")
     return OwnFile(str(path.resolve()), dict(named_shape(text) for text in request.inputs))
 
 
@@ -190,12 +187,24 @@ def _suites(settings: Config, request: Request) -> list[Suite]:
         raise UsageError(str(error)) from error
 
 
-def _refuse_ambiguous_weights(request: Request, planned: Sequence[Planned]) -> None:
-    if request.weights and not request.weights.is_file():
-        raise UsageError(f"--weights {request.weights}: no such file")
-    models = sorted({entry.case.model for entry in planned})
-    if request.weights and len(models) > 1:
-        raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
+def _refuse_absent_files(request: Request, planned: Sequence[Planned]) -> None:
+    """Raise UsageError for weights, data and labels that are not there, before anything is measured."""
+    for weights in {entry.weights for entry in planned if entry.weights}:
+        if not Path(weights).is_file():
+            raise UsageError(f"--weights {weights}: no such file")
+    for images, labels in {(entry.data, entry.labels) for entry in planned if entry.data}:
+        _refuse_absent_images(str(images), labels)
+    if request.max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):
+        raise UsageError("--max-accuracy-drop: no accuracy would be measured; give --data, and --accuracy or --weights")
+
+
+def _refuse_absent_images(images: str, labels: str | None) -> None:
+    try:
+        data_named.parse(images, labels)
+        if labels:
+            data_named.read_labels(labels)
+    except data_named.DataError as error:
+        raise UsageError(str(error)) from error
 
 
 def writable(folder: Path, name: str) -> Path:
@@ -220,11 +229,16 @@ def new_pass(configured_id: str | None, machine: Machine) -> Pass:
 
 
 def _sinks(settings: Config, request: Request) -> list[Sink]:
-    sinks: list[Sink] = [JournalSink(request.output / "records.jsonl"), Screen(sys.stdout, sys.stderr, request.as_json)]
+    sinks: list[Sink] = [JournalSink(request.output / "records.jsonl"), _screen(request)]
     url = request.mqtt or settings.mqtt.url
     if url:
         sinks.insert(0, MqttSink(configured(url, settings.mqtt), settings.mqtt.timeout_s, request.output, sys.stderr))
     return sinks
+
+
+def _screen(request: Request) -> Screen:
+    requirements = Requirements(max_accuracy_drop=request.max_accuracy_drop)
+    return Screen(sys.stdout, sys.stderr, request.as_json, requirements)
 
 
 def exit_code(

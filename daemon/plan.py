@@ -16,7 +16,7 @@ from benchd.daemon import environment, gpu
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.process import allocator
-from benchd.daemon.protocol import Limits
+from benchd.daemon.protocol import ImageCount, Limits
 from benchd.daemon.records import (
     DIRECTIONS,
     SCENARIOS,
@@ -45,6 +45,7 @@ OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
+POOL_IMAGES = 256  # whose accuracy is measured where data and weights were given and nothing was said
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ Own = OwnModule | OwnFile
 class Planned:
     """A case of the plan. `reason` says why it cannot run here; `by_name` that its variant was asked for by name.
 
-    `is_searched` says that its batch size is one of a search, which ends where the throughput stops rising.
+    `is_searched` says that its batch size is one of a search, which ends where the throughput stops rising. `accuracy`
+    is null where the case measures none.
     """
 
     case: Case
@@ -108,10 +110,14 @@ class Planned:
     reason: str | None
     own: Own | None = None
     is_searched: bool = False
+    weights: str | None = None
+    data: str | None = None
+    labels: str | None = None
+    accuracy: ImageCount | None = None
 
     @property
     def seconds(self) -> float:
-        """Return an upper estimate of how long the case takes."""
+        """Return an upper estimate of how long the case takes, without its accuracy, which depends on the data."""
         one = START_S + self.limits.warm_up_cap_s + self.limits.rule.cap_s
         return 0.0 if self.reason else one * self.limits.processes
 
@@ -233,6 +239,7 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
         if not own and model not in catalog.MODELS:
             raise unknown("model", model, catalog.MODELS)
     _refuse_unknown_options(suite, models, own)
+    accuracy = _accuracy(suite, models, own)
     threads = _threads(suite)
     for model in models:
         for variant, direction in _variants(suite, model, machine, own):
@@ -259,7 +266,34 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                     reason = why_not(case, machine, own_file=isinstance(own, OwnFile))
                     its_limits = _of_scenario(limits, scenario, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
-                    yield Planned(case, suite.preset, its_limits, by_name, reason, own, is_searched)
+                    yield Planned(
+                        case,
+                        suite.preset,
+                        its_limits,
+                        by_name,
+                        reason,
+                        own,
+                        is_searched,
+                        weights=suite.weights,
+                        data=suite.data,
+                        labels=suite.labels,
+                        accuracy=accuracy,
+                    )
+
+
+def _accuracy(suite: Suite, models: Sequence[str], own: Own | None) -> ImageCount | None:
+    """Return over how many images accuracy is measured: as asked for, else a pool of them where that means something.
+
+    Raises UsageError for what would not be accuracy: without images, and of a catalogued model with random weights.
+    """
+    if suite.weights and len(models) > 1:
+        raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
+    if (suite.accuracy or suite.labels) and not suite.data:
+        raise UsageError("accuracy needs images with labels: give --data imagefolder:DIR or cifar10:DIR too")
+    is_trained = bool(suite.weights) or isinstance(own, OwnFile)
+    if suite.accuracy and not (is_trained or own):
+        raise UsageError("accuracy needs trained weights, and these would be random: give --weights FILE too")
+    return suite.accuracy or (POOL_IMAGES if suite.data and is_trained else None)
 
 
 def _threads(suite: Suite) -> Sequence[int | None]:

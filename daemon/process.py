@@ -31,6 +31,7 @@ class Worker:
         self._outcome: Outcome | None = None
         self._rubbish: str | None = None
         self.stage: StageName = "import"
+        self.percent: int | None = None
         self._stage_since = time.monotonic()
         self._read_end, write_end = os.pipe()
         try:
@@ -83,7 +84,7 @@ class Worker:
             self._rubbish = repr(line[:60])
             return
         if isinstance(message, Stage):
-            self.stage, self._stage_since = message.name, time.monotonic()
+            self.stage, self.percent, self._stage_since = message.name, message.percent, time.monotonic()
         else:
             self._outcome = message
 

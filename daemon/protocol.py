@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import (
+    Accuracy,
     ArtifactFacts,
     Case,
     Check,
@@ -16,14 +17,16 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.statistics import StopRule
 
-StageName = Literal["import", "build", "export", "load", "check", "idle", "warm_up", "measure", "probe"]
+StageName = Literal["import", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"]
+ImageCount = int | Literal["full"]
+"""Over how many images of a data set accuracy is measured."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
     """How long and how precisely one case is measured: a preset, or a preset changed by the configuration.
 
-    The `_deadline_s` bound the stages that have no cap of their own; `grace_s` is added to the caps, because a run
-    that has begun is finished.
+    The `_deadline_s` bound the stages that have no cap of their own, and each part of `accuracy`, which takes as long
+    as the data set is large; `grace_s` is added to the caps, because a run that has begun is finished.
     """
 
     processes: int
@@ -43,6 +46,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             "export": self.build_deadline_s,
             "load": self.build_deadline_s,
             "check": self.check_deadline_s,
+            "accuracy": self.check_deadline_s,
             "idle": self.grace_s,
             "warm_up": self.warm_up_cap_s + self.grace_s,
             "measure": self.rule.cap_s + self.grace_s,
@@ -55,7 +59,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
     before and after. `probes` asks for the device's rates. `is_compared` leaves out what a comparison does not read:
-    rests, rates, the parts of an inference, occupancy.
+    rests, rates, the parts of an inference, occupancy. `accuracy` is null in a process that leaves it out.
     """
 
     case: Case
@@ -69,6 +73,8 @@ class Job(Struct, frozen=True, kw_only=True):
     spawned_ns: int
     weights: str | None = None
     data: str | None = None
+    labels: str | None = None
+    accuracy: ImageCount | None = None
     module: str | None = None
     input_shape: list[int] | None = None
     onnx: str | None = None
@@ -84,9 +90,10 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Struct, frozen=True, tag="stage"):
-    """The worker begins a stage."""
+    """The worker begins a stage, or says that it goes on: `percent` of it is done, null where that is not known."""
 
     name: StageName
+    percent: int | None = None
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
@@ -97,6 +104,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None
     check: Check | None = None
+    accuracy: Accuracy | None = None
     occupancy: Occupancy | None = None
     kernels_ran: str | None = None
     threads: int | None = None

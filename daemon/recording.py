@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from benchd.daemon import energy, floor, statistics
+from benchd.daemon import accuracy, energy, floor, statistics
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.records import (
     Case,
@@ -109,6 +109,7 @@ def record(
         memory=_memory(outcomes),
         occupancy=next((outcome.occupancy for outcome in outcomes if outcome.occupancy), None),
         check=_worst_check(outcomes),
+        accuracy=next((outcome.accuracy for outcome in outcomes if outcome.accuracy), None),
         x_of_floor=x_of_floor,
         floor=least if isinstance(least, Floor) else None,
         probes=probes,
@@ -342,6 +343,8 @@ def _missing(
         missing["temperature"] = "no_sensor"
     for outcome in outcomes:
         missing |= outcome.missing
+    if not any(outcome.accuracy for outcome in outcomes):
+        missing.setdefault("accuracy", reason or accuracy.NOT_ASKED)
     if not any(outcome.occupancy for outcome in outcomes):
         missing.setdefault("occupancy", reason or "a GPU's alone")
     if probes:

@@ -186,6 +186,7 @@ class Stages(Struct, frozen=True, kw_only=True):
     export_s: float | None = None
     load_s: float | None = None
     check_s: float | None = None
+    accuracy_s: float | None = None
     first_run_s: float | None = None
     second_run_s: float | None = None
     idle_s: float | None = None
@@ -306,7 +307,6 @@ class Check(Struct, frozen=True, kw_only=True):
     commonest_class_share: float | None = None
     flipped_share: float | None = None
     flipped_tolerance: float | None = None
-    top1: float | None = None
     audited: int = 0
     note: str = ""
 
@@ -326,6 +326,31 @@ class Check(Struct, frozen=True, kw_only=True):
         if self.argmax_disagreements is None or (self.commonest_class_share or 0.0) > COMMONEST_CLASS:
             return None
         return self.decided - (self.argmax_disagreements - self.tie_disagreements)
+
+
+class Accuracy(Struct, frozen=True, kw_only=True):
+    """How often a variant names the right class, and plain eager fp32 on the same images; shares are from 0 to 1.
+
+    `low` and `high` are the 95 % interval of `top1` (Wilson). `gained` counts the images that only the variant gets
+    right and `lost` those that only fp32 does. `drop` is fp32's share less the variant's, with the 95 % interval of a
+    paired difference (Tango). `data` says which images these are, and `data_sha256` covers all that the model read
+    with its labels.
+    """
+
+    images: int
+    right: int
+    top1: float
+    low: float
+    high: float
+    reference_right: int
+    reference_top1: float
+    gained: int
+    lost: int
+    drop: float
+    drop_low: float
+    drop_high: float
+    data: str
+    data_sha256: str
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
@@ -596,6 +621,7 @@ class Record(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     occupancy: Occupancy | None = None
     check: Check | None = None
+    accuracy: Accuracy | None = None
     x_of_floor: float | None = None
     floor: Floor | None = None
     probes: Probes | None = None

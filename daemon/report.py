@@ -9,7 +9,7 @@ from typing import TextIO
 
 import msgspec
 
-from benchd.daemon import results
+from benchd.daemon import accuracy, results
 from benchd.daemon.decision import (
     Decision,
     Requirements,
@@ -64,7 +64,7 @@ def require_page() -> None:
 def row(record: Record) -> Row:
     """Return the record as one flat row; what was not measured is None."""
     case, timing, check = record.case, record.timing, record.check
-    environment, energy = record.environment, record.energy
+    environment, energy, top1 = record.environment, record.energy, record.accuracy
     found = disturbed(record.processes)
     return {
         "device_id": record.device_id,
@@ -106,6 +106,13 @@ def row(record: Record) -> Row:
         "check_passed": check.passed if check else None,
         "check_error_share": check.error_share if check else None,
         "agreement": check.agreeing / check.images if check and check.images else None,
+        "accuracy_top1": top1.top1 if top1 else None,
+        "accuracy_low": top1.low if top1 else None,
+        "accuracy_high": top1.high if top1 else None,
+        "accuracy_drop": top1.drop if top1 else None,
+        "accuracy_drop_low": top1.drop_low if top1 else None,
+        "accuracy_drop_high": top1.drop_high if top1 else None,
+        "accuracy_images": top1.images if top1 else None,
         "x_of_floor": record.x_of_floor,
         "bound_by": record.floor.bound_by if record.floor else None,
         "flags": " ".join(record.flags),
@@ -149,6 +156,8 @@ COLUMNS = {
     "x_of_floor": "x of floor",
     "check_passed": "check",
     "agreement": "agreement",
+    "accuracy_top1": "top-1 % [95 %]",
+    "accuracy_drop": "drop % [95 %]",
     "status": "status",
 }
 """What a person is shown of a row, and under which heading."""
@@ -157,6 +166,8 @@ COLUMNS = {
 def cells(record: Record) -> list[str]:
     """Return what a person is shown of a record."""
     flat = row(record)
+    if record.accuracy:
+        flat |= {"accuracy_top1": accuracy.top1(record.accuracy), "accuracy_drop": accuracy.drop(record.accuracy)}
     return [_cell(flat[name]) for name in COLUMNS]
 
 

@@ -24,7 +24,7 @@ from benchd.daemon.errors import BenchdError
 from benchd.daemon.lock import MachineLock
 from benchd.daemon.plan import OwnFile, OwnModule, Planned
 from benchd.daemon.process import Worker
-from benchd.daemon.protocol import Job, Outcome, StageName
+from benchd.daemon.protocol import ImageCount, Job, Outcome, StageName
 from benchd.daemon.recording import Begun, Pass
 from benchd.daemon.records import (
     Case,
@@ -44,6 +44,7 @@ from benchd.daemon.waking import on_signals
 from benchd.models import catalog
 
 ATTEND_S = 1.0
+PROGRESS_S = 10.0  # between two lines on how far a stage is
 
 FEWEST_CPUS = 4  # with fewer, a CPU of its own would cost the case more than the sampler does
 
@@ -55,8 +56,8 @@ class Sink(Protocol):
         """Take note of what will be measured."""
         ...
 
-    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
-        """Take note of what runs now."""
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
+        """Take note of what runs now, and how much of it is done where that is known."""
         ...
 
     def publish(self, record: Record, body: bytes) -> None:
@@ -78,8 +79,6 @@ class Settings:
     device: str
     sources: list[str]
     period_s: float
-    weights: str | None = None
-    data: str | None = None
     given_artifacts: Path | None = None
     gpu_uuid: str | None = None
     workspace_bytes: int | None = None
@@ -153,7 +152,8 @@ class Supervisor:
         elif planned.case.scenario == "cold_start":
             outcomes += self._make_ready(planned, begun.run_id)
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
-            outcome = self.process(planned, f"{begun.run_id}.{len(outcomes)}", len(outcomes))
+            accuracy = None if outcomes else planned.accuracy
+            outcome = self.process(planned, f"{begun.run_id}.{len(outcomes)}", len(outcomes), accuracy=accuracy)
             self._keep_probes(planned.case, outcome)
             outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
         probes = self._probes.get(_rates_of(planned.case))
@@ -165,11 +165,22 @@ class Supervisor:
         return [] if outcome.process.status == "ok" else [outcome]
 
     def process(
-        self, planned: Planned, name: str, index: int, python: str = sys.executable, *, is_compared: bool = False
+        self,
+        planned: Planned,
+        name: str,
+        index: int,
+        python: str = sys.executable,
+        *,
+        is_compared: bool = False,
+        accuracy: ImageCount | None = None,
     ) -> Outcome:
         """Run one process of a case under this interpreter; its raw times and its log go by `name`."""
-        job = self._job(planned, name)
-        job = msgspec.structs.replace(job, probes=self._is_to_probe(planned, index), is_compared=is_compared)
+        job = msgspec.structs.replace(
+            self._job(planned, name),
+            probes=self._is_to_probe(planned, index),
+            is_compared=is_compared,
+            accuracy=accuracy,
+        )
         with Worker(job, self.settings.output / "logs" / f"{name}.log", python) as worker:
             self._samples.watch(worker.pid)
             ended_by, reason = self._wait(worker, planned, index)
@@ -204,8 +215,9 @@ class Supervisor:
             raw_name=name,
             cache=str(settings.cache),
             spawned_ns=time.monotonic_ns(),
-            weights=settings.weights,
-            data=settings.data,
+            weights=planned.weights,
+            data=planned.data,
+            labels=planned.labels,
             module=own.path if isinstance(own, OwnModule) else None,
             input_shape=own.input_shape if isinstance(own, OwnModule) else None,
             onnx=own.path if isinstance(own, OwnFile) else None,
@@ -221,10 +233,13 @@ class Supervisor:
     def _wait(self, worker: Worker, planned: Planned, index: int) -> tuple[Status | None, str | None]:
         """Wait for the worker's end; return how we ended it and why, or (None, None) where it ended by itself."""
         stage: StageName | None = None
+        percent: int | None = None
+        announced_s = 0.0
         while True:
-            if worker.stage != stage:
-                stage = worker.stage
-                self._announce(planned, index, stage)
+            is_later = worker.percent != percent and time.monotonic() - announced_s >= PROGRESS_S
+            if worker.stage != stage or is_later:
+                stage, percent, announced_s = worker.stage, worker.percent, time.monotonic()
+                self._announce(planned, index, stage, percent)
             remaining_s = worker.remaining_s()
             if remaining_s <= 0:
                 worker.stop()
@@ -251,9 +266,9 @@ class Supervisor:
         """Return the last sample of every sensor."""
         return self._samples.latest()
 
-    def _announce(self, planned: Planned, index: int, stage: StageName) -> None:
+    def _announce(self, planned: Planned, index: int, stage: StageName, percent: int | None) -> None:
         for sink in self.sinks:
-            sink.stage(planned, index, stage)
+            sink.stage(planned, index, stage, percent)
 
     def _with_samples(self, outcome: Outcome, batch_size: int) -> Outcome:
         """Cut the sensors' samples to the window of the process and add them to its result."""

@@ -67,6 +67,10 @@ class Result(NamedTuple):
     hardware: str
     fingerprint: str
     tool_version: str
+    accuracy_top1: float | None
+    accuracy_low: float | None
+    accuracy_high: float | None
+    accuracy_drop: float | None
 
 
 class _Unreadable(Exception):
@@ -109,7 +113,7 @@ def _result(address: topics.Address, message: Message) -> Iterator[tuple[str, di
 
 def flat(record: Record, arrived_s: float) -> Result:
     """Return what tables show of a record."""
-    timing, energy = record.timing, record.energy
+    timing, energy, accuracy = record.timing, record.energy, record.accuracy
     return Result(
         key=record.key,
         device_id=record.device_id,
@@ -137,6 +141,10 @@ def flat(record: Record, arrived_s: float) -> Result:
         hardware=record.environment.gpu or record.environment.cpu_model,
         fingerprint=record.environment.fingerprint,
         tool_version=record.tool_version,
+        accuracy_top1=accuracy.top1 if accuracy else None,
+        accuracy_low=accuracy.low if accuracy else None,
+        accuracy_high=accuracy.high if accuracy else None,
+        accuracy_drop=accuracy.drop if accuracy else None,
     )
 
 
@@ -205,13 +213,17 @@ def _health(address: topics.Address, message: Message) -> Iterator[tuple[str, di
 
 
 class Latest(Struct, frozen=True):
-    """The last result of a planned case against its baseline, as far as a page shows it; no verdict without one."""
+    """The last result of a planned case, as far as a page shows it; no verdict without a baseline."""
 
     case_id: str = ""
     verdict: str | None = None
     verdict_reason: str | None = None
     median_ms: float | None = None
     baseline_ms: float | None = None
+    accuracy_top1: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    accuracy_drop: float | None = None
 
 
 def _latest(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -83,6 +83,9 @@ _MIGRATIONS = (
         )""",
         "CREATE TABLE collector(name TEXT PRIMARY KEY, seen_s DOUBLE PRECISION NOT NULL, problem TEXT)",
     ),
+    tuple(
+        f"ALTER TABLE result ADD COLUMN accuracy_{name} DOUBLE PRECISION" for name in ("top1", "low", "high", "drop")
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {

@@ -3,7 +3,7 @@
 from datetime import datetime, timezone
 
 from benchd.daemon.statistics import Verdict
-from benchd.dashboard.messages import Result
+from benchd.dashboard.messages import Latest, Result
 from benchd.dashboard.queries import Device, State
 
 TEXT = 200  # characters of a device's text in one place
@@ -72,6 +72,15 @@ def energy(result: Result) -> str:
     """Return the energy of one inference with its error bar."""
     error = f" ± {figure(result.energy_err_mj)}" if result.energy_err_mj is not None else ""
     return f"{figure(result.energy_mj)}{error} mJ" if result.energy_mj is not None else "-"
+
+
+def top1(found: Result | Latest) -> str:
+    """Return the share of right answers with its interval, and the drop against plain fp32, in percent."""
+    if found.accuracy_top1 is None or found.accuracy_low is None or found.accuracy_high is None:
+        return "-"
+    interval = f"{100 * found.accuracy_low:.1f}, {100 * found.accuracy_high:.1f}"
+    drop = f", {100 * found.accuracy_drop:.2f} below fp32" if found.accuracy_drop is not None else ""
+    return f"{100 * found.accuracy_top1:.1f} [{interval}] %{drop}"
 
 
 def verdict(found: Verdict) -> str:

@@ -2,17 +2,21 @@
 
 Real images get the preprocessing that the model was trained with, chosen by the catalog's `dataset` and `inputs`:
 ImageNet is resized to 256/224 of the input's side (bicubic), cropped at the centre and normalised; CIFAR-10 is taken as
-it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". torchvision is imported where real images are
-read: it takes a second, in each process that is measured.
+it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". A model of the user's own may bring its own.
+torchvision is imported where real images are read: it takes a second, in each process that is measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+
+from benchd.models import data_named
+from benchd.models.data_named import DataError
 
 if TYPE_CHECKING:
     from torchvision.transforms import v2
@@ -21,24 +25,60 @@ _NORMALISATION = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
-_CLASSES = {"imagenet": 1000, "cifar10": 10}
-_SCHEMES = "cifar10:DIR or imagefolder:DIR"
+
+Preprocess = Callable[[Any], torch.Tensor]
+"""From a PIL image to one input of a model."""
 
 
-class DataError(ValueError):
-    """Images that were asked for cannot be had; the message says what to do."""
+@dataclass(frozen=True)
+class ImageSet:
+    """Labelled images on this machine, each read and preprocessed when it is asked for.
+
+    `classes` is how many classes the set has; with labels from a file, which may leave classes out, at least so many.
+    """
+
+    spec: str
+    classes: int
+    has_label_file: bool
+    opened: Any
+
+    def __len__(self) -> int:
+        return len(self.opened)
+
+    def spread(self, count: int) -> list[int]:
+        """Return `count` indices spread evenly over the set, or all of them where it has fewer."""
+        taken = min(count, len(self))
+        return [i * len(self) // taken for i in range(taken)]
+
+    def read(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return float32 images (n, C, H, W) and class indices (n,); raise DataError for one that cannot be read."""
+        try:
+            images, labels = zip(*(self.opened[i] for i in indices), strict=True)
+        except OSError as error:
+            raise DataError(f"an image of {self.spec} cannot be read, replace or remove it: {error}") from error
+        return torch.stack(images), torch.tensor(labels)
+
+    def why_unlabelled(self, classes: int) -> str | None:
+        """Return why a model of so many classes cannot be held against the labels, else None."""
+        if self.has_label_file:
+            largest = self.classes - 1
+            return f"the labels go up to {largest} and the model has {classes} classes" if largest >= classes else None
+        if self.classes == classes:
+            return None
+        return (
+            f"{self.spec} has {self.classes} classes and the model has {classes}: give a folder for each class, or "
+            "name the class indices with --labels"
+        )
 
 
 @dataclass(frozen=True)
 class Images:
-    """Preprocessed float32 images (n, C, H, W), class indices (n,), and where they come from, as a sentence.
-
-    `labels` is None where the set has another number of classes than the model.
-    """
+    """Float32 images (n, C, H, W), and where they come from, as a sentence; of real ones labels (n,) and the set."""
 
     images: torch.Tensor
-    labels: torch.Tensor | None
     source: str
+    labels: torch.Tensor | None = None
+    of: ImageSet | None = None
 
 
 def random_images(shape: tuple[int, ...], count: int, inputs: Literal["unit", "normal"], seed: int) -> torch.Tensor:
@@ -57,24 +97,67 @@ def open_data(
     *,
     dataset: str | None = None,
     inputs: Literal["unit", "normal"] = "normal",
+    labels: str | None = None,
+    preprocess: Preprocess | None = None,
 ) -> Images:
     """Return `count` images spread evenly over the set that `spec` names, or all where it has fewer.
 
-    `spec` is "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or "imagefolder:DIR" (DIR/<class>/<image>).
-    `dataset` and `inputs` are those of the model's catalog entry; without them, those that the scheme suggests. Raises
-    DataError for an unknown scheme, a missing or empty folder, a wrong layout or an unreadable image.
+    The arguments are those of `open_set`, which also says what it raises; an unreadable image is a DataError too.
     """
-    scheme, _, folder = spec.partition(":")
-    if scheme not in _OPENERS or not folder:
-        raise DataError(f"unknown data {spec!r}: use {_SCHEMES}")
-    if not Path(folder).is_dir():
-        raise DataError(f"{folder} is not a folder: give the one that holds the images, as {_SCHEMES}")
+    found = open_set(spec, input_shape, dataset=dataset, inputs=inputs, labels=labels, preprocess=preprocess)
+    images, classes = found.read(found.spread(count))
+    source = f"{len(images)} of the {len(found)} images of {spec}"
+    if len(images) < count:
+        source = f"all {len(images)} images of {spec}, fewer than the {count} asked for"
+    return Images(images, source, classes, found)
+
+
+def open_set(
+    spec: str,
+    input_shape: tuple[int, ...],
+    *,
+    dataset: str | None = None,
+    inputs: Literal["unit", "normal"] = "normal",
+    labels: str | None = None,
+    preprocess: Preprocess | None = None,
+) -> ImageSet:
+    """Return the set that `spec` names, without reading an image.
+
+    `spec` is "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or "imagefolder:DIR" (DIR/<class>/<image>, the
+    classes numbered in the order of their names). `labels` is a file that names the images of DIR and their classes in
+    place of folders. `dataset` and `inputs` are those of the model's catalog entry; without them, those that the scheme
+    suggests. `preprocess` replaces the preprocessing of either. Raises DataError for an unknown scheme, a missing or
+    empty folder, a wrong layout, and labels that do not fit.
+    """
+    scheme, folder = data_named.parse(spec, labels)
     dataset = dataset or {"cifar10": "cifar10", "imagefolder": "imagenet"}[scheme]
     if dataset not in _NORMALISATION:
         raise DataError(f"this model reads no images (data set {dataset!r}): leave the data option out")
-    opened = _OPENERS[scheme](folder)
-    opened.transform = _preprocessing(dataset, inputs, input_shape)
-    return _take(opened, spec, count, _CLASSES[dataset])
+    opened = _Listed(folder, labels) if labels else _OPENERS[scheme](folder)
+    opened.transform = _checked(preprocess, input_shape) if preprocess else _preprocessing(dataset, inputs, input_shape)
+    return ImageSet(spec, len(opened.classes), labels is not None, opened)
+
+
+class _Listed:
+    """The images that a file of labels names, by their paths inside a folder."""
+
+    def __init__(self, folder: str, labels: str) -> None:
+        named = data_named.read_labels(labels)
+        missing = next((name for name in named if not Path(folder, name).is_file()), None)
+        if missing is not None:
+            raise DataError(f"{labels} names {missing}, which is no file in {folder}")
+        self._samples = [(Path(folder, name), label) for name, label in named.items()]
+        self.classes = range(max(named.values()) + 1)
+        self.transform: Preprocess
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from torchvision.datasets import folder  # noqa: PLC0415 - see above
+
+        path, label = self._samples[index]
+        return self.transform(folder.pil_loader(str(path))), label
 
 
 def _open_cifar10(folder: str) -> Any:
@@ -95,7 +178,9 @@ def _open_image_folder(folder: str) -> Any:
     try:
         return datasets.ImageFolder(folder)
     except FileNotFoundError as error:
-        raise DataError(f"no images in {folder}: expected {folder}/<class>/<image>, one folder a class") from error
+        raise DataError(
+            f"no images in {folder}: expected {folder}/<class>/<image>, one folder a class, or --labels FILE"
+        ) from error
 
 
 _OPENERS = {"cifar10": _open_cifar10, "imagefolder": _open_image_folder}
@@ -104,27 +189,33 @@ _OPENERS = {"cifar10": _open_cifar10, "imagefolder": _open_image_folder}
 def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> v2.Compose:
     from torchvision.transforms import v2  # noqa: PLC0415 - see above
 
-    side = input_shape[-1]
+    if len(input_shape) != 3 or input_shape[0] != 3:
+        sizes = "x".join(map(str, input_shape))
+        raise DataError(
+            f"images have 3 channels and the model reads {sizes}: give the module an attribute `preprocess`, a "
+            "function from a PIL image to such a tensor"
+        )
+    height, width = input_shape[1:]
+    side = max(height, width)
     shorter = round(side * 256 / 224) if dataset == "imagenet" else side
     mean, std = _NORMALISATION[dataset]
     steps = [
         v2.Resize(shorter, interpolation=v2.InterpolationMode.BICUBIC),
-        v2.CenterCrop(side),
+        v2.CenterCrop((height, width)),
         v2.ToImage(),
         v2.ToDtype(torch.float32, scale=True),
     ]
     return v2.Compose([*steps, v2.Normalize(mean, std)] if inputs == "normal" else steps)
 
 
-def _take(opened: Any, spec: str, count: int, classes: int) -> Images:
-    taken = min(count, len(opened))
-    indices = [i * len(opened) // taken for i in range(taken)]
-    try:
-        images, labels = zip(*(opened[i] for i in indices), strict=True)
-    except OSError as error:
-        raise DataError(f"an image of {spec} cannot be read, replace or remove it: {error}") from error
-    source = f"{taken} of the {len(opened)} images of {spec}"
-    if taken < count:
-        source = f"all {taken} images of {spec}, fewer than the {count} asked for"
-    known = len(opened.classes) == classes
-    return Images(torch.stack(images), torch.tensor(labels) if known else None, source)
+def _checked(preprocess: Preprocess, input_shape: tuple[int, ...]) -> Preprocess:
+    """Return the user's own preprocessing; what it makes of an image is looked at."""
+
+    def prepare(picture: Any) -> torch.Tensor:
+        image = preprocess(picture)
+        if not isinstance(image, torch.Tensor) or tuple(image.shape) != tuple(input_shape):
+            found = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
+            raise DataError(f"the module's `preprocess` returned {found}, not a tensor of shape {tuple(input_shape)}")
+        return image.float()
+
+    return prepare

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchd.daemon import accuracy
 from benchd.daemon.compare import Comparison
 from benchd.daemon.decision import Decision, Requirements, agreement, decide, exclusions, line, memory_mib, variant_name
 from benchd.daemon.delivery.scenario_note import scenario_note
@@ -18,7 +19,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.interference import disturbed
 from benchd.daemon.plan import Planned
 from benchd.daemon.protocol import StageName
-from benchd.daemon.records import Check, Energy, Environment, Record, Timing, all_variants
+from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Variant, all_variants
 from benchd.daemon.results import process_medians_ms
 from benchd.daemon.statistics import median
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
@@ -30,8 +31,9 @@ PLAIN_WIDTH = 180  # columns where no terminal says how wide it is
 class Screen:
     """A progress bar and a table, on a terminal; plain lines elsewhere. The bar moves between stages, never in one."""
 
-    def __init__(self, out: TextIO, err: TextIO, as_json: bool) -> None:
+    def __init__(self, out: TextIO, err: TextIO, as_json: bool, requirements: Requirements | None = None) -> None:
         self._out, self._json = console_on(out), as_json
+        self._requirements = requirements or Requirements()
         self._err = console_on(err)
         self._records: list[Record] = []
         self._progress = _progress(self._err) if self._err.is_terminal else None
@@ -49,11 +51,12 @@ class Screen:
         """Return how long the cases that are still to come take at most."""
         return _clock(sum(self._seconds[self._place :]))
 
-    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
         """Show which case runs, in which of its processes, and its stage."""
         case, self._place = planned.case, self._plan.index(planned)  # a search may leave cases out
         of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
         text = f"{case.model} {case.variant.label} b{case.batch_size} {case.direction}{of}: {stage.replace('_', ' ')}"
+        text += "" if percent is None else f" {percent} %"
         if self._progress:
             self._progress.update(self._task, completed=self._place, description=text, refresh=True)
         else:
@@ -75,7 +78,7 @@ class Screen:
             self._progress.stop()
         if not self._json and self._records:
             print_table(self._out, self._records)
-            _print_decisions(self._out, decide(self._records, Requirements()))
+            _print_decisions(self._out, decide(self._records, self._requirements))
 
 
 def console_on(file: TextIO) -> Console:
@@ -103,9 +106,12 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
     figures = ("median ms\n[95 %]", "p99\nms", "x of\nfloor", "per\nsecond", "energy\nmJ", "power\nW", "memory\nMiB")
     for heading in figures:
         table.add_column(heading, justify="right")
+    has_accuracy = any(record.accuracy for record in records)
+    if has_accuracy:
+        table.add_column("top-1 %\n[95 %]", justify="right")
     table.add_column("check")
     for record in records:
-        table.add_row(*map(escape, _row(record)))
+        table.add_row(*map(escape, _row(record, has_accuracy)))
     console.print(table)
     for note in _notes(records):
         console.print(note, markup=False)
@@ -120,7 +126,7 @@ def _title(environment: Environment) -> str:
     return escape(f"{environment.device}: {device}{threads} | {locked} | {mode}")
 
 
-def _row(record: Record) -> list[str]:
+def _row(record: Record, has_accuracy: bool) -> list[str]:
     case = record.case
     options = "".join(f" {name}={value}" for name, value in case.options.items())
     unusual = [word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")]
@@ -128,7 +134,7 @@ def _row(record: Record) -> list[str]:
     options += f" threads={case.threads}" if case.threads else ""
     head = [f"{case.model}{options}", variant, str(case.batch_size)]
     if record.timing is None:
-        return [*head, record.status, "", "", "", "", "", "", ""]
+        return [*head, record.status, *[""] * (8 if has_accuracy else 7)]
     return [
         *head,
         _median(record.timing),
@@ -138,6 +144,7 @@ def _row(record: Record) -> list[str]:
         _energy(record),
         _power(record),
         _figure(memory_mib(record)),
+        *([accuracy.top1(record.accuracy) if record.accuracy else "-"] if has_accuracy else []),
         _check(record.check),
     ]
 
@@ -178,8 +185,7 @@ def _check(check: Check | None) -> str:
     if check is None:
         return "-"
     figure = f"{check.error_share:.1e}" if check.flipped_share is None else f"{check.flipped_share:.1e} flipped"
-    top1 = f", top-1 {100 * check.top1:.1f} %" if check.top1 is not None else ""
-    return f"{'ok' if check.passed else 'FAILED'} {figure}{agreement(check)}{top1}"
+    return f"{'ok' if check.passed else 'FAILED'} {figure}{agreement(check)}"
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
@@ -191,6 +197,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     ]
     notes += sorted({f"check: {record.check.note}" for record in records if record.check and record.check.note})
     measured = [record for record in records if record.timing]
+    notes += _accuracy_notes(measured)
     notes += [note for record in measured if (note := scenario_note(record))]
     if any(record.timing and record.timing.p99_ms is None for record in measured):
         notes.append("p99: a dash where fewer than 662 runs a process back it")
@@ -209,6 +216,19 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
     return notes
+
+
+def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
+    """Return what each variant loses against plain fp32, of which images, and why some have no accuracy."""
+    found = [(record, record.accuracy) for record in measured if record.accuracy]
+    notes = sorted({f"top-1: over {one.data}" for _, one in found})
+    notes += [
+        f"top-1: {record.case_id}: {accuracy.drop(one)} % below plain fp32: {one.gained} gained, {one.lost} lost"
+        for record, one in found
+        if record.case.variant != Variant()
+    ]
+    reasons = {record.missing.get("accuracy", accuracy.NOT_ASKED) for record in measured if not record.accuracy}
+    return notes + [f"top-1: not measured: {reason}" for reason in sorted(reasons - {accuracy.NOT_ASKED})]
 
 
 def _disturbed_note(record: Record) -> str | None:

@@ -156,6 +156,10 @@ class Latest(Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     temp_max_c: float | None = None
     check: Literal["passed", "failed"] | None = None
+    accuracy_top1: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    accuracy_drop: float | None = None
     verdict: Answer | None = None
     verdict_reason: str | None = None
     baseline_ms: float | None = None
@@ -163,7 +167,7 @@ class Latest(Struct, frozen=True, kw_only=True):
 
 def latest(record: Record, judgement: Judgement | None = None) -> Latest:
     """Return the flat object of a record; energy is gross per inference, its error bar the same share of it."""
-    timing, energy = record.timing, record.energy
+    timing, energy, accuracy = record.timing, record.energy, record.accuracy
     gross_mj = energy.gross_per_inference_j * 1e3 if energy else None
     share = energy.energy_err_j / energy.energy_j if energy and energy.energy_j else None
     windows = [process.window.seconds for process in record.processes if process.window]
@@ -182,6 +186,10 @@ def latest(record: Record, judgement: Judgement | None = None) -> Latest:
         power_w=energy.energy_j / sum(windows) if energy and windows else None,
         temp_max_c=max((summary.maximum for summary in record.temperature.values()), default=None),
         check=None if record.check is None else "passed" if record.check.passed else "failed",
+        accuracy_top1=accuracy.top1 if accuracy else None,
+        accuracy_low=accuracy.low if accuracy else None,
+        accuracy_high=accuracy.high if accuracy else None,
+        accuracy_drop=accuracy.drop if accuracy else None,
         verdict=judgement.verdict if judgement else None,
         verdict_reason=judgement.reason if judgement else None,
         baseline_ms=judgement.baseline_ms if judgement else None,

@@ -77,7 +77,7 @@ class Publisher:
         """Take note of the pass that the next case belongs to."""
         self._suite_id = suite_id
 
-    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
         """Hold the link while the case warms up and is timed."""
         self._hold(stage in TIMED)
 

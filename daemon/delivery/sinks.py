@@ -26,7 +26,7 @@ class JournalSink:
     def begin(self, plan: Sequence[Planned]) -> None:
         """Do nothing: the journal is open already."""
 
-    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
         """Do nothing: a stage is no result."""
 
     def publish(self, record: Record, body: bytes) -> None:
@@ -57,7 +57,7 @@ class MqttSink:
     def begin(self, plan: Sequence[Planned]) -> None:
         """Do nothing: what an earlier pass left is sent with the first record."""
 
-    def stage(self, planned: Planned, process: int, stage: StageName) -> None:
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
         """Do nothing: nothing is sent while a case is being timed."""
 
     def publish(self, record: Record, body: bytes) -> None:

@@ -52,7 +52,7 @@ def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check
         result = _judge_outputs(reference, observed, numbers(job.case.variant.precision, loaded.device))
     else:
         result = _judge_codes(reference, observed, _baseline(subject, loaded, job, images, observed), job, loaded)
-    result = msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=_note(job))
+    result = msgspec.structs.replace(result, note=_note(job))
     return result, _expected(subject, loaded, job, result, reference.outputs)
 
 
@@ -229,16 +229,6 @@ def _flipped(reference: Observation, observed: Observation) -> float | None:
     if reference.codes is None or observed.codes is None:
         return None
     return float((reference.codes != observed.codes).mean())
-
-
-def _top1(subject: Subject, loaded: Loaded, job: Job) -> float | None:
-    """Return the share of right answers over the pool, where labels and trained weights are there."""
-    if subject.labels is None or not job.weights:
-        return None
-    count = len(subject.labels)
-    images = _whole_batches(subject.images, count, job.case.batch_size)
-    outputs = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed).outputs[:count]
-    return float((outputs.argmax(axis=1) == subject.labels.numpy()).mean())
 
 
 def _note(job: Job) -> str:

@@ -12,6 +12,7 @@ import torch
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.protocol import Job, Outcome
 from benchd.daemon.records import (
+    Accuracy,
     ArtifactFacts,
     BlockStatistics,
     Check,
@@ -29,12 +30,12 @@ from benchd.daemon.records import (
     WarmUp,
     Window,
 )
-from benchd.daemon.worker import audit, backends, measure, occupancy, probes, scenarios, steps
+from benchd.daemon.worker import accuracy, audit, backends, measure, occupancy, probes, scenarios, steps
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.stages import StageClock
-from benchd.daemon.worker.subject import build
+from benchd.daemon.worker.subject import Subject, build
 from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
@@ -50,6 +51,7 @@ class Findings:
     artifacts: list[ArtifactFacts] = field(default_factory=list)
     runtime: RuntimeFacts | None = None
     check: Check | None = None
+    accuracy: Accuracy | None = None
     device_name: str | None = None
     device_uuid: str | None = None
     taken_by_runtime_bytes: int = 0
@@ -95,6 +97,7 @@ class Findings:
             artifacts=self.artifacts,
             runtime=self.runtime,
             check=self.check,
+            accuracy=self.accuracy,
             threads=torch.get_num_threads(),
             occupancy=self.occupancy,
             kernels_ran=self.kernels_ran,
@@ -131,6 +134,7 @@ def run(job: Job, findings: Findings) -> None:
     findings.taken_by_runtime_bytes = free_at_first_bytes - _free_bytes(device)
     findings.stages.enter("check")
     findings.check, right = check_and_answers(subject, loaded, job)
+    _accuracy(job, subject, loaded, findings)
     del subject
     if job.case.scenario == "cold_start":
         _cold_start(job, first_ended_ns, findings)
@@ -161,6 +165,18 @@ def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) ->
         first_ended_ns = time.monotonic_ns()
         stages.seconds["second_run_s"] = step(0)[0] / 1e9
     return first_ended_ns
+
+
+def _accuracy(job: Job, subject: Subject, loaded: Loaded, findings: Findings) -> None:
+    """Count right answers where this process is to; labels that do not fit cost that figure alone."""
+    if job.accuracy is None or subject.dataset is None:
+        return
+    findings.stages.enter("accuracy")
+    found = accuracy.measure(subject, subject.dataset, loaded, job, findings.stages.go_on)
+    if isinstance(found, str):
+        findings.missing["accuracy"] = found
+    else:
+        findings.accuracy = found
 
 
 def _cold_start(job: Job, first_ended_ns: int, findings: Findings) -> None:

@@ -29,6 +29,11 @@ class StageClock:
         self._current, self._started_ns = name, time.monotonic_ns()
         send(self._pipe, Stage(name))
 
+    def go_on(self, percent: int) -> None:
+        """Say that so much of the stage is done: its deadline begins anew."""
+        if self._current:
+            send(self._pipe, Stage(self._current, percent))
+
     def leave(self) -> None:
         """End the stage that runs."""
         if self._current:

@@ -27,8 +27,8 @@ REFERENCE_BATCH = 8
 class Subject:
     """What backends load, a pool of inputs (N, *shape) in float32 and labels (N,) where there are any.
 
-    `plain` is the same model with the same weights on plain PyTorch kernels: what a check compares with, in batches of
-    `reference_batch`.
+    `dataset` is the set that the pool is from, None where it is random. `plain` is the same model with the same weights
+    on plain PyTorch kernels: what a check compares with, in batches of `reference_batch`.
     """
 
     source: Source
@@ -38,6 +38,7 @@ class Subject:
     reference_batch: int
     images: Tensor
     labels: Tensor | None
+    dataset: data.ImageSet | None
 
     def reference(self) -> nn.Module:
         """Return the plain model in float64."""
@@ -55,11 +56,11 @@ def build(job: Job) -> Subject:
     shape: tuple[int, ...] = tuple(job.input_shape or getattr(module, "input_shape", ()) or ())
     if not shape:
         raise UsageError("the module has no attribute input_shape; give the shape of one input with --input 3x32x32")
-    images, labels, data_source = _inputs(job, module, shape)
-    facts, judged_by = _facts(job, module, shape, data_source), _judged_by(job, plain)
-    source = _source(job, module, images, facts, judged_by)
+    inputs = _inputs(job, module, shape)
+    facts, judged_by = _facts(job, module, shape, inputs.source), _judged_by(job, plain)
+    source = _source(job, module, inputs.images, facts, judged_by)
     batch = job.case.batch_size if job.onnx else REFERENCE_BATCH
-    return Subject(source, plain, facts, judged_by, batch, images, labels)
+    return Subject(source, plain, facts, judged_by, batch, inputs.images, inputs.labels, inputs.of)
 
 
 def _plain(job: Job) -> nn.Module:
@@ -147,23 +148,40 @@ def _judged_by(job: Job, module: nn.Module) -> Literal["outputs", "codes"]:
     return catalog.entry(job.case.model).judged_by
 
 
-def _inputs(job: Job, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None, str]:
-    """Return images, labels or None, and where they come from."""
+def _inputs(job: Job, module: nn.Module, shape: tuple[int, ...]) -> data.Images:
+    """Return the pool of inputs."""
     entry = None if job.module or job.onnx else catalog.entry(job.case.model)
     dataset = entry.dataset if entry else None
     kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
     batch = job.case.batch_size
     if job.data:
-        images = data.open_data(
-            job.data, shape, max(POOL_IMAGES, batch, job.limits.check_images), dataset=dataset, inputs=kind
+        _refuse_images(job, module)
+        return data.open_data(
+            job.data,
+            shape,
+            max(POOL_IMAGES, batch, job.limits.check_images),
+            dataset=dataset,
+            inputs=kind,
+            labels=job.labels,
+            preprocess=getattr(module, "preprocess", None),
         )
-        return images.images, images.labels, images.source
     image_bytes = 4 * torch.Size(shape).numel()
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // image_bytes))
     if not getattr(module, "dtype", torch.float32).is_floating_point:
         draw = torch.Generator().manual_seed(job.case.seed)
-        return torch.randint(2, (count, *shape), generator=draw).float(), None, f"random 0 and 1, seed {job.case.seed}"
-    return data.random_images(shape, count, kind, job.case.seed), None, f"random {kind}, seed {job.case.seed}"
+        bits = torch.randint(2, (count, *shape), generator=draw).float()
+        return data.Images(bits, f"random 0 and 1, seed {job.case.seed}")
+    images = data.random_images(shape, count, kind, job.case.seed)
+    return data.Images(images, f"random {kind}, seed {job.case.seed}")
+
+
+def _refuse_images(job: Job, module: nn.Module) -> None:
+    """Raise UsageError for a user's ONNX file that reads something else than preprocessed images."""
+    if getattr(module, "extras", ()):
+        raise UsageError(f"--data gives one input, and {Path(str(job.onnx)).name} reads several: leave it out")
+    dtype = getattr(module, "dtype", torch.float32)
+    if not dtype.is_floating_point:
+        raise UsageError(f"--data gives normalised images, and {Path(str(job.onnx)).name} reads {dtype}: leave it out")
 
 
 def _facts(job: Job, module: nn.Module, shape: tuple[int, ...], source: str) -> ModelFacts:

@@ -15,7 +15,7 @@ from benchd.dashboard.layout import REFRESH_S, facts, follow, frame, heading, hi
 from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, short
+from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, short, top1
 from benchd.dashboard.views import charts
 
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
@@ -30,7 +30,7 @@ class _State(NamedTuple):
     device: Device | None
     series: charts.Series
     marks: list[Happened]
-    verdicts: list[Latest]
+    latest: list[Latest]
 
 
 def add(store: Store, broker: Broker) -> None:
@@ -51,6 +51,7 @@ def add(store: Store, broker: Broker) -> None:
                 panels = _panels()
             _suites(broker, device_id, first.device.info.suites)
             verdicts = _Lines("Against the baseline", "no case is held against one: benchd baseline set")
+            accuracies = _Lines("Accuracy", "no case was measured on images with labels")
             _about(first.device)
             events = _Lines("Events", "none in this time")
 
@@ -66,7 +67,10 @@ def add(store: Store, broker: Broker) -> None:
                     chart.options.update(charts.panel(now.series, now.marks, *panel))
                     card.set_visibility(bool(chart.options["series"]))
                     chart.update()
-                verdicts.show([_verdict(device_id, latest) for latest in now.verdicts])
+                verdicts.show([_verdict(device_id, latest) for latest in now.latest if latest.verdict])
+                accuracies.show(
+                    [_accuracy(device_id, latest) for latest in now.latest if latest.accuracy_top1 is not None]
+                )
                 events.show([_event(mark) for mark in now.marks[: -EVENTS - 1 : -1]])
 
             await follow(refresh, 2 * REFRESH_S)
@@ -77,7 +81,7 @@ def _read(store: Store, device_id: str, span_s: int) -> _State:
     found = next((device for device in queries.fleet(store, now_s) if device.device_id == device_id), None)
     since_s = now_s - span_s
     series, marks = queries.series(store, device_id, since_s), queries.happenings(store, device_id, since_s)
-    return _State(found, series, marks, queries.verdicts(store, device_id))
+    return _State(found, series, marks, queries.latest(store, device_id))
 
 
 def _state_line(device: Device) -> str:
@@ -161,6 +165,10 @@ def _verdict(device_id: str, latest: Latest) -> _Line:
     against = f"{figure(latest.median_ms, 'ms')} against {figure(latest.baseline_ms, 'ms')}"
     text = f"{latest.verdict}: {latest.case_id}, {latest.verdict_reason or against}"
     return text, f"link {latest.verdict}", history_path(device_id, latest.case_id)
+
+
+def _accuracy(device_id: str, latest: Latest) -> _Line:
+    return f"{latest.case_id}: top-1 {top1(latest)}", "link", history_path(device_id, latest.case_id)
 
 
 def _event(mark: Happened) -> _Line:

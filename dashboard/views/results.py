@@ -12,7 +12,7 @@ from benchd.dashboard.layout import follow, frame, history_path, notice, record_
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import energy, figure, median, short
+from benchd.dashboard.text import energy, figure, median, short, top1
 
 ROWS = 25
 EMPTY = "No result matches. Clear the filters, or measure something: bench-once --mqtt URL."
@@ -25,6 +25,7 @@ COLUMNS = (
     ("throughput_per_s", "Per second"),
     ("energy_mj", "Energy an inference"),
     ("checked", "Check"),
+    ("accuracy_top1", "Top-1 [95 %]"),
     ("x_of_floor", "x of floor"),
     ("status", "Status"),
     ("flags", "Flags"),
@@ -135,6 +136,7 @@ def _row(result: Result) -> dict[str, Any]:
         "throughput_per_s": figure(result.throughput_per_s, "/s"),
         "energy_mj": energy(result),
         "checked": result.checked or "-",
+        "accuracy_top1": top1(result),
         "x_of_floor": figure(result.x_of_floor, "x"),
         "status": result.status,
         "flags": short(result.flags),

@@ -125,7 +125,8 @@ def _pool(built: Subject, batch: int, loaded: Loaded, run: Callable[..., Tensor]
     with torch.inference_mode():
         classes = _scores(run(images[:batch].to(loaded.device))).shape[1]
     labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(0))
-    return TensorDataset(images, labels if built.labels is None else built.labels[taken])
+    is_labelled = built.dataset is not None and built.dataset.why_unlabelled(classes) is None
+    return TensorDataset(images, built.labels[taken] if built.labels is not None and is_labelled else labels)
 
 
 def _scores(output: Tensor) -> Tensor:

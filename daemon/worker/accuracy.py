@@ -1,0 +1,116 @@
+"""How often a variant names the right class, and plain eager fp32 on the same images, read part by part."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchd.daemon import accuracy
+from benchd.daemon.protocol import Job
+from benchd.daemon.records import Accuracy, Variant
+from benchd.daemon.worker import backends, check
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.check import Observation
+from benchd.daemon.worker.subject import Subject
+from benchd.models.data import ImageSet
+
+PART_IMAGES = 64  # read at once, or a batch: a whole data set does not fit the memory
+NO_CLASS = -1  # of an image with a score that is no number: such an answer is never right
+
+
+class _Unscored(Exception):
+    """The model's output cannot be held against the labels; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """The classes that a model answers and the right ones, both (images,), and a hash over all that it read."""
+
+    classes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    sha256: str
+
+
+def measure(
+    subject: Subject, dataset: ImageSet, loaded: Loaded, job: Job, go_on: Callable[[int], None]
+) -> Accuracy | str:
+    """Return the accuracy over as many images of `dataset` as the job asks for, or why there is none.
+
+    `go_on` is told after each part how many percent of it are done.
+    """
+    indices = dataset.spread(len(dataset) if job.accuracy == "full" else int(job.accuracy or 0))
+
+    def answers_of(model: Loaded) -> _Answers:
+        return _answers(model, subject, dataset, indices, job, go_on)
+
+    try:
+        found = answers_of(loaded)
+    except _Unscored as reason:
+        return str(reason)
+    reference = _fp32_classes(subject, loaded, job, found, answers_of)
+    ours, theirs = found.classes == found.labels, reference == found.labels
+    return accuracy.counted(
+        right=int(ours.sum()),
+        gained=int((ours & ~theirs).sum()),
+        lost=int((theirs & ~ours).sum()),
+        images=len(indices),
+        data=f"{len(indices)} of the {len(dataset)} images of {dataset.spec}",
+        data_sha256=found.sha256,
+    )
+
+
+def _fp32_classes(
+    subject: Subject, loaded: Loaded, job: Job, found: _Answers, answers_of: Callable[[Loaded], _Answers]
+) -> NDArray[np.int64]:
+    """Return what plain eager fp32 answers to the same images: computed once, unless the variant is just that."""
+
+    def run() -> Observation:
+        if job.case.variant == Variant():
+            return Observation(found.classes, None)
+        source = replace(subject.source, module=subject.plain)
+        eager = backends.load(Variant(), source, loaded.device, subject.images[: job.case.batch_size])
+        return Observation(answers_of(eager).classes, None)
+
+    name = f"classes-{loaded.device.type}-{found.sha256}"
+    kept = check._cached(name, subject, job, len(found.classes), run)
+    return kept.outputs.astype(np.int64)
+
+
+def _answers(
+    model: Loaded, subject: Subject, dataset: ImageSet, indices: list[int], job: Job, go_on: Callable[[int], None]
+) -> _Answers:
+    digest = hashlib.sha256()
+    classes: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
+    for start, part in _parts(indices, job.case.batch_size):
+        images, right = dataset.read(part)
+        digest.update(images.numpy().tobytes() + right.numpy().tobytes())
+        # as the check does it, so that a rate-encoded image gets the same draws wherever it stands
+        whole = images[torch.arange(-(-len(part) // job.case.batch_size) * job.case.batch_size) % len(part)]
+        unwatched = replace(model, module=None)
+        seen = check.observe(unwatched, subject.plain, whole, job.case.batch_size, job.case.seed + start)
+        classes.append(_classes(seen.outputs[: len(part)], dataset))
+        labels.append(right.numpy())
+        go_on(100 * (start + len(part)) // len(indices))
+    return _Answers(np.concatenate(classes), np.concatenate(labels), digest.hexdigest())
+
+
+def _parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the indices in parts of whole batches, each with the place of its first one."""
+    size = -(-PART_IMAGES // batch_size) * batch_size
+    for start in range(0, len(indices), size):
+        yield start, indices[start : start + size]
+
+
+def _classes(outputs: NDArray[np.float64], dataset: ImageSet) -> NDArray[np.int64]:
+    """Return the class of the largest score of each image."""
+    if outputs.ndim != 2:
+        sizes = "x".join(map(str, outputs.shape[1:])) or "one number"
+        raise _Unscored(f"top-1 needs one score per class, and the first output is {sizes} for each image")
+    reason = dataset.why_unlabelled(outputs.shape[1])
+    if reason:
+        raise _Unscored(reason)
+    return np.where(np.isnan(outputs).any(axis=1), NO_CLASS, outputs.argmax(axis=1))

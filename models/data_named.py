@@ -1,0 +1,57 @@
+"""What `--data` and `--labels` name, read without torch: the scheme and folder of a data set, a file of labels."""
+
+import re
+from pathlib import Path
+
+SCHEMES = ("cifar10", "imagefolder")
+_LINE = re.compile(r"(.*\S)\s*[\t, ]\s*(\d+)")
+
+
+class DataError(ValueError):
+    """Images that were asked for cannot be had; the message says what to do."""
+
+
+def parse(spec: str, labels: str | Path | None = None) -> tuple[str, str]:
+    """Return the scheme and the folder of `imagefolder:DIR`.
+
+    Raises DataError for another scheme, no folder, and `labels` of a set that has its own.
+    """
+    expected = " or ".join(f"{name}:DIR" for name in SCHEMES)
+    scheme, _, folder = spec.partition(":")
+    if scheme not in SCHEMES or not folder:
+        raise DataError(f"unknown data {spec!r}: use {expected}")
+    if not Path(folder).is_dir():
+        raise DataError(f"{folder} is not a folder: give the one that holds the images, as {expected}")
+    if labels and scheme != "imagefolder":
+        raise DataError(f"--labels names images of imagefolder:DIR; {scheme} has labels of its own")
+    return scheme, folder
+
+
+def read_labels(path: str | Path) -> dict[str, int]:
+    """Return the class index of each image by its path inside the data set's folder, in the order of the lines.
+
+    A line is a path and a class index from 0 on, with a tab, a comma or a blank between them; empty lines are skipped.
+    Raises DataError that names the file and the line.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the labels {path} cannot be read: {error}") from error
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name, label = _entry(path, number, line)
+        if name in found:
+            raise DataError(f"{path}:{number}: {name} has a label already")
+        found[name] = label
+    if not found:
+        raise DataError(f"{path} holds no labels: expected lines of a path and a class index, as in cat/1.png 0")
+    return found
+
+
+def _entry(path: str | Path, number: int, line: str) -> tuple[str, int]:
+    match = _LINE.fullmatch(line.strip())
+    if match is None or len(match[2]) > 9:
+        raise DataError(f"{path}:{number}: {line[:60]!r}: expected a path and a class index, as in cat/1.png 0")
+    return match[1].rstrip(", "), int(match[2])
