@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -101,6 +102,7 @@ def _options(model: str, given: Sequence[str]) -> dict[str, OptionValue]:
 def _job(case: Case, options: dict[str, OptionValue], device: torch.device) -> Job:
     return Job(
         case=case,
+        suite_id=uuid.uuid4().hex,
         options=options,
         limits=plan.PRESETS["quick"],
         device=device.type,

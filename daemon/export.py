@@ -117,7 +117,7 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
         table.add_column(heading)
     for heading in ("nodes", "MB", "off by", "load s", "export s"):
         table.add_column(heading, justify="right")
-    for heading in ("TensorRT 10.3 / 11", "", "key"):
+    for heading in ("TensorRT 10.3 / 11", "code", "torch", "", "key"):
         table.add_column(heading, overflow="fold")
     for artifact in artifacts:
         table.add_row(*_row(artifact))
@@ -141,6 +141,8 @@ def _row(artifact: Artifact) -> list[str]:
         _seconds(found.get("load_s")),
         _seconds(found.get("export_s")),
         " / ".join("reads it" if not count else f"{count} findings" for count in findings.values()) or "-",
+        str(facts.get("code_sha256", "-"))[:8],
+        str(facts.get("versions", {}).get("torch", "-")),
         "kept" if artifact.reused else "made",
         artifact.key,
     ]

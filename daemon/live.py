@@ -124,7 +124,8 @@ def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
 def _code(sides: Sequence[Side]) -> int:
     """Return the exit code of how the processes ended."""
     statuses = {outcome.process.status for side in sides for outcome in side.outcomes}
-    return 7 if "unsupported" in statuses else int(statuses != {"ok"})
+    is_edited = any(recording.is_edited(side.outcomes) for side in sides)
+    return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_edited)
 
 
 def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[Side, Side]:
@@ -223,8 +224,9 @@ def _alternate(
                 name = f"{side.begun.run_id}.{done}"
                 outcome = supervisor.process(side.planned, name, done, side.python, is_compared=True)
                 side.outcomes.append(outcome)
-                if outcome.process.status != "ok":
-                    return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason}")
+                if outcome.process.status != "ok" or recording.is_edited(side.outcomes):
+                    reason = outcome.process.reason or recording.EDITED
+                    return Verdict(answer="inconclusive", reason=f"{side.name}: {reason}")
             done += 1
             _tell(sides, done, pairs, time.monotonic() - started, err)
             verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, pairs, min_effect)

@@ -92,8 +92,9 @@ def run(request: Request, out: TextIO, err: TextIO) -> int:
     sort = request.sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
     broker = parse_url(request.mqtt) if request.mqtt else None
-    job, regex = _job(request, machine), SNN_KERNELS if request.snn_kernels else request.kernel_regex
     shared, begun = once.new_pass(None, machine), Begun.now(time.monotonic_ns())
+    job = _job(request, machine, shared.suite_id)
+    regex = SNN_KERNELS if request.snn_kernels else request.kernel_regex
     try:
         with MachineLock():
             found = gather(job, request.depth.deadline_s, regex)
@@ -133,11 +134,12 @@ def _refuse(request: Request) -> None:
         raise UsageError("--verify measures a model of the catalog; leave --module, --weights and --data out")
 
 
-def _job(request: Request, machine: Machine) -> ProfileJob:
+def _job(request: Request, machine: Machine, suite_id: str) -> ProfileJob:
     own = once.own_module(request.module, request.inputs) if request.module else None
     case, depth = _case(request, machine, own), request.depth
     return ProfileJob(
         case=case,
+        suite_id=suite_id,
         options=case.options if own else catalog.entry(case.model).resolve(case.options),
         workload=request.workload,
         methods=[method for method in METHODS if {method, "all"} & set(request.methods or USUAL)],

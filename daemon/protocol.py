@@ -57,12 +57,14 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
 
+    Nothing that is made of a user's module outlives the run `suite_id`, whose processes share it.
     For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
     before and after. `probes` asks for the device's rates. `is_compared` leaves out what a comparison does not read:
     rests, rates, the parts of an inference, occupancy. `accuracy` is null in a process that leaves it out.
     """
 
     case: Case
+    suite_id: str
     options: dict[str, OptionValue]
     limits: Limits
     device: str

@@ -32,6 +32,7 @@ FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
 PERCENTILES = (90, 95, 99)
+EDITED = "its code was edited between two processes of the run; run it again"
 BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
 
@@ -128,7 +129,14 @@ def record(
 def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
     order: tuple[Status, ...] = ("aborted", "failed", "timeout", "unsupported", "ok")
     worst = min((outcome.process for outcome in outcomes), key=lambda process: order.index(process.status))
+    if worst.status == "ok" and is_edited(outcomes):
+        return "failed", EDITED
     return worst.status, worst.reason
+
+
+def is_edited(outcomes: Sequence[Outcome]) -> bool:
+    """Say whether these processes of a case ran more than one version of its code."""
+    return len({outcome.model.code_sha256 for outcome in outcomes if outcome.model}) > 1
 
 
 def _combined(timings: Sequence[Timing | None]) -> Timing | None:

@@ -354,13 +354,18 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """The model as it was built: all options, the shape of one input, and which weights."""
+    """The model as it was built: all options, the shape of one input, which weights and which code.
+
+    `code_sha256` is over the source of benchd's models, kernels and exporters; for a user's module over its file and
+    what it imports that is not installed; for a user's ONNX file over the file. Null in older records.
+    """
 
     options: dict[str, OptionValue]
     input_shape: list[int]
     parameters: int
     weights: str
     weights_sha256: str
+    code_sha256: str | None = None
     data: str
 
 

@@ -207,6 +207,7 @@ class Supervisor:
         settings, case, own = self.settings, planned.case, planned.own
         return Job(
             case=case,
+            suite_id=self.shared.suite_id,
             options=case.options if own else catalog.entry(case.model).resolve(case.options),
             limits=planned.limits,
             device=settings.device,

@@ -4,7 +4,7 @@
         model.onnx       the content
         metadata.json    the facts, size, SHA-256, and when and where it was made; touched at each use
     FOLDER/.making/      what is being written; after a crash, what was
-    FOLDER/.locks/       one empty file a key, for flock
+    FOLDER/.locks/       one empty file per key, for flock; removed with its entry
 
 An entry appears whole, by one rename, or not at all. Locks go with the process that holds them, however it ends.
 """
@@ -19,12 +19,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 import msgspec
+
+from benchd.exporters import code
 
 SCHEMA = "benchd.artifact/1"
 Writer = Callable[[Path], object]
@@ -35,6 +36,7 @@ _KEY = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*-[0-9a-f]{32}")
 _DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "onnxruntime", "tensorrt")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 2**20
+_RUN = "suite_id"  # the fact that an artifact is for one run alone
 
 
 class ArtifactError(Exception):
@@ -118,7 +120,7 @@ class Store:
         """
         with self._locked(key):
             made = self._make(key, facts, writer)
-        self._keep_to_limit()
+        self._keep_to_limit(facts)
         return made
 
     def produce(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
@@ -135,7 +137,7 @@ class Store:
             if found is not None:
                 return found
             made = self._make(key, facts, writer)
-        self._keep_to_limit()
+        self._keep_to_limit(facts)
         return msgspec.structs.replace(made, note="; ".join(self.notes[known:]))
 
     def list(self) -> tuple[Artifact, ...]:
@@ -143,10 +145,11 @@ class Store:
         found = ((entry, _metadata(entry)) for entry in self._entries())
         return tuple(_artifact(entry, metadata) for entry, metadata in found if metadata is not None)
 
-    def prune(self, limit_bytes: int) -> tuple[str, ...]:
+    def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the artifacts not used for longest until the rest take at most `limit_bytes`; return their keys.
 
-        What is in use stays. Remains of processes that were killed, and entries without metadata, go first.
+        What is in use stays. Remains of processes that were killed, and entries without metadata, go first; with `run`,
+        whatever is for another run alone goes too.
         """
         with self._explaining():
             self._sweep()
@@ -154,7 +157,8 @@ class Store:
             total = sum(artifact.metadata.bytes for artifact in artifacts)
             removed = []
             for artifact in artifacts:
-                if total > limit_bytes and self._remove_unused(artifact):
+                is_left = run is not None and artifact.metadata.facts.get(_RUN, run) != run
+                if (is_left or total > limit_bytes) and self._remove_unused(artifact):
                     removed.append(artifact.key)
                     total -= artifact.metadata.bytes
             return tuple(removed)
@@ -272,15 +276,15 @@ class Store:
         path = self._entry(key).parent / ".locks" / key
         with self._explaining():
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            fd, free = _lock(path, wait=wait)
         try:
-            yield _flocked(fd, fcntl.LOCK_EX, wait=wait)
+            yield free
         finally:
             os.close(fd)
 
-    def _keep_to_limit(self) -> None:
+    def _keep_to_limit(self, facts: Mapping[str, Any]) -> None:
         if self._limit_bytes is not None:
-            self.prune(self._limit_bytes)
+            self.prune(self._limit_bytes, facts.get(_RUN))
 
     def _sweep(self) -> None:
         remains = [*(self._folder / ".making").glob("*"), *(e for e in self._entries() if _metadata(e) is None)]
@@ -298,6 +302,7 @@ class Store:
                 unused = _flocked(fd, fcntl.LOCK_EX, wait=False)
                 if unused:
                     shutil.rmtree(artifact.path.parent)
+                    (self._folder / ".locks" / artifact.key).unlink(missing_ok=True)
                 return unused
             finally:
                 os.close(fd)
@@ -373,6 +378,16 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
+def _lock(path: Path, *, wait: bool) -> tuple[int, bool]:
+    """Return the open file with its lock, and whether that was to be had."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        free = _flocked(fd, fcntl.LOCK_EX, wait=wait)
+        if not free or _is_at(fd, path):
+            return fd, free
+        os.close(fd)  # whoever held it removed it: the next one to ask gets another file
+
+
 def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
     try:
         fcntl.flock(fd, operation if wait else operation | fcntl.LOCK_NB)
@@ -402,11 +417,7 @@ def _machine() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return {"python": platform.python_version()} | code.versions(*_DISTRIBUTIONS)
 
 
 def _write_synced(path: Path, content: bytes) -> None:

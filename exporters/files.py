@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from benchd.exporters import code
+
 Precision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
 Target = Literal["cpu", "cuda", "tensorrt"]
@@ -12,7 +14,8 @@ FORMS: tuple[Form, ...] = ("scan", "two_level")
 # TensorRT 10.3 reads 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and each
 # of them would cross to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
 OPSET = 18
-REVISION = 1  # of what exporters/onnx.py writes; files of another are made again
+# whose version shows in the file; torchvision brings the layers of the ResNets
+EXPORTERS = ("torch", "torchvision", "onnx", "onnx-ir", "onnxscript")
 
 # measured on a CPU, where one Scan node keeps its state in the cache; the others launch kernels for each turn of a loop
 _BEST: dict[Target, Form] = {"cpu": "scan", "cuda": "two_level", "tensorrt": "two_level"}
@@ -35,7 +38,8 @@ def onnx_facts(
 ) -> dict[str, Any]:
     """Return what an ONNX file is made of: the facts of its key in `benchd.exporters.artifacts.Store`.
 
-    `batch` None is a dynamic batch. Versions are not among them, so that a board finds a file made elsewhere.
+    `batch` None is a dynamic batch. What makes the file is among them: `code_sha256` of benchd, and `versions`, which a
+    file from another machine need not share.
     """
     return {
         "model": model,
@@ -46,5 +50,6 @@ def onnx_facts(
         "batch": "dynamic" if batch is None else batch,
         "form": form,
         "opset": OPSET,
-        "revision": REVISION,
+        "code_sha256": code.sha256(),
+        "versions": code.versions(*EXPORTERS),
     }

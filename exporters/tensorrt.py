@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from benchd.exporters import code
 from benchd.exporters.tensorrt_api import (
     Dims,
     IBuilderConfig,
@@ -113,6 +114,7 @@ def engine_facts(
         "compute_capability": ".".join(map(str, compute_capability)),
         "flags": sorted(flags),
         "profile": list(profile.sizes()),
+        "code_sha256": code.sha256("exporters/tensorrt.py", "exporters/tensorrt_api.py"),
     }
 
 

@@ -25,6 +25,7 @@ def own_job(folder, *, build="pass", forward="pass", variant="eager", batch=2, *
 def _job(folder, case, options):
     return ProfileJob(
         case=case,
+        suite_id="the run of a test",
         options=options,
         workload="forward",
         methods=["torch"],

@@ -49,6 +49,7 @@ def job(folder: Path, *, limits: Limits = TINY, module: str | None = None, **fie
     case = Case(**{"model": "own.net.build" if module else "square"} | fields)
     return Job(
         case=case,
+        suite_id="the run of a test",
         options={} if module else {"size": 16},
         limits=limits,
         device="cpu",

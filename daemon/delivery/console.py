@@ -258,7 +258,8 @@ def _file_notes(measured: Sequence[Record]) -> list[str]:
     made = [artifact for artifact in files.values() if not artifact.reused]
     seconds = sum(artifact.seconds for artifact in made)
     text = f"{len(files) - len(made)} of {len(files)} were there before"
-    return [f"exported files: {text}" + (f", the others took {seconds:.1f} s" if made else "")]
+    told = sorted({f"exported files: {artifact.note}" for artifact in files.values() if artifact.note})
+    return [f"exported files: {text}" + (f", the others took {seconds:.1f} s" if made else ""), *told]
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:

@@ -29,6 +29,7 @@ class ProfileJob(Struct, frozen=True, kw_only=True):
     """
 
     case: Case
+    suite_id: str
     options: dict[str, OptionValue]
     workload: Workload
     methods: list[Method]

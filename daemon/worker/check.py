@@ -1,13 +1,9 @@
 """The numerical check before any timing: a variant against the same model in eager float64 on the same inputs."""
 
-import hashlib
-import os
-import tempfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,14 +12,13 @@ from torch import Tensor, nn
 
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import Check, Precision, Variant
-from benchd.daemon.worker import audit, backends
+from benchd.daemon.worker import audit, backends, references
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.subject import Subject
 
 ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
-KEPT_FORM = 2  # what the codes of a model are; one more where that changes
 # one neuron at the edge flips thousands behind it; in few images eager may have none, and nothing would be allowed
 CODES_IMAGES = 64
 KNOWN_BYTES = 8 * 2**20
@@ -46,7 +41,8 @@ def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
 def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
     """Return the check, and what the timed section has to answer, None where that is not known."""
     images = _check_images(subject, job)
-    reference = _cached("float64", subject, job, len(images), lambda: _reference(subject, loaded.device, images, job))
+    facts = references.facts("float64", subject, job, images, subject.reference_batch, loaded.device)
+    reference = _cached(job, facts, lambda: _reference(subject, loaded.device, images, job))
     observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
     if subject.judged_by == "outputs":
         result = _judge_outputs(reference, observed, numbers(job.case.variant.precision, loaded.device))
@@ -156,14 +152,14 @@ def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Tensor, observ
     plain = Variant("eager", job.case.variant.precision)
     if job.case.variant == plain:
         return observed
-    name = f"{plain.name}-{loaded.device.type}"
+    facts = references.facts(plain.name, subject, job, images, job.case.batch_size, loaded.device)
 
     def run() -> Observation:
         source = replace(subject.source, module=subject.plain)
         eager = backends.load(plain, source, loaded.device, images[:1])
         return observe(eager, subject.plain, images, job.case.batch_size, job.case.seed)
 
-    return _cached(name, subject, job, len(images), run)
+    return _cached(job, facts, run)
 
 
 def _judge_outputs(reference: Observation, observed: Observation, numbers: str) -> Check:
@@ -235,27 +231,12 @@ def _note(job: Job) -> str:
     return "" if job.weights or job.onnx else "agreement on random weights, accuracy unknown"
 
 
-def _cached(name: str, subject: Subject, job: Job, count: int, run: Callable[[], Observation]) -> Observation:
+def _cached(job: Job, facts: Mapping[str, Any], run: Callable[[], Observation]) -> Observation:
     """Return the observation kept from an earlier process, else make and keep it."""
-    facts = subject.facts
-    inputs = [facts.data, facts.input_shape, job.case.seed, count]
-    key = [KEPT_FORM, name, job.case.model, facts.options, facts.weights_sha256, inputs, str(torch.__version__)]
-    pieces = msgspec.json.encode(key)
-    path = Path(job.cache) / "references" / f"{hashlib.sha256(pieces).hexdigest()[:32]}.npz"
-    if path.exists():
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-                return Observation(kept["outputs"], kept.get("codes"))
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error):
-            path.unlink(missing_ok=True)  # a torn or foreign file: made again below
-    observation = run()
-    _keep(path, observation)
-    return observation
 
+    def arrays() -> dict[str, np.ndarray]:
+        observed = run()
+        return {"outputs": observed.outputs} | ({} if observed.codes is None else {"codes": observed.codes})
 
-def _keep(path: Path, observation: Observation) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    codes = {} if observation.codes is None else {"codes": observation.codes}
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        np.savez_compressed(file, allow_pickle=False, outputs=observation.outputs, **codes)
-    os.replace(file.name, path)  # noqa: PTH105 - the atomic rename
+    kept = references.kept(Path(job.cache) / "references", facts, arrays)
+    return Observation(kept["outputs"], kept.get("codes"))

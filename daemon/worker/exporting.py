@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from itertools import product
@@ -81,6 +82,7 @@ def _job(request: Request, model: str, options: dict[str, OptionValue], precisio
     variant = Variant("tensorrt" if engine else "onnxruntime", precision)
     return Job(
         case=Case(model=model, variant=variant, batch_size=batch or 1, seed=request.seed),
+        suite_id=uuid.uuid4().hex,
         options=options,
         limits=PRESETS["quick"],
         device="cuda" if engine else "cpu",

@@ -1,7 +1,7 @@
 """What a backend loads: the built module, or a file made of it, taken from a store or exported now."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,8 @@ STORE_BYTES = 8 * 2**30
 class Source:
     """A module in float32 on the CPU, some of its images, and where files made of it are kept.
 
-    `model`, `options` and `weights_sha256` tell its files apart; `given` is a store that is read and never written.
+    `model`, `options`, `weights_sha256` and `scope` tell its files apart; `scope` holds what else a user's module
+    depends on, and the run beyond which nothing of it is used again. `given` is a store that is read and never written.
     `own` is the user's ONNX file that stands in the place of any export, and `extras` its inputs behind the first;
     `provider` is ONNX Runtime's, None the device's own. `used` gathers what was opened.
     """
@@ -35,6 +36,7 @@ class Source:
     weights_sha256: str
     judged_by: Literal["outputs", "codes"]
     folder: Path
+    scope: Mapping[str, Any] = field(default_factory=dict)
     given: Path | None = None
     own: Path | None = None
     extras: tuple[Tensor, ...] = ()
@@ -77,27 +79,42 @@ class Source:
         if self.given is None:
             return self.export(precision, batch, form)
         given = Store(self.given, read_only=True)
-        found = self._given(given, precision, batch, form) or self.export(precision, batch, form)
+        try:
+            found = self._given(given, precision, batch, form) or self.export(precision, batch, form)
+        except Unsupported as error:
+            raise Unsupported("; ".join([*given.notes, str(error)])) from error
         return msgspec.structs.replace(found, note="; ".join(filter(None, [*given.notes, found.note])))
 
     def _given(self, store: Store, precision: files.Precision, batch: int, form: files.Form | None) -> Artifact | None:
-        """Return the file in the store that was given: one of this batch, else one of any."""
-        keys = [
-            key_of(files.onnx_facts(self.model, self.options, self.weights_sha256, precision, size, form))
-            for size in (batch, None)
-        ]
-        return store.get(keys[0]) or store.get(keys[1])
+        """Return the file in the store that was given, the newest one: one of this batch, else one of any.
+
+        A file of other versions of torch or the exporter will do; one of other code of benchd will not. The store's
+        notes name both.
+        """
+        held = sorted(store.list(), key=lambda artifact: artifact.metadata.made_at, reverse=True)
+        wanted = [self._facts(precision, size, form) for size in (batch, None)]
+        for facts in wanted:
+            for artifact in held:
+                if _shared(artifact.metadata.facts) == _shared(facts) and (found := store.get(artifact.key)):
+                    store.notes.extend(_other_versions(found, facts))
+                    return found
+        store.notes.extend(_of_other_code(held, wanted))
+        return None
 
     def export(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> Artifact:
         """Return the file of this form, exported now where it is not in the store; `batch` None is a dynamic one."""
-        facts = files.onnx_facts(self.model, self.options, self.weights_sha256, precision, batch, form)
+        facts = self._facts(precision, batch, form)
         return self.store.produce(key_of(facts), facts, lambda path: self._export(path, facts, batch))
+
+    def _facts(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> dict[str, Any]:
+        known = files.onnx_facts(self.model, self.options, self.weights_sha256, precision, batch, form)
+        return known | dict(self.scope)
 
     def _export(self, path: Path, facts: Mapping[str, Any], batch: int | None) -> dict[str, Any]:
         try:
             from benchd.exporters import onnx  # noqa: PLC0415 - a board may run files without being able to make them
         except ImportError as error:
-            raise Unsupported(_no_exporter(error, self.given)) from error
+            raise Unsupported(self._no_exporter(error)) from error
         exported = onnx.export(
             self.module,
             self.images,
@@ -109,13 +126,38 @@ class Source:
         )
         return cast("dict[str, Any]", msgspec.to_builtins(exported))
 
+    def _no_exporter(self, error: ImportError) -> str:
+        where = f"{self.given} holds no file of this case, and " if self.given else ""
+        elsewhere = (
+            "export the module on another machine and measure that file with --onnx"
+            if self.scope
+            else "run `benchd export` with the same weights on another machine and bring its folder with --artifacts"
+        )
+        return f"{where}none can be exported here ({error}): pip install onnx onnxscript, or {elsewhere}"
 
-def _no_exporter(error: ImportError, given: Path | None) -> str:
-    where = f"{given} holds no file of this case, and " if given else ""
-    return (
-        f"{where}none can be exported here ({error}): pip install onnx onnxscript, or run `benchd export` with the "
-        "same weights on another machine and bring its folder with --artifacts"
-    )
+
+def _shared(facts: Mapping[str, Any], but: Sequence[str] = ("versions",)) -> dict[str, Any]:
+    """Return the facts that a file made elsewhere has to share: all but the versions that made it."""
+    return {name: value for name, value in facts.items() if name not in but}
+
+
+def _other_versions(artifact: Artifact, facts: Mapping[str, Any]) -> Iterator[str]:
+    made, here = artifact.metadata.facts.get("versions", {}), facts["versions"]
+    others = [f"{name} {made[name]} (here {here[name]})" for name in made if here.get(name, made[name]) != made[name]]
+    if others:
+        yield f"exported with {', '.join(others)}"
+
+
+def _of_other_code(held: Sequence[Artifact], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for the newest file that only benchd's code keeps from being used."""
+    makers = ("versions", "code_sha256")
+    alike = [one for one in held if _shared(one.metadata.facts, makers) in [_shared(facts, makers) for facts in wanted]]
+    for artifact in alike[:1]:
+        ours, theirs = wanted[0]["code_sha256"], artifact.metadata.facts.get("code_sha256", "unknown")
+        yield (
+            f"{artifact.key} was not used: other code of benchd exported it ({theirs[:12]}, here {ours[:12]}); run "
+            "`benchd export` with the version that measures"
+        )
 
 
 def _facts(artifact: Artifact, seconds: float) -> ArtifactFacts:

@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import ModelFacts
+from benchd.daemon.worker import own_code
 from benchd.daemon.worker.source import Source
+from benchd.exporters import code
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, weights
 
@@ -80,12 +82,21 @@ def _source(
         weights_sha256=facts.weights_sha256,
         judged_by=judged_by,
         folder=Path(job.artifacts),
+        scope=_scope(job, images, facts),
         given=Path(job.given_artifacts) if job.given_artifacts else None,
         own=Path(job.onnx) if job.onnx else None,
         extras=getattr(module, "extras", ()),
         provider=job.case.provider,
         workspace_bytes=job.workspace_bytes,
     )
+
+
+def _scope(job: Job, images: Tensor, facts: ModelFacts) -> dict[str, Any]:
+    """Return what else a user's module is told apart by, and the run that ends the use of what was made of it."""
+    if not job.module:
+        return {}
+    inputs = [str(images.dtype), *facts.input_shape]
+    return {"module": job.module, "module_sha256": facts.code_sha256, "inputs": inputs, "suite_id": job.suite_id}
 
 
 def _custom(job: Job, plain: nn.Module) -> nn.Module:
@@ -185,14 +196,23 @@ def _refuse_images(job: Job, module: nn.Module) -> None:
 
 
 def _facts(job: Job, module: nn.Module, shape: tuple[int, ...], source: str) -> ModelFacts:
+    weights_sha256 = getattr(module, "sha256", None) or _digest(module)
     return ModelFacts(
         options=job.options,
         input_shape=list(shape),
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         weights=Path(job.weights or job.onnx or "").name or f"random, seed {job.case.seed}",
-        weights_sha256=getattr(module, "sha256", None) or _digest(module),
+        weights_sha256=weights_sha256,
+        code_sha256=_code(job, weights_sha256),
         data=source,
     )
+
+
+def _code(job: Job, weights_sha256: str) -> str:
+    """Return the hash of the code that is measured; an ONNX file is code and weights in one."""
+    if job.onnx:
+        return weights_sha256
+    return own_code.sha256(Path(str(job.module).rpartition(":")[0])) if job.module else code.sha256()
 
 
 def _digest(module: nn.Module) -> str:

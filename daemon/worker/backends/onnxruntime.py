@@ -1,6 +1,8 @@
 """ONNX Runtime on the CPU, CUDA or TensorRT provider; inputs and outputs stay torch's memory, bound by address."""
 
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ _DTYPES = {
 # as torch is set to compute, and no search over algorithms in every session
 _CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 
+_ENGINE_FOLDERS = 16
+
 
 def prepare(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
     """Return the file that `load` opens, exported now where it is not there."""
@@ -38,7 +42,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Te
     """Return the file ready to run on the provider of this device, and on no other."""
     artifact = prepare(source, precision, device, len(example))
     provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
-    options = _options(provider, precision)
+    options = _options(provider, precision, artifact)
     start = time.monotonic()
     try:
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
@@ -57,16 +61,30 @@ def load(source: Source, precision: Precision, device: torch.device, example: Te
     return Loaded(bound, bound.dtype, device, None, runtime=facts)
 
 
-def _options(provider: Provider, precision: Precision) -> dict[str, Any]:
+def _options(provider: Provider, precision: Precision, artifact: Artifact) -> dict[str, Any]:
     if provider == "cuda":
         return dict(_CUDA_OPTIONS)
     if provider == "tensorrt":
-        kept = cache.folder() / "onnxruntime-tensorrt"
-        kept.mkdir(parents=True, exist_ok=True)
+        kept = _engines(artifact)
         # its binding takes True and False, spelled so, and refuses 1 and 0
         engines = {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(kept)}
         return engines | {"trt_fp16_enable": str(precision == "fp16")}
     return {}
+
+
+def _engines(artifact: Artifact) -> Path:
+    """Return the folder of the engines that the TensorRT provider builds of this file; the oldest ones make room.
+
+    It tells engines apart by names in the graph, not by weights, so each file needs a folder of its own.
+    """
+    kept = cache.folder() / "onnxruntime-tensorrt"
+    folder = kept / artifact.metadata.sha256
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.touch()
+    others = sorted((entry for entry in kept.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime_ns)
+    for oldest in others[:-_ENGINE_FOLDERS]:
+        shutil.rmtree(oldest)
+    return folder
 
 
 def _shares(

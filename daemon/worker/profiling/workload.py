@@ -101,6 +101,7 @@ def open_work(job: ProfileJob) -> Work:
 def _as_job(job: ProfileJob) -> Job:
     return Job(
         case=job.case,
+        suite_id=job.suite_id,
         options=job.options,
         limits=PRESETS["quick"],
         device=job.device,

@@ -31,6 +31,7 @@ def read(tmp_path):
         (tmp_path / "trace.json").write_text(text)
         job = ProfileJob(
             case=Case(model="square"),
+            suite_id="",
             options={},
             workload="forward",
             methods=["torch"],

@@ -71,6 +71,7 @@ NCU = ncu(
 def job(tmp_path):
     return ProfileJob(
         case=Case(model="vim_tiny"),
+        suite_id="",
         options={},
         workload="forward",
         methods=["torch", "nsys"],

@@ -37,7 +37,7 @@ def work_of(module, images, model="own", variant="eager", **job):
         images=images,
         device=torch.device("cpu"),
         labels=None,
-        job=ProfileJob(case=case, options=options, **fixed, **asked),
+        job=ProfileJob(case=case, suite_id="", options=options, **fixed, **asked),
         facts=facts,
         step=forward,
         forward=forward,

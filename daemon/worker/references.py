@@ -1,0 +1,61 @@
+"""What a check compares with, kept between processes by all that it was computed from."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchd.daemon.protocol import Job
+from benchd.daemon.worker.subject import Subject
+from benchd.exporters import code
+from benchd.exporters.artifacts import Store, key_of
+
+LIMIT_BYTES = 2 * 2**30
+_RUNTIMES = ("torch", "torchvision", "onnxruntime")
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def kept(folder: Path, facts: Mapping[str, Any], compute: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays of these facts in `folder`, computed where they are not there; the oldest ones make room."""
+    with Store(folder, LIMIT_BYTES) as store:
+        artifact = store.produce(key_of(facts), facts, lambda path: _write(path, compute()))
+        with np.load(artifact.path, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def facts(
+    name: str, subject: Subject, job: Job, images: Tensor, batch_size: int, device: torch.device
+) -> dict[str, Any]:
+    """Return what an answer of the model to these images is made of; `name` says which answer it is."""
+    return {
+        "model": job.case.model,
+        "precision": name,
+        "format": "npz",
+        "options": subject.facts.options,
+        "weights_sha256": subject.facts.weights_sha256,
+        "inputs_sha256": _digest([images, *subject.source.extras]),
+        "batch": batch_size,
+        "seed": job.case.seed,
+        "device": device.type,
+        "code_sha256": code.sha256(*code.SHIPPED, "daemon/worker"),
+        "versions": code.versions(*_RUNTIMES),
+        **subject.source.scope,
+    }
+
+
+def _digest(inputs: Sequence[Tensor]) -> str:
+    """Return a hash over types, shapes and values."""
+    digest = hashlib.sha256()
+    for values in inputs:
+        digest.update(f"{values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.contiguous().numpy().data)
+    return digest.hexdigest()

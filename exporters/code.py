@@ -1,0 +1,36 @@
+"""Which code of benchd and which versions a kept file is made by, for its key and its facts. Torch-free."""
+
+import functools
+import hashlib
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]  # of a checkout, or benchd's folder among the installed packages
+SHIPPED = ("models", "kernels", "exporters")
+_SUFFIXES = (".py", ".c", ".json")
+
+
+@functools.cache
+def sha256(*places: str) -> str:
+    """Return a hash over the source in these files and folders of benchd: the same for a checkout and an install.
+
+    Without arguments it is that of what builds, runs and exports the models.
+    """
+    digest = hashlib.sha256()
+    for place in places or SHIPPED:
+        for path in sorted([ROOT / place, *(ROOT / place).rglob("*")]):
+            if path.suffix in _SUFFIXES and path.is_file():
+                digest.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def versions(*distributions: str) -> dict[str, str]:
+    """Return the versions of those of these distributions that are installed."""
+    found = {}
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
