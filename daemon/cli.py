@@ -264,8 +264,8 @@ def recommend(
     max_power: Annotated[str | None, typer.Option(help="Mean power of the input.", metavar="10W")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Peak memory.", metavar="2GiB")] = None,
     min_agreement: Annotated[
-        float | None, typer.Option(help="Share of images of one class with float64.", metavar="0.995")
-    ] = None,
+        float, typer.Option(help="Least share of images, ties aside, with float64's class.", metavar="0.995")
+    ] = 0.98,
     max_accuracy_drop: Annotated[
         str | None, typer.Option(help="Upper end of the drop against plain fp32 on the same images.", metavar="1%")
     ] = None,
@@ -431,7 +431,7 @@ def export(
         list[str] | None, typer.Option(help="A model's option and its values; may be repeated.", metavar="NAME=1,2")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, max=2**62)] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Write there in place of the store.", metavar="FILE.onnx|DIR")
     ] = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from benchd.daemon.decision import wrong
 from benchd.daemon.environment import comparable
 from benchd.daemon.records import Environment, Record
 from benchd.daemon.results import process_medians_ms
@@ -29,6 +30,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     first_ms: list[float]
     second_ms: list[float]
     check_failed: bool
+    check_void: bool = False
 
     @property
     def medians_ms(self) -> tuple[float | None, float | None]:
@@ -58,7 +60,7 @@ def compare(
             (case_id, case_id),
             verdicts.get(case_id) or Verdict(answer="inconclusive", reason=refused[case_id] or ""),
             (process_medians_ms(sides[0]), process_medians_ms(sides[1])),
-            any(record.check and not record.check.passed for record in sides[1]),
+            sides,
         )
         for case_id, sides in arms.items()
     ]
@@ -73,20 +75,41 @@ def _effect(first: Sequence[Record], second: Sequence[Record]) -> Effect:
 
 
 def comparison(
-    names: tuple[str, str], verdict: Verdict, times_ms: tuple[Sequence[float], Sequence[float]], check_failed: bool
+    names: tuple[str, str],
+    verdict: Verdict,
+    times_ms: tuple[Sequence[float], Sequence[float]],
+    records: tuple[Sequence[Record], Sequence[Record]],
 ) -> Comparison:
-    """Return the Comparison of two sides; the second one cannot win where it fails its numerical check."""
-    if check_failed and verdict.answer == "faster":
-        reason = "faster, but it fails its numerical check"
-        verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=reason)
+    """Return the Comparison of two sides; nothing is said of one whose answers are wrong, and a void check never wins."""
+    doubt = _doubt(records, verdict)
+    if doubt:
+        verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
     return Comparison(
         first=names[0],
         second=names[1],
         verdict=verdict,
         first_ms=list(times_ms[0]),
         second_ms=list(times_ms[1]),
-        check_failed=check_failed,
+        check_failed=_first_wrong(records[1]) is not None,
+        check_void=_is_void(records[1]),
     )
+
+
+def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
+    """Return why the times of these records do not compare, or why B cannot win; else None."""
+    for side, found in zip("AB", records, strict=True):
+        reason = _first_wrong(found)
+        if reason:
+            return f"{side} {reason}"
+    return "faster, but its check is void" if verdict.answer == "faster" and _is_void(records[1]) else None
+
+
+def _is_void(found: Sequence[Record]) -> bool:
+    return any(record.check and record.check.void for record in found)
+
+
+def _first_wrong(found: Sequence[Record]) -> str | None:
+    return next((reason for record in found if (reason := wrong(record))), None)
 
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:

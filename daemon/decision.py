@@ -11,7 +11,14 @@ from benchd.daemon import accuracy
 from benchd.daemon.records import Check, Energy, Record, Timing
 
 Objective = Literal["latency", "energy", "throughput"]
+MIN_AGREEMENT = 0.98
+"""The least share of images, ties aside, to which a variant that ships gives float64's class."""
+
 FALLBACKS = {"weak_typing", "provider_fallback"}
+CHEATS = {
+    "repeated_input_faster": "answers repeated inputs faster",
+    "output_changed": "answered otherwise while it was timed",
+}
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
 """Where a case ran: the device_id, which device of that machine, and its power mode, empty where it has none."""
@@ -23,7 +30,7 @@ class Requirements(Struct, frozen=True, kw_only=True):
     max_latency_ms: float | None = None
     max_power_w: float | None = None
     max_memory_bytes: float | None = None
-    min_agreement: float | None = None
+    min_agreement: float = MIN_AGREEMENT
     max_accuracy_drop: float | None = None
     objective: Objective = "latency"
 
@@ -154,6 +161,7 @@ def _why_not(record: Record, requirements: Requirements) -> str | None:
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),
         _loses_accuracy(record, requirements.max_accuracy_drop),
+        _unknown_time(record),
         _unmeasured_energy(record, requirements.objective),
     )
     return next((reason for reason in reasons if reason), None)
@@ -163,7 +171,7 @@ def disqualified(record: Record) -> str | None:
     """Return why the record wins under no requirement, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
-    return impossible(record) or _failed_check(record) or _fallback(record)
+    return impossible(record) or wrong(record) or _unproven(record) or _fallback(record)
 
 
 def impossible(record: Record) -> str | None:
@@ -173,10 +181,21 @@ def impossible(record: Record) -> str | None:
     return f"holds a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
 
 
-def _failed_check(record: Record) -> str | None:
+def wrong(record: Record) -> str | None:
+    """Return why its time is not that of the model: it answers something else, or not every time; else None."""
+    if record.check and record.check.verdict == "failed":
+        return f"fails its numerical check{_because(record.check.note)}"
+    return next((words for flag, words in CHEATS.items() if flag in record.flags), None)
+
+
+def _unproven(record: Record) -> str | None:
     if record.check is None:
         return "was not checked"
-    return None if record.check.passed else "fails its numerical check"
+    return f"its check is void{_because(record.check.note)}" if record.check.void else None
+
+
+def _because(note: str) -> str:
+    return f": {note}" if note else ""
 
 
 def _fallback(record: Record) -> str | None:
@@ -192,11 +211,22 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
     return f"{what} {value:.4g} {unit} is above {limit:.4g} {unit}" if value > limit else None
 
 
-def _disagrees(record: Record, least: float | None) -> str | None:
-    if least is None or record.check is None:
+def _disagrees(record: Record, least: float) -> str | None:
+    """Return why too few images get float64's class; the check alone decides if the classes say nothing."""
+    check = record.check
+    if check is None or check.agreeing is None or check.agreeing >= least * check.decided:
         return None
-    images, agreeing = record.check.images, record.check.agreeing
-    return f"agreement on {agreeing} of {images} images is below {least:.4g}" if agreeing < least * images else None
+    return f"agreement on {check.agreeing} of {check.decided} images is below {least:.4g}"
+
+
+def _unknown_time(record: Record) -> str | None:
+    """Return that the interval is wider than the time itself, which then says nothing."""
+    timing = record.timing
+    if timing is None or timing.low_ms is None or timing.high_ms is None:
+        return None
+    if timing.high_ms - timing.low_ms <= timing.median_ms:
+        return None
+    return f"its time is not known: {timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
@@ -296,8 +326,12 @@ def _figures(record: Record) -> list[str]:
 
 
 def agreement(check: Check | None) -> str:
-    """Return, behind a comma, how many images get float64's class where not all do; else nothing."""
-    return f", {check.agreeing} of {check.images} agree" if check and check.argmax_disagreements else ""
+    """Return, behind a comma, how many images get float64's class if not all do, ties apart; else nothing."""
+    if check is None or not check.argmax_disagreements or check.agreeing is None:
+        return ""
+    if not check.ties:
+        return f", {check.agreeing} of {check.decided} agree"
+    return f", {check.agreeing} of {check.decided} agree ({check.ties - check.tie_disagreements} of {check.ties} ties)"
 
 
 def _energy(energy: Energy | None) -> str:

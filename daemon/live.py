@@ -116,8 +116,9 @@ def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
         _keep(sides, request.output)
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
-    failed = any(outcome.check and not outcome.check.passed for outcome in sides[1].outcomes)
-    made = comparison((sides[0].name, sides[1].name), verdict, (sides[0].medians_ms, sides[1].medians_ms), failed)
+    first, second = ([side.record()] if side.outcomes else [] for side in sides)
+    names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
+    made = comparison(names, verdict, times_ms, (first, second))
     return made, 130 if supervisor.interrupted else _code(sides)
 
 

@@ -257,7 +257,7 @@ def exit_code(
     `fail_on` says which of a failed check (5), slower (3) and inconclusive (4) against the baseline are to fail.
     """
     by_name = {entry.case.case_id for entry in planned if entry.by_name}
-    checks_failed = any(record.check is not None and not record.check.passed for record in records)
+    checks_failed = any(record.check is not None and record.check.verdict == "failed" for record in records)
     holds = {
         130: interrupted,
         7: any(record.status == "unsupported" and record.case_id in by_name for record in records),

@@ -41,6 +41,8 @@ DEFAULT_MODELS = ("vim_tiny", "snn_onepass", "snn_stbif_resnet18")
 DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
 MAX_BATCH_SIZE = 2**20
+MAX_THREADS = 1024
+MAX_SEED = 2**62  # torch takes 64 bits, and each image draws by a seed of its own above this
 OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
@@ -239,6 +241,8 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
         if not own and model not in catalog.MODELS:
             raise unknown("model", model, catalog.MODELS)
     _refuse_unknown_options(suite, models, own)
+    if not 0 <= suite.seed <= MAX_SEED:
+        raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
     accuracy = _accuracy(suite, models, own)
     threads = _threads(suite)
     for model in models:
@@ -298,8 +302,8 @@ def _accuracy(suite: Suite, models: Sequence[str], own: Own | None) -> ImageCoun
 
 def _threads(suite: Suite) -> Sequence[int | None]:
     for threads in suite.threads:
-        if threads < 1:
-            raise UsageError(f"--threads {threads}: at least 1")
+        if not 1 <= threads <= MAX_THREADS:
+            raise UsageError(f"--threads {threads}: at least 1 and at most {MAX_THREADS}")
     return suite.threads or [None]
 
 

@@ -225,7 +225,8 @@ def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
 
 def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
     checks = [outcome.check for outcome in outcomes if outcome.check]
-    return min(checks, key=lambda check: (check.passed, -check.error_share)) if checks else None
+    order = ("failed", "void", "passed")
+    return min(checks, key=lambda check: (order.index(check.verdict), -check.error_share)) if checks else None
 
 
 def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:

@@ -311,9 +311,9 @@ class Check(Struct, frozen=True, kw_only=True):
     note: str = ""
 
     @property
-    def failed(self) -> bool:
-        """Return whether it found the variant wrong, which a void one does not."""
-        return not (self.passed or self.void)
+    def verdict(self) -> Literal["passed", "void", "failed"]:
+        """Return what it came to; only `failed` found the variant wrong."""
+        return "passed" if self.passed else "void" if self.void else "failed"
 
     @property
     def decided(self) -> int:

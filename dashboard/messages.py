@@ -135,7 +135,7 @@ def flat(record: Record, arrived_s: float) -> Result:
         energy_mj=energy.gross_per_inference_j * 1e3 if energy else None,
         energy_err_mj=_error_mj(energy) if energy else None,
         energy_scope=energy.scope if energy else None,
-        checked=None if record.check is None else "passed" if record.check.passed else "failed",
+        checked=record.check.verdict if record.check else None,
         x_of_floor=record.x_of_floor,
         flags=", ".join(record.flags),
         hardware=record.environment.gpu or record.environment.cpu_model,

@@ -123,4 +123,4 @@ def _scaled(thousandths: float | None) -> float | None:
 
 
 def _passed(checked: str | None) -> bool | None:
-    return None if checked is None else checked == "passed"
+    return None if checked in (None, "void") else checked == "passed"

@@ -255,7 +255,7 @@ def pareto(points: list[Result]) -> list[Result]:
     front: list[Result] = []
     least_mj = math.inf
     for point in sorted(points, key=lambda point: (point.median_ms or 0.0, point.energy_mj or 0.0)):
-        if point.checked != "failed" and point.energy_mj is not None and point.energy_mj < least_mj:
+        if point.checked not in ("failed", "void") and point.energy_mj is not None and point.energy_mj < least_mj:
             front.append(point)
             least_mj = point.energy_mj
     return front

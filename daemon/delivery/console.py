@@ -184,8 +184,9 @@ def _power(record: Record) -> str:
 def _check(check: Check | None) -> str:
     if check is None:
         return "-"
-    figure = f"{check.error_share:.1e}" if check.flipped_share is None else f"{check.flipped_share:.1e} flipped"
-    return f"{'ok' if check.passed else 'FAILED'} {figure}{agreement(check)}"
+    flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
+    verdict = "ok" if check.passed else "void" if check.void else "FAILED"
+    return f"{verdict} {check.error_share:.1e}{flipped}{agreement(check)}"
 
 
 def _notes(records: Sequence[Record]) -> list[str]:

@@ -155,7 +155,7 @@ class Latest(Struct, frozen=True, kw_only=True):
     energy_err_mj: float | None = None
     power_w: float | None = None
     temp_max_c: float | None = None
-    check: Literal["passed", "failed"] | None = None
+    check: Literal["passed", "void", "failed"] | None = None
     accuracy_top1: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None
@@ -185,7 +185,7 @@ def latest(record: Record, judgement: Judgement | None = None) -> Latest:
         energy_err_mj=gross_mj * share if gross_mj is not None and share is not None else None,
         power_w=energy.energy_j / sum(windows) if energy and windows else None,
         temp_max_c=max((summary.maximum for summary in record.temperature.values()), default=None),
-        check=None if record.check is None else "passed" if record.check.passed else "failed",
+        check=record.check.verdict if record.check else None,
         accuracy_top1=accuracy.top1 if accuracy else None,
         accuracy_low=accuracy.low if accuracy else None,
         accuracy_high=accuracy.high if accuracy else None,

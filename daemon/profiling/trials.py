@@ -61,4 +61,4 @@ def _compared(cases: list[str], pairs: int, device: str, output: Path, err: Text
 def _judged(profile: Profile, finding: Finding, made: Comparison | str | None) -> Finding:
     if not isinstance(made, Comparison):
         return finding
-    return verified(profile, finding, made.first_ms, made.second_ms, made.check_failed)
+    return verified(profile, finding, made.first_ms, made.second_ms, made.check_failed or made.check_void)

@@ -50,7 +50,7 @@ def verified(
     reason = f"; {verdict.reason}" if verdict.reason else ""
     line = f"{predicted}, measured {measured:.3g}: {base:.4g} ms and {variant:.4g} ms{reason}"
     if check_failed:
-        line += "; the variant fails its numerical check"
+        line += "; the variant does not pass its numerical check"
     answer = "inconclusive" if check_failed and verdict.answer == "faster" else verdict.answer
     return msgspec.structs.replace(
         finding, measured=measured, verdict=_VERDICTS[answer], evidence=[*finding.evidence, line]

@@ -219,7 +219,9 @@ def _wrong(paths: Sequence[_Path], codes: _Codes | None) -> str:
             return f"{_named(path.name)} is off by {mean:.1e} of the largest on the mean, and {path.mean_limit:.1e} is allowed"
         if path.is_bad:
             but = f"; {path.allowed_off} may be" if path.allowed_off else ""
-            return f"{_named(path.name)} is off by more than {path.limit:.1e} of the largest for {path.off} of {rows}{but}"
+            return (
+                f"{_named(path.name)} is off by more than {path.limit:.1e} of the largest for {path.off} of {rows}{but}"
+            )
     if codes and codes.flipped > codes.limit:
         return f"{codes.flipped:.1e} of the codes flipped, and {codes.limit:.1e} is allowed"
     return ""

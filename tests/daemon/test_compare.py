@@ -51,6 +51,27 @@ def test_what_fails_its_check_cannot_win():
     assert [exit_code([comparison], words) for words in (["check", "inconclusive"], ["inconclusive"], [])] == [5, 4, 0]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ({"check": WRONG}, {"check": WRONG}, "A fails its numerical check"),
+        ({"check": WRONG}, {}, "A fails its numerical check"),
+        ({}, {"flags": ["repeated_input_faster"]}, "B answers repeated inputs faster"),
+        ({"flags": ["output_changed"]}, {}, "A answered otherwise while it was timed"),
+    ],
+)
+def test_times_of_wrong_answers_are_not_the_same(first, second, reason):
+    verdict = only([run(**first)], [run(run_id="r2", **second)]).verdict
+    assert (verdict.answer, verdict.reason) == ("inconclusive", reason)
+
+
+@pytest.mark.parametrize(("times_ms", "answer"), [(FAST, "inconclusive"), (SLOW, "same")])
+def test_a_void_check_never_wins_though_its_time_may_be_compared(times_ms, answer):
+    void = msgspec.structs.replace(WRONG, void=True)
+    comparison = only([run(SLOW, check=void)], [run(times_ms, run_id="r2", check=void)])
+    assert (comparison.verdict.answer, comparison.check_failed) == (answer, False)
+
+
 def environment(**changes):
     return msgspec.structs.replace(ENVIRONMENT, fingerprint="other", **changes)
 

@@ -47,8 +47,35 @@ def test_the_fastest_ships_and_the_line_says_by_how_much():
 
 
 def test_the_line_says_where_images_get_another_class_though_the_check_passed():
+    turned = msgspec.structs.replace(
+        PASSED, rule="codes", images=64, argmax_disagreements=3, ties=4, tie_disagreements=2
+    )
+    assert "check ok, 59 of 60 agree (2 of 4 ties)" in line(only([candidate("bf16", 4.1, check=turned)]))
+
+
+def test_a_variant_that_names_other_classes_does_not_ship_unasked():
     turned = msgspec.structs.replace(PASSED, rule="codes", images=64, argmax_disagreements=53)
-    assert "check ok, 11 of 64 agree" in line(only([candidate("bf16", 4.1, check=turned)]))
+    decision = only([candidate("bf16", 4.1, check=turned), candidate("eager", 9.0)])
+    assert decision.ship == "eager"
+    assert decision.excluded == {"eager-bf16": "agreement on 11 of 64 images is below 0.98"}
+
+
+def test_classes_that_are_nearly_all_the_same_say_nothing():
+    constant = msgspec.structs.replace(PASSED, images=64, argmax_disagreements=9, commonest_class_share=1.0)
+    decision = only([candidate("bf16", 4.1, check=constant)])
+    assert decision.ship == "eager-bf16"
+    assert "agree" not in line(decision)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ships"), [(0.0, 7289.0, False), (400.0, 1180.0, True), (390.0, 1171.0, False)]
+)
+def test_a_time_whose_interval_is_wider_than_itself_does_not_ship(low, high, ships):
+    timing = msgspec.structs.replace(candidate("eager", 780.8).timing, low_ms=low, high_ms=high)
+    decision = only([candidate("eager", 780.8, timing=timing)])
+    assert (decision.ship == "eager") is ships
+    if not ships:
+        assert decision.excluded["eager"] == f"its time is not known: 780.8 [{low:.4g}, {high:.4g}] ms"
 
 
 def test_intervals_that_overlap_are_too_close_to_call():
@@ -64,6 +91,7 @@ def test_a_figure_without_an_interval_cannot_be_told_apart():
 
 
 WRONG = msgspec.structs.replace(PASSED, passed=False)
+VOID = msgspec.structs.replace(WRONG, void=True, note="rounding alone moves the output")
 UNSURE = msgspec.structs.replace(PASSED, argmax_disagreements=1)
 COUNTED = [ProcessResult(status="ok", energy=ENERGY, window=Window(0, 10**9))] * 2
 NOTHING = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.0)
@@ -75,6 +103,9 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
     [
         ({"check": WRONG}, {}, "fails its numerical check"),
         ({"check": None}, {}, "was not checked"),
+        ({"check": VOID}, {}, "its check is void: rounding alone moves the output"),
+        ({"flags": ["repeated_input_faster"]}, {}, "answers repeated inputs faster"),
+        ({"flags": ["output_changed"]}, {}, "answered otherwise while it was timed"),
         ({"status": "failed", "reason": "no memory", "timing": None}, {}, "failed: no memory"),
         ({}, {"max_latency_ms": 4.0}, "latency 4.04 ms is above 4 ms"),
         ({"timing": timing(4.0, p99_ms=9.0)}, {"max_latency_ms": 5.0}, "p99 9 ms is above 5 ms"),

@@ -68,7 +68,7 @@ def test_the_first_of_what_holds_decides(records, by_name, interrupted, code):
 )
 def test_a_verdict_fails_the_pass_where_that_was_asked_for(answers, records, fail_on, code):
     planned = plan.plan([Suite(models=["vim_tiny"], preset="quick")], LimitsConfig(), CPU)
-    comparisons = [comparison(("a", "a"), Verdict(answer=answer), ([], []), False) for answer in answers]
+    comparisons = [comparison(("a", "a"), Verdict(answer=answer), ([], []), ([], [])) for answer in answers]
     assert once.exit_code(planned, records, False, fail_on, comparisons) == code
 
 

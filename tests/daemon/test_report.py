@@ -74,7 +74,7 @@ def test_csv_is_one_flat_row_a_record_with_units_in_its_header(written, tmp_path
     assert len(rows) == 26
     assert {"median_ms", "throughput_per_s", "energy_per_inference_j", "memory_mib"} <= rows[0].keys()
     last = {row["variant"]: row for row in rows}["custom"]
-    assert (last["median_ms"], last["energy_error_share"], last["check_passed"]) == ("4.5", "0.02", "True")
+    assert (last["median_ms"], last["energy_error_share"], last["check"]) == ("4.5", "0.02", "passed")
     assert rows[-1]["reason"] == EVIL
     assert rows[-1]["median_ms"] == ""
     assert "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (2x eager)\n" in printed

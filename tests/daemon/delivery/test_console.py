@@ -148,11 +148,14 @@ def test_what_did_not_run_says_why_below_the_table():
 
 
 def test_checks_and_kernels_are_named():
-    spiking = check(rule="codes", passed=False, flipped_share=2e-3, top1=0.8512)
+    spiking = check(rule="codes", passed=False, flipped_share=2e-3)
     custom = made(case=Case(model="vim_tiny", variant=Variant(kernels="custom")), kernels_ran="c", check=spiking)
     table, _ = shown(custom)
     assert "custom (c)" in table
-    assert "FAILED 2.0e-03 flipped, top-1 85.1 %" in table
+    assert "FAILED 3.0e-07, 2e-03 flipped" in table
+    table, _ = shown(made(check=check(passed=False, void=True, note="rounding alone moves the output")))
+    assert "void 3.0e-07" in table
+    assert "check: rounding alone moves the output" in table
     table, _ = shown(made(check=check(images=64, argmax_disagreements=53)))
     assert "ok 3.0e-07, 11 of 64 agree" in table
 
