@@ -9,6 +9,7 @@ from benchd.daemon.records import (
     ArtifactFacts,
     Case,
     Check,
+    InputSpec,
     ModelFacts,
     Occupancy,
     OptionValue,
@@ -59,8 +60,10 @@ class Job(Struct, frozen=True, kw_only=True):
 
     Nothing that is made of a user's module outlives the run `suite_id`, whose processes share it.
     For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
-    before and after. `probes` asks for the device's rates. `is_compared` leaves out what a comparison does not read:
-    rests, rates, the parts of an inference, occupancy. `accuracy` is null in a process that leaves it out.
+    before and after. `module` is FILE.py:function, or package.module:function in `module_folder`; no `inputs` leaves it
+    to the model to say what it reads. `probes` asks for the device's rates. `is_compared` leaves out what a comparison
+    does not read: rests, rates, the parts of an inference, occupancy. `repeats` asks whether a repeated input is
+    answered faster. `accuracy` is null in a process that leaves it out.
     """
 
     case: Case
@@ -78,9 +81,9 @@ class Job(Struct, frozen=True, kw_only=True):
     labels: str | None = None
     accuracy: ImageCount | None = None
     module: str | None = None
-    input_shape: list[int] | None = None
+    module_folder: str = ""
     onnx: str | None = None
-    onnx_shapes: dict[str, list[int]] = {}
+    inputs: list[InputSpec] = []
     artifacts: str = ""
     given_artifacts: str | None = None
     workspace_bytes: int | None = None
@@ -88,6 +91,7 @@ class Job(Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
     gpu_uuid: str | None = None
     probes: bool = True
+    repeats: bool = True
     is_compared: bool = False
 
 

@@ -12,6 +12,7 @@ import msgspec
 from benchd.daemon import accuracy, energy, floor, statistics
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.records import (
+    VERDICTS,
     Case,
     Check,
     Deadlines,
@@ -225,8 +226,7 @@ def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
 
 def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
     checks = [outcome.check for outcome in outcomes if outcome.check]
-    order = ("failed", "void", "passed")
-    return min(checks, key=lambda check: (order.index(check.verdict), -check.error_share)) if checks else None
+    return min(checks, key=lambda check: (VERDICTS.index(check.verdict), -check.error_share)) if checks else None
 
 
 def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -32,14 +32,20 @@ Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_star
 ExponentialsBy = Literal["triton", "c", "torch"]
 Provider = Literal["cpu", "cuda", "tensorrt"]
 Bound = Literal["matrix", "bytes", "exponentials"]
+CheckVerdict = Literal["failed", "void", "passed"]
 Status = Literal["ok", "failed", "timeout", "unsupported", "aborted"]
 OptionValue = int | float | bool | str
+Dtype = Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
+
+VERDICTS: tuple[CheckVerdict, ...] = ("failed", "void", "passed")
+"""The verdicts of a check, the worst first."""
 
 BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "tensorrt")
 KERNELS: tuple[Kernels, ...] = ("torch", "custom")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
 PROVIDERS: tuple[Provider, ...] = ("cpu", "cuda", "tensorrt")
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = ("single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained")
 
 
@@ -311,7 +317,7 @@ class Check(Struct, frozen=True, kw_only=True):
     note: str = ""
 
     @property
-    def verdict(self) -> Literal["passed", "void", "failed"]:
+    def verdict(self) -> CheckVerdict:
         """Return what it came to; only `failed` found the variant wrong."""
         return "passed" if self.passed else "void" if self.void else "failed"
 
@@ -353,15 +359,33 @@ class Accuracy(Struct, frozen=True, kw_only=True):
     data_sha256: str
 
 
+class InputSpec(Struct, frozen=True, omit_defaults=True):
+    """One input of a user's own model, without the batch that leads it; its text is what `--input` takes.
+
+    Without a `name` it is given by its place. A `dtype` of None is float32 for a module, and a file's own for a file.
+    """
+
+    name: str = ""
+    dtype: Dtype | None = None
+    shape: list[int] = []
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        is_plain = self.dtype in (None, "float32") and self.shape
+        return f"{self.name}{'=' if self.name else ''}{'' if is_plain else f'{self.dtype or DTYPES[0]}:'}{sizes}"
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """The model as it was built: all options, the shape of one input, which weights and which code.
 
-    `code_sha256` is over the source of benchd's models, kernels and exporters; for a user's module over its file and
-    what it imports that is not installed; for a user's ONNX file over the file. Null in older records.
+    `inputs` describes those of a user's own model if it reads more than one array of float32. `code_sha256` is over the
+    source of benchd's models, kernels and exporters; for a user's module over its file and what it imports that is not
+    installed; for a user's ONNX file over the file. Null in older records.
     """
 
     options: dict[str, OptionValue]
     input_shape: list[int]
+    inputs: list[InputSpec] = []
     parameters: int
     weights: str
     weights_sha256: str

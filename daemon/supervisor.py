@@ -178,6 +178,7 @@ class Supervisor:
         job = msgspec.structs.replace(
             self._job(planned, name),
             probes=self._is_to_probe(planned, index),
+            repeats=not is_compared or index == 0,
             is_compared=is_compared,
             accuracy=accuracy,
         )
@@ -220,9 +221,9 @@ class Supervisor:
             data=planned.data,
             labels=planned.labels,
             module=own.path if isinstance(own, OwnModule) else None,
-            input_shape=own.input_shape if isinstance(own, OwnModule) else None,
+            module_folder=own.folder if isinstance(own, OwnModule) else "",
             onnx=own.path if isinstance(own, OwnFile) else None,
-            onnx_shapes=own.shapes if isinstance(own, OwnFile) else {},
+            inputs=own.inputs if own else [],
             artifacts=str(settings.artifacts),
             given_artifacts=str(settings.given_artifacts) if settings.given_artifacts else None,
             workspace_bytes=settings.workspace_bytes,

@@ -16,6 +16,7 @@ FORMS: tuple[Form, ...] = ("scan", "two_level")
 OPSET = 18
 # whose version shows in the file; torchvision brings the layers of the ResNets
 EXPORTERS = ("torch", "torchvision", "onnx", "onnx-ir", "onnxscript")
+ONLY_OUTPUT = "outputs"  # the name in the file of what a model answers as one tensor
 
 # measured on a CPU, where one Scan node keeps its state in the cache; the others launch kernels for each turn of a loop
 _BEST: dict[Target, Form] = {"cpu": "scan", "cuda": "two_level", "tensorrt": "two_level"}

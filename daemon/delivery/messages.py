@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchd.daemon.records import Environment, Record, Sample
+from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
 from benchd.daemon.statistics import Answer
 
 
@@ -155,7 +155,7 @@ class Latest(Struct, frozen=True, kw_only=True):
     energy_err_mj: float | None = None
     power_w: float | None = None
     temp_max_c: float | None = None
-    check: Literal["passed", "void", "failed"] | None = None
+    check: CheckVerdict | None = None
     accuracy_top1: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchd.daemon.records import Check
+from benchd.daemon.worker.structures import OF_BATCH, ONLY
 
 Format = Literal["fp32", "fp16", "bf16"]
 Array = NDArray[np.float64]
@@ -28,14 +29,14 @@ Array = NDArray[np.float64]
 ROUNDING: dict[Format, float] = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """The relative rounding of each format; of float32 four times its own, for the sums that it is made of."""
 
-ERROR_FLOOR: dict[Format, float] = {"fp32": 1e-5, "fp16": 3e-3, "bf16": 1e-2}
+ERROR_FLOOR: dict[Format, float] = {"fp32": 2e-5, "fp16": 3e-3, "bf16": 1e-2}
 ERROR_CAP: dict[Format, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2}
 NOISE_FACTOR = 3.0
 """An image is right within this many times the largest noise, but at least the floor and at most the cap."""
 
 CODES_FLOOR: dict[Format, float] = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 1e-3}
 OFF_SHARE, OFF_AT_LEAST, OFF_CAP = 1 / 16, 2, 1 / 4
-"""Of a network with thresholds this share of the images may be off in float32, where one spike changes all behind it."""
+"""How many images of a network with thresholds may be off in float32, where one spike changes all behind it."""
 
 VOID_SHARE = 1 / 3  # of the spread: noise beyond it hides which image was answered
 CODES_CAP = 0.15
@@ -56,116 +57,157 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Truth:
-    """What float64 answers, and what it answers with each of several draws of rounding noise."""
-
-    exact: Observation
-    noisy: Sequence[Observation]
-
-
-@dataclass(frozen=True)
 class Rule:
-    """Which rule holds: the format, whether neurons fire at thresholds, and whether the weights mean something."""
+    """Which rule holds: the format, whether neurons fire at thresholds, and whether the weights are trained."""
 
     format: Format
     spiking: bool
     trained: bool
 
 
-def judge(truth: Truth, observed: Observation, rule: Rule) -> Check:
-    """Return the verdict on what a variant answered to the images of `truth`."""
-    mismatch = _mismatch(truth.exact, observed)
+@dataclass(frozen=True)
+class Bound:
+    """What limits one output; every figure but `jumps` is a share of the largest exact answer, which is `largest`.
+
+    `jumps` says that rounding can lead far off, as a spike does that comes or not. `limit` holds for a row, and
+    `noisy_off` is the share of noisy rows beyond it.
+    """
+
+    largest: float
+    spread: float
+    noise_mean: float
+    noise_median: float
+    limit: float
+    noisy_off: float
+    jumps: bool
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What limits each output by path, the share of codes that noise flips, and whether it changes their number."""
+
+    outputs: dict[str, Bound]
+    codes: float | None
+    stable: bool
+
+    def of(self, path: str) -> Bound:
+        """Return the bound of an output; of one whose shape changes from batch to batch the widest."""
+        name = path.partition(OF_BATCH)[0]
+        alike = [bound for other, bound in self.outputs.items() if other.partition(OF_BATCH)[0] == name]
+        return self.outputs.get(path) or max(alike, key=lambda bound: bound.limit)
+
+
+def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Bounds:
+    """Return what limits the answers of a variant, from what float64 answers without and with rounding noise."""
+    stable = not any(_mismatch(exact, one) for one in noisy)
+    outputs = {
+        name: _bound(values, [one.outputs[name] for one in noisy] if stable else [], rule)
+        for name, values in exact.outputs.items()
+    }
+    known = exact.codes is not None and stable
+    codes = float(np.mean([(exact.codes != one.codes).mean() for one in noisy])) if known else None
+    return Bounds(outputs, codes, stable)
+
+
+def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
+    rows = _rows(exact)
+    largest = float(np.abs(rows).max(initial=0.0)) or 1.0
+    noise = np.concatenate([_distances(rows, _rows(one)) for one in noisy] or [np.zeros(1)]) / largest
+    spread = float(np.median(_distances(rows, np.roll(rows, 1, axis=0)))) / largest
+    cap, floor = ERROR_CAP[rule.format], ERROR_FLOOR[rule.format]
+    limit = min(cap, max(floor, NOISE_FACTOR * float(noise.max())))
+    limit = min(limit, spread / 2) if spread > CONSTANT else limit
+    return Bound(
+        largest=largest,
+        spread=spread,
+        noise_mean=_finite(noise.mean()),
+        noise_median=_finite(np.median(noise)),
+        limit=limit,
+        noisy_off=float((noise > limit).mean()),
+        jumps=rule.spiking or bool((noise > cap).any()),
+    )
+
+
+def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Check:
+    """Return the verdict on what a variant answered; `limits` may be those of more images than `exact` has."""
+    mismatch = _mismatch(exact, observed)
     if mismatch:
-        return _refused(truth.exact, rule, mismatch)
-    paths = [_path(name, truth, observed.outputs[name], rule) for name in truth.exact.outputs]
-    worst = max(paths, key=lambda path: (path.is_bad, path.errors.max(initial=0.0) / path.limit))
-    codes = _Codes.of(truth, observed, rule)
+        return _refused(exact, limits, rule, mismatch)
+    paths = [_Path.of(name, exact, observed, limits, rule) for name in exact.outputs]
+    worst = max(paths, key=lambda path: (path.is_bad, path.excess))
+    codes = _Codes.of(exact, observed, limits, rule)
     broken, wrong = _broken(paths), _wrong(paths, codes)
     unclear = _unclear(paths, codes, is_wrong=bool(wrong))
     return Check(
         passed=not (broken or wrong or unclear),
         void=bool(unclear and not broken and not rule.trained),
         rule="codes" if codes else "outputs",
-        images=_images(truth.exact),
-        max_abs_error=worst.max_abs_error,
+        images=_images(exact),
+        max_abs_error=_finite(worst.errors.max(initial=0.0) * worst.bound.largest),
         error_share=_finite(worst.errors.max(initial=0.0)),
-        mean_error_share=_finite(worst.errors.mean()),
-        tolerance=worst.mean_limit if worst.by_mean else worst.limit,
+        mean_error_share=worst.mean,
+        tolerance=worst.mean_limit if worst.by_mean else worst.bound.limit,
         images_off=worst.off,
         images_off_allowed=worst.allowed_off,
-        rounding_share=worst.noise,
-        spread_share=worst.spread,
+        rounding_share=worst.bound.noise_mean,
+        spread_share=worst.bound.spread,
         flipped_share=codes.flipped if codes else None,
         flipped_tolerance=codes.limit if codes else None,
         note=broken or "; ".join(filter(None, [wrong, unclear])),
-        **_argmax(truth.exact, observed, 2 * paths[0].limit),
+        **_argmax(exact, observed, 2 * paths[0].bound.limit),
     )
 
 
 @dataclass(frozen=True)
 class _Path:
-    """One output: errors by row, and by which limits they are judged."""
+    """One output against its bound: errors by row, as shares of the largest exact answer."""
 
     name: str
     errors: Array
-    max_abs_error: float
     not_finite: int
-    limit: float
-    allowed_off: int
-    mean_limit: float
+    bound: Bound
     by_mean: bool
-    noise: float
-    spread: float
+
+    @classmethod
+    def of(cls, name: str, exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> "_Path":
+        bound, answers = limits.of(name), _rows(observed.outputs[name])
+        errors = _distances(_rows(exact.outputs[name]), answers) / bound.largest
+        not_finite = int((~np.isfinite(answers)).any(axis=1).sum())
+        return cls(name, errors, not_finite, bound, bound.jumps and rule.format != "fp32")
+
+    @property
+    def mean(self) -> float:
+        return _finite(self.errors.mean())
+
+    @property
+    def mean_limit(self) -> float:
+        """A mean over 64 rows may be 1.5 times that of noise, over fewer more."""
+        return max(self.bound.limit / 2, _of_mean(len(self.errors)) * self.bound.noise_mean)
 
     @property
     def off(self) -> int:
-        return int((self.errors > self.limit).sum())
+        return int((self.errors > self.bound.limit).sum())
+
+    @property
+    def allowed_off(self) -> int:
+        return _allowed_off(len(self.errors), self.bound.noisy_off) if self.bound.jumps else 0
+
+    @property
+    def excess(self) -> float:
+        return self.mean / self.mean_limit if self.by_mean else _finite(self.errors.max(initial=0.0)) / self.bound.limit
 
     @property
     def is_bad(self) -> bool:
-        if self.not_finite:
-            return True
-        return self.errors.mean() > self.mean_limit if self.by_mean else self.off > self.allowed_off
+        return self.not_finite > 0 or (self.excess > 1 if self.by_mean else self.off > self.allowed_off)
 
 
-def _path(name: str, truth: Truth, answers: Array, rule: Rule) -> _Path:
-    exact = _rows(truth.exact.outputs[name])
-    largest = float(np.abs(exact).max(initial=0.0)) or 1.0
-    distances = _distances(exact, _rows(answers))
-    noise = np.concatenate([_distances(exact, _rows(noisy.outputs[name])) for noisy in truth.noisy]) / largest
-    spread = float(np.median(_distances(exact, np.roll(exact, 1, axis=0)))) / largest
-    limit = _limit(float(noise.max(initial=0.0)), spread, rule)
-    jumps = rule.spiking or bool((noise > ERROR_CAP[rule.format]).any())
-    by_mean = jumps and rule.format != "fp32"
-    mean = float(noise.mean())
-    return _Path(
-        name=name,
-        errors=distances / largest,
-        max_abs_error=_finite(distances.max(initial=0.0)),
-        not_finite=int((~np.isfinite(_rows(answers))).any(axis=1).sum()),
-        limit=limit,
-        allowed_off=_allowed_off(len(exact), float((noise > limit).mean())) if jumps else 0,
-        mean_limit=max(ERROR_FLOOR[rule.format], _of_mean(len(exact)) * mean),
-        by_mean=by_mean,
-        noise=mean if by_mean else float(np.median(noise)),
-        spread=spread,
-    )
-
-
-def _limit(noise: float, spread: float, rule: Rule) -> float:
-    """Return by how much one row may be off, as a share of the largest answer."""
-    limit = min(ERROR_CAP[rule.format], max(ERROR_FLOOR[rule.format], NOISE_FACTOR * noise))
-    return min(limit, spread / 2) if spread > CONSTANT else limit
-
-
-def _allowed_off(rows: int, noisy_share: float) -> int:
-    """Return how many rows of a network with thresholds may be off: the share seen in noise, twice, within its cap."""
+def _allowed_off(rows: int, noisy_off: float) -> int:
+    """Return how many rows of a network with thresholds may be off: twice the share seen in noise, within its cap."""
     usual = max(OFF_AT_LEAST, int(rows * OFF_SHARE))
-    return max(usual, min(int(rows * OFF_CAP), 2 + math.ceil(2 * rows * noisy_share)))
+    return max(usual, min(int(rows * OFF_CAP), 2 + math.ceil(2 * rows * noisy_off)))
 
 
 def _of_mean(rows: int) -> float:
-    """Return how many times the mean noise a mean over so many rows may be: 1.5 for 64, more for fewer."""
     return 1 + 4 / math.sqrt(rows)
 
 
@@ -176,11 +218,13 @@ def _unclear(paths: Sequence[_Path], codes: "_Codes | None", *, is_wrong: bool) 
     explains a row that passed it.
     """
     for path in paths:
-        bound = VOID_SHARE * path.spread if path.by_mean else path.limit / 2 if is_wrong else math.inf
-        if path.noise > bound and path.spread > CONSTANT:
+        bound = path.bound
+        noise = bound.noise_mean if path.by_mean else bound.noise_median
+        most = VOID_SHARE * bound.spread if path.by_mean else bound.limit / 2 if is_wrong else math.inf
+        if noise > most and bound.spread > CONSTANT:
             return (
-                f"rounding alone moves {_named(path.name)} by {path.noise:.1e} of the largest, and the answers to two "
-                f"images lie {path.spread:.1e} apart"
+                f"rounding alone moves {_named(path.name)} by {noise:.1e} of the largest, and the answers to two "
+                f"inputs lie {bound.spread:.1e} apart"
             )
     if codes and codes.noise > CODES_CAP:
         return f"rounding alone flips {codes.noise:.1e} of the codes"
@@ -196,19 +240,15 @@ class _Codes:
     noise: float
 
     @classmethod
-    def of(cls, truth: Truth, observed: Observation, rule: Rule) -> "_Codes | None":
-        if truth.exact.codes is None or observed.codes is None:
+    def of(cls, exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> "_Codes | None":
+        if exact.codes is None or observed.codes is None or limits.codes is None:
             return None
-        exact = truth.exact.codes
-        noise = float(np.mean([(exact != noisy.codes).mean() for noisy in truth.noisy]))
-        by_image = (exact != observed.codes).mean(axis=1)
+        by_image = (exact.codes != observed.codes).mean(axis=1)
         if rule.format == "fp32":  # a flip early on takes thousands with it: the usual image has none
-            allowed = _allowed_off(len(exact), noise)
-            flipped, limit = float(np.sort(by_image)[-1 - min(allowed, len(exact) - 1)]), CODES_FLOOR["fp32"]
-        else:
-            flipped, limit = float(by_image.mean()), min(CODES_CAP, _of_mean(len(exact)) * noise)
-            limit = max(limit, CODES_FLOOR[rule.format])
-        return cls(flipped, limit, noise)
+            allowed = min(_allowed_off(len(by_image), limits.codes), len(by_image) - 1)
+            return cls(float(np.sort(by_image)[-1 - allowed]), CODES_FLOOR["fp32"], limits.codes)
+        most = min(CODES_CAP, _of_mean(len(by_image)) * limits.codes)
+        return cls(float(by_image.mean()), max(CODES_FLOOR[rule.format], most), limits.codes)
 
 
 def _wrong(paths: Sequence[_Path], codes: _Codes | None) -> str:
@@ -238,20 +278,21 @@ def _broken(paths: Sequence[_Path]) -> str:
 
 
 def _mismatch(exact: Observation, observed: Observation) -> str:
-    """Return how the structure of the answers differs, else nothing."""
-    if list(exact.outputs) != list(observed.outputs):
-        return f"it answers {_list(observed.outputs)}, and float64 answers {_list(exact.outputs)}"
-    for name, values in exact.outputs.items():
-        if values.shape != observed.outputs[name].shape:
-            return f"{_named(name)} has the shape {observed.outputs[name].shape}, and in float64 {values.shape}"
+    """Return how the form of the answers differs, else nothing."""
+    for name in dict.fromkeys([*exact.outputs, *observed.outputs]):
+        sides = [one.outputs.get(name) for one in (exact, observed)]
+        wanted, found = ("nothing" if one is None else "x".join(map(str, one.shape)) for one in sides)
+        if wanted != found:
+            return f"{_named(name)} is {found}, and in float64 {wanted}"
     if exact.codes is not None and observed.codes is not None and exact.codes.shape != observed.codes.shape:
         return f"its neurons give {observed.codes.shape[1]} codes per image, and in float64 {exact.codes.shape[1]}"
     return ""
 
 
-def _refused(exact: Observation, rule: Rule, reason: str) -> Check:
+def _refused(exact: Observation, limits: Bounds, rule: Rule, reason: str) -> Check:
     return Check(
         passed=False,
+        void=not limits.stable and not rule.trained,
         rule="codes" if rule.spiking else "outputs",
         images=_images(exact),
         max_abs_error=NOT_FINITE,
@@ -302,8 +343,4 @@ def _images(exact: Observation) -> int:
 
 
 def _named(path: str) -> str:
-    return f"output {path}" if path else "the output"
-
-
-def _list(paths: dict[str, Array]) -> str:
-    return ", ".join(map(_named, paths)) or "nothing"
+    return "the output" if path == ONLY else f"the output {path}"

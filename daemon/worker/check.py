@@ -1,9 +1,8 @@
-"""The numerical check before any timing: a variant against the same model in eager float64 on the same inputs."""
+"""The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,101 +10,115 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.protocol import Job
-from benchd.daemon.records import Check, Precision, Variant
-from benchd.daemon.worker import audit, backends, references
+from benchd.daemon.records import Check, Precision
+from benchd.daemon.worker import agreement, references
+from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.structures import Batch, Tensors, cast, each, gathered, numbers, of_batch, spread, tensors
 from benchd.daemon.worker.subject import Subject
 
-ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
-# one neuron at the edge flips thousands behind it; in few images eager may have none, and nothing would be allowed
-CODES_IMAGES = 64
+# of a network with thresholds one neuron at the edge flips thousands behind it: a share of such images needs many
+SPIKING_IMAGES = 64
+UNSEEN_IMAGES = 8  # that audits of the timed section draw and the check does not
+NOISE_DRAWS = 2
 KNOWN_BYTES = 8 * 2**20
-OVERFLOW = 1e99  # in place of inf and NaN, which no record holds
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What a model answers: outputs (N, ...) in float64 and inner codes (N, features) as int8, None where hidden."""
-
-    outputs: np.ndarray
-    codes: np.ndarray | None
 
 
 def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
-    """Compare the loaded variant with the float64 reference and judge it by the rule of its kind."""
+    """Compare the loaded variant with the float64 reference."""
     return check_and_answers(subject, loaded, job)[0]
 
 
 def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
     """Return the check, and what the timed section has to answer, None where that is not known."""
-    images = _check_images(subject, job)
-    facts = references.facts("float64", subject, job, images, subject.reference_batch, loaded.device)
-    reference = _cached(job, facts, lambda: _reference(subject, loaded.device, images, job))
-    observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
-    if subject.judged_by == "outputs":
-        result = _judge_outputs(reference, observed, numbers(job.case.variant.precision, loaded.device))
-    else:
-        result = _judge_codes(reference, observed, _baseline(subject, loaded, job, images, observed), job, loaded)
-    result = msgspec.structs.replace(result, note=_note(job))
-    return result, _expected(subject, loaded, job, result, reference.outputs)
+    size = job.case.batch_size
+    checked, unseen = _batch_counts(subject, job)
+    places = np.arange((checked + unseen) * size) % len(subject.images)
+    images = subject.images[torch.from_numpy(places)]
+    rule = _rule(subject, loaded, job)
+    exact = _exact(subject, job, images, loaded.device)
+    limits = _bounds(subject, job, images, rule, loaded.device, exact)
+    observed = observe(loaded, subject.plain, images[: checked * size], size, job.case.seed)
+    seen = _of_batches(exact, range(checked), size, len(images))
+    found = agreement.judge(seen, observed, limits, rule)
+    found = msgspec.structs.replace(found, note=found.note or _note(job))
+    return found, _expected(subject, job, exact, limits, rule, checked)
 
 
-def _expected(subject: Subject, loaded: Loaded, job: Job, judged: Check, outputs: np.ndarray) -> Expected | None:
+def _batch_counts(subject: Subject, job: Job) -> tuple[int, int]:
+    """Return how many batches are checked, and how many more only the audits of the timed section see."""
+    least = max(job.limits.check_images, SPIKING_IMAGES if subject.judged_by == "codes" else 0)
+    return -(-least // job.case.batch_size), -(-UNSEEN_IMAGES // job.case.batch_size)
+
+
+def _rule(subject: Subject, loaded: Loaded, job: Job) -> Rule:
+    number_format_ = number_format(job.case.variant.precision, loaded.device)
+    return Rule(number_format_, subject.judged_by == "codes", bool(job.weights))
+
+
+def _of_batches(found: Observation, places: Iterable[int], batch_size: int, count: int) -> Observation:
+    """Return the part of what was observed of `count` images that belongs to these batches."""
+    chosen = list(places)
+    outputs = gathered(
+        [of_batch(found.outputs, place, batch_size, count) for place in chosen], [batch_size] * len(chosen)
+    )
+    rows = [row for place in chosen for row in range(place * batch_size, (place + 1) * batch_size)]
+    return Observation(outputs, None if found.codes is None else found.codes[rows])
+
+
+def _expected(
+    subject: Subject, job: Job, exact: Observation, limits: Bounds, rule: Rule, checked: int
+) -> Expected | None:
     """Return what a timed run has to answer; None where it draws random numbers of its own, or where it trains.
 
-    As few batches as fit KNOWN_BYTES, at least one: they stay in memory while it is measured.
+    Batches that the check has seen and others take turns, as few as fit KNOWN_BYTES, but one of each: they stay in
+    memory while it is measured.
     """
     if getattr(subject.plain, "encoding", None) == "rate" or job.case.direction == "training":
         return None
-    size = job.case.batch_size
-    share = ERROR_SHARE[numbers(job.case.variant.precision, loaded.device)]
-    batches = max(1, KNOWN_BYTES // outputs[:size].nbytes)
-    return Expected(outputs[: batches * size].copy(), audit.allowed(judged, share, outputs))
+    size, unseen = job.case.batch_size, -(-UNSEEN_IMAGES // job.case.batch_size)
+    count = (checked + unseen) * size
+    batch_bytes = sum(values.nbytes for values in exact.outputs.values()) // (checked + unseen)
+    each_of = max(1, min(unseen, checked, KNOWN_BYTES // max(1, 2 * batch_bytes)))
+    places = [place for number in range(each_of) for place in (checked + number, number)]
+    kept = {place: _copied(of_batch(exact.outputs, place, size, count)) for place in places}
+    return Expected(kept, size, limits, rule)
 
 
-def _check_images(subject: Subject, job: Job) -> Tensor:
-    """Return whole batches that hold the number of images the preset asks for, and enough for a share of flips."""
-    count = job.limits.check_images
-    if subject.judged_by == "codes":
-        count = max(count, CODES_IMAGES)
-    return _whole_batches(subject.images, count, job.case.batch_size)
+def _copied(answers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {path: values.copy() for path, values in answers.items()}
 
 
-def _whole_batches(images: Tensor, at_least: int, batch_size: int) -> Tensor:
-    count = -(-at_least // batch_size) * batch_size
-    return images[torch.arange(count) % len(images)]
-
-
-def numbers(precision: Precision, device: torch.device) -> str:
+def number_format(precision: Precision, device: torch.device) -> Format:
     """Return the number format that decides the tolerance; amp computes in fp16 on CUDA and in bf16 on a CPU."""
     if precision != "amp":
         return precision
     return "fp16" if device.type == "cuda" else "bf16"
 
 
-def observe(loaded: Loaded, plain: nn.Module, images: Tensor, batch_size: int, seed: int) -> Observation:
+def observe(loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int) -> Observation:
     """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes.
 
     `plain` says which random numbers the model takes, which what is loaded may hide.
     """
-    outputs, codes = [], []
+    outputs, codes, sizes = [], [], []
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             inputs = [batch, *_uniforms(plain, start, batch, seed)]
             with _Codes(loaded.module, len(batch)) as watched:
-                output = loaded.run(*(value.to(loaded.device, loaded.dtype) for value in inputs))
-            outputs.append(output.double().cpu().numpy())
+                output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
+            outputs.append({path: numbers(value) for path, value in tensors(output).items()})
             codes.append(watched.codes())
+            sizes.append(len(batch))
     visible = [part for part in codes if part is not None]
-    return Observation(np.concatenate(outputs), np.concatenate(visible) if visible else None)
+    return Observation(gathered(outputs, sizes), np.concatenate(visible) if visible else None)
 
 
-def _uniforms(module: nn.Module, start: int, batch: Tensor, seed: int) -> list[Tensor]:
+def _uniforms(module: nn.Module, start: int, batch: Batch, seed: int) -> list[Tensor]:
     """Return the random numbers of a rate-encoded model, (T, B, ...): the same ones for the same image in any batch."""
-    if getattr(module, "encoding", None) != "rate":
+    if getattr(module, "encoding", None) != "rate" or isinstance(batch, Tensors):
         return []
     steps = int(getattr(module, "time_steps"))  # noqa: B009 - the attribute of whichever module encodes by rate
     draws = [torch.Generator().manual_seed(seed + start + image) for image in range(len(batch))]
@@ -140,103 +153,65 @@ class _Codes:
         return np.concatenate(self._seen, axis=1) if self._seen else None
 
 
-def _reference(subject: Subject, device: torch.device, images: Tensor, job: Job) -> Observation:
-    module = subject.reference().to(device)
-    return observe(
-        Loaded(module, torch.float64, device, module), module, images, subject.reference_batch, job.case.seed
-    )
+def _exact(subject: Subject, job: Job, images: Batch, device: torch.device) -> Observation:
+    facts = references.facts("float64", subject, job, images, subject.reference_batch, device)
+
+    def compute() -> dict[str, np.ndarray]:
+        found = _reference(subject, subject.reference(), images, job, device)
+        held = {f"output {path}": values for path, values in found.outputs.items()}
+        return held | ({} if found.codes is None else {"codes": found.codes})
+
+    kept = references.kept(Path(job.cache) / "references", facts, compute)
+    outputs = {name.removeprefix("output "): values for name, values in kept.items() if name != "codes"}
+    return Observation(outputs, kept.get("codes"))
 
 
-def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Tensor, observed: Observation) -> Observation:
-    """Return what plain eager answers in the same precision: how far this number format alone leads away."""
-    plain = Variant("eager", job.case.variant.precision)
-    if job.case.variant == plain:
-        return observed
-    facts = references.facts(plain.name, subject, job, images, job.case.batch_size, loaded.device)
+def _bounds(subject: Subject, job: Job, images: Batch, rule: Rule, device: torch.device, exact: Observation) -> Bounds:
+    """Return what limits a variant in the rule's number format, from draws of its rounding noise in float64."""
+    facts = references.facts(f"noise-{rule.format}", subject, job, images, subject.reference_batch, device)
 
-    def run() -> Observation:
-        source = replace(subject.source, module=subject.plain)
-        eager = backends.load(plain, source, loaded.device, images[:1])
-        return observe(eager, subject.plain, images, job.case.batch_size, job.case.seed)
+    def compute() -> dict[str, np.ndarray]:
+        noisy = (_noisy(subject, images, rule.format, seed, job, device) for seed in range(NOISE_DRAWS))
+        found = agreement.bounds(exact, list(noisy), rule)
+        held = {f"output {path}": np.array(astuple(bound)) for path, bound in found.outputs.items()}
+        return held | {
+            "codes": np.array(np.nan if found.codes is None else found.codes),
+            "stable": np.array(found.stable),
+        }
 
-    return _cached(job, facts, run)
-
-
-def _judge_outputs(reference: Observation, observed: Observation, numbers: str) -> Check:
-    error, share = _errors(reference, observed)
-    return Check(
-        passed=share <= ERROR_SHARE[numbers],
-        rule="outputs",
-        images=len(reference.outputs),
-        max_abs_error=error,
-        error_share=share,
-        tolerance=ERROR_SHARE[numbers],
-        argmax_disagreements=_disagreements(reference, observed),
-    )
+    kept = references.kept(Path(job.cache) / "references", facts, compute)
+    outputs = {name.removeprefix("output "): _bound(kept[name]) for name in kept if name.startswith("output ")}
+    codes = float(kept["codes"])
+    return Bounds(outputs, None if np.isnan(codes) else codes, bool(kept["stable"]))
 
 
-def _judge_codes(
-    reference: Observation, observed: Observation, baseline: Observation, job: Job, loaded: Loaded
-) -> Check:
-    """Judge by flipped codes where they can be seen, else by the argmax and twice eager's error."""
-    error, share = _errors(reference, observed)
-    eager_error, _ = _errors(reference, baseline)
-    disagreements, allowed = _disagreements(reference, observed), _disagreements(reference, baseline) + 1
-    flipped, eager_flipped = _flipped(reference, observed), _flipped(reference, baseline)
-    kind = numbers(job.case.variant.precision, loaded.device)
-    if flipped is not None and eager_flipped is not None:
-        tolerance = max(2 * eager_flipped, FLIPPED_SHARE[kind])
-        agrees = flipped <= tolerance
-    else:
-        tolerance = 2 * eager_error
-        agrees = error <= tolerance
-    return Check(
-        passed=agrees and disagreements <= allowed,
-        rule="codes" if flipped is not None else "argmax",
-        images=len(reference.outputs),
-        max_abs_error=error,
-        error_share=share,
-        tolerance=tolerance,
-        argmax_disagreements=disagreements,
-        baseline_argmax_disagreements=allowed - 1,
-        flipped_share=flipped,
-        baseline_flipped_share=eager_flipped,
-        baseline_max_abs_error=eager_error,
-    )
+def _bound(values: np.ndarray) -> Bound:
+    *figures, jumps = values.tolist()
+    return Bound(*figures, bool(jumps))
 
 
-def _errors(reference: Observation, observed: Observation) -> tuple[float, float]:
-    """Return the largest absolute error and its share of the largest absolute output; what overflows counts as 1e99."""
-    with np.errstate(invalid="ignore"):  # inf - inf
-        difference = reference.outputs - observed.outputs
-    error, largest = (
-        float(np.nan_to_num(np.abs(values), nan=OVERFLOW, posinf=OVERFLOW).max(initial=0.0))
-        for values in (difference, reference.outputs)
-    )
-    return error, error / (largest or 1.0)
+def _noisy(
+    subject: Subject, images: Batch, number_format_: Format, seed: int, job: Job, device: torch.device
+) -> Observation:
+    """Return what the reference answers when its weights and inputs are off by up to the rounding of a format."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def off(values: Tensor) -> Tensor:
+        if not values.is_floating_point():
+            return values
+        share = 2 * torch.rand(values.shape, generator=draw, dtype=torch.float64) - 1
+        return (values * (1 + ROUNDING[number_format_] * share)).to(values.dtype)
+
+    module = subject.reference()
+    module.load_state_dict({name: off(values) for name, values in module.state_dict().items()})
+    return _reference(subject, module, each(images, off), job, device)
 
 
-def _disagreements(reference: Observation, observed: Observation) -> int:
-    ours, theirs = (o.outputs.reshape(len(o.outputs), -1).argmax(axis=1) for o in (observed, reference))
-    return int((ours != theirs).sum())
-
-
-def _flipped(reference: Observation, observed: Observation) -> float | None:
-    if reference.codes is None or observed.codes is None:
-        return None
-    return float((reference.codes != observed.codes).mean())
+def _reference(subject: Subject, module: nn.Module, images: Batch, job: Job, device: torch.device) -> Observation:
+    module = module.to(device)
+    loaded = Loaded(spread(module) if isinstance(images, Tensors) else module, torch.float64, device, module)
+    return observe(loaded, module, images, subject.reference_batch, job.case.seed)
 
 
 def _note(job: Job) -> str:
     return "" if job.weights or job.onnx else "agreement on random weights, accuracy unknown"
-
-
-def _cached(job: Job, facts: Mapping[str, Any], run: Callable[[], Observation]) -> Observation:
-    """Return the observation kept from an earlier process, else make and keep it."""
-
-    def arrays() -> dict[str, np.ndarray]:
-        observed = run()
-        return {"outputs": observed.outputs} | ({} if observed.codes is None else {"codes": observed.codes})
-
-    kept = references.kept(Path(job.cache) / "references", facts, arrays)
-    return Observation(kept["outputs"], kept.get("codes"))

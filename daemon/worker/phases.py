@@ -35,6 +35,7 @@ from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.stages import StageClock
+from benchd.daemon.worker.structures import Batch, Tensors, tensors
 from benchd.daemon.worker.subject import Subject, build
 from benchd.models import catalog
 
@@ -129,7 +130,7 @@ def run(job: Job, findings: Findings) -> None:
     findings.runtime = loaded.runtime
     findings.stages.leave()
     pool = steps.batches(subject.images, job.case.batch_size, loaded)
-    first_ended_ns = _first_runs(loaded, pool, findings.stages)
+    loaded, first_ended_ns = _first_runs(loaded, pool, findings.stages)
     # before the check, whose reference takes memory of its own
     findings.taken_by_runtime_bytes = free_at_first_bytes - _free_bytes(device)
     findings.stages.enter("check")
@@ -140,8 +141,7 @@ def run(job: Job, findings: Findings) -> None:
         _cold_start(job, first_ended_ns, findings)
         return
     _timed(job, loaded, pool, right, findings)
-    if not job.is_compared:
-        _beside(job, loaded, pool, findings)
+    _beside(job, loaded, pool, findings)
     del loaded, pool
     _probed(job, device, findings)
 
@@ -157,14 +157,17 @@ def open_device(job: Job) -> torch.device:
     return torch.device(job.device)
 
 
-def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) -> int:
-    """Time the first two runs and return when the first one ended."""
-    step = steps.SingleStream(loaded, pool)
+def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[Loaded, int]:
+    """Time the first two runs; return what is loaded as a step runs it, and when the first one ended."""
     with torch.inference_mode():
-        stages.seconds["first_run_s"] = step(0)[0] / 1e9
+        start_ns = time.monotonic_ns()
+        output = loaded.run(pool[0].to(loaded.device, non_blocking=True))
+        Tensors(tensors(output)).cpu()
         first_ended_ns = time.monotonic_ns()
-        stages.seconds["second_run_s"] = step(0)[0] / 1e9
-    return first_ended_ns
+        stages.seconds["first_run_s"] = (first_ended_ns - start_ns) / 1e9
+        loaded = steps.uniform(loaded, output)
+        stages.seconds["second_run_s"] = steps.SingleStream(loaded, pool)(0)[0] / 1e9
+    return loaded, first_ended_ns
 
 
 def _accuracy(job: Job, subject: Subject, loaded: Loaded, findings: Findings) -> None:
@@ -190,10 +193,10 @@ def _cold_start(job: Job, first_ended_ns: int, findings: Findings) -> None:
     findings.missing["probes"] = "a cold start is not held against a floor"
 
 
-def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], right: Expected | None, findings: Findings) -> None:
+def _timed(job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, findings: Findings) -> None:
     if not _forget_peaks(loaded.device):
         findings.flags.append("rss_peak_since_start")
-    known = min(right.batches(job.case.batch_size), len(pool)) if right else 0
+    known = [place for place in right.outputs if place < len(pool)] if right else []
     step, mode = _step(job, loaded, pool, known)
     _rest(job, findings)
     with mode:
@@ -220,19 +223,20 @@ def _audit(step: steps.Step, right: Expected, findings: Findings) -> None:
         raise ValueError("an audit comes after the check")
     was = findings.check
     findings.check = audit.audited(was, right, step.answers)
-    if was.passed and not findings.check.passed:
+    if findings.check.verdict == "failed" != was.verdict:
         findings.flags.append("output_changed")
 
 
-def _beside(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _beside(job: Job, loaded: Loaded, pool: list[Batch], findings: Findings) -> None:
     """Take what has passes of its own, in inference: whether a repeated input is faster, and the occupancy."""
     if job.case.direction == "training" or findings.timing is None:
         return
     findings.stages.enter("probe")
-    with torch.inference_mode():
-        if audit.repeated_is_faster(loaded, pool[0], findings.timing.median_ms / 1e3):
-            findings.flags.append("repeated_input_faster")
-    if job.case.scenario not in ("periodic", "wake_up"):
+    if job.repeats:
+        with torch.inference_mode():
+            if audit.repeated_is_faster(loaded, pool[0], findings.timing.median_ms / 1e3):
+                findings.flags.append("repeated_input_faster")
+    if job.case.scenario not in ("periodic", "wake_up") and not job.is_compared:
         _occupied(loaded, pool, findings)
 
 
@@ -248,9 +252,9 @@ def _rest(job: Job, findings: Findings, settle_s: float = 0.0) -> None:
 
 
 def _step(
-    job: Job, loaded: Loaded, pool: list[torch.Tensor], known: int
+    job: Job, loaded: Loaded, pool: list[Batch], known: list[int]
 ) -> tuple[steps.Step, AbstractContextManager[object]]:
-    """Return what one run is, and the mode it runs in; the right answers to the `known` first batches are known."""
+    """Return what one run is, and the mode it runs in; the right answers to the `known` batches are known."""
     if job.case.direction == "training":
         if loaded.module is None:
             raise Unsupported("this backend does not train")
@@ -260,7 +264,7 @@ def _step(
     return steps.SingleStream(loaded, pool, known), torch.inference_mode()
 
 
-def _chunk(loaded: Loaded, pool: list[torch.Tensor]) -> int:
+def _chunk(loaded: Loaded, pool: list[Batch]) -> int:
     """Return how many inferences make a chunk of about a tenth of a second, at least two."""
     with torch.inference_mode():
         return max(2, int(OFFLINE_CHUNK_S * 1e9 / steps.SingleStream(loaded, pool)(0)[0]))
@@ -302,7 +306,7 @@ def _flag_unsteady(findings: Findings) -> None:
         findings.flags.append("warm_up_not_steady")
 
 
-def _occupied(loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _occupied(loaded: Loaded, pool: list[Batch], findings: Findings) -> None:
     """On a GPU, take the occupancy in passes of its own; a profiler that is refused costs that figure alone."""
     if loaded.device.type != "cuda":
         return
@@ -316,7 +320,7 @@ def _occupied(loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> N
         findings.occupancy = found
 
 
-def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], findings: Findings) -> None:
     """On a GPU, take the parts of an inference by events in a short pass of its own, after the timed one."""
     if loaded.device.type != "cuda" or job.case.direction == "training" or job.is_compared:
         return

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from benchd.daemon.protocol import Job
+from benchd.daemon.worker.structures import Batch, values
 from benchd.daemon.worker.subject import Subject
 from benchd.exporters import code
 from benchd.exporters.artifacts import Store, key_of
@@ -33,7 +34,7 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 
 def facts(
-    name: str, subject: Subject, job: Job, images: Tensor, batch_size: int, device: torch.device
+    name: str, subject: Subject, job: Job, images: Batch, batch_size: int, device: torch.device
 ) -> dict[str, Any]:
     """Return what an answer of the model to these images is made of; `name` says which answer it is."""
     return {
@@ -42,7 +43,7 @@ def facts(
         "format": "npz",
         "options": subject.facts.options,
         "weights_sha256": subject.facts.weights_sha256,
-        "inputs_sha256": _digest([images, *subject.source.extras]),
+        "inputs_sha256": _digest(values(images)),
         "batch": batch_size,
         "seed": job.case.seed,
         "device": device.type,
@@ -55,7 +56,7 @@ def facts(
 def _digest(inputs: Sequence[Tensor]) -> str:
     """Return a hash over types, shapes and values."""
     digest = hashlib.sha256()
-    for values in inputs:
-        digest.update(f"{values.dtype} {tuple(values.shape)}\n".encode())
-        digest.update(values.contiguous().numpy().data)
+    for tensor in inputs:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
