@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from benchd.daemon.accuracy import counted
 from benchd.daemon.delivery.messages import Info
-from benchd.daemon.records import Case, Check, Energy, Environment, ProcessResult, Record, Timing
+from benchd.daemon.records import Accuracy, Case, Check, Energy, Environment, ProcessResult, Record, Timing
 
 ENVIRONMENT = Environment(
     fingerprint="f",
@@ -67,6 +68,12 @@ def timing(median_ms: float = 5.0, **fields: Any) -> Timing:
         "runs": 700,
     }
     return Timing(median_ms=median_ms, **given | fields)
+
+
+def accuracy(*, right: int = 50, gained: int = 0, lost: int = 0, images: int = 100) -> Accuracy:
+    """Return an Accuracy of these counts."""
+    data = f"{images} of the {images} images of imagefolder:images"
+    return counted(right=right, gained=gained, lost=lost, images=images, data=data, data_sha256="ab" * 32)
 
 
 def made(**fields: Any) -> Record:

@@ -224,7 +224,7 @@ def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
     found = [(record, record.accuracy) for record in measured if record.accuracy]
     notes = sorted({f"top-1: over {one.data}" for _, one in found})
     notes += [
-        f"top-1: {record.case_id}: {accuracy.drop(one)} % below plain fp32: {one.gained} gained, {one.lost} lost"
+        f"top-1: {record.case_id}: drop against plain fp32 {accuracy.drop(one)} %: {one.gained} gained, {one.lost} lost"
         for record, one in found
         if record.case.variant != Variant()
     ]

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 from benchd.daemon import accuracy
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import Accuracy, Variant
-from benchd.daemon.worker import backends, check
+from benchd.daemon.worker import backends, check, references
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.check import Observation
 from benchd.daemon.worker.subject import Subject
 from benchd.models.data import ImageSet
 
@@ -67,16 +67,17 @@ def _fp32_classes(
 ) -> NDArray[np.int64]:
     """Return what plain eager fp32 answers to the same images: computed once, unless the variant is just that."""
 
-    def run() -> Observation:
+    def compute() -> dict[str, NDArray[np.int64]]:
         if job.case.variant == Variant():
-            return Observation(found.classes, None)
+            return {"classes": found.classes}
         source = replace(subject.source, module=subject.plain)
-        eager = backends.load(Variant(), source, loaded.device, subject.images[: job.case.batch_size])
-        return Observation(answers_of(eager).classes, None)
+        example = subject.images[: job.case.batch_size]
+        return {"classes": answers_of(backends.load(Variant(), source, loaded.device, example)).classes}
 
-    name = f"classes-{loaded.device.type}-{found.sha256}"
-    kept = check._cached(name, subject, job, len(found.classes), run)
-    return kept.outputs.astype(np.int64)
+    name = f"classes-{found.sha256}"
+    facts = references.facts(name, subject, job, subject.images[:1], job.case.batch_size, loaded.device)
+    classes: NDArray[np.int64] = references.kept(Path(job.cache) / "references", facts, compute)["classes"]
+    return classes
 
 
 def _answers(
@@ -92,7 +93,8 @@ def _answers(
         whole = images[torch.arange(-(-len(part) // job.case.batch_size) * job.case.batch_size) % len(part)]
         unwatched = replace(model, module=None)
         seen = check.observe(unwatched, subject.plain, whole, job.case.batch_size, job.case.seed + start)
-        classes.append(_classes(seen.outputs[: len(part)], dataset))
+        scores = next(iter(seen.outputs.values()))
+        classes.append(_classes(scores[: len(part)], dataset))
         labels.append(right.numpy())
         go_on(100 * (start + len(part)) // len(indices))
     return _Answers(np.concatenate(classes), np.concatenate(labels), digest.hexdigest())

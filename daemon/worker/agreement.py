@@ -105,7 +105,7 @@ def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Boun
         for name, values in exact.outputs.items()
     }
     known = exact.codes is not None and stable
-    codes = float(np.mean([(exact.codes != one.codes).mean() for one in noisy])) if known else None
+    codes = float(np.mean([np.not_equal(exact.codes, one.codes).mean() for one in noisy])) if known else None
     return Bounds(outputs, codes, stable)
 
 
@@ -254,14 +254,13 @@ class _Codes:
 def _wrong(paths: Sequence[_Path], codes: _Codes | None) -> str:
     """Return in words which limit is passed, else nothing."""
     for path in paths:
-        rows, mean = len(path.errors), path.errors.mean()
         if path.is_bad and path.by_mean:
-            return f"{_named(path.name)} is off by {mean:.1e} of the largest on the mean, and {path.mean_limit:.1e} is allowed"
+            allowed = f"and {path.mean_limit:.1e} is allowed"
+            return f"{_named(path.name)} is off by {path.mean:.1e} of the largest on the mean, {allowed}"
         if path.is_bad:
             but = f"; {path.allowed_off} may be" if path.allowed_off else ""
-            return (
-                f"{_named(path.name)} is off by more than {path.limit:.1e} of the largest for {path.off} of {rows}{but}"
-            )
+            rows = f"{path.off} of {len(path.errors)}{but}"
+            return f"{_named(path.name)} is off by more than {path.bound.limit:.1e} of the largest for {rows}"
     if codes and codes.flipped > codes.limit:
         return f"{codes.flipped:.1e} of the codes flipped, and {codes.limit:.1e} is allowed"
     return ""

@@ -186,8 +186,8 @@ def _bounds(subject: Subject, job: Job, images: Batch, rule: Rule, device: torch
 
 
 def _bound(values: np.ndarray) -> Bound:
-    *figures, jumps = values.tolist()
-    return Bound(*figures, bool(jumps))
+    figures = dict(zip(Bound.__annotations__, values.tolist(), strict=True))
+    return Bound(**figures | {"jumps": bool(figures["jumps"])})
 
 
 def _noisy(

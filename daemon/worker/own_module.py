@@ -30,6 +30,12 @@ def build(job: Job) -> nn.Module:
     return _ready(module)
 
 
+def file(job: Job) -> Path:
+    """Return the Python file of the job's module, once it is built."""
+    where, _, _ = str(job.module).rpartition(":")
+    return Path(str(sys.modules[where].__file__)) if job.module_folder else Path(where)
+
+
 def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     """Return what the module reads: as the command line says, else as its attribute `inputs` or `input_shape` does."""
     attribute = getattr(module, "inputs", None)

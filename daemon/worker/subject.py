@@ -93,7 +93,7 @@ def _source(
         weights_sha256=facts.weights_sha256,
         judged_by=judged_by,
         folder=Path(job.artifacts),
-        scope=_scope(job, images, facts),
+        scope=_scope(job, facts),
         given=Path(job.given_artifacts) if job.given_artifacts else None,
         own=Path(job.onnx) if job.onnx else None,
         is_own=job.module is not None,
@@ -102,11 +102,11 @@ def _source(
     )
 
 
-def _scope(job: Job, images: Tensor, facts: ModelFacts) -> dict[str, Any]:
+def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
     """Return what else a user's module is told apart by, and the run that ends the use of what was made of it."""
     if not job.module:
         return {}
-    inputs = [str(images.dtype), *facts.input_shape]
+    inputs = [str(spec) for spec in facts.inputs]
     return {"module": job.module, "module_sha256": facts.code_sha256, "inputs": inputs, "suite_id": job.suite_id}
 
 
@@ -228,7 +228,7 @@ def _code(job: Job, weights_sha256: str) -> str:
     """Return the hash of the code that is measured; an ONNX file is code and weights in one."""
     if job.onnx:
         return weights_sha256
-    return own_code.sha256(Path(str(job.module).rpartition(":")[0])) if job.module else code.sha256()
+    return own_code.sha256(own_module.file(job)) if job.module else code.sha256()
 
 
 def _digest(module: nn.Module) -> str:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, accuracy, made, timing
 
 from benchd.daemon.decision import Requirements, decide, line
 from benchd.daemon.records import Case, Check, Energy, Memory, ProcessResult, Summary, Variant, Window
@@ -78,6 +78,21 @@ def test_a_time_whose_interval_is_wider_than_itself_does_not_ship(low, high, shi
         assert decision.excluded["eager"] == f"its time is not known: 780.8 [{low:.4g}, {high:.4g}] ms"
 
 
+def test_the_line_says_top_1_where_it_is_known():
+    assert line(only([candidate("bf16", 4.1, accuracy=accuracy())])).endswith("check ok  top-1 50.0 [40.4, 59.6] %")
+
+
+def test_a_faster_variant_that_may_lose_too_much_is_out_and_without_a_limit_it_is_in():
+    records = [
+        candidate("eager", 8.0, accuracy=accuracy(right=900, images=1000)),
+        candidate("bf16", 4.0, accuracy=accuracy(right=880, lost=20, images=1000)),
+        candidate("fp16", 5.0, accuracy=accuracy(right=898, gained=1, lost=3, images=1000)),
+    ]
+    assert only(records).ship == "eager-bf16"
+    strict = only(records, max_accuracy_drop=0.01)
+    assert (strict.ship, list(strict.excluded)) == ("eager-fp16", ["eager-bf16"])
+
+
 def test_intervals_that_overlap_are_too_close_to_call():
     decision = only([candidate("fp16", 5.0), candidate("eager", 5.05), candidate("bf16", 5.2)])
     assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
@@ -129,6 +144,12 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
             "memory 3072 MiB is above 2048 MiB",
         ),
         ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement on 7 of 8 images is below 0.995"),
+        (
+            {"accuracy": accuracy(lost=9)},
+            {"max_accuracy_drop": 0.01},
+            "accuracy drop 9.00 [4.81, 16.23] % is not below 1 %",
+        ),
+        ({"missing": {"accuracy": "no data"}}, {"max_accuracy_drop": 0.01}, "accuracy was not measured (no data)"),
         ({"missing": {"energy": "no_sensor"}}, {"objective": "energy"}, "energy was not measured (no_sensor)"),
         ({"energy": NOTHING}, {"objective": "energy"}, "holds an energy of 0 J"),
         ({"timing": timing(0.0)}, {}, "holds a time of 0 ms"),

@@ -20,6 +20,7 @@ def test_a_worker_that_does_its_work(tmp_path):
     assert outcome.check.passed
     stages = msgspec.structs.asdict(outcome.process.stages)
     assert stages.pop("idle_s") is None  # no power sensor asks for a rest
+    assert stages.pop("accuracy_s") is None  # no labels were given
     assert all(seconds is not None and seconds > 0 for seconds in stages.values()), stages
     assert "noise on stdout" in (tmp_path / "logs" / "run.log").read_text()
 
@@ -44,6 +45,15 @@ def test_a_worker_that_ends_badly(tmp_path, lines, status, reason):
     outcome = run(job(tmp_path, module=own_module(tmp_path, **lines)))
     assert outcome.process.status == status
     assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
+
+
+def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):
+    """A child that says four times that it goes on, a little apart, within a deadline shorter than all of it."""
+    line = '{"type":"stage","name":"accuracy","percent":1}'
+    says = f"[(os.write(int(sys.argv[1]), b'{line}\\n'), time.sleep(1.5)) for part in range(4)]"
+    limits = msgspec.structs.replace(TINY, check_deadline_s=4.5)
+    outcome = run(job(tmp_path, limits=limits, module=own_module(tmp_path, build=says)))
+    assert (outcome.process.status, outcome.process.reason) == ("ok", None)
 
 
 def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):

@@ -171,13 +171,14 @@ def test_an_idle_gpu_s_reason_is_no_throttling_and_a_mean_of_masks_is_none(store
     assert queries.series(store, "d1", start_s) == {"gpu_throttle_reasons": [(start_s, 32.0)]}
 
 
-def test_verdicts_come_from_the_latest_results_until_their_case_is_taken_away(store):
+def test_the_latest_results_say_verdict_and_accuracy_until_their_case_is_taken_away(store):
     body = {"case_id": "a", "verdict": "slower", "median_ms": 2.0, "baseline_ms": 1.0}
     add(store, "d1", "latest/a", body)
-    add(store, "d1", "latest/b", {"case_id": "b"})
-    assert [(found.case_id, found.verdict) for found in queries.verdicts(store, "d1")] == [("a", "slower")]
+    add(store, "d1", "latest/b", {"case_id": "b", "accuracy_top1": 0.5})
+    found = [(one.case_id, one.verdict, one.accuracy_top1) for one in queries.latest(store, "d1")]
+    assert found == [("a", "slower", None), ("b", None, 0.5)]
     add(store, "d1", "latest/a", b"")
-    assert queries.verdicts(store, "d1") == []
+    assert [one.verdict for one in queries.latest(store, "d1")] == [None, None]
 
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(store):

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_made import made
+from records_made import accuracy, made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
@@ -14,7 +14,9 @@ from sqlalchemy import select
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
-from benchd.dashboard.messages import Message, rows
+from benchd.dashboard import queries
+from benchd.dashboard import store as store_of
+from benchd.dashboard.messages import Message, Row, flat, rows
 from benchd.dashboard.store import QUARANTINE_ROWS, Store
 
 NOW_S = 1_000_000_000.0
@@ -161,6 +163,18 @@ def test_two_stores_share_a_database(url):
             add(one, result(n))
             add(other, result(n), result(n + 1))
         assert len(content(one, "result")["result"]) == 21
+
+
+def test_a_database_without_accuracy_gets_its_columns_and_keeps_its_results(url, monkeypatch):
+    kept = {name: value for name, value in flat(made(), 1.0)._asdict().items() if not name.startswith("accuracy_")}
+    with monkeypatch.context() as before:
+        before.setattr(store_of, "_MIGRATIONS", store_of._MIGRATIONS[:1])
+        with closing(Store(url)) as store:
+            store.add([Row("result", kept)])
+    with closing(Store(url)) as store:
+        store.add([Row("result", flat(made(run_id="r2", accuracy=accuracy()), 2.0)._asdict())])
+        found = queries.results(store, queries.Filter(), "arrived_s", False, 0, 9).results
+    assert [result.accuracy_top1 for result in found] == [None, 0.5]
 
 
 def test_the_database_of_a_newer_benchd_is_left_alone(url):

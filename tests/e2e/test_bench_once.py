@@ -254,10 +254,67 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
     images = data.open_data(f"imagefolder:{tmp_path}/images", (3, 32, 32), dataset="cifar10", inputs="unit")
     with torch.no_grad():
         right = (model(images.images).argmax(1) == images.labels).double().mean()
-    assert record.check.top1 == pytest.approx(float(right))
+    assert record.accuracy.top1 == pytest.approx(float(right))
+    assert record.accuracy.images == 30
+    assert (record.accuracy.gained, record.accuracy.lost) == (0, 0)
     assert record.model.weights == "weights.pth"
     assert "all 30 images of imagefolder:images" in record.model.data
     assert record.check.note == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--accuracy", "some"], "--accuracy some: expected full, or how many images"),
+        (["--accuracy", "0"], "--accuracy 0: expected full"),
+        (["--accuracy", "full"], "accuracy needs images with labels: give --data"),
+        (["--labels", "net.py"], "accuracy needs images with labels: give --data"),
+        (["--data", "imagefolder:none"], "none is not a folder"),
+        (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
+        (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has labels of its own"),
+        (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
+        (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
+        (["--max-accuracy-drop", "1%"], "no accuracy would be measured; give --data"),
+    ],
+)
+def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
+    (tmp_path / "images").mkdir()
+    done = once("--module", own_module(tmp_path), *arguments)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_accuracy_of_random_weights_is_refused(once, tmp_path):
+    (tmp_path / "images").mkdir()
+    done = once("--models", "snn_onepass", "--data", "imagefolder:images", "--accuracy", "full")
+    assert done.returncode == 2
+    assert "accuracy needs trained weights, and these would be random: give --weights FILE" in done.stderr
+
+
+def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, tmp_path):
+    """A module that answers wrongly in bf16 alone, on one image of 20: faster or not, it does not ship."""
+    for label in range(5):
+        (tmp_path / "images" / str(label)).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (4, 4), (50 * label,) * 3).save(tmp_path / "images" / str(label) / f"{number}.png")
+    levels = "levels = ((images[:, 0].mean((1, 2)).float() * 0.229 + 0.485) * 255 / 50)[:, None]"
+    scores = "scores = -((levels - torch.arange(5.0)) ** 2).to(images.dtype)"
+    wrong = f"{levels}; {scores}; return scores.roll(1, 1) if images.dtype == torch.bfloat16 else scores"
+    module = own_module(tmp_path, forward=wrong)
+    arguments = ["--module", module, "--variants", "eager,bf16", "--data", "imagefolder:images", "--accuracy", "full"]
+    done = once(*arguments, "--max-accuracy-drop", "20%", "--fail-on", "slower")
+    assert done.returncode == 0, done.stderr
+    eager, bf16 = written(tmp_path)
+    assert (eager.accuracy.right, bf16.accuracy.lost) == (20, 20)
+    assert "top-1 100.0 [83.9, 100.0] %" in done.stdout
+    assert "top-1: own.net.build,bf16,b1: drop against plain fp32 100.00" in done.stdout
+    judged = once("recommend", "out", "--max-accuracy-drop", "10%", program="benchd")
+    assert "not eager: accuracy drop 0.00 [-16.11, 16.11] % on 20 images is not shown to be below 10 %" in judged.stdout
+    written_page = once("report", "out", "--format", "md,csv,html", "--output", "page", program="benchd")
+    assert written_page.returncode == 0, written_page.stderr
+    for name in ("report.md", "report.html"):
+        assert "100.0 [83.9, 100.0]" in (tmp_path / "page" / name).read_text()
+    assert "accuracy_drop_high" in (tmp_path / "page" / "report.csv").read_text()
 
 
 @pytest.mark.parametrize(

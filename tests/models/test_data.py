@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import datasets
 from torchvision.transforms import functional
 
-from benchd.models.data import DataError, open_data, random_images
+from benchd.models.data import DataError, open_data, open_set, random_images
 
 IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
 CIFAR10 = torch.tensor([[0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]])[:, :, None, None]
@@ -68,7 +68,7 @@ def test_an_image_folder_is_resized_cropped_and_normalised(tmp_path):
     write_image_folder(tmp_path, {"a": 3, "b": 2})
     taken = open_data(f"imagefolder:{tmp_path}", (3, 28, 28), dataset="imagenet")
     assert taken.images.shape == (5, 3, 28, 28)
-    assert taken.labels is None
+    assert taken.labels.tolist() == [0, 0, 0, 1, 1]
     picture = Image.open(tmp_path / "b" / "001.png")
     shorter = functional.resize(picture, 32, functional.InterpolationMode.BICUBIC)
     want = (functional.to_tensor(functional.center_crop(shorter, 28)) - IMAGENET[0]) / IMAGENET[1]
@@ -98,6 +98,75 @@ def test_what_cannot_be_opened_says_what_to_do(tmp_path, spec, words):
     (tmp_path / "empty-class").mkdir()
     with pytest.raises(DataError, match=words):
         open_data(spec.format(root=tmp_path), (3, 32, 32))
+
+
+def test_a_model_that_is_not_square_gets_a_cut_of_its_own_shape(tmp_path):
+    write_image_folder(tmp_path, {"a": 1})
+    assert open_data(f"imagefolder:{tmp_path}", (3, 20, 36)).images.shape == (1, 3, 20, 36)
+
+
+def test_a_model_of_one_channel_needs_preprocessing_of_its_own(tmp_path):
+    write_image_folder(tmp_path, {"a": 1})
+    with pytest.raises(DataError, match="reads 1x8x8: give the module an attribute `preprocess`"):
+        open_data(f"imagefolder:{tmp_path}", (1, 8, 8))
+
+    def grey(picture):
+        return functional.to_tensor(picture.convert("L").resize((8, 8)))
+
+    taken = open_data(f"imagefolder:{tmp_path}", (1, 8, 8), preprocess=grey)
+    torch.testing.assert_close(taken.images[0], grey(Image.open(tmp_path / "a" / "000.png")))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"), [(lambda _: torch.zeros(3, 9, 8), r"\(3, 9, 8\), not"), (lambda _: [1], "list, not")]
+)
+def test_preprocessing_that_makes_something_else_is_named(tmp_path, made, words):
+    write_image_folder(tmp_path, {"a": 1})
+    with pytest.raises(DataError, match=rf"`preprocess` returned {words} a tensor of shape \(3, 8, 8\)"):
+        open_data(f"imagefolder:{tmp_path}", (3, 8, 8), preprocess=made)
+
+
+def test_a_file_of_labels_names_images_and_classes_in_place_of_folders(tmp_path):
+    write_image_folder(tmp_path, {"a": 3})
+    (tmp_path / "a" / "001.png").rename(tmp_path / "one more.png")
+    labels = tmp_path / "labels.txt"
+    labels.write_text("a/002.png 7\none more.png\t0\n\n./a/000.png, 12\n")
+    found = open_set(f"imagefolder:{tmp_path}", (3, 8, 8), labels=str(labels))
+    images, classes = found.read(found.spread(9))
+    assert classes.tolist() == [7, 0, 12]
+    direct = open_set(f"imagefolder:{tmp_path}", (3, 8, 8))
+    torch.testing.assert_close(images[0], direct.read([1])[0][0])
+    assert found.why_unlabelled(1000) is None
+    assert found.why_unlabelled(12) == "the labels go up to 12 and the model has 12 classes"
+
+
+def test_as_many_folders_as_classes_are_labels_and_no_other_number(tmp_path):
+    write_image_folder(tmp_path, {"a": 1, "b": 1})
+    found = open_set(f"imagefolder:{tmp_path}", (3, 8, 8))
+    assert found.why_unlabelled(2) is None
+    assert "has 2 classes and the model has 1000: give a folder for each class" in found.why_unlabelled(1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a/000.png 1\ncat\n", "labels.txt:2: 'cat': expected a path and a class index"),
+        ("a/000.png -1\n", "labels.txt:1: "),
+        ("a/000.png 1\na/000.png 2\n", "labels.txt:2: a/000.png has a label already"),
+        ("\n", "holds no labels"),
+        ("a/none.png 1\n", "names a/none.png, which is no file in "),
+    ],
+)
+def test_labels_that_do_not_fit_name_the_line(tmp_path, text, words):
+    write_image_folder(tmp_path, {"a": 1})
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(DataError, match=words):
+        open_set(f"imagefolder:{tmp_path}", (3, 8, 8), labels=str(tmp_path / "labels.txt"))
+
+
+def test_a_set_with_labels_of_its_own_takes_no_others(cifar10):
+    with pytest.raises(DataError, match="cifar10 has labels of its own"):
+        open_data(f"cifar10:{cifar10[0]}", (3, 32, 32), labels="labels.txt")
 
 
 def test_images_outside_class_folders_are_a_wrong_layout(tmp_path):

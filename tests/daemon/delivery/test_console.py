@@ -4,10 +4,12 @@ import io
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, accuracy, made, timing
 
 from benchd.daemon import plan
+from benchd.daemon.accuracy import NOT_ASKED
 from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.decision import Requirements
 from benchd.daemon.delivery import console
 from benchd.daemon.delivery.console import Screen, print_catalog, print_kernels, print_plan
 from benchd.daemon.errors import NotAvailable
@@ -119,7 +121,7 @@ def test_a_case_below_its_floor_is_named():
     assert "x of floor: vim_tiny below 1" in table
 
 
-def test_a_full_row_fits_160_columns():
+def test_a_full_row_fits_160_columns_and_180_with_its_accuracy():
     busy = made(
         case=Case(model="snn_stbif_resnet18", direction="training", batch_size=64),
         timing=timing(123.4567, low_ms=120.12, high_ms=125.67, p99_ms=131.45),
@@ -131,8 +133,9 @@ def test_a_full_row_fits_160_columns():
         x_of_floor=13.4156,
         floor=least("matrix"),
     )
-    table, _ = shown(busy)
-    assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 160
+    for record, columns in ((busy, 160), (msgspec.structs.replace(busy, accuracy=accuracy(images=1000)), 180)):
+        table, _ = shown(record)
+        assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= columns
 
 
 def test_what_was_not_measured_is_a_dash_with_its_note():
@@ -158,6 +161,40 @@ def test_checks_and_kernels_are_named():
     assert "check: rounding alone moves the output" in table
     table, _ = shown(made(check=check(images=64, argmax_disagreements=53)))
     assert "ok 3.0e-07, 11 of 64 agree" in table
+
+
+def test_accuracy_has_a_column_where_any_record_has_it_and_the_drop_a_note():
+    lossy = made(case=Case(model="vim_tiny", variant=Variant(precision="bf16")), accuracy=accuracy(gained=1, lost=3))
+    table, _ = shown(made(accuracy=accuracy()), lossy, made(status="failed", timing=None, reason="no memory"))
+    assert "top-1 %" in table
+    assert table.count("50.0 [40.4, 59.6]") == 2
+    assert "top-1: over 100 of the 100 images of imagefolder:images" in table
+    assert "top-1: vim_tiny,bf16,b1: drop against plain fp32 2.00 [-2.35, 6.79] %: 1 gained, 3 lost" in table
+    assert "top-1" not in shown(made())[0]
+
+
+def test_accuracy_that_was_asked_for_and_not_measured_says_why():
+    table, _ = shown(made(missing={"accuracy": "the folder has 3 classes"}))
+    assert "top-1: not measured: the folder has 3 classes" in table
+    assert "top-1" not in shown(made(missing={"accuracy": NOT_ASKED}))[0]
+
+
+def test_how_far_a_stage_is_stands_behind_its_name():
+    err = io.StringIO()
+    screen = Screen(io.StringIO(), err, as_json=False)
+    screen.begin(PLAN)
+    screen.stage(PLAN[0], 0, "accuracy", 40)
+    assert "accuracy 40 %" in err.getvalue()
+
+
+def test_a_drop_beyond_the_limit_of_the_screen_is_named_below_its_line():
+    out = io.StringIO()
+    screen = Screen(out, io.StringIO(), as_json=False, requirements=Requirements(max_accuracy_drop=0.01))
+    screen.begin(PLAN)
+    record = made(accuracy=accuracy(lost=30), check=check())
+    screen.publish(record, encode(record))
+    screen.end()
+    assert "not eager: accuracy drop 30.00" in out.getvalue()
 
 
 def test_hostile_text_stays_text():

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from records_made import INFO, made, timing
+from records_made import INFO, accuracy, made, timing
 
 from benchd.daemon.delivery import homeassistant, messages, prometheus
 from benchd.daemon.delivery.topics import Topics
@@ -61,6 +61,13 @@ def test_latest_is_flat_in_the_units_of_its_names():
     latest = messages.latest(record)
     assert (latest.energy_mj, latest.energy_err_mj, latest.power_w) == (500.0, pytest.approx(25.0), 5.0)
     assert (latest.temp_max_c, latest.check, latest.median_ms) == (60.0, "passed", 5.0)
+
+
+def test_latest_has_the_accuracy_flat_and_stays_small():
+    shown = messages.latest(made(accuracy=accuracy(lost=2)))
+    assert (shown.accuracy_top1, shown.accuracy_drop) == (0.5, 0.02)
+    assert shown.accuracy_low < 0.5 < shown.accuracy_high
+    assert len(msgspec.json.encode(shown)) < 2048
 
 
 def test_latest_of_a_failed_case_holds_nulls():

@@ -1,0 +1,209 @@
+"""Accuracy over a folder of images in a real worker: right and wrong variants, labels that fit and labels that do not.
+
+Images of class k are grey at 50 k, and the module reads that off them, so that every answer is known.
+"""
+
+import msgspec
+import pytest
+import torch
+from PIL import Image
+from worker_jobs import job, own_module, run
+
+from benchd.daemon.records import Variant
+from benchd.daemon.worker import accuracy, backends, subject
+
+PER_CLASS = 15
+RIGHT = (
+    "levels = ((images[:, 0].mean((1, 2)) * 0.229 + 0.485) * 255 / 50)[:, None].to(torch.float32); "
+    "scores = -(levels - torch.arange(5.0)) ** 2; print(images.dtype, file=sys.stderr); "
+)
+BF16_WRONG = "return scores.flip(1) if images.dtype == torch.bfloat16 else scores"
+
+
+def write_images(folder, classes=5, per_class=PER_CLASS):
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True)
+        for number in range(per_class):
+            Image.new("RGB", (6, 5), (50 * label,) * 3).save(folder / f"class{label}" / f"{number:03}.png")
+
+
+def asked(tmp_path, forward="return scores", *, count="full", data=None, labels=None, **fields):
+    """Return a job of a module that ends in these lines, with its accuracy over the images."""
+    module = own_module(tmp_path, forward=RIGHT + forward)
+    a_job = msgspec.structs.replace(job(tmp_path, module=module, **fields), probes=False)
+    return msgspec.structs.replace(
+        a_job, data=f"imagefolder:{data or tmp_path / 'images'}", labels=labels, accuracy=count
+    )
+
+
+def runs_in_fp32(tmp_path):
+    """Return how often the last worker ran its module in float32, by what it printed."""
+    return (tmp_path / "logs" / "run.log").read_text().splitlines().count("torch.float32")
+
+
+def test_a_right_variant_is_right_on_every_image_of_the_set(tmp_path):
+    write_images(tmp_path / "images")
+    outcome = run(asked(tmp_path, batch_size=4))  # 75 images: the last batch is not full
+    found = outcome.accuracy
+    assert (found.images, found.right, found.reference_right, found.gained, found.lost) == (75, 75, 75, 0, 0)
+    assert found.low < 0.96 < found.high == 1.0
+    assert found.data == f"75 of the 75 images of imagefolder:{tmp_path}/images"
+    assert outcome.process.stages.accuracy_s > 0
+    assert "accuracy" not in outcome.missing
+
+
+def test_a_variant_that_is_wrong_in_bf16_alone_loses_what_fp32_has(tmp_path):
+    write_images(tmp_path / "images")
+    outcome = run(asked(tmp_path, BF16_WRONG, variant=Variant(precision="bf16")))
+    found = outcome.accuracy
+    assert (found.right, found.reference_right, found.gained, found.lost) == (15, 75, 0, 60)
+    assert found.drop == pytest.approx(0.8)
+    assert found.drop_low > 0.68
+
+
+def test_a_variant_that_is_right_where_fp32_is_wrong_gains(tmp_path):
+    write_images(tmp_path / "images")
+    better = "return scores if images.dtype == torch.bfloat16 else scores.flip(1)"
+    found = run(asked(tmp_path, better, variant=Variant(precision="bf16"))).accuracy
+    assert (found.gained, found.lost, found.drop) == (60, 0, pytest.approx(-0.8))
+
+
+def test_so_many_images_are_spread_over_the_whole_set(tmp_path):
+    write_images(tmp_path / "images")
+    found = run(asked(tmp_path, BF16_WRONG, count=10, variant=Variant(precision="bf16"))).accuracy
+    assert (found.images, found.right) == (10, 2)  # two of each class, and bf16 knows the middle one
+    assert found.data.startswith("10 of the 75 images")
+
+
+def test_fp32_answers_once_for_all_variants_of_the_same_images(tmp_path):
+    write_images(tmp_path / "images")
+    a_job = asked(tmp_path, BF16_WRONG, variant=Variant(precision="bf16"))
+    first = run(a_job).accuracy
+    assert runs_in_fp32(tmp_path) == 75
+    assert run(a_job).accuracy == first
+    assert runs_in_fp32(tmp_path) == 0
+    other = Image.new("RGB", (6, 5), (100, 100, 100))
+    other.save(tmp_path / "images" / "class0" / "000.png")  # the same names, another image
+    changed = run(a_job).accuracy
+    assert runs_in_fp32(tmp_path) == 75
+    assert (changed.reference_right, changed.data_sha256 == first.data_sha256) == (74, False)
+
+
+@pytest.mark.parametrize(
+    ("classes", "forward", "reason"),
+    [
+        (3, "return scores", "has 3 classes and the model has 5: give a folder for each class, or name"),
+        (5, "return scores[:, :, None]", "top-1 needs one score per class, and the first output is 5x1 for each image"),
+    ],
+)
+def test_labels_and_outputs_that_do_not_fit_cost_the_accuracy_alone(tmp_path, classes, forward, reason):
+    write_images(tmp_path / "images", classes)
+    outcome = run(asked(tmp_path, forward))
+    assert (outcome.process.status, outcome.accuracy) == ("ok", None)
+    assert reason in outcome.missing["accuracy"]
+
+
+def test_a_file_of_labels_serves_a_model_of_more_classes(tmp_path):
+    write_images(tmp_path / "images", 2, per_class=2)
+    labels = tmp_path / "labels.csv"
+    labels.write_text("class0/000.png,0\nclass1/000.png,1\nclass1/001.png,4\n")
+    found = run(asked(tmp_path, labels=str(labels))).accuracy
+    assert (found.images, found.right) == (3, 2)
+
+
+def test_a_score_that_is_no_number_is_never_right(tmp_path):
+    write_images(tmp_path / "images")
+    broken = "return torch.where(scores == scores, torch.nan, 0) if images.dtype == torch.bfloat16 else scores"
+    found = run(asked(tmp_path, broken, variant=Variant(precision="bf16"))).accuracy
+    assert (found.right, found.lost) == (0, 75)
+
+
+def test_a_modules_own_preprocessing_replaces_the_usual_one(tmp_path):
+    write_images(tmp_path / "images")
+    a_job = asked(tmp_path, "pass")
+    path = tmp_path / "net.py"
+    path.write_text(
+        path.read_text().split("    def forward")[0]
+        + "    def preprocess(self, picture):\n"
+        + "        return torch.full((3, 4, 4), picture.getpixel((0, 0))[0] / 50)\n\n"
+        + "    def forward(self, images):\n        return -(images[:, 0, 0, :1] - torch.arange(5.0)) ** 2\n\n"
+        + "def build():\n    return Net()\n"
+    )
+    assert run(a_job).accuracy.right == 75
+
+
+def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="writes and reads files")
+    pytest.importorskip("onnxruntime", reason="runs the file")
+    graph = """g (float[N,3,4,4] x) => (float[N,3] y) <int64[2] axes = {2,3}> { y = ReduceMean<keepdims=0>(x, axes) }"""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), tmp_path / "net.onnx")
+    for label in range(3):
+        (tmp_path / "images" / str(label)).mkdir(parents=True)
+        colour = tuple(255 * (channel == label) for channel in range(3))
+        for number in range(3):
+            Image.new("RGB", (8, 8), colour).save(tmp_path / "images" / str(label) / f"{number}.png")
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "images" / "2" / "0.png")
+    a_job = msgspec.structs.replace(
+        job(tmp_path, variant=Variant("onnxruntime"), batch_size=2),
+        probes=False,
+        options={},
+        onnx=str(tmp_path / "net.onnx"),
+        onnx_shapes={"x": [2, 3, 4, 4]},
+        data=f"imagefolder:{tmp_path}/images",
+        accuracy="full",
+    )
+    outcome = run(a_job)
+    assert (outcome.process.status, outcome.process.reason) == ("ok", None)
+    assert (outcome.accuracy.images, outcome.accuracy.right, outcome.accuracy.reference_right) == (9, 8, 8)
+
+
+class Watched:
+    """A data set that notes how many of its images were asked for at once."""
+
+    def __init__(self, dataset):
+        self._dataset, self.sizes = dataset, []
+
+    def __getattr__(self, name):
+        return getattr(self._dataset, name)
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def read(self, indices):
+        self.sizes.append(len(indices))
+        return self._dataset.read(indices)
+
+
+def in_this_process(a_job):
+    built = subject.build(a_job)
+    device = torch.device("cpu")
+    loaded = backends.load(a_job.case.variant, built.source, device, built.images[: a_job.case.batch_size])
+    seen, told = Watched(built.dataset), []
+    return accuracy.measure(built, seen, loaded, a_job, told.append), seen.sizes, told
+
+
+def test_images_are_read_in_parts_and_each_part_is_told(tmp_path):
+    write_images(tmp_path / "images", per_class=40)
+    found, sizes, told = in_this_process(asked(tmp_path, batch_size=6))
+    assert found.right == 200
+    assert sizes == [66, 66, 66, 2]
+    assert told == [33, 66, 99, 100]
+
+
+def test_a_rate_encoded_image_gets_the_same_draws_in_any_batch(tmp_path):
+    write_images(tmp_path / "images", 10, per_class=7)
+    options = {"decay": 0.95, "threshold": 1.0, "reset": "zero", "encoding": "rate", "p_scale": 1.0}
+    found = []
+    for batch_size in (1, 16):
+        a_job = msgspec.structs.replace(
+            job(tmp_path, model="snn_onepass", batch_size=batch_size),
+            options=options | {"batch_norm": False, "time_steps": 2},
+            data=f"imagefolder:{tmp_path}/images",
+            accuracy="full",
+        )
+        built = subject.build(a_job)
+        loaded = backends.load(Variant(), built.source, torch.device("cpu"), built.images[:batch_size])
+        indices = built.dataset.spread(70)
+        found.append(accuracy._answers(loaded, built, built.dataset, indices, a_job, lambda percent: None))
+    assert found[0].sha256 == found[1].sha256
+    assert (found[0].classes == found[1].classes).mean() > 0.95
