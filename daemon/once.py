@@ -146,9 +146,7 @@ def _own(request: Request) -> Own | None:
     if request.module and request.onnx:
         raise UsageError("--module and --onnx: give one of the two")
     if request.artifacts and (request.module or request.onnx):
-        raise UsageError(
-            "--artifacts holds files of the catalog's models; measure an exported file of your own with --onnx"
-        )
+        raise UsageError("--artifacts holds files of the catalog's models; measure a file of your own with --onnx")
     if request.onnx:
         return _own_file(request.onnx, request)
     if request.module:

@@ -9,7 +9,7 @@ import pytest
 
 from benchd.daemon import export
 from benchd.daemon.errors import UsageError
-from benchd.exporters import files
+from benchd.exporters import code, files
 from benchd.exporters.artifacts import Artifact, Store, key_of
 
 REQUEST = export.Request(
@@ -31,6 +31,7 @@ MEASURED = {
     "load_s": 0.077,
     "parity": {"error_share": 2.7e-7},
 }
+MADE_BY = (code.sha256()[:8], code.versions("torch")["torch"])
 
 
 @pytest.fixture(autouse=True)
@@ -97,9 +98,9 @@ def test_the_table_has_a_row_a_file(state):
     heading, first, second = shown([made, msgspec.structs.replace(kept, reused=True)]).splitlines()
     assert re.split(r"  +", heading.strip())[:4] == ["model", "precision", "batch", "scan"]
     cells = ["vim_tiny", "fp16", "dynamic", "scan", "134", "1.2", "2.7e-07", "0.08", "3.14"]
-    assert re.split(r"  +", first.strip()) == [*cells, "reads it / 2 findings", "made", made.key]
+    assert re.split(r"  +", first.strip()) == [*cells, "reads it / 2 findings", *MADE_BY, "made", made.key]
     cells = ["snn_onepass", "fp16", "dynamic", "-", "-", "1.2", "-", "-", "-", "-"]
-    assert re.split(r"  +", second.strip()) == [*cells, "kept", kept.key]
+    assert re.split(r"  +", second.strip()) == [*cells, *MADE_BY, "kept", kept.key]
 
 
 def test_without_a_file_there_is_no_table():

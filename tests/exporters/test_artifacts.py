@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from benchd.exporters import artifacts
 from benchd.exporters.artifacts import ArtifactError, Store, key_of
 
 FACTS = {"model": "vim_tiny", "precision": "fp16", "format": "onnx", "options": {"stride": 16}, "torch": "2.8.0"}
@@ -262,6 +264,45 @@ def test_a_limit_never_takes_what_was_just_made_or_is_in_use(tmp_path):
     with Store(tmp_path) as store:
         store.prune(0)
         assert models(store) == set()
+
+
+def test_what_was_made_for_one_run_goes_when_another_run_makes_something(tmp_path):
+    def made(run):
+        facts = facts_of("own") | {"suite_id": run}
+        with Store(tmp_path, limit_bytes=10**9) as store:
+            return store.produce(key_of(facts), facts, write)
+
+    filled(tmp_path, "a")
+    assert [made("one").reused, made("one").reused] == [False, True]
+    second = made("two")
+    with Store(tmp_path) as store:
+        assert {artifact.key for artifact in store.list()} == {key_of(facts_of("a")), second.key}
+
+
+def test_the_lock_of_what_was_removed_goes_too_and_the_key_can_be_made_again(tmp_path):
+    with Store(tmp_path) as store:
+        store.put(KEY, FACTS, write)
+    with Store(tmp_path) as store:
+        assert [path.name for path in (tmp_path / ".locks").iterdir()] == [KEY]
+        assert store.prune(0) == (KEY,)
+        assert list((tmp_path / ".locks").iterdir()) == []
+        assert not store.produce(KEY, FACTS, write).reused
+
+
+def test_who_waited_for_a_lock_that_was_removed_takes_the_next_one(tmp_path):
+    path = tmp_path / "lock"
+    first, _ = artifacts._lock(path, wait=True)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(artifacts._lock, path, wait=True)
+        time.sleep(0.1)
+        path.unlink()
+        os.close(first)
+        second, _ = waiting.result(timeout=10)
+    assert os.path.samestat(os.fstat(second), path.stat())
+    third, free = artifacts._lock(path, wait=False)
+    assert not free
+    os.close(second)
+    os.close(third)
 
 
 def test_what_another_process_uses_stays_until_that_ends(tmp_path):

@@ -1,5 +1,7 @@
 """The onnxruntime backend on the CPU: the numbers of eager, memory of its own a run, several inputs, its facts."""
 
+import os
+
 import msgspec
 import pytest
 import torch
@@ -186,9 +188,27 @@ def test_an_output_that_is_no_number_makes_the_case_unsupported(tmp_path):
         backend.load(built.source, "fp32", CPU, built.images[:2])
 
 
+def weighted(folder, weight):
+    graph = f"g (float[2,4] x) => (float[2,4] y) <float[1] w = {{{weight}}}> {{ y = Mul(x, w) }}"
+    return own_file(folder, graph).source.onnx("fp32", 2, "cpu")
+
+
 @pytest.mark.parametrize(("precision", "half"), [("fp32", "False"), ("fp16", "True")])
 def test_the_provider_of_tensorrt_gets_truth_values_as_python_spells_them(precision, half, tmp_path, monkeypatch):
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
-    options = backend._options("tensorrt", precision)
+    options = backend._options("tensorrt", precision, weighted(tmp_path, 1))
     assert (options.pop("trt_engine_cache_enable"), options.pop("trt_fp16_enable")) == ("True", half)
     assert list(options) == ["trt_engine_cache_path"]
+
+
+def test_files_that_differ_in_a_weight_share_no_engine_and_old_engines_go(tmp_path, monkeypatch):
+    """The provider names engines by the names in the graph, which are the same here."""
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(backend, "_ENGINE_FOLDERS", 2)
+    folders = []
+    for weight in range(3):
+        folders.append(backend._engines(weighted(tmp_path, weight)))
+        (folders[-1] / "engine").touch()
+        os.utime(folders[-1], (weight, weight))
+    assert len(set(folders)) == 3
+    assert [folder.exists() for folder in folders] == [False, True, True]

@@ -13,7 +13,7 @@ from torch import nn
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker.source import Source
-from benchd.exporters import files
+from benchd.exporters import code, files
 from benchd.exporters.artifacts import Store, key_of
 
 pytest.importorskip("onnxscript", reason="exports")
@@ -79,12 +79,49 @@ def test_another_precision_or_form_is_another_file(brought, tmp_path, use):
     assert made.metadata.facts["form"] == ("scan" if use[2] == "cpu" else "two_level")
 
 
-def test_a_file_of_an_earlier_revision_of_the_exporter_is_made_again(tmp_path):
-    old = facts_of(2) | {"revision": files.REVISION - 1}
+OTHER_CODE = {"code_sha256": "0" * 64}
+OTHER_TORCH = {"versions": code.versions(*files.EXPORTERS) | {"torch": "2.8.0"}}
+
+
+@pytest.mark.parametrize("other", [OTHER_CODE, OTHER_TORCH], ids=["benchd", "torch"])
+def test_a_file_that_other_code_or_another_torch_made_is_made_again(tmp_path, other):
+    old = facts_of(2) | other
     with Store(tmp_path) as store:
         store.put(key_of(old), old, lambda path: path.write_bytes(b"old"))
     made = source(tmp_path).onnx("fp32", 2, "cpu")
-    assert (made.reused, made.metadata.facts["revision"]) == (False, files.REVISION)
+    assert (made.reused, made.metadata.facts["code_sha256"]) == (False, code.sha256())
+
+
+def as_made_by(brought, folder, other):
+    """Copy the file of batch 2 from one folder to another as if `other` had made it; return its key."""
+    with Store(brought, read_only=True) as held, Store(folder) as store:
+        kept = held.get(key_of(facts_of(2)))
+        facts = facts_of(2) | other
+        return store.put(key_of(facts), facts, lambda path: path.write_bytes(kept.path.read_bytes())).key
+
+
+def test_a_given_file_of_another_torch_is_used_and_told(brought, tmp_path):
+    key = as_made_by(brought, tmp_path / "given", OTHER_TORCH)
+    given = source(tmp_path / "own", tmp_path / "given").onnx("fp32", 2, "cpu")
+    here = code.versions("torch")["torch"]
+    assert (given.key, given.note) == (key, f"exported with torch 2.8.0 (here {here})")
+
+
+def test_a_given_file_of_other_code_is_passed_over_and_told(brought, tmp_path):
+    key = as_made_by(brought, tmp_path / "given", OTHER_CODE)
+    made = source(tmp_path / "own", tmp_path / "given").onnx("fp32", 2, "cpu")
+    assert made.path.is_relative_to(tmp_path / "own")
+    assert made.note.startswith(f"{key} was not used: other code of benchd exported it (000000000000, here ")
+
+
+def test_what_a_user_s_module_depends_on_and_its_run_make_another_file(brought, tmp_path):
+    scope = {"module": "net.py:build", "module_sha256": "ab", "inputs": ["torch.float32", 4], "suite_id": "one"}
+    found = {key_of(facts_of(2))}
+    for other in ({}, *({name: "other"} for name in scope)):
+        made = source(tmp_path, brought, scope=scope | other).onnx("fp32", 2, "cpu")
+        assert made.path.is_relative_to(tmp_path)
+        found.add(made.key)
+    assert len(found) == 6
 
 
 @pytest.mark.parametrize(("batch", "found"), [(2, 2), (3, None)], ids=["its batch", "any batch"])

@@ -1,0 +1,54 @@
+"""Which code a user's module is: its file, what it imports, and nothing that was installed."""
+
+import zipfile
+
+import pytest
+from worker_jobs import job, own_module
+
+from benchd.daemon.worker import subject
+
+CODE = """
+from pathlib import Path
+from benchd.daemon.worker import own_code
+import net
+print(own_code.sha256(Path(net.__file__)))
+"""
+
+
+@pytest.fixture
+def digest(tmp_path, printed):
+    """Return a function that imports net.py of the test's folder, with its imports, and returns the digest."""
+    (tmp_path / "net.py").write_text("import helper, installed, json")
+    (tmp_path / "helper.py").write_text("STRIDE = 1")
+    installed = tmp_path / "site-packages" / "installed.py"
+    installed.parent.mkdir()
+    installed.write_text("STRIDE = 1")
+    code = f"import sys; sys.path.insert(0, {str(installed.parent)!r})\n{CODE}"
+    return lambda: printed(code).strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_other"),
+    [("net.py", True), ("helper.py", True), ("site-packages/installed.py", False), ("unrelated.py", False)],
+)
+def test_a_file_that_is_run_and_not_installed_counts(digest, tmp_path, name, is_other):
+    before = digest()
+    with (tmp_path / name).open("a") as file:
+        file.write("\nSTRIDE = 2")
+    assert (digest() != before) is is_other
+
+
+def test_a_module_without_a_file_of_its_own_is_left_out(digest, tmp_path):
+    with zipfile.ZipFile(tmp_path / "helpers.zip", "w") as archive:
+        archive.write(tmp_path / "helper.py", "helper.py")
+    (tmp_path / "helper.py").unlink()
+    (tmp_path / "net.py").write_text(f"import sys; sys.path.insert(0, '{tmp_path}/helpers.zip'); import helper")
+    assert len(digest()) == 64
+
+
+def test_the_same_code_in_another_folder_is_the_same(tmp_path):
+    (tmp_path / "other").mkdir()
+    jobs = [job(folder, module=own_module(folder)) for folder in (tmp_path, tmp_path / "other")]
+    one, other = (subject.build(each) for each in jobs)
+    assert one.facts.code_sha256 == other.facts.code_sha256
+    assert one.source.scope != other.source.scope

@@ -1,0 +1,134 @@
+"""A user's module through the real commands: what is measured is the file as it is, whatever was measured before."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchd.daemon import records
+from benchd.daemon.delivery import jsonl
+
+pytest.importorskip("onnxscript", reason="exports")
+pytest.importorskip("onnxruntime", reason="runs what was exported")
+
+TINY = """
+[device]
+id = "test-device"
+
+[limits]
+warm_up_cap_s = 0.2
+measure_cap_s = 0.3
+check_images = 2
+"""
+NET = """
+import sys
+from pathlib import Path
+from torch import nn
+sys.path.insert(0, str(Path(__file__).parent))
+{imports}
+
+class Net(nn.Module):
+    input_shape = (3, 8, 8)
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, images):
+        for _ in range({turns}):
+            images = self.fc(images)
+        return images
+
+def build():
+    return Net()
+"""
+
+
+def net(folder, turns, imports=""):
+    folder.mkdir(exist_ok=True)
+    (folder / "net.py").write_text(NET.format(turns=turns, imports=imports))
+    return f"{folder.name}/net.py:build"
+
+
+@pytest.fixture
+def run(tmp_path, child_environment):
+    """Return a function that runs a command in `tmp_path` and returns the records that it wrote, all checks passed."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    def run(*command):
+        before = len(written(tmp_path))
+        line = [Path(sys.executable).parent / command[0], *command[1:], "--config", "tiny.toml", "--preset", "quick"]
+        line += ["--device", "cpu", "--output", "out"]
+        environment = child_environment | {"OMP_WAIT_POLICY": "passive"}
+        done = subprocess.run(
+            line, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600
+        )
+        made = written(tmp_path)[before:]
+        assert [record.check and record.check.passed for record in made] == [True, True], done.stdout + done.stderr
+        return made
+
+    return run
+
+
+def written(folder):
+    journal = folder / "out" / "records.jsonl"
+    return [records.decode(line) for line in jsonl.read(journal)] if journal.exists() else []
+
+
+def once(run, module, *arguments):
+    """Measure a module in eager, and as a file in two processes; return the record of either."""
+    return run("bench-once", "--module", module, "--variants", "eager,onnxruntime", "--processes", "2", *arguments)
+
+
+def sha256(record):
+    return record.artifacts[0].sha256
+
+
+def test_an_edited_module_is_measured_again_and_leaves_nothing_behind(run, tmp_path):
+    eager, first = once(run, net(tmp_path / "own", 1))
+    edited_eager, edited = once(run, net(tmp_path / "own", 3))
+    assert sha256(first) != sha256(edited)
+    assert eager.model.code_sha256 == first.model.code_sha256 != edited.model.code_sha256
+    assert edited_eager.model.code_sha256 == edited.model.code_sha256
+    assert eager.model.weights_sha256 == edited.model.weights_sha256
+    kept = tmp_path / "state" / "benchd" / "artifacts"
+    assert [path.parent.name for path in kept.glob("*/model.onnx")] == [edited.artifacts[0].key]
+
+
+def test_a_file_that_the_module_imports_counts_as_its_code(run, tmp_path):
+    own = net(tmp_path / "own", "TURNS", "from helper import TURNS")
+    (tmp_path / "own" / "helper.py").write_text("TURNS = 1")
+    first = once(run, own)[1]
+    (tmp_path / "own" / "helper.py").write_text("TURNS = 3")
+    edited = once(run, own)[1]
+    assert sha256(first) != sha256(edited)
+    assert first.model.code_sha256 != edited.model.code_sha256
+
+
+def test_what_no_digest_sees_counts_too(run, tmp_path, child_environment):
+    """The weights are the same and the source is the same; a setting from outside is not."""
+    own = net(tmp_path / "own", 'int(os.environ["TURNS"])', "import os")
+    child_environment["TURNS"] = "1"
+    first = once(run, own)[1]
+    child_environment["TURNS"] = "3"
+    edited = once(run, own)[1]
+    assert sha256(first) != sha256(edited)
+    assert first.model.code_sha256 == edited.model.code_sha256
+
+
+def test_another_input_size_runs_the_file_of_that_size(run, tmp_path):
+    own = net(tmp_path / "own", 1)
+    first = once(run, own)[1]
+    other = once(run, own, "--input", "3x4x8")[1]
+    assert (first.status, other.status) == ("ok", "ok")
+    assert sha256(first) != sha256(other)
+
+
+def test_two_files_of_one_name_are_each_measured(run, tmp_path):
+    modules = [word for side, turns in (("base", 1), ("pr", 3)) for word in ("--module", net(tmp_path / side, turns))]
+    base, pr = run("benchd", "compare", "--live", "onnxruntime,b1", *modules, "--pairs", "2")
+    assert base.case_id == pr.case_id
+    assert sha256(base) != sha256(pr)
+    assert base.model.code_sha256 != pr.model.code_sha256
+    assert base.model.weights_sha256 == pr.model.weights_sha256
