@@ -125,6 +125,9 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     ranked = sorted(figures, key=lambda name: figures[name].point)
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
+    unknown = _unknown_time(named[ranked[0]])
+    if unknown:
+        return Decision(subject=subject, excluded=excluded | {ranked[0]: unknown})
     best = figures[ranked[0]]
     tied = [name for name in ranked if figures[name].low <= best.high]
     return Decision(
@@ -161,7 +164,6 @@ def _why_not(record: Record, requirements: Requirements) -> str | None:
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),
         _loses_accuracy(record, requirements.max_accuracy_drop),
-        _unknown_time(record),
         _unmeasured_energy(record, requirements.objective),
     )
     return next((reason for reason in reasons if reason), None)
@@ -220,7 +222,7 @@ def _disagrees(record: Record, least: float) -> str | None:
 
 
 def _unknown_time(record: Record) -> str | None:
-    """Return that the interval is wider than the time itself, which then says nothing."""
+    """Return that the interval is wider than the time itself: it may be the best, and nobody knows."""
     timing = record.timing
     if timing is None or timing.low_ms is None or timing.high_ms is None:
         return None

@@ -322,6 +322,12 @@ class Check(Struct, frozen=True, kw_only=True):
         return "passed" if self.passed else "void" if self.void else "failed"
 
     @property
+    def typical_error_share(self) -> float:
+        """Return the error of the worst image, or the mean one of a network in which a spike may carry it anywhere."""
+        by_mean = self.images_off > 0 and self.images_off_allowed > 0 and self.mean_error_share is not None
+        return self.mean_error_share if by_mean and self.mean_error_share is not None else self.error_share
+
+    @property
     def decided(self) -> int:
         """Return how many images float64 does not decide by a tie."""
         return self.images - self.ties

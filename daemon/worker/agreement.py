@@ -40,8 +40,9 @@ OFF_SHARE, OFF_AT_LEAST, OFF_CAP = 1 / 16, 2, 1 / 4
 
 VOID_SHARE = 1 / 3  # of the spread: noise beyond it hides which image was answered
 CODES_CAP = 0.15
-RANGE_CAP = 4.0  # of the largest exact answer: no rounding leads so far
+RANGE_CAP = 2.0  # of the largest exact answer: what answers within the range can be off by
 CONSTANT = 1e-9  # a spread below this share is none
+SAME_ANSWERS = "float64 answers all inputs alike, so that no wrong answer could be told from a right one"
 NOT_FINITE = 1e99  # in place of inf and NaN, which no record holds
 
 
@@ -104,13 +105,12 @@ def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Boun
         name: _bound(values, [one.outputs[name] for one in noisy] if stable else [], rule)
         for name, values in exact.outputs.items()
     }
-    known = exact.codes is not None and stable
-    codes = float(np.mean([np.not_equal(exact.codes, one.codes).mean() for one in noisy])) if known else None
-    return Bounds(outputs, codes, stable)
+    flips = [share for one in noisy if stable and (share := _flipped(exact, one)) is not None]
+    return Bounds(outputs, float(np.mean(flips)) if flips else None, stable)
 
 
 def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
-    rows = _rows(exact)
+    rows = np.where(np.isfinite(_rows(exact)), _rows(exact), 0.0)
     largest = float(np.abs(rows).max(initial=0.0)) or 1.0
     noise = np.concatenate([_distances(rows, _rows(one)) for one in noisy] or [np.zeros(1)]) / largest
     spread = float(np.median(_distances(rows, np.roll(rows, 1, axis=0)))) / largest
@@ -130,7 +130,7 @@ def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
 
 def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Check:
     """Return the verdict on what a variant answered; `limits` may be those of more images than `exact` has."""
-    mismatch = _mismatch(exact, observed)
+    mismatch = _undefined(exact) or _mismatch(exact, observed)
     if mismatch:
         return _refused(exact, limits, rule, mismatch)
     paths = [_Path.of(name, exact, observed, limits, rule) for name in exact.outputs]
@@ -138,9 +138,10 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
     codes = _Codes.of(exact, observed, limits, rule)
     broken, wrong = _broken(paths), _wrong(paths, codes)
     unclear = _unclear(paths, codes, is_wrong=bool(wrong))
+    is_constant = all(path.bound.spread <= CONSTANT for path in paths)
     return Check(
-        passed=not (broken or wrong or unclear),
-        void=bool(unclear and not broken and not rule.trained),
+        passed=not (broken or wrong or unclear or is_constant),
+        void=bool(unclear and not broken and not rule.trained) or (not (broken or wrong) and is_constant),
         rule="codes" if codes else "outputs",
         images=_images(exact),
         max_abs_error=_finite(worst.errors.max(initial=0.0) * worst.bound.largest),
@@ -153,7 +154,7 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
         spread_share=worst.bound.spread,
         flipped_share=codes.flipped if codes else None,
         flipped_tolerance=codes.limit if codes else None,
-        note=broken or "; ".join(filter(None, [wrong, unclear])),
+        note=broken or "; ".join(filter(None, [wrong, unclear, SAME_ANSWERS if is_constant else ""])),
         **_argmax(exact, observed, 2 * paths[0].bound.limit),
     )
 
@@ -241,9 +242,9 @@ class _Codes:
 
     @classmethod
     def of(cls, exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> "_Codes | None":
-        if exact.codes is None or observed.codes is None or limits.codes is None:
+        by_image = _flipped(exact, observed)
+        if by_image is None or limits.codes is None:
             return None
-        by_image = (exact.codes != observed.codes).mean(axis=1)
         if rule.format == "fp32":  # a flip early on takes thousands with it: the usual image has none
             allowed = min(_allowed_off(len(by_image), limits.codes), len(by_image) - 1)
             return cls(float(np.sort(by_image)[-1 - allowed]), CODES_FLOOR["fp32"], limits.codes)
@@ -273,6 +274,15 @@ def _broken(paths: Sequence[_Path]) -> str:
             return f"{_named(path.name)} is not finite for {path.not_finite} of {len(path.errors)}"
         if np.median(path.errors) > RANGE_CAP:
             return f"{_named(path.name)} is off by {_finite(np.median(path.errors)):.1e} times the largest"
+    return ""
+
+
+def _undefined(exact: Observation) -> str:
+    """Return that there is nothing to compare with, where float64 itself answers what is no number."""
+    for name, values in exact.outputs.items():
+        count = int((~np.isfinite(_rows(values))).any(axis=1).sum())
+        if count:
+            return f"{_named(name)} is not finite in float64 itself for {count} of {len(values)}: give other inputs"
     return ""
 
 
@@ -322,14 +332,22 @@ def _argmax(exact: Observation, observed: Observation, tie_share: float) -> dict
     }
 
 
+def _flipped(exact: Observation, observed: Observation) -> Array | None:
+    """Return the share of each image's codes that differ, None where a side hides them."""
+    if exact.codes is None or observed.codes is None:
+        return None
+    shares: Array = np.not_equal(exact.codes, observed.codes).mean(axis=1)
+    return shares
+
+
 def _rows(values: Array) -> Array:
     return values.reshape(len(values), -1)
 
 
 def _distances(one: Array, other: Array) -> Array:
-    """Return the largest distance in each row, inf where it is not known."""
+    """Return the largest distance in each row, `NOT_FINITE` if a value is not."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        found: Array = np.nan_to_num(np.abs(one - other), nan=np.inf).max(axis=1, initial=0.0)
+        found: Array = np.nan_to_num(np.abs(one - other), nan=NOT_FINITE, posinf=NOT_FINITE).max(axis=1, initial=0.0)
     return found
 
 

@@ -30,7 +30,7 @@ def kept(folder: Path, facts: Mapping[str, Any], compute: Callable[[], Arrays]) 
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    np.savez(path, allow_pickle=False, **arrays)  # numbers that look random do not shrink
 
 
 def facts(

@@ -1,0 +1,238 @@
+"""The verdict of the check on made-up answers: right ones at the edge of each limit, and every way to be wrong."""
+
+import numpy as np
+import pytest
+
+from benchd.daemon.worker import agreement
+from benchd.daemon.worker.agreement import Observation, Rule
+
+IMAGES, CLASSES = 64, 10
+CAPS = agreement.ERROR_CAP
+
+
+def drawn(seed=0, scale=1.0):
+    return scale * np.random.default_rng(seed).normal(size=(IMAGES, CLASSES))
+
+
+def of(values, codes=None):
+    return Observation({"output": np.asarray(values, float)}, codes)
+
+
+def moved(exact, noise, seed):
+    signs = np.random.default_rng(seed)
+    return {
+        name: values + noise * np.abs(values).max() * signs.choice([-1, 1], size=values.shape)
+        for name, values in exact.outputs.items()
+    }
+
+
+def verdict(observed, *, noise=0.0, number_format="fp32", spiking=False, trained=True, exact=None, noisy_codes=()):
+    """Judge against answers of which rounding moves each by up to `noise` times the largest."""
+    exact = of(drawn()) if exact is None else exact
+    noisy_codes = noisy_codes or [exact.codes] * 2
+    noisy = [Observation(moved(exact, noise, seed), codes) for seed, codes in enumerate(noisy_codes)]
+    rule = Rule(number_format, spiking, trained)
+    limits = agreement.bounds(exact, noisy, rule)
+    return agreement.judge(exact, observed if isinstance(observed, Observation) else of(observed), limits, rule)
+
+
+def off_by(share, images=slice(None)):
+    values = drawn()
+    values[images, 0] += share * np.abs(values).max()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("share", "noise", "number_format", "passed"),
+    [
+        (1.9e-5, 0.0, "fp32", True),  # the floor
+        (2.1e-5, 0.0, "fp32", False),
+        (5.9e-5, 2e-5, "fp32", True),  # three times the noise
+        (6.1e-5, 2e-5, "fp32", False),
+        (9.9e-5, 9e-5, "fp32", True),  # the cap
+        (1.1e-4, 9e-5, "fp32", False),
+        (2.9e-3, 1e-4, "fp16", True),
+        (3.1e-3, 1e-4, "fp16", False),
+        (1.9e-2, 1e-2, "fp16", True),
+        (2.1e-2, 1e-2, "fp16", False),
+        (1.4e-2, 5e-3, "bf16", True),
+        (1.6e-2, 5e-3, "bf16", False),
+    ],
+)
+def test_a_smooth_network_may_be_off_by_a_multiple_of_rounding_within_its_cap(share, noise, number_format, passed):
+    for images in (slice(None), slice(7, 8)):
+        found = verdict(off_by(share, images), noise=noise, number_format=number_format)
+        assert found.passed is passed
+        assert found.verdict == ("passed" if passed else "failed")
+        assert found.error_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize("number_format", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("spiking", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda values: np.roll(values, 1, axis=0),  # the answer to another image
+        lambda values: 10 * values,
+        lambda values: -values,
+        lambda values: np.zeros_like(values),
+        lambda values: np.roll(values, 1, axis=1),
+        lambda values: np.where(np.arange(CLASSES) < 5, 0.0, values),
+        lambda values: np.where(np.arange(IMAGES)[:, None] == 5, np.nan, values),
+        lambda values: np.where(np.arange(IMAGES)[:, None] == 5, np.inf, values),
+        lambda values: np.random.default_rng(9).permuted(values, axis=1),
+    ],
+)
+def test_wrong_answers_fail_in_every_format(wrong, number_format, spiking):
+    noise = {"fp32": 1e-7, "fp16": 1e-3, "bf16": 5e-3}[number_format]
+    found = verdict(wrong(drawn()), noise=noise, number_format=number_format, spiking=spiking)
+    assert found.verdict == "failed"
+    assert found.note
+    assert np.isfinite([found.max_abs_error, found.error_share, found.mean_error_share]).all()
+
+
+def test_answers_that_hardly_differ_are_told_apart_all_the_same():
+    same = of(1000.0 + drawn(scale=1e-3))  # one part in a million lies between two images: less than the cap
+    assert verdict(np.roll(same.outputs["output"], 1, axis=0), exact=same).verdict == "failed"
+    assert verdict(same, exact=same).verdict == "passed"
+
+
+def test_a_constant_output_beside_others_may_be_off_by_rounding():
+    both = Observation({"output": drawn(), "anchors": np.full((IMAGES, 3), 7.0)}, None)
+    right, wrong = (Observation(both.outputs | {"anchors": np.full((IMAGES, 3), one)}, None) for one in (7.00001, 7.01))
+    assert verdict(right, exact=both).passed
+    assert not verdict(wrong, exact=both).passed
+
+
+def test_a_network_that_answers_all_inputs_alike_cannot_be_checked():
+    constant = of(np.full((IMAGES, 3), 7.0))
+    found = verdict(np.full((IMAGES, 3), 7.0), exact=constant)
+    assert (found.verdict, found.note) == ("void", agreement.SAME_ANSWERS)
+    assert verdict(np.full((IMAGES, 3), 8.0), exact=constant).verdict == "failed"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_reference_that_is_not_finite_is_named(value):
+    exact = drawn()
+    exact[3, 0] = value
+    found = verdict(exact, exact=of(exact))
+    assert found.verdict == "failed"
+    assert "not finite in float64 itself for 1 of 64" in found.note
+
+
+@pytest.mark.parametrize(("images", "passed"), [(4, True), (5, False)])
+def test_a_spike_may_carry_a_sixteenth_of_the_images_anywhere_in_float32(images, passed):
+    found = verdict(off_by(0.5, slice(images)), spiking=True)
+    assert (found.passed, found.images_off, found.images_off_allowed) == (passed, images, 4)
+    assert not verdict(off_by(0.5, slice(1)), spiking=False).passed
+
+
+def test_a_network_that_rounding_carries_far_off_is_allowed_more_such_images_within_a_quarter():
+    exact = of(drawn())
+    for noisy_images, allowed in ((0, 4), (2, 6), (6, 14), (30, 16)):
+        noisy = of(off_by(0.5, slice(noisy_images)))
+        rule = Rule("fp32", spiking=False, trained=True)
+        limits = agreement.bounds(exact, [noisy, noisy], rule)
+        found = agreement.judge(exact, of(off_by(0.5, slice(allowed))), limits, rule)
+        assert found.images_off_allowed == (allowed if noisy_images else 0)
+        assert found.passed is (noisy_images > 0)
+
+
+@pytest.mark.parametrize(("times", "passed"), [(1.45, True), (1.55, False)])
+def test_half_precision_of_spikes_is_held_against_the_mean_of_rounding(times, passed):
+    found = verdict(off_by(times * 0.1), noise=0.1, number_format="bf16", spiking=True)
+    assert found.passed is passed
+    assert found.tolerance == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(("trained", "wanted"), [(False, "void"), (True, "failed")])
+@pytest.mark.parametrize("answers", [drawn, lambda: drawn(5)])
+def test_where_rounding_hides_which_image_was_answered_random_weights_are_void(answers, trained, wanted):
+    found = verdict(answers(), noise=0.3, number_format="bf16", spiking=True, trained=trained)
+    assert found.verdict == wanted
+    assert not found.passed
+    assert "rounding alone moves the output by" in found.note
+
+
+def test_no_rounding_makes_numbers_that_are_not_finite_void():
+    broken = np.where(np.arange(IMAGES)[:, None] == 5, np.nan, drawn())
+    assert verdict(broken, noise=0.3, number_format="bf16", spiking=True, trained=False).verdict == "failed"
+    assert verdict(9 * drawn(), noise=0.3, number_format="bf16", spiking=True, trained=False).verdict == "failed"
+
+
+def codes(flips, features=1000):
+    values = np.zeros((IMAGES, features), np.int8)
+    values[:, :flips] = 1
+    return values
+
+
+@pytest.mark.parametrize(
+    ("flips", "noise", "number_format", "passed"),
+    [
+        (0, 0, "fp32", True),
+        (1, 0, "fp32", False),  # one of a thousand, in every image
+        (1, 0, "fp16", True),
+        (2, 0, "fp16", False),
+        (59, 40, "bf16", True),
+        (61, 40, "bf16", False),
+        (240, 100, "bf16", False),
+        (151, 140, "bf16", False),
+    ],
+)
+def test_codes_may_flip_as_rounding_flips_them(flips, noise, number_format, passed):
+    exact = of(drawn(), codes(0))
+    found = verdict(
+        of(drawn(), codes(flips)),
+        exact=exact,
+        noisy_codes=[codes(noise)] * 2,
+        number_format=number_format,
+        spiking=True,
+    )
+    assert (found.passed, found.rule) == (passed, "codes")
+
+
+@pytest.mark.parametrize(
+    ("observed", "words"),
+    [
+        (of(drawn()[:, :9]), "the output is 64x9, and in float64 64x10"),
+        (Observation({"scores": drawn()}, None), "the output is nothing, and in float64 64x10"),
+        (of(drawn(), codes(0, 875)), "875 codes per image, and in float64 1000"),
+    ],
+)
+def test_answers_of_another_form_fail_in_words(observed, words):
+    found = verdict(observed, exact=of(drawn(), codes(0)), spiking=True)
+    assert found.verdict == "failed"
+    assert words in found.note
+
+
+def test_every_output_is_judged_by_its_own_size():
+    exact = Observation({"boxes": drawn(scale=1e6), "scores": drawn(1)}, None)
+    wrong = Observation({"boxes": drawn(scale=1e6), "scores": 1.001 * drawn(1)}, None)
+    rule = Rule("fp32", spiking=False, trained=True)
+    limits = agreement.bounds(exact, [exact], rule)
+    assert "the output scores is off by more than 2.0e-05" in agreement.judge(exact, wrong, limits, rule).note
+    assert agreement.judge(exact, exact, limits, rule).passed
+
+
+def test_ties_are_counted_apart():
+    scores = drawn()
+    scores[3, :2] = 9.0, 9.0 + 1e-5
+    scores[4] = scores[3]
+    turned = scores.copy()
+    turned[3, :2] = 9.0 + 1e-5, 9.0
+    found = verdict(turned, exact=of(scores))
+    assert (found.argmax_disagreements, found.ties, found.tie_disagreements) == (1, 2, 1)
+    assert (found.agreeing, found.decided) == (IMAGES - 2, IMAGES - 2)
+
+
+def test_the_classes_say_nothing_where_nearly_all_are_one():
+    constant = drawn()
+    constant[:60, 2] = 50.0
+    assert verdict(constant, exact=of(constant)).agreeing is None
+    constant[:10, 3] = 60.0
+    assert verdict(constant, exact=of(constant)).agreeing == IMAGES
+
+
+def test_what_has_no_classes_has_no_argmax():
+    pictures = np.random.default_rng(0).normal(size=(8, 4, 4))
+    assert verdict(pictures, exact=of(pictures)).argmax_disagreements is None
