@@ -46,6 +46,17 @@ _KeyFile = Annotated[
     str | None, typer.Option(help="The key of that certificate, where another file holds it.", metavar="FILE")
 ]
 
+_Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="A checkpoint for the one model, or `demo`: the trained ones that ship.", metavar="FILE|demo|random"
+    ),
+]
+_Data = Annotated[
+    str | None,
+    typer.Option(help="Real images; `demo`: the digits that ship.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
+]
+
 
 def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> "Broker":
     """Return the broker of a URL with the files that TLS takes."""
@@ -80,8 +91,8 @@ def once(
         str | None,
         typer.Option(help="single_stream, offline, periodic, wake_up, cold_start, sustained.", metavar="A,B"),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model of the plan.")] = None,
-    data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
+    weights: _Weights = None,
+    data: _Data = None,
     provider: Annotated[str | None, typer.Option(help="ONNX Runtime's: cpu, cuda or tensorrt.")] = None,
     artifacts: Annotated[
         Path | None, typer.Option(help="Exported files to use before any is made.", metavar="DIR")
@@ -286,8 +297,8 @@ def profile(
     warmup: Annotated[int | None, typer.Option(help="Steps before them.")] = None,
     workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")] = "auto",
-    weights: Annotated[Path | None, typer.Option(help="A checkpoint.")] = None,
-    data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
+    weights: _Weights = None,
+    data: _Data = None,
     option: Annotated[
         list[str] | None, typer.Option(help="A model's option; may be repeated.", metavar="NAME=VALUE")
     ] = None,
@@ -408,7 +419,7 @@ def export(
     option: Annotated[
         list[str] | None, typer.Option(help="A model's option and its values; may be repeated.", metavar="NAME=1,2")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model.")] = None,
+    weights: _Weights = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Write there in place of the store.", metavar="FILE.onnx|DIR")
@@ -435,7 +446,7 @@ def export(
             batches=batches("--batch-sizes", _names(batch_sizes)),
             form=None if form == "auto" else choices("form", [form], files.FORMS)[0],
             options=options(option or []),
-            weights=str(weights) if weights else None,
+            weights=weights,
             seed=seed,
             out=str(out) if out else None,
             workspace_bytes=byte_count("--workspace", workspace) if workspace else None,

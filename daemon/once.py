@@ -26,6 +26,7 @@ from benchd.daemon.records import Record
 from benchd.daemon.statistics import MIN_EFFECT
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
+from benchd.models import demo
 
 FREE_POLL_S = 0.5
 
@@ -37,7 +38,7 @@ class Request:
     suite: dict[str, object] = field(default_factory=dict)
     config: Path | None = None
     device: str = "auto"
-    weights: Path | None = None
+    weights: str | None = None
     data: str | None = None
     module: str | None = None
     onnx: Path | None = None
@@ -59,8 +60,9 @@ def run(request: Request) -> int:
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
     own = _own(request)
     machine = plan.inspect(_device(request))
-    planned = plan.plan(_suites(settings, request), settings.limits, machine, own, search=True)
-    _refuse_ambiguous_weights(request, planned)
+    weights = named_weights(request.weights, own)
+    planned = plan.plan(_suites(settings, request), settings.limits, machine, own, weights=weights, search=True)
+    _refuse_ambiguous_weights(weights, planned)
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
         return 0
@@ -69,7 +71,7 @@ def run(request: Request) -> int:
     min_effect = noise_floor.min_effect(device_id, machine.device) if request.baseline else MIN_EFFECT
     if request.page:
         report.require_page()
-    supervisor = _supervisor(settings, request, planned, machine)
+    supervisor = _supervisor(settings, request, weights, planned, machine)
     _run_when_free(supervisor, request.wait)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
@@ -83,6 +85,7 @@ def run(request: Request) -> int:
 def _supervisor(
     settings: Config,
     request: Request,
+    weights: str | None,
     planned: Sequence[Planned],
     machine: Machine,
 ) -> Supervisor:
@@ -95,7 +98,7 @@ def _supervisor(
             device=machine.device,
             sources=settings.sampling.sources or samplers.present(machine.device, machine.gpu_uuid),
             period_s=settings.sampling.period_s,
-            weights=str(request.weights.resolve()) if request.weights else None,
+            weights=weights,
             data=request.data,
             gpu_uuid=machine.gpu_uuid,
             given_artifacts=_folder(request.artifacts),
@@ -190,11 +193,20 @@ def _suites(settings: Config, request: Request) -> list[Suite]:
         raise UsageError(str(error)) from error
 
 
-def _refuse_ambiguous_weights(request: Request, planned: Sequence[Planned]) -> None:
-    if request.weights and not request.weights.is_file():
-        raise UsageError(f"--weights {request.weights}: no such file")
+def named_weights(weights: str | None, own: Own | None) -> str | None:
+    """Return "demo", "random" or the full path of a file; raise UsageError for one that is not there."""
+    if weights in {None, demo.RANDOM} or (weights == demo.DEMO and own is None):
+        return weights
+    if weights == demo.DEMO:
+        raise UsageError(f"--weights {demo.DEMO}: a model of your own has none; give a checkpoint of it")
+    if not Path(str(weights)).is_file():
+        raise UsageError(f"--weights {weights}: no such file; {demo.DEMO} and {demo.RANDOM} need none")
+    return str(Path(str(weights)).resolve())
+
+
+def _refuse_ambiguous_weights(weights: str | None, planned: Sequence[Planned]) -> None:
     models = sorted({entry.case.model for entry in planned})
-    if request.weights and len(models) > 1:
+    if weights not in {None, demo.DEMO, demo.RANDOM} and len(models) > 1:
         raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
 
 

@@ -30,7 +30,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.statistics import STOP_RULES
 from benchd.exporters import sessions
-from benchd.models import catalog
+from benchd.models import catalog, demo
 
 PRESETS = {
     "quick": Limits(processes=1, warm_up_cap_s=2.0, rule=STOP_RULES["quick"], check_images=8),
@@ -153,16 +153,23 @@ def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:
 
 
 def plan(
-    suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: Own | None = None, *, search: bool = False
+    suites: Sequence[Suite],
+    limits: LimitsConfig,
+    machine: Machine,
+    own: Own | None = None,
+    *,
+    weights: str | None = None,
+    search: bool = False,
 ) -> list[Planned]:
     """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows.
 
-    With `search` an offline case without batch sizes doubles them as long as that pays.
+    With `weights` "demo" every case has the options of its model's trained weights. With `search` an offline case
+    without batch sizes doubles them as long as that pays.
     """
     planned: dict[str, Planned] = {}
     try:
         for suite in suites or [Suite()]:
-            for entry in _cases(suite, limits, machine, own, search):
+            for entry in _cases(suite, limits, machine, own, weights, search):
                 planned.setdefault(entry.case.case_id, entry)
     except catalog.BadOption as error:
         raise UsageError(str(error)) from error
@@ -226,7 +233,9 @@ def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: Limit
     return limits
 
 
-def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None, search: bool) -> Iterator[Planned]:
+def _cases(
+    suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None, weights: str | None, search: bool
+) -> Iterator[Planned]:
     limits = _limits(suite, config)
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
@@ -243,7 +252,7 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                     search and scenario == "offline" and not suite.batch_sizes and not isinstance(own, OwnFile)
                 )
                 sizes = SEARCHED_BATCH_SIZES if is_searched else _batch_sizes(suite, model, own, scenario)
-                combinations = itertools.product(sizes, _options(suite, model, own), threads)
+                combinations = itertools.product(sizes, _options(suite, model, own, weights), threads)
                 for batch_size, options, count in combinations:
                     case = Case(
                         model=model,
@@ -311,7 +320,7 @@ def _batch_sizes(suite: Suite, model: str, own: Own | None, scenario: Scenario) 
     return suite.batch_sizes or defaults
 
 
-def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, OptionValue]]:
+def _options(suite: Suite, model: str, own: Own | None, weights: str | None) -> list[dict[str, OptionValue]]:
     """Return every combination of the options this model has, values that are defaults left out."""
     if own:
         return [{}]
@@ -322,6 +331,8 @@ def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, Option
         if name in entry.options
     ]
     combinations = [dict(chosen) for chosen in itertools.product(*parsed)]
+    if weights == demo.DEMO:
+        combinations = [demo.complete(model, combination) for combination in combinations]
     for combination in combinations:
         entry.resolve(combination)
     return [entry.without_defaults(combination) for combination in combinations]

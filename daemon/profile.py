@@ -30,7 +30,7 @@ from benchd.daemon.records import Case, Record
 from benchd.daemon.results import JOURNAL
 from benchd.daemon.supervisor import Sink
 from benchd.kernels import cache
-from benchd.models import catalog
+from benchd.models import catalog, demo
 
 USUAL = ("torch", "memory", "benchmark")
 PUBLISH_S = 10.0
@@ -65,7 +65,7 @@ class Request:
     warm_up: int | None
     workload: Workload
     device: str
-    weights: Path | None
+    weights: str | None
     data: str | None
     options: dict[str, list[str]]
     batch_size: int | None
@@ -123,8 +123,6 @@ def _refuse(request: Request) -> None:
     for name, number, least in (("--steps", request.steps, 1), ("--warmup", request.warm_up, 0)):
         if number is not None and number < least:
             raise UsageError(f"{name} {number}: at least {least}")
-    if request.weights and not request.weights.is_file():
-        raise UsageError(f"--weights {request.weights}: no such file")
     if len(request.presets) > 1:
         raise UsageError("--quick and --thorough: give one of the two")
     if request.kernel_regex and request.snn_kernels:
@@ -135,7 +133,10 @@ def _refuse(request: Request) -> None:
 
 def _job(request: Request, machine: Machine) -> ProfileJob:
     own = once.own_module(request.module, request.inputs) if request.module else None
-    case, depth = _case(request, machine, own), request.depth
+    weights, data = once.named_weights(request.weights, own), request.data
+    case, depth = _case(request, machine, own, weights), request.depth
+    if not own:
+        weights, data = demo.sources(case.model, case.options, weights, data)
     return ProfileJob(
         case=case,
         options=case.options if own else catalog.entry(case.model).resolve(case.options),
@@ -149,8 +150,8 @@ def _job(request: Request, machine: Machine) -> ProfileJob:
         output=str(_folder(request.output, case)),
         cache=str(cache.folder()),
         artifacts=str(cache.artifacts()),
-        weights=str(request.weights.resolve()) if request.weights else None,
-        data=request.data,
+        weights=weights,
+        data=data,
         module=own.path if own else None,
         input_shape=own.input_shape if own else None,
         gpu_uuid=machine.gpu_uuid,
@@ -158,7 +159,7 @@ def _job(request: Request, machine: Machine) -> ProfileJob:
     )
 
 
-def _case(request: Request, machine: Machine, own: OwnModule | None) -> Case:
+def _case(request: Request, machine: Machine, own: OwnModule | None, weights: str | None) -> Case:
     """Return the one case that is asked for; raise UsageError, or NotAvailable where it cannot run here."""
     given = {
         "models": [request.model] if request.model else [],
@@ -167,7 +168,7 @@ def _case(request: Request, machine: Machine, own: OwnModule | None) -> Case:
         "options": request.options,
         "directions": ["training" if request.workload == "train" else "inference"],
     }
-    entry, *others = plan.plan([msgspec.convert(given, Suite)], LimitsConfig(), machine, own)
+    entry, *others = plan.plan([msgspec.convert(given, Suite)], LimitsConfig(), machine, own, weights=weights)
     if others:
         raise UsageError(f"a profile is of one case, and these are {1 + len(others)}; give each option one value")
     if entry.reason:

@@ -53,6 +53,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
 
+    `weights` is a file, or "demo" as `data` may be: the trained ones that ship; None is random.
     For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
     before and after. `probes` asks for the device's rates. `is_compared` leaves out what a comparison does not read:
     rests, rates, the parts of an inference, occupancy.

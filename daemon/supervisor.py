@@ -41,7 +41,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.sampling import SamplerProcess
 from benchd.daemon.waking import on_signals
-from benchd.models import catalog
+from benchd.models import catalog, demo
 
 ATTEND_S = 1.0
 
@@ -194,6 +194,9 @@ class Supervisor:
 
     def _job(self, planned: Planned, name: str) -> Job:
         settings, case, own = self.settings, planned.case, planned.own
+        weights, data = settings.weights, settings.data
+        if not own:
+            weights, data = demo.sources(case.model, case.options, weights, data)
         return Job(
             case=case,
             options=case.options if own else catalog.entry(case.model).resolve(case.options),
@@ -204,8 +207,8 @@ class Supervisor:
             raw_name=name,
             cache=str(settings.cache),
             spawned_ns=time.monotonic_ns(),
-            weights=settings.weights,
-            data=settings.data,
+            weights=weights,
+            data=data,
             module=own.path if isinstance(own, OwnModule) else None,
             input_shape=own.input_shape if isinstance(own, OwnModule) else None,
             onnx=own.path if isinstance(own, OwnFile) else None,

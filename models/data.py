@@ -2,17 +2,23 @@
 
 Real images get the preprocessing that the model was trained with, chosen by the catalog's `dataset` and `inputs`:
 ImageNet is resized to 256/224 of the input's side (bicubic), cropped at the centre and normalised; CIFAR-10 is taken as
-it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". torchvision is imported where real images are
-read: it takes a second, in each process that is measured.
+it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". The digits that ship, "demo", are enlarged to the
+input's side and get equal channels. torchvision is imported only to read images from a folder: it takes a second, in
+each process that is measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import safetensors.torch
 import torch
+from torch.nn import functional
+
+from benchd.models import demo
 
 if TYPE_CHECKING:
     from torchvision.transforms import v2
@@ -22,7 +28,9 @@ _NORMALISATION = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
 _CLASSES = {"imagenet": 1000, "cifar10": 10}
-_SCHEMES = "cifar10:DIR or imagefolder:DIR"
+_SCHEMES = "demo, cifar10:DIR or imagefolder:DIR"
+_DIGITS_MEAN, _DIGITS_STD = 0.3053, 0.3236  # of the enlarged digits
+_DIGITS_MAX, _DIGITS_CLASSES = 16, 10
 
 
 class DataError(ValueError):
@@ -57,13 +65,17 @@ def open_data(
     *,
     dataset: str | None = None,
     inputs: Literal["unit", "normal"] = "normal",
+    classes: int | None = None,
 ) -> Images:
     """Return `count` images spread evenly over the set that `spec` names, or all where it has fewer.
 
-    `spec` is "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or "imagefolder:DIR" (DIR/<class>/<image>).
-    `dataset` and `inputs` are those of the model's catalog entry; without them, those that the scheme suggests. Raises
-    DataError for an unknown scheme, a missing or empty folder, a wrong layout or an unreadable image.
+    `spec` is "demo" (the digits that ship), "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or
+    "imagefolder:DIR" (DIR/<class>/<image>). `dataset` and `inputs` are those of the model's catalog entry, `classes`
+    is the number of its classes; without them, those that the scheme suggests. Raises DataError for an unknown scheme,
+    a missing or empty folder, a wrong layout or an unreadable image.
     """
+    if spec == demo.DEMO:
+        return _digits(input_shape, count, inputs, has_labels=classes in {None, _DIGITS_CLASSES})
     scheme, _, folder = spec.partition(":")
     if scheme not in _OPENERS or not folder:
         raise DataError(f"unknown data {spec!r}: use {_SCHEMES}")
@@ -74,7 +86,27 @@ def open_data(
         raise DataError(f"this model reads no images (data set {dataset!r}): leave the data option out")
     opened = _OPENERS[scheme](folder)
     opened.transform = _preprocessing(dataset, inputs, input_shape)
-    return _take(opened, spec, count, _CLASSES[dataset])
+    return _take(opened, spec, count, classes or _CLASSES[dataset])
+
+
+def enlarged(digits: torch.Tensor, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"]) -> torch.Tensor:
+    """Return digits (n, 8, 8), 0 to 16, as images (n, *input_shape).
+
+    At 32 pixels they are multiples of 1/1024 before they are normalised, exact in every precision.
+    """
+    channels, *sides = input_shape
+    grey = digits[:, None].float() / _DIGITS_MAX
+    images = functional.interpolate(grey, sides, mode="bilinear", align_corners=False).expand(-1, channels, -1, -1)
+    return (images - _DIGITS_MEAN) / _DIGITS_STD if inputs == "normal" else images.contiguous()
+
+
+def _digits(input_shape: tuple[int, ...], count: int, inputs: Literal["unit", "normal"], *, has_labels: bool) -> Images:
+    if len(input_shape) != 3:
+        raise DataError(f"this model reads no images, but {input_shape}: leave the data option out")
+    held = safetensors.torch.load_file(demo.IMAGES)
+    taken = torch.tensor(_spread(len(held["labels"]), count))
+    labels = held["labels"][taken].long() if has_labels else None
+    return Images(enlarged(held["images"][taken], input_shape, inputs), labels, _source("demo", held["labels"], count))
 
 
 def _open_cifar10(folder: str) -> Any:
@@ -117,14 +149,23 @@ def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> v
 
 
 def _take(opened: Any, spec: str, count: int, classes: int) -> Images:
-    taken = min(count, len(opened))
-    indices = [i * len(opened) // taken for i in range(taken)]
     try:
-        images, labels = zip(*(opened[i] for i in indices), strict=True)
+        images, labels = zip(*(opened[i] for i in _spread(len(opened), count)), strict=True)
     except OSError as error:
         raise DataError(f"an image of {spec} cannot be read, replace or remove it: {error}") from error
-    source = f"{taken} of the {len(opened)} images of {spec}"
-    if taken < count:
-        source = f"all {taken} images of {spec}, fewer than the {count} asked for"
     known = len(opened.classes) == classes
-    return Images(torch.stack(images), torch.tensor(labels) if known else None, source)
+    return Images(torch.stack(images), torch.tensor(labels) if known else None, _source(spec, opened, count))
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """Return `count` indices spread evenly over `total`, or all of them where those are fewer."""
+    taken = min(count, total)
+    return [i * total // taken for i in range(taken)]
+
+
+def _source(spec: str, opened: Sized, count: int) -> str:
+    """Return which images of the set were taken, as a sentence."""
+    total = len(opened)
+    if total < count:
+        return f"all {total} images of {spec}, fewer than the {count} asked for"
+    return f"{count} of the {total} images of {spec}"

@@ -189,7 +189,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
         for record in records
         if record.status != "ok"
     ]
-    notes += sorted({f"check: {record.check.note}" for record in records if record.check and record.check.note})
+    notes += _check_notes(records)
     measured = [record for record in records if record.timing]
     notes += [note for record in measured if (note := scenario_note(record))]
     if any(record.timing and record.timing.p99_ms is None for record in measured):
@@ -209,6 +209,15 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
     return notes
+
+
+def _check_notes(records: Sequence[Record]) -> list[str]:
+    """Return what the checks note, each with the models that it is said of."""
+    models: dict[str, dict[str, None]] = {}
+    for record in records:
+        if record.check and record.check.note:
+            models.setdefault(record.check.note, {})[record.case.model] = None
+    return [f"check: {', '.join(models[note])}: {note}" for note in sorted(models)]
 
 
 def _disturbed_note(record: Record) -> str | None:

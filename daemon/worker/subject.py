@@ -16,7 +16,7 @@ from benchd.daemon.protocol import Job
 from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker.source import Source
 from benchd.kernels.dispatch import Unavailable
-from benchd.models import catalog, data, weights
+from benchd.models import catalog, data, demo, weights
 
 POOL_BYTES = 64 * 2**20
 POOL_IMAGES = 256
@@ -100,8 +100,13 @@ def _custom(job: Job, plain: nn.Module) -> nn.Module:
 
 def _catalogued(job: Job) -> nn.Module:
     if job.weights:
-        return weights.load(job.case.model, Path(job.weights), **job.options)
+        return weights.load(job.case.model, _file(job.weights, job.case.model), **job.options)
     return catalog.build(job.case.model, kernels="torch", **job.options)
+
+
+def _file(named: str, model: str) -> Path:
+    """Return the file of the weights, which "demo" stands for too."""
+    return demo.CHECKPOINTS[model].path if named == demo.DEMO else Path(named)
 
 
 def _own_file(job: Job) -> nn.Module:
@@ -154,9 +159,9 @@ def _inputs(job: Job, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor
     kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
     batch = job.case.batch_size
     if job.data:
-        images = data.open_data(
-            job.data, shape, max(POOL_IMAGES, batch, job.limits.check_images), dataset=dataset, inputs=kind
-        )
+        count = max(POOL_IMAGES, batch, job.limits.check_images)
+        classes = getattr(module, "num_classes", None)
+        images = data.open_data(job.data, shape, count, dataset=dataset, inputs=kind, classes=classes)
         return images.images, images.labels, images.source
     image_bytes = 4 * torch.Size(shape).numel()
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // image_bytes))
