@@ -27,7 +27,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types occupancy wheel bundle programs clean
+.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -85,6 +85,9 @@ check: $(TEST) types  ## lint, format and types
 types:  ## the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd
 	@for folder in $(PACKAGES); do ln -sfn ../../$$folder .typing/benchd/$$folder; done
+
+weights: $(TEST)  ## train the small nets that ship, into models/demo/: a quarter of an hour on two cores
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m benchd.models.demo.train
 
 occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite docs/occupancy.md
 	$(BIN)/python -m benchd.kernels.shipped docs/occupancy.md

@@ -46,6 +46,17 @@ _KeyFile = Annotated[
     str | None, typer.Option(help="The key of that certificate, where another file holds it.", metavar="FILE")
 ]
 
+_Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="A checkpoint for the one model, or `demo`: the trained ones that ship.", metavar="FILE|demo|random"
+    ),
+]
+_Data = Annotated[
+    str | None,
+    typer.Option(help="Real images; `demo`: the digits that ship.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
+]
+
 
 def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> "Broker":
     """Return the broker of a URL with the files that TLS takes."""
@@ -80,16 +91,16 @@ def once(
         str | None,
         typer.Option(help="single_stream, offline, periodic, wake_up, cold_start, sustained.", metavar="A,B"),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model of the plan.")] = None,
-    data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
+    weights: _Weights = None,
+    data: _Data = None,
     labels: Annotated[
-        Path | None, typer.Option(help="Class indices of the images in that folder, a path and an index a line.")
+        Path | None, typer.Option(help="Class indices of the images in that folder: a path and an index per line.")
     ] = None,
     accuracy: Annotated[
-        str | None, typer.Option(help="Top-1 over all of --data, or over so many of it.", metavar="full|N")
+        str | None, typer.Option(help="Top-1 over all of --data, or over this many of its images.", metavar="full|N")
     ] = None,
     max_accuracy_drop: Annotated[
-        str | None, typer.Option(help="Against plain fp32; a variant that may lose more is not shipped.", metavar="1%")
+        str | None, typer.Option(help="Against plain fp32; a variant that may lose more does not ship.", metavar="1%")
     ] = None,
     provider: Annotated[str | None, typer.Option(help="ONNX Runtime's: cpu, cuda or tensorrt.")] = None,
     artifacts: Annotated[
@@ -132,6 +143,7 @@ def once(
         whole_numbers,
     )
     from benchd.daemon.compare import FAIL_ON  # noqa: PLC0415
+    from benchd.daemon.plan import named_weights  # noqa: PLC0415
     from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS  # noqa: PLC0415
 
     given = {
@@ -146,7 +158,7 @@ def once(
         "processes": processes,
         "seed": seed,
         "provider": provider and choices("provider", [provider], PROVIDERS)[0],
-        "weights": weights and str(weights.resolve()),
+        "weights": weights and named_weights(weights),
         "data": data,
         "labels": labels and str(labels.resolve()),
         "accuracy": image_count(accuracy) if accuracy else None,
@@ -308,8 +320,8 @@ def profile(
     warmup: Annotated[int | None, typer.Option(help="Steps before them.")] = None,
     workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")] = "auto",
-    weights: Annotated[Path | None, typer.Option(help="A checkpoint.")] = None,
-    data: Annotated[str | None, typer.Option(help="Real images.", metavar="cifar10:DIR|imagefolder:DIR")] = None,
+    weights: _Weights = None,
+    data: _Data = None,
     option: Annotated[
         list[str] | None, typer.Option(help="A model's option; may be repeated.", metavar="NAME=VALUE")
     ] = None,
@@ -430,7 +442,7 @@ def export(
     option: Annotated[
         list[str] | None, typer.Option(help="A model's option and its values; may be repeated.", metavar="NAME=1,2")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A checkpoint for the one model.")] = None,
+    weights: _Weights = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, max=2**62)] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Write there in place of the store.", metavar="FILE.onnx|DIR")
@@ -457,7 +469,7 @@ def export(
             batches=batches("--batch-sizes", _names(batch_sizes)),
             form=None if form == "auto" else choices("form", [form], files.FORMS)[0],
             options=options(option or []),
-            weights=str(weights) if weights else None,
+            weights=weights,
             seed=seed,
             out=str(out) if out else None,
             workspace_bytes=byte_count("--workspace", workspace) if workspace else None,

@@ -15,7 +15,7 @@ from benchd.daemon.errors import UsageError, unknown
 from benchd.exporters.artifacts import Artifact, ArtifactError, Store
 from benchd.exporters.files import Form, Precision
 from benchd.kernels import cache
-from benchd.models import catalog
+from benchd.models import catalog, demo
 
 To = Literal["onnx", "tensorrt"]
 TARGETS: tuple[To, ...] = ("onnx", "tensorrt")
@@ -79,8 +79,9 @@ def _refuse(request: Request) -> None:
         for option in request.options:
             if option not in known:
                 raise unknown(f"option of {model}", option, sorted(known))
-    if request.weights and (len(request.models) > 1 or not Path(request.weights).is_file()):
-        raise UsageError(f"--weights {request.weights}: one file that exists, for one model")
+    is_file = request.weights not in {None, demo.DEMO, demo.RANDOM}
+    if is_file and (len(request.models) > 1 or not Path(str(request.weights)).is_file()):
+        raise UsageError(f"--weights {request.weights}: {demo.DEMO}, or one file that exists, for one model")
     files = len(request.models) * len(request.precisions) * len(request.batches)
     files *= math.prod(map(len, request.options.values()))
     if request.single and (files > 1 or request.to == "tensorrt"):

@@ -198,10 +198,7 @@ def _suites(settings: Config, request: Request) -> list[Suite]:
 
 
 def _refuse_absent_files(request: Request, planned: Sequence[Planned]) -> None:
-    """Raise UsageError for weights, data and labels that are not there, before anything is measured."""
-    for weights in {entry.weights for entry in planned if entry.weights}:
-        if not Path(weights).is_file():
-            raise UsageError(f"--weights {weights}: no such file")
+    """Raise UsageError for data and labels that are not there, before anything is measured."""
     for images, labels in {(entry.data, entry.labels) for entry in planned if entry.data}:
         _refuse_absent_images(str(images), labels)
     if request.max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):

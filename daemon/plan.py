@@ -31,7 +31,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.statistics import STOP_RULES
 from benchd.exporters import sessions
-from benchd.models import catalog
+from benchd.models import catalog, demo
 
 PRESETS = {
     "quick": Limits(processes=1, warm_up_cap_s=2.0, rule=STOP_RULES["quick"], check_images=8),
@@ -165,11 +165,17 @@ def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:
 
 
 def plan(
-    suites: Sequence[Suite], limits: LimitsConfig, machine: Machine, own: Own | None = None, *, search: bool = False
+    suites: Sequence[Suite],
+    limits: LimitsConfig,
+    machine: Machine,
+    own: Own | None = None,
+    *,
+    search: bool = False,
 ) -> list[Planned]:
     """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows.
 
-    With `search` an offline case without batch sizes doubles them as long as that pays.
+    With the weights "demo" a case has the options of its model's trained weights. With `search` an offline case without
+    batch sizes doubles them as long as that pays.
     """
     planned: dict[str, Planned] = {}
     try:
@@ -247,7 +253,7 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
     _refuse_unknown_options(suite, models, own)
     if not 0 <= suite.seed <= MAX_SEED:
         raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
-    accuracy = _accuracy(suite, models, own)
+    _refuse_weights(suite, models, own)
     threads = _threads(suite)
     for model in models:
         for variant, direction in _variants(suite, model, machine, own):
@@ -274,6 +280,7 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                     reason = why_not(case, machine, own_file=isinstance(own, OwnFile))
                     its_limits = _of_scenario(limits, scenario, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
+                    weights, data = _sources(suite, case, own)
                     yield Planned(
                         case,
                         suite.preset,
@@ -282,26 +289,48 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                         reason,
                         own,
                         is_searched,
-                        weights=suite.weights,
-                        data=suite.data,
+                        weights=weights,
+                        data=data,
                         labels=suite.labels,
-                        accuracy=accuracy,
+                        accuracy=_accuracy(suite, weights, data, own),
                     )
 
 
-def _accuracy(suite: Suite, models: Sequence[str], own: Own | None) -> ImageCount | None:
+def named_weights(named: str) -> str:
+    """Return "demo", "random" or the full path of a file."""
+    return named if named in (demo.DEMO, demo.RANDOM) else str(Path(named).resolve())
+
+
+def _refuse_weights(suite: Suite, models: Sequence[str], own: Own | None) -> None:
+    """Raise for weights that are not there, or not those of one model."""
+    if own and suite.weights == demo.DEMO:
+        raise UsageError(f"--weights {demo.DEMO}: a model of your own has none; give a checkpoint of it")
+    if suite.weights in (None, demo.DEMO, demo.RANDOM):
+        return
+    if not Path(suite.weights).is_file():
+        raise UsageError(f"--weights {suite.weights}: no such file; {demo.DEMO} and {demo.RANDOM} need none")
+    if len(models) > 1:
+        raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
+
+
+def _sources(suite: Suite, case: Case, own: Own | None) -> tuple[str | None, str | None]:
+    """Return the weights and the data that a case runs on; None is random."""
+    if own:
+        return None if suite.weights == demo.RANDOM else suite.weights, suite.data
+    return demo.sources(case.model, case.options, suite.weights, suite.data)
+
+
+def _accuracy(suite: Suite, weights: str | None, data: str | None, own: Own | None) -> ImageCount | None:
     """Return over how many images accuracy is measured: as asked for, else a pool of them where that means something.
 
     Raises UsageError for what would not be accuracy: without images, and of a catalogued model with random weights.
     """
-    if suite.weights and len(models) > 1:
-        raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
-    if (suite.accuracy or suite.labels) and not suite.data:
+    if (suite.accuracy or suite.labels) and not data:
         raise UsageError("accuracy needs images with labels: give --data imagefolder:DIR or cifar10:DIR too")
-    is_trained = bool(suite.weights) or isinstance(own, OwnFile)
+    is_trained = bool(weights) or isinstance(own, OwnFile)
     if suite.accuracy and not (is_trained or own):
         raise UsageError("accuracy needs trained weights, and these would be random: give --weights FILE too")
-    return suite.accuracy or (POOL_IMAGES if suite.data and is_trained else None)
+    return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
 
 
 def _threads(suite: Suite) -> Sequence[int | None]:
@@ -367,6 +396,8 @@ def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, Option
         if name in entry.options
     ]
     combinations = [dict(chosen) for chosen in itertools.product(*parsed)]
+    if suite.weights == demo.DEMO:
+        combinations = [demo.complete(model, combination) for combination in combinations]
     for combination in combinations:
         entry.resolve(combination)
     return [entry.without_defaults(combination) for combination in combinations]

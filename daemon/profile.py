@@ -15,7 +15,7 @@ from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.lock import MachineLock
-from benchd.daemon.plan import Machine, OwnModule
+from benchd.daemon.plan import Machine, OwnModule, Planned
 from benchd.daemon.profiling import report, tables
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.findings import find
@@ -65,7 +65,7 @@ class Request:
     warm_up: int | None
     workload: Workload
     device: str
-    weights: Path | None
+    weights: str | None
     data: str | None
     options: dict[str, list[str]]
     batch_size: int | None
@@ -124,8 +124,6 @@ def _refuse(request: Request) -> None:
     for name, number, least in (("--steps", request.steps, 1), ("--warmup", request.warm_up, 0)):
         if number is not None and number < least:
             raise UsageError(f"{name} {number}: at least {least}")
-    if request.weights and not request.weights.is_file():
-        raise UsageError(f"--weights {request.weights}: no such file")
     if len(request.presets) > 1:
         raise UsageError("--quick and --thorough: give one of the two")
     if request.kernel_regex and request.snn_kernels:
@@ -136,7 +134,8 @@ def _refuse(request: Request) -> None:
 
 def _job(request: Request, machine: Machine, suite_id: str) -> ProfileJob:
     own = once.own_module(request.module, request.inputs) if request.module else None
-    case, depth = _case(request, machine, own), request.depth
+    planned, depth = _planned(request, machine, own), request.depth
+    case = planned.case
     return ProfileJob(
         case=case,
         suite_id=suite_id,
@@ -151,8 +150,8 @@ def _job(request: Request, machine: Machine, suite_id: str) -> ProfileJob:
         output=str(_folder(request.output, case)),
         cache=str(cache.folder()),
         artifacts=str(cache.artifacts()),
-        weights=str(request.weights.resolve()) if request.weights else None,
-        data=request.data,
+        weights=planned.weights,
+        data=planned.data,
         module=own.path if own else None,
         module_folder=own.folder if own else "",
         inputs=own.inputs if own else [],
@@ -161,7 +160,7 @@ def _job(request: Request, machine: Machine, suite_id: str) -> ProfileJob:
     )
 
 
-def _case(request: Request, machine: Machine, own: OwnModule | None) -> Case:
+def _planned(request: Request, machine: Machine, own: OwnModule | None) -> Planned:
     """Return the one case that is asked for; raise UsageError, or NotAvailable where it cannot run here."""
     given = {
         "models": [request.model] if request.model else [],
@@ -169,13 +168,15 @@ def _case(request: Request, machine: Machine, own: OwnModule | None) -> Case:
         "batch_sizes": [request.batch_size] if request.batch_size is not None else [],
         "options": request.options,
         "directions": ["training" if request.workload == "train" else "inference"],
+        "weights": request.weights and plan.named_weights(request.weights),
+        "data": request.data,
     }
     entry, *others = plan.plan([msgspec.convert(given, Suite)], LimitsConfig(), machine, own)
     if others:
         raise UsageError(f"a profile is of one case, and these are {1 + len(others)}; give each option one value")
     if entry.reason:
         raise NotAvailable(f"{entry.case.case_id}: {entry.reason}")
-    return entry.case
+    return entry
 
 
 def _folder(asked: Path | None, case: Case) -> Path:

@@ -58,7 +58,8 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
 
-    Nothing that is made of a user's module outlives the run `suite_id`, whose processes share it.
+    Nothing that is made of a user's module outlives the run `suite_id`, whose processes share it. `weights` is a file,
+    or "demo", as `data` may be: the trained ones that ship; None is random.
     For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
     before and after. `module` is FILE.py:function, or package.module:function in `module_folder`; no `inputs` leaves it
     to the model to say what it reads. `probes` asks for the device's rates. `is_compared` leaves out what a comparison

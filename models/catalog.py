@@ -116,6 +116,9 @@ _VIM_OPTIONS = {
     "patch_size": Option(16, "side of a patch in pixels", minimum=1),
     "stride": Option(16, "distance between patches in pixels; more than 16 gives a shorter sequence", minimum=1),
     "scan": Option("serial", "form of the scan; both are exact", choices=("serial", "two_level")),
+    "depth": Option(24, "number of layers", minimum=1),
+    "image_size": Option(224, "side of the image in pixels", minimum=1),
+    "num_classes": Option(1000, "number of classes; a checkpoint says its own", minimum=1),
 }
 _ONEPASS_OPTIONS = {
     "time_steps": Option(8, "T, the number of time steps", minimum=1),
@@ -126,7 +129,10 @@ _ONEPASS_OPTIONS = {
     "p_scale": Option(1.0, "rate encoding fires where u < clamp(p_scale * x, 0, 1)", minimum=0.0),
     "batch_norm": Option(False, "batch norm after each convolution"),
 }
-_LEVEL = Option(8, "quantisation level L: codes 0..L//2-1", minimum=4)
+_RESNET_OPTIONS = {
+    "level": Option(8, "quantisation level L: codes 0..L//2-1", minimum=4),
+    "width": Option(64, "channels of the first stage; each further one doubles them", minimum=1),
+}
 
 
 def _too_few_steps(options: Mapping[str, Any]) -> str | None:
@@ -137,17 +143,32 @@ def _too_few_steps(options: Mapping[str, Any]) -> str | None:
     return f"time_steps={options['time_steps']} is below the {step} steps over which level {options['level']} is fed"
 
 
-def _vim(size: str, parameters: str) -> Model:
-    summary = f"Vision Mamba {size}, {parameters} parameters, 224x224 ImageNet"
-    factory, shape = "benchd.models.vim:build", (3, 224, 224)
-    return Model(summary, factory, shape, "normal", "outputs", "imagenet", _VIM_OPTIONS, custom_kernels=True)
+def _patch_too_large(options: Mapping[str, Any]) -> str | None:
+    """Return why no patch fits into the image."""
+    if options["patch_size"] <= options["image_size"]:
+        return None
+    return f"patch_size={options['patch_size']} is larger than the image, {options['image_size']} pixels"
+
+
+def _vim(size: str, dim: int, parameters: str) -> Model:
+    return Model(
+        f"Vision Mamba {size}, {parameters} parameters, 224x224 ImageNet",
+        "benchd.models.vim:build",
+        (3, "image_size", "image_size"),
+        "normal",
+        "outputs",
+        "imagenet",
+        {"dim": Option(dim, "channels of a token", minimum=1), **_VIM_OPTIONS},
+        _patch_too_large,
+        custom_kernels=True,
+    )
 
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
-        "vim_tiny": _vim("tiny", "7 M"),
-        "vim_small": _vim("small", "26 M"),
-        "vim_base": _vim("base", "98 M"),
+        "vim_tiny": _vim("tiny", 192, "7 M"),
+        "vim_small": _vim("small", 384, "26 M"),
+        "vim_base": _vim("base", 768, "98 M"),
         "snn_onepass": Model(
             "spiking OnePass CNN (LIF), CIFAR-10",
             "benchd.models.snn_onepass:build",
@@ -165,7 +186,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "normal",
             "codes",
             "cifar10",
-            {"level": _LEVEL},
+            _RESNET_OPTIONS,
         ),
         "snn_stbif_resnet18": Model(
             "ST-BIF spiking ResNet-18 converted from the quantised one, CIFAR-10",
@@ -174,7 +195,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "normal",
             "codes",
             "cifar10",
-            {"level": _LEVEL, "time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
+            _RESNET_OPTIONS | {"time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
             _too_few_steps,
             custom_kernels=True,
             custom_training=True,

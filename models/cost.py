@@ -91,8 +91,8 @@ def cost(
 ) -> Cost:
     """Return the cost of one run of the catalogued model over a batch; raises UnknownName or BadOption.
 
-    The model is the catalog's: weights with another image size or number of classes make another model. `options`
-    left out have their defaults.
+    The model is the catalog's: weights with a number of classes of their own make another one. `options` left out have
+    their defaults.
     """
     one = _forward(model, options)
     training = direction == "training"
@@ -119,18 +119,17 @@ def _training_bytes(one: _Forward, batch_size: int, number: int) -> int:
 
 def _forward(model: str, options: Mapping[str, OptionValue]) -> _Forward:
     entry = catalog.entry(model)
-    return _FORWARD[model](model, entry.resolve(options))
+    return _FORWARD[model](entry.resolve(options))
 
 
-_VIM_DIMS = {"vim_tiny": 192, "vim_small": 384, "vim_base": 768}
-_DEPTH, _STATES, _TAPS, _SIDE, _CLASSES = 24, 16, 4, 224, 1000
+_STATES, _TAPS = 16, 4
 
 
-def _vim(model: str, options: Mapping[str, Any]) -> _Forward:
-    dim, patch = _VIM_DIMS[model], options["patch_size"]
-    inner, rank, patch_numbers = 2 * dim, -(-dim // 16), 3 * patch**2
-    patches = ((_SIDE - patch) // options["stride"] + 1) ** 2
-    tokens = _DEPTH * (patches + 1)
+def _vim(options: Mapping[str, Any]) -> _Forward:
+    dim, depth, patch, side = options["dim"], options["depth"], options["patch_size"], options["image_size"]
+    inner, rank, patch_numbers, classes = 2 * dim, -(-dim // 16), 3 * patch**2, options["num_classes"]
+    patches = ((side - patch) // options["stride"] + 1) ** 2
+    tokens = depth * (patches + 1)
     # the last layer: its scans meet at the class token, the one token that passes its gate
     scanned = 2 * (tokens - patches - 1) + patches + 2
     gated = tokens - patches
@@ -138,24 +137,24 @@ def _vim(model: str, options: Mapping[str, Any]) -> _Forward:
     embedding = 2 * patches * dim * patch_numbers
     layer = dim + 3 * dim * inner + 2 * inner * (_TAPS + 1 + low + rank + 1 + _STATES + 1)
     return _Forward(
-        parameters=dim * (patch_numbers + 1 + 1 + patches + 1) + _DEPTH * layer + dim + (dim + 1) * _CLASSES,
+        parameters=dim * (patch_numbers + 1 + 1 + patches + 1) + depth * layer + dim + (dim + 1) * classes,
         # in_proj to u, to z and out_proj; x_proj and dt_proj
-        matrix_flops=embedding + 2 * inner * (dim * (tokens + 2 * gated) + scanned * (low + rank)) + 2 * dim * _CLASSES,
+        matrix_flops=embedding + 2 * inner * (dim * (tokens + 2 * gated) + scanned * (low + rank)) + 2 * dim * classes,
         first_flops=embedding,
         # norms and residual; the short convolution; the scan with its softplus; sum of the directions and gate
         elementwise_flops=NORM * dim * (tokens + 1)
         + inner * scanned * (2 * _TAPS + SILU + 6 * _STATES + 5)
         + inner * gated * (SILU + 2),
         exponentials=inner * (scanned * (_STATES + 2 + 1) + gated),
-        inputs=3 * _SIDE**2,
-        outputs=_CLASSES,
+        inputs=3 * side**2,
+        outputs=classes,
         written=tokens * dim,
         read=tokens * dim,
         width=4,
     )
 
 
-def _onepass(model: str, options: Mapping[str, Any]) -> _Forward:
+def _onepass(options: Mapping[str, Any]) -> _Forward:
     steps, repeats = options["time_steps"], options["encoding"] == "repeat"
     conv1, conv2, fc = 64 * 27, 128 * 64 * 9, 8192 * 256 + 256 * 10
     stem = 2 * conv1 * 32**2 * (1 if repeats else steps)
@@ -173,14 +172,15 @@ def _onepass(model: str, options: Mapping[str, Any]) -> _Forward:
     )
 
 
-_STAGES = ((64, 64, 8), (64, 128, 4), (128, 256, 2), (256, 512, 1))  # channels in and out, side of a 32x32 image
+_STAGES = ((1, 1, 8), (1, 2, 4), (2, 4, 2), (4, 8, 1))  # channels in and out by width, side of a 32x32 image
 
 
-def _resnet(model: str, options: Mapping[str, Any]) -> _Forward:
+def _resnet(options: Mapping[str, Any]) -> _Forward:
+    first = options["width"]
     steps, neuron = (options["time_steps"], ST_BIF) if "time_steps" in options else (1, QUANTISER)
-    stem, pooled, fc = 64 * 3 * 49, 64 * 8**2, 512 * 10
-    weights, norms, products, numbers = 0, 64, 0, 0
-    for before, width, side in _STAGES:
+    stem, pooled, fc = first * 3 * 49, first * 8**2, 8 * first * 10
+    weights, norms, products, numbers = 0, first, 0, 0
+    for before, width, side in ((first * before, first * width, side) for before, width, side in _STAGES):
         # two blocks of two convolutions; where the width changes, a fifth takes the shortcut there
         changes = before != width
         convolutions = 9 * before * width + 27 * width**2 + changes * before * width
@@ -193,23 +193,23 @@ def _resnet(model: str, options: Mapping[str, Any]) -> _Forward:
         matrix_flops=2 * (stem * 16**2 + steps * products + fc),
         first_flops=2 * stem * 16**2,
         # the neurons with their bias, the comparisons of the pool, the additions of the shortcuts
-        elementwise_flops=steps * (neuron * (64 * 16**2 + 4 * numbers) + 8 * pooled + 2 * numbers),
+        elementwise_flops=steps * (neuron * (first * 16**2 + 4 * numbers) + 8 * pooled + 2 * numbers),
         inputs=3 * 32**2,
         outputs=10,
         # the first half of a block is read once, its output by the next block and by its shortcut, the last by the head
         written=steps * (pooled + 4 * numbers),
-        read=steps * (2 * pooled + 6 * numbers - 512),
+        read=steps * (2 * pooled + 6 * numbers - 8 * first),
         width=1,
     )
 
 
-def _square(model: str, options: Mapping[str, Any]) -> _Forward:
+def _square(options: Mapping[str, Any]) -> _Forward:
     numbers = options["size"] ** 2
     return _Forward(elementwise_flops=numbers, inputs=numbers, outputs=numbers)
 
 
-_FORWARD: Mapping[str, Callable[[str, Mapping[str, Any]], _Forward]] = {
-    **dict.fromkeys(_VIM_DIMS, _vim),
+_FORWARD: Mapping[str, Callable[[Mapping[str, Any]], _Forward]] = {
+    **dict.fromkeys(("vim_tiny", "vim_small", "vim_base"), _vim),
     "snn_onepass": _onepass,
     "qann_resnet18": _resnet,
     "snn_stbif_resnet18": _resnet,

@@ -2,8 +2,9 @@
 
 Real images get the preprocessing that the model was trained with, chosen by the catalog's `dataset` and `inputs`:
 ImageNet is resized to 256/224 of the input's side (bicubic), cropped at the centre and normalised; CIFAR-10 is taken as
-it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". A model of the user's own may bring its own.
-torchvision is imported where real images are read: it takes a second, in each process that is measured.
+it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". The digits that ship, "demo", are enlarged to the
+input's side and get equal channels. A model of the user's own may bring its own. torchvision is imported only to read
+images from a folder: it takes a second, in each process that is measured.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import safetensors.torch
 import torch
+from torch.nn import functional
 
-from benchd.models import data_named
+from benchd.models import data_named, demo
 from benchd.models.data_named import DataError
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ _NORMALISATION = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
+_DIGITS_MEAN, _DIGITS_STD = 0.3053, 0.3236  # of the enlarged digits
+_DIGITS_MAX, _DIGITS_CLASSES = 16, 10
 
 Preprocess = Callable[[Any], torch.Tensor]
 """From a PIL image to one input of a model."""
@@ -123,19 +128,48 @@ def open_set(
 ) -> ImageSet:
     """Return the set that `spec` names, without reading an image.
 
-    `spec` is "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or "imagefolder:DIR" (DIR/<class>/<image>, the
-    classes numbered in the order of their names). `labels` is a file that names the images of DIR and their classes in
-    place of folders. `dataset` and `inputs` are those of the model's catalog entry; without them, those that the scheme
-    suggests. `preprocess` replaces the preprocessing of either. Raises DataError for an unknown scheme, a missing or
-    empty folder, a wrong layout, and labels that do not fit.
+    `spec` is "demo" (the digits that ship), "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or
+    "imagefolder:DIR" (DIR/<class>/<image>, the classes numbered in the order of their names). `labels` is a file that
+    names the images of DIR and their classes in place of folders. `dataset` and `inputs` are those of the model's
+    catalog entry; without them, those that the scheme suggests. `preprocess` replaces the preprocessing of a folder's.
+    Raises DataError for an unknown scheme, a missing or empty folder, a wrong layout, and labels that do not fit.
     """
     scheme, folder = data_named.parse(spec, labels)
+    if scheme == demo.DEMO:
+        return ImageSet(spec, _DIGITS_CLASSES, has_label_file=False, opened=_Digits(input_shape, inputs))
     dataset = dataset or {"cifar10": "cifar10", "imagefolder": "imagenet"}[scheme]
     if dataset not in _NORMALISATION:
         raise DataError(f"this model reads no images (data set {dataset!r}): leave the data option out")
     opened = _Listed(folder, labels) if labels else _OPENERS[scheme](folder)
     opened.transform = _checked(preprocess, input_shape) if preprocess else _preprocessing(dataset, inputs, input_shape)
     return ImageSet(spec, len(opened.classes), labels is not None, opened)
+
+
+class _Digits:
+    """The digits that ship, for one kind of input."""
+
+    def __init__(self, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"]) -> None:
+        if len(input_shape) != 3:
+            raise DataError(f"this model reads no images, but {input_shape}: leave the data option out")
+        held = safetensors.torch.load_file(demo.IMAGES)
+        self._images, self._labels = enlarged(held["images"], input_shape, inputs), held["labels"].tolist()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._images[index], self._labels[index]
+
+
+def enlarged(digits: torch.Tensor, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"]) -> torch.Tensor:
+    """Return digits (n, 8, 8), 0 to 16, as images (n, *input_shape).
+
+    At 32 pixels they are multiples of 1/1024 before they are normalised, exact in every precision.
+    """
+    channels, *sides = input_shape
+    grey = digits[:, None].float() / _DIGITS_MAX
+    images = functional.interpolate(grey, sides, mode="bilinear", align_corners=False).expand(-1, channels, -1, -1)
+    return (images - _DIGITS_MEAN) / _DIGITS_STD if inputs == "normal" else images.contiguous()
 
 
 class _Listed:

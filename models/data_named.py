@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from benchd.models import demo
+
 SCHEMES = ("cifar10", "imagefolder")
 _LINE = re.compile(r"(.*\S)\s*[\t, ]\s*(\d+)")
 
@@ -12,11 +14,13 @@ class DataError(ValueError):
 
 
 def parse(spec: str, labels: str | Path | None = None) -> tuple[str, str]:
-    """Return the scheme and the folder of `imagefolder:DIR`.
+    """Return the scheme and the folder of `imagefolder:DIR`; `demo`, the digits that ship, has none.
 
     Raises DataError for another scheme, no folder, and `labels` of a set that has its own.
     """
-    expected = " or ".join(f"{name}:DIR" for name in SCHEMES)
+    expected = f"{demo.DEMO}, {' or '.join(f'{name}:DIR' for name in SCHEMES)}"
+    if spec == demo.DEMO and not labels:
+        return demo.DEMO, ""
     scheme, _, folder = spec.partition(":")
     if scheme not in SCHEMES or not folder:
         raise DataError(f"unknown data {spec!r}: use {expected}")

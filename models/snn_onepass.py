@@ -7,7 +7,8 @@ is the same at each step. Both are exact in eval mode; in training, batch norm s
 Architecture: dftorresro/SNN-CIFAR10.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +17,10 @@ from benchd.kernels.lif import lif_pool
 from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d
 from benchd.models import encoders
 from benchd.models.synapses import Synapses
+from benchd.models.weights import WeightsError
+
+PUBLISHED_NAMES = {r"^head\.1\.": "fc1.", r"^head\.3\.": "fc2."}
+"""Patterns of the keys of the sources' checkpoints, and what ours are named."""
 
 
 class PooledLif(nn.Module):
@@ -172,3 +177,12 @@ def build(
     model = OnePass(time_steps, encoding, p_scale, batch_norm, (first, second), custom=custom)
     # channels-last weights make convolutions and neurons run channels-last: a fifth faster on a CPU at batch 64
     return model.eval().to(memory_format=torch.channels_last)
+
+
+def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
+    """Return no argument of `build`; raise WeightsError if only one of checkpoint and net has batch norms."""
+    has_norms = "bn1.weight" in state
+    if has_norms != options["batch_norm"]:
+        norms = "has batch norms" if has_norms else "has no batch norms"
+        raise WeightsError(f"it {norms}; pass --option batch_norm={str(has_norms).lower()}")
+    return {}

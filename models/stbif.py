@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 import torch
@@ -31,6 +31,10 @@ from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d, sp
 from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.models import encoders
 from benchd.models.synapses import Synapses
+from benchd.models.weights import WeightsError
+
+PUBLISHED_NAMES = {r"(^|\.)relu\.s$": r"\1relu.scale", r"\.relu1\.s$": ".relu.scale", r"\.relu2\.s$": ".relu2.scale"}
+"""Patterns of the keys of the sources' checkpoints, and what ours are named: a block's relu1 stands behind bn1."""
 
 _AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
 _ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
@@ -97,23 +101,38 @@ class _QuantisedBlock(BasicBlock):  # type: ignore[misc]
 
 
 class QuantisedResNet18(ResNet):  # type: ignore[misc]
-    """ResNet-18 with 17 quantisers: images (B, 3, 32, 32) to logits (B, 10)."""
+    """ResNet-18 with 17 quantisers: images (B, 3, 32, 32) to logits (B, 10).
+
+    Its four stages have `width` to 8 * `width` channels.
+    """
 
     input_shape = (3, 32, 32)
 
-    def __init__(self, level: int) -> None:
-        super().__init__(_QuantisedBlock, [2, 2, 2, 2], num_classes=10)
+    def __init__(self, level: int, width: int = 64) -> None:
+        nn.Module.__init__(self)  # torchvision's own constructor knows one width
+        self._norm_layer, self.inplanes = nn.BatchNorm2d, width
+        self.dilation, self.groups, self.base_width = 1, 1, 64  # as BasicBlock insists
+        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu = Quantiser(level)
-        for block in self.modules():
-            if isinstance(block, _QuantisedBlock):
-                block.relu, block.relu2 = Quantiser(level), Quantiser(level)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        for number, stride in enumerate((1, 2, 2, 2)):
+            stage = self._make_layer(_QuantisedBlock, width * 2**number, 2, stride)
+            self.add_module(f"layer{number + 1}", stage)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8 * width, 10)
+        for module in self.modules():
+            if isinstance(module, _QuantisedBlock):
+                module.relu, module.relu2 = Quantiser(level), Quantiser(level)
+            elif isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def neurons(self) -> list[nn.Module]:
         """Return the quantisers, whose outputs are scale * codes (B, ...), in forward order."""
         return [module for module in self.modules() if isinstance(module, Quantiser)]
 
 
-def build_qann(*, name: str, kernels: Literal["torch", "custom"], level: int) -> QuantisedResNet18:
+def build_qann(*, name: str, kernels: Literal["torch", "custom"], level: int, width: int = 64) -> QuantisedResNet18:
     """Return the quantised ResNet-18 in eval mode with random weights, calibrated on seeded random images.
 
     Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are those of the
@@ -122,7 +141,7 @@ def build_qann(*, name: str, kernels: Literal["torch", "custom"], level: int) ->
     """
     if kernels != "torch":
         raise Unavailable(f"{name} has no custom kernels: it is convolutions and one elementwise quantiser")
-    model = QuantisedResNet18(level)
+    model = QuantisedResNet18(level, width)
     _calibrate(model)
     model.eval()
     return model
@@ -146,13 +165,26 @@ def _initialise_scale(quantiser: Quantiser, inputs: tuple[torch.Tensor, ...]) ->
     quantiser.scale.copy_(2 * inputs[0].abs().mean() / math.sqrt(quantiser.pos_max))
 
 
-def build_snn(*, name: str, kernels: Literal["torch", "custom"], level: int, time_steps: int) -> SpikingNetwork:
+def build_snn(
+    *, name: str, kernels: Literal["torch", "custom"], level: int, time_steps: int, width: int = 64
+) -> SpikingNetwork:
     """Return the spiking ResNet-18 in eval mode: `convert` of `build_qann`, with the QANN's state-dict keys.
 
     Raises ValueError where time_steps < step = level//2 - 1, and benchd.kernels.dispatch.Unavailable where `kernels`
     "custom" has no implementation on the default device.
     """
-    return convert(build_qann(name=name, kernels="torch", level=level), time_steps, kernels=kernels)
+    return convert(build_qann(name=name, kernels="torch", level=level, width=width), time_steps, kernels=kernels)
+
+
+def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
+    """Return no argument of `build`; raise WeightsError for a checkpoint of another stem or width."""
+    stem, width = state.get("conv1.weight"), options["width"]
+    if stem is None or stem.dim() != 4 or stem.shape == (width, 3, 7, 7):
+        return {}
+    held = f"conv1.weight is {tuple(stem.shape)} in place of {(width, 3, 7, 7)}"
+    if stem.shape[1:] == (3, 7, 7):
+        raise WeightsError(f"{held}; pass --option width={len(stem)}")
+    raise WeightsError(f"{held}: only the stem of 7x7 with stride 2 and a max pool is known")
 
 
 def settling_steps(qann: nn.Module) -> int:

@@ -22,9 +22,8 @@ from torch.nn import functional
 from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d_pair
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
+from benchd.models.weights import WeightsError
 
-DIMS = {"vim_tiny": 192, "vim_small": 384, "vim_base": 768}
-DEPTH = 24
 _STATES, _WIDTH, _EXPAND = 16, 4, 2
 _IMPLEMENTATIONS = {"torch": "torch", "custom": "auto"}
 
@@ -202,7 +201,7 @@ class Vim(nn.Module):
         if patch_size > image_size:
             raise ValueError(f"patch_size={patch_size} is larger than the image, {image_size} pixels")
         patches = ((image_size - patch_size) // stride + 1) ** 2
-        self.input_shape = (3, image_size, image_size)
+        self.input_shape, self.num_classes = (3, image_size, image_size), num_classes
         self.class_index = patches // 2
         self.patch_embed = PatchEmbedding(dim, patch_size, stride)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
@@ -303,10 +302,12 @@ def build(
     patch_size: int,
     stride: int,
     scan: Form,
-    num_classes: int = 1000,
-    image_size: int = 224,
+    dim: int,
+    depth: int,
+    image_size: int,
+    num_classes: int,
 ) -> Vim:
-    """Return vim_tiny, vim_small or vim_base in eval mode with random weights; the options are the catalog's.
+    """Return a Vim in eval mode with random weights; the options are the catalog's.
 
     `scan` is a choice of the custom kernels on a GPU: plain PyTorch and C run their one best exact form for both.
     `kernels` "custom" is for inference. Raises ValueError for a patch larger than the image and
@@ -315,8 +316,8 @@ def build(
     implementation = _IMPLEMENTATIONS[kernels]
     _try(implementation, scan)
     return Vim(
-        DIMS[name],
-        DEPTH,
+        dim,
+        depth,
         patch_size=patch_size,
         stride=stride,
         num_classes=num_classes,
@@ -334,17 +335,31 @@ def _try(implementation: str, scan: Form) -> None:
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the arguments of `build` that a checkpoint fixes: num_classes and image_size, where its keys say.
+    """Return the arguments of `build` that a checkpoint fixes: num_classes, where its head says.
 
-    The positions fix the patches a side; of the image sizes that give as many, 224 is preferred, then the smallest.
+    Raises WeightsError for positions that are not those of the options: how many there are does not say whether the
+    image is larger or the patches lie closer.
     """
-    shape = {}
     head, positions = state.get("head.weight"), state.get("pos_embed")
-    if head is not None and head.dim() == 2:
-        shape["num_classes"] = len(head)
     if positions is not None and positions.dim() == 3 and positions.shape[1] > 1:
-        patch_size, stride = options["patch_size"], options["stride"]
-        side = math.isqrt(positions.shape[1] - 1)
-        usual = (224 - patch_size) // stride + 1 == side
-        shape["image_size"] = 224 if usual else (side - 1) * stride + patch_size
-    return shape
+        _refuse_other_positions(positions.shape[1] - 1, options)
+    return {"num_classes": len(head)} if head is not None and head.dim() == 2 else {}
+
+
+def _refuse_other_positions(patches: int, options: Mapping[str, Any]) -> None:
+    patch_size, stride, image_size = options["patch_size"], options["stride"], options["image_size"]
+    side, own = math.isqrt(patches), (image_size - patch_size) // stride + 1
+    if patches == own**2:
+        return
+    held = f"pos_embed has {side}x{side}+1 positions" if side**2 == patches else f"pos_embed has {patches}+1 positions"
+    wanted = f"patch_size={patch_size}, stride={stride} and image_size={image_size} make {own}x{own}+1"
+    raise WeightsError(f"{held}, and {wanted}{_advice(side, patch_size, stride, image_size)}")
+
+
+def _advice(side: int, patch_size: int, stride: int, image_size: int) -> str:
+    """Return the options that make `side` patches a side: another stride, where one does, or another image."""
+    larger = f"--option image_size={(side - 1) * stride + patch_size}"
+    closer = (image_size - patch_size) // max(1, side - 1)
+    if closer < 1 or (image_size - patch_size) // closer + 1 != side:
+        return f"; pass {larger}"
+    return f"; pass --option stride={closer}, which gives {image_size} pixels, or {larger}"

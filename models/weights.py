@@ -118,24 +118,41 @@ def build(
 ) -> nn.Module:
     """Return the catalogued model `name` with these options, in eval mode, with the weights in `state`.
 
-    A Vision Mamba takes the number of classes and the size of the images from the state. Raises WeightsError where it
-    does not fit, and what `catalog.build` raises.
+    Names under which the model is published are its own as well, and a Vision Mamba takes the number of classes from
+    the state. Raises WeightsError where it does not fit, and what `catalog.build` raises.
     """
     model = catalog.entry(name)
     values = model.resolve(options)
     module_name, function = model.factory.split(":")
     source = importlib.import_module(module_name)
+    state = _under_own_names(state, getattr(source, "PUBLISHED_NAMES", {}))
     shape = source.shape_from(state, values) if hasattr(source, "shape_from") else {}
-    module: nn.Module = getattr(source, function)(name=name, kernels=kernels, **values, **shape)
+    module: nn.Module = getattr(source, function)(name=name, kernels=kernels, **(values | shape))
     if not module.state_dict():
         raise WeightsError("the model has no weights")
     apply(module, state)
     return module.eval()
 
 
+def _under_own_names(state: Mapping[str, torch.Tensor], published: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Return the state with what matches a pattern of `published` replaced in each key, unless that key is taken."""
+    renamed = {}
+    for key, tensor in state.items():
+        own = key
+        for pattern, replacement in published.items():
+            own = re.sub(pattern, replacement, own)
+        renamed[key if own in state else own] = tensor
+    return renamed
+
+
 def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes are the module's."""
+    """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes are the module's.
+
+    One number is one number, whether its shape is () or (1,).
+    """
     own = module.state_dict()
+    single = {key for key in own.keys() & state.keys() if own[key].numel() == state[key].numel() == 1}
+    state = {key: tensor.reshape(own[key].shape) if key in single else tensor for key, tensor in state.items()}
     reshaped = [
         f"{key} {tuple(state[key].shape)} in place of {tuple(own[key].shape)}"
         for key in own

@@ -197,7 +197,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
         for record in records
         if record.status != "ok"
     ]
-    notes += sorted({f"check: {record.check.note}" for record in records if record.check and record.check.note})
+    notes += _check_notes(records)
     measured = [record for record in records if record.timing]
     notes += _accuracy_notes(measured)
     notes += [note for record in measured if (note := scenario_note(record))]
@@ -231,6 +231,15 @@ def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
     ]
     reasons = {record.missing.get("accuracy", accuracy.NOT_ASKED) for record in measured if not record.accuracy}
     return notes + [f"top-1: not measured: {reason}" for reason in sorted(reasons - {accuracy.NOT_ASKED})]
+
+
+def _check_notes(records: Sequence[Record]) -> list[str]:
+    """Return what the checks note, each with the models that it is said of."""
+    models: dict[str, dict[str, None]] = {}
+    for record in records:
+        if record.check and record.check.note:
+            models.setdefault(record.check.note, {})[record.case.model] = None
+    return [f"check: {', '.join(models[note])}: {note}" for note in sorted(models)]
 
 
 def _disturbed_note(record: Record) -> str | None:

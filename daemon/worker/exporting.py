@@ -24,7 +24,7 @@ from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, Store
 from benchd.exporters.files import Precision
 from benchd.kernels import cache
-from benchd.models import catalog
+from benchd.models import catalog, demo
 
 
 class _File(NamedTuple):
@@ -70,7 +70,10 @@ def _wanted(request: Request) -> Iterator[_File]:
     names = sorted(request.options)
     try:
         for model, *chosen in product(request.models, *(request.options[name] for name in names)):
-            options = catalog.entry(model).resolve(dict(zip(names, chosen, strict=True)))
+            given: dict[str, OptionValue] = dict(zip(names, chosen, strict=True))
+            if request.weights == demo.DEMO:
+                given = demo.complete(model, given)
+            options = catalog.entry(model).resolve(given)
             for precision, batch in product(request.precisions, request.batches):
                 yield _File(_job(request, model, options, precision, batch), precision, batch)
     except catalog.BadOption as error:
@@ -80,6 +83,7 @@ def _wanted(request: Request) -> Iterator[_File]:
 def _job(request: Request, model: str, options: dict[str, OptionValue], precision: Precision, batch: int | None) -> Job:
     engine = request.to == "tensorrt"
     variant = Variant("tensorrt" if engine else "onnxruntime", precision)
+    weights, data = demo.sources(model, options, request.weights, None)
     return Job(
         case=Case(model=model, variant=variant, batch_size=batch or 1, seed=request.seed),
         suite_id=uuid.uuid4().hex,
@@ -91,7 +95,8 @@ def _job(request: Request, model: str, options: dict[str, OptionValue], precisio
         raw_name="",
         cache=str(cache.folder()),
         spawned_ns=0,
-        weights=request.weights,
+        weights=weights,
+        data=data,
         artifacts=str(request.folder),
         workspace_bytes=request.workspace_bytes,
     )

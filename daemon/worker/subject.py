@@ -20,7 +20,7 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, dtype_of
 from benchd.exporters import code
 from benchd.kernels.dispatch import Unavailable
-from benchd.models import catalog, data, weights
+from benchd.models import catalog, data, demo, weights
 
 POOL_BYTES = 64 * 2**20
 POOL_IMAGES = 256
@@ -123,8 +123,13 @@ def _custom(job: Job, plain: nn.Module) -> nn.Module:
 
 def _catalogued(job: Job) -> nn.Module:
     if job.weights:
-        return weights.load(job.case.model, Path(job.weights), **job.options)
+        return weights.load(job.case.model, _file(job.weights, job.case.model), **job.options)
     return catalog.build(job.case.model, kernels="torch", **job.options)
+
+
+def _file(named: str, model: str) -> Path:
+    """Return the file of the weights, which "demo" stands for too."""
+    return demo.CHECKPOINTS[model].path if named == demo.DEMO else Path(named)
 
 
 def _own_file(job: Job) -> nn.Module:

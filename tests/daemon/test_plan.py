@@ -67,6 +67,28 @@ def test_the_same_case_twice_is_one_case():
     assert ids(twice) == ["square,eager,b1"]
 
 
+def test_trained_weights_bring_their_options_along():
+    suite = Suite(variants=["eager"], options={"time_steps": ["4"]})
+    assert ids(suite, weights="demo") == [
+        "vim_tiny,eager,b1,depth=4,dim=64,image_size=32,num_classes=10,patch_size=4,stride=4",
+        "snn_onepass,eager,b64,time_steps=4",
+        "snn_stbif_resnet18,eager,b1,time_steps=4,width=16",
+    ]
+    assert ids(suite, weights="random")[0] == "vim_tiny,eager,b1"
+
+
+@pytest.mark.parametrize(
+    ("suite", "words"),
+    [
+        (Suite(models=["vim_small"]), "--weights demo: vim_small has none; choose one of vim_tiny, snn_onepass"),
+        (Suite(models=["vim_tiny"], options={"depth": ["24"]}), "option depth=24: the weights demo of vim_tiny have"),
+    ],
+)
+def test_what_the_trained_weights_are_not_of_is_named(suite, words):
+    with pytest.raises(UsageError, match=words):
+        ids(suite, weights="demo")
+
+
 @pytest.mark.parametrize(
     ("suite", "words"),
     [
@@ -82,6 +104,10 @@ def test_the_same_case_twice_is_one_case():
         (Suite(models=["square"], batch_sizes=[2**63]), r"batch size \d+: at least 1 and at most 1048576"),
         (Suite(models=["snn_onepass"], options={"time_steps": ["0"]}), r"option time_steps=0: must be at least 1"),
         (Suite(models=["vim_tiny"], options={"scan": ["up"]}), r"option scan=up: choose one of serial, two_level"),
+        (
+            Suite(models=["vim_tiny"], options={"image_size": ["8"]}),
+            r"patch_size=16 is larger than the image, 8 pixels",
+        ),
         (
             Suite(models=["snn_onepass"], options={"threshold": ["nan"]}),
             r"option threshold=nan: expected a finite number",

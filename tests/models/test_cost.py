@@ -41,13 +41,16 @@ def _first(output):
     return output[0] if isinstance(output, tuple) else output
 
 
-def beside_projections(name, tokens, *, backward=False):
+SMALL_VIM = {"dim": 64, "depth": 4, "patch_size": 4, "stride": 4, "image_size": 32, "num_classes": 10}
+
+
+def beside_projections(dim, tokens, *, backward=False):
     """Return what torch counts in a Vim for two images beside its projections, `tokens` being those scanned.
 
     In plain PyTorch the scan multiplies its 16 states with C, and makes three products of its backward pass; the x
     projection has columns of zeros up to a multiple of 16.
     """
-    inner, states, zeros = {"vim_tiny": (384, 16, 4), "vim_small": (768, 16, 8)}[name]
+    inner, states, zeros = 2 * dim, 16, -(dim // 16) % 16
     scans, projections = (4, 3) if backward else (1, 1)
     return 2 * 2 * inner * tokens * (scans * states + projections * zeros)
 
@@ -59,10 +62,13 @@ def beside_projections(name, tokens, *, backward=False):
         ("vim_tiny", {"stride": 64}, 23 * 2 * 17 + 18),
         ("vim_tiny", {"patch_size": 100, "stride": 100}, 23 * 2 * 5 + 6),
         ("vim_small", {"patch_size": 14, "stride": 50}, 23 * 2 * 26 + 28),
+        ("vim_base", SMALL_VIM, 3 * 2 * 65 + 66),
         ("snn_onepass", {}, 0),
         ("snn_onepass", {"encoding": "rate", "time_steps": 3, "batch_norm": True}, 0),
         ("qann_resnet18", {}, 0),
+        ("qann_resnet18", {"width": 7}, 0),
         ("snn_stbif_resnet18", {}, 0),
+        ("snn_stbif_resnet18", {"width": 16}, 0),
         ("snn_stbif_resnet18", {"level": 6, "time_steps": 3}, 0),
         ("square", {"size": 9}, 0),
     ],
@@ -73,14 +79,15 @@ def test_matrix_flops_are_what_torch_counts(name, options, scanned):
     own = cost.cost(name, options, 2, "fp32", "inference")
     # among an even number of tokens the class token is off the centre: our forward scan takes one beyond it
     beyond = 2 * 2 * 768 * (24 + 32 + 24) if name == "vim_small" else 0
-    beside = beside_projections(name, scanned) if scanned else 0
+    beside = beside_projections(catalog.entry(name).resolve(options)["dim"], scanned) if scanned else 0
     assert counted(module, images(name, 2, options)) == own.matrix_flops + beyond + beside
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [(name, {}) for name in catalog.MODELS]
-    + [("vim_tiny", {"patch_size": 32, "stride": 24}), ("snn_onepass", {"batch_norm": True})],
+    + [("vim_tiny", {"patch_size": 32, "stride": 24}), ("snn_onepass", {"batch_norm": True})]
+    + [("vim_tiny", SMALL_VIM), ("vim_small", {"dim": 20, "depth": 1}), ("snn_stbif_resnet18", {"width": 5})],
     ids=str,
 )
 def test_parameters_are_those_of_the_module(name, options):
@@ -98,6 +105,7 @@ def test_parameters_are_those_of_the_module(name, options):
         ("snn_onepass", {"encoding": "rate", "time_steps": 2}),
         ("qann_resnet18", {}),
         ("snn_stbif_resnet18", {"time_steps": 3}),
+        ("snn_stbif_resnet18", {"time_steps": 3, "width": 6}),
         ("square", {"size": 9}),
     ],
     ids=str,
@@ -107,7 +115,7 @@ def test_training_is_forward_and_backward(name, options):
     if name == "square":
         inputs.requires_grad_()
     own = cost.cost(name, options, 2, "fp32", "training")
-    beside = beside_projections(name, 23 * 2 * 17 + 18, backward=True) if name == "vim_tiny" else 0
+    beside = beside_projections(192, 23 * 2 * 17 + 18, backward=True) if name == "vim_tiny" else 0
     assert counted(module, inputs, backward=True) == own.matrix_flops + beside
     once = cost.cost(name, options, 2, "fp32", "inference")
     assert own.elementwise_flops == 3 * once.elementwise_flops
@@ -133,17 +141,18 @@ def test_bytes_of_onepass_are_parameters_images_logits_and_pooled_counts():
     assert own.bytes == own.parameters_bytes + 2 * (inputs.numel() + 2 * 10) + 2 * pooled
 
 
+@pytest.mark.parametrize("width", [64, 12])
 @pytest.mark.parametrize("name", ["qann_resnet18", "snn_stbif_resnet18"])
-def test_bytes_of_the_resnets_are_parameters_images_logits_and_codes(name):
+def test_bytes_of_the_resnets_are_parameters_images_logits_and_codes(name, width):
     steps = 8 if name == "snn_stbif_resnet18" else 1
-    module, inputs = catalog.build("qann_resnet18"), images("qann_resnet18", 2, {})
+    module, inputs = catalog.build("qann_resnet18", width=width), images("qann_resnet18", 2, {})
     blocks = [block for stage in (module.layer1, module.layer2, module.layer3, module.layer4) for block in stage]
     entering, leaving = seen(module, blocks, inputs)
     inner, _ = seen(module, [block.conv2 for block in blocks], inputs)
     last, _ = seen(module, [module.avgpool], inputs)
     _, pooled = seen(module, [module.maxpool], inputs)
     codes = (pooled + inner + leaving) + (2 * entering + inner + last)
-    own = cost.cost(name, {}, 2, "bf16", "inference")
+    own = cost.cost(name, {"width": width}, 2, "bf16", "inference")
     assert own.bytes == own.parameters_bytes + 2 * (inputs.numel() + 2 * 10) + steps * codes
 
 

@@ -64,6 +64,23 @@ def test_a_small_set_is_taken_whole_and_says_so(cifar10):
     assert taken.source.endswith("fewer than the 256 asked for")
 
 
+def test_the_digits_that_ship_take_the_shape_of_the_model():
+    digits = open_data("demo", (3, 32, 32), 100, inputs="unit")
+    assert digits.source == "100 of the 359 images of demo"
+    assert digits.images.shape == (100, 3, 32, 32)
+    assert len(digits.labels.unique()) == 10
+    assert torch.equal(digits.images[:, 0], digits.images[:, 2])
+    normal = open_data("demo", (3, 32, 32), 400)
+    assert normal.source == "all 359 images of demo, fewer than the 400 asked for"
+    assert abs(normal.images.mean()) < 0.02
+    assert abs(normal.images.std() - 1) < 0.02
+    larger = open_data("demo", (1, 224, 224), 2, classes=1000)
+    assert larger.images.shape == (2, 1, 224, 224)
+    assert larger.labels is None
+    with pytest.raises(DataError, match="reads no images"):
+        open_data("demo", (64, 64))
+
+
 def test_an_image_folder_is_resized_cropped_and_normalised(tmp_path):
     write_image_folder(tmp_path, {"a": 3, "b": 2})
     taken = open_data(f"imagefolder:{tmp_path}", (3, 28, 28), dataset="imagenet")
@@ -86,7 +103,7 @@ def test_an_image_folder_of_ten_classes_is_labelled_for_a_cifar_model(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("mnist:{root}", "unknown data 'mnist:.*use cifar10:DIR or imagefolder:DIR"),
+        ("mnist:{root}", "unknown data 'mnist:.*use demo, cifar10:DIR or imagefolder:DIR"),
         ("cifar10", "unknown data 'cifar10'"),
         ("cifar10:", "unknown data 'cifar10:'"),
         ("imagefolder:{root}/none", "none is not a folder: give the one that holds the images"),

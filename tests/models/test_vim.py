@@ -13,6 +13,7 @@ from torch.nn import functional
 from benchd.kernels.dispatch import Unavailable
 from benchd.models.catalog import BadOption, build
 from benchd.models.vim import Vim, shape_from
+from benchd.models.weights import WeightsError
 
 
 def rms_norm(x, weight):
@@ -375,7 +376,24 @@ def test_custom_kernels_that_cannot_run_are_refused_at_build_time(tmp_path):
 @pytest.mark.parametrize(
     ("patch_size", "stride", "image_size"), [(16, 16, 224), (16, 24, 224), (16, 8, 224), (4, 4, 32), (16, 16, 448)]
 )
-def test_the_image_size_is_read_from_the_positions(patch_size, stride, image_size):
+def test_the_positions_of_the_options_are_accepted(patch_size, stride, image_size):
     options = {"patch_size": patch_size, "stride": stride}
     state = Vim(32, 1, num_classes=7, image_size=image_size, **options).state_dict()
-    assert shape_from(state, options) == {"num_classes": 7, "image_size": image_size}
+    assert shape_from(state, options | {"image_size": image_size}) == {"num_classes": 7}
+
+
+@pytest.mark.parametrize(
+    ("patches", "asked", "advice"),
+    [
+        (27 * 27, (16, 16, 224), "pass --option stride=8, which gives 224 pixels, or --option image_size=432"),
+        (14 * 14, (16, 8, 224), "pass --option stride=16, which gives 224 pixels, or --option image_size=120"),
+        (14 * 14, (16, 16, 384), "pass --option stride=28, which gives 384 pixels, or --option image_size=224"),
+        (300 * 300, (16, 16, 224), "pass --option image_size=4800"),
+        (1, (16, 16, 224), "pass --option image_size=16"),
+    ],
+)
+def test_positions_of_other_options_are_refused_with_the_options_that_fit(patches, asked, advice):
+    options = dict(zip(("patch_size", "stride", "image_size"), asked, strict=True))
+    side = math.isqrt(patches)
+    with pytest.raises(WeightsError, match=rf"pos_embed has {side}x{side}\+1 positions, and .*; {advice}$"):
+        shape_from({"pos_embed": torch.zeros(1, patches + 1, 2)}, options)

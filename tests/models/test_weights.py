@@ -13,14 +13,14 @@ from torch import nn
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import weights
 from benchd.models.catalog import UnknownName, build
-from benchd.models.vim import DEPTH, Vim
+from benchd.models.vim import Vim
 from benchd.models.weights import WeightsError
 
 
 @pytest.fixture(scope="module")
 def state():
     torch.manual_seed(4)
-    return Vim(192, DEPTH, num_classes=3, image_size=48).state_dict()
+    return Vim(192, 24, num_classes=3, image_size=48).state_dict()
 
 
 @pytest.fixture
@@ -137,9 +137,9 @@ def test_the_digest_is_that_of_the_bytes(tmp_path):
     assert weights.digest(tmp_path / "w.pth") == hashlib.sha256(content).hexdigest()
 
 
-def test_a_vim_takes_classes_and_image_size_from_the_file(tmp_path, state):
+def test_a_vim_takes_its_classes_from_the_file(tmp_path, state):
     torch.save({"model": state, "args": argparse.Namespace()}, tmp_path / "w.pth")
-    model = weights.load("vim_tiny", tmp_path / "w.pth")
+    model = weights.load("vim_tiny", tmp_path / "w.pth", image_size=48)
     assert same(model.state_dict(), state)
     assert model.input_shape == (3, 48, 48)
     assert not model.training
@@ -149,7 +149,8 @@ def test_a_vim_takes_classes_and_image_size_from_the_file(tmp_path, state):
 
 def test_options_choose_the_geometry(tmp_path, state):
     torch.save(state, tmp_path / "w.pth")
-    assert weights.load("vim_tiny", tmp_path / "w.pth", stride=24, scan="two_level").input_shape == (3, 64, 64)
+    options = {"stride": 24, "image_size": 64, "scan": "two_level"}
+    assert weights.load("vim_tiny", tmp_path / "w.pth", **options).input_shape == (3, 64, 64)
 
 
 def test_a_spiking_net_loads_into_its_own_shape(tmp_path):
@@ -163,7 +164,7 @@ def test_what_does_not_fit_is_listed_with_counts_and_shapes(tmp_path, state):
     wrong |= {"layers.0.mixer.A_log_b": torch.zeros(1), "norm_f.weight": torch.zeros(7)}
     torch.save(wrong, tmp_path / "w.pth")
     with pytest.raises(WeightsError) as caught:
-        weights.load("vim_tiny", tmp_path / "w.pth")
+        weights.load("vim_tiny", tmp_path / "w.pth", image_size=48)
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: 24 missing: layers.0.mixer.A_b_log, ")
     assert "layers.4.mixer.A_b_log, ...;" in message
@@ -179,7 +180,7 @@ def test_a_damaged_geometry_is_a_weights_error(tmp_path, state, key, shape):
         wrong[key] = torch.zeros(shape)
     torch.save(wrong, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=key):
-        weights.load("vim_tiny", tmp_path / "w.pth")
+        weights.load("vim_tiny", tmp_path / "w.pth", image_size=48)
 
 
 def test_nothing_changes_where_the_state_does_not_fit(tensors):
@@ -208,6 +209,6 @@ def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
 
 
 def test_a_custom_model_is_built_for_the_state_of_the_plain_one(state):
-    model = weights.build("vim_tiny", state, kernels="custom")
+    model = weights.build("vim_tiny", state, {"image_size": 48}, kernels="custom")
     assert same(model.state_dict(), state)
     assert model.input_shape == (3, 48, 48)

@@ -96,7 +96,9 @@ def _load(work: Work) -> list[LayerRow]:
     begun = time.monotonic_ns()
     with named_range("Model_Loading"):
         with named_range("QANN_Creation"):
-            qann = stbif.build_qann(name="qann_resnet18", kernels="torch", level=int(options["level"]))
+            qann = stbif.build_qann(
+                name="qann_resnet18", kernels="torch", level=int(options["level"]), width=int(options["width"])
+            )
         made = time.monotonic_ns()
         with named_range("SNN_Wrapper_Creation"), torch.device(work.device):  # on which it tries its kernels
             stbif.convert(qann, int(options["time_steps"]), kernels=work.job.case.variant.kernels)

@@ -1,0 +1,73 @@
+"""The trained nets that ship, and which weights and images a case runs on; torch-free.
+
+Each is a catalogued model at the options that its checkpoint was trained with, a few layers and channels of the full
+size's code. README.md says what they learnt and how well; `train` makes them again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from benchd.models import catalog
+from benchd.models.catalog import BadOption, OptionValue
+
+FOLDER = Path(__file__).parent
+IMAGES = FOLDER / "digits.safetensors"
+DEMO, RANDOM = "demo", "random"
+# what the same weights run with: for how long, and in which form
+_FREE = ("time_steps", "scan")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file of trained weights and what the model's options are in it, where they are not their defaults."""
+
+    path: Path
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+
+
+_QANN = FOLDER / "qann.safetensors"
+_VIM = {"dim": 64, "depth": 4, "patch_size": 4, "stride": 4, "image_size": 32, "num_classes": 10}
+CHECKPOINTS: Mapping[str, Checkpoint] = MappingProxyType(
+    {
+        "vim_tiny": Checkpoint(FOLDER / "vim.safetensors", _VIM),
+        "snn_onepass": Checkpoint(FOLDER / "onepass.safetensors"),
+        "qann_resnet18": Checkpoint(_QANN, {"width": 16}),
+        "snn_stbif_resnet18": Checkpoint(_QANN, {"width": 16}),
+    }
+)
+
+
+def complete(model: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    """Return `options` and those of the model's checkpoint that are not among them.
+
+    Raises BadOption for a model without a checkpoint and for an option that the checkpoint was not trained with.
+    """
+    if model not in CHECKPOINTS:
+        raise BadOption(f"--weights {DEMO}: {model} has none; choose one of {', '.join(CHECKPOINTS)}")
+    completed = dict(sorted({**CHECKPOINTS[model].options, **options}.items()))
+    for name, value, trained in _untrained(model, completed):
+        raise BadOption(f"option {name}={value}: the weights {DEMO} of {model} have {name}={trained}; leave it out")
+    return completed
+
+
+def _untrained(model: str, options: Mapping[str, OptionValue]) -> list[tuple[str, OptionValue, OptionValue]]:
+    """Return the options that are not the checkpoint's: their name, value, and the value that it was trained with."""
+    entry = catalog.entry(model)
+    asked, trained = entry.resolve(options), entry.resolve(CHECKPOINTS[model].options)
+    return [(name, asked[name], trained[name]) for name in asked if name not in _FREE and asked[name] != trained[name]]
+
+
+def sources(
+    model: str, options: Mapping[str, OptionValue], weights: str | None, data: str | None
+) -> tuple[str | None, str | None]:
+    """Return the weights and the data that a case runs on, for those asked for: "demo", a file or images, None random.
+
+    Where neither is asked for, a model at the options of its checkpoint takes the trained weights and their images.
+    """
+    if weights is None and data in {None, DEMO} and model in CHECKPOINTS and not _untrained(model, options):
+        weights = DEMO
+    if weights == DEMO and data is None:
+        data = DEMO
+    return None if weights == RANDOM else weights, data
