@@ -2,18 +2,22 @@
 
 from benchd.daemon import proportions
 from benchd.daemon.records import Accuracy
+from benchd.daemon.statistics import Interval
 
 NOT_ASKED = "no images with labels were given, or no trained weights"
 """The reason in `missing` where nobody asked for it."""
 
 
-def counted(*, right: int, gained: int, lost: int, images: int, data: str, data_sha256: str) -> Accuracy:
+def counted(
+    *, right: int, gained: int, lost: int, images: int, data: str, data_sha256: str, is_reference: bool = False
+) -> Accuracy:
     """Return the accuracy of a variant that is right on so many images, and not on the same ones as fp32.
 
-    `gained` are those that only the variant gets right, `lost` those that only fp32 does.
+    `gained` are those that only the variant gets right, `lost` those that only fp32 does. Plain fp32 itself
+    (`is_reference`) loses nothing, however few the images.
     """
     share, reference_right = proportions.wilson(right, images), right - gained + lost
-    drop = proportions.paired_difference(lost, gained, images)
+    drop = Interval(0.0, 0.0) if is_reference else proportions.paired_difference(lost, gained, images)
     return Accuracy(
         images=images,
         right=right,

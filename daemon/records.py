@@ -345,8 +345,8 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
     `low` and `high` are the 95 % interval of `top1` (Wilson). `gained` counts the images that only the variant gets
     right and `lost` those that only fp32 does. `drop` is fp32's share less the variant's, with the 95 % interval of a
-    paired difference (Tango). `data` says which images these are, and `data_sha256` covers all that the model read
-    with its labels.
+    paired difference (Tango); plain fp32 itself has none. `data` says which images these are, and `data_sha256` covers
+    all that the model read with its labels.
     """
 
     images: int

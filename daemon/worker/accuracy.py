@@ -59,6 +59,7 @@ def measure(
         images=len(indices),
         data=f"{len(indices)} of the {len(dataset)} images of {dataset.spec}",
         data_sha256=found.sha256,
+        is_reference=job.case.variant == Variant(),
     )
 
 

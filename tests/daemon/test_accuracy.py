@@ -33,3 +33,9 @@ def test_the_counts_give_shares_intervals_and_the_drop():
 )
 def test_the_upper_end_of_the_drop_decides(found, limit, reason):
     assert accuracy.why_dropped(found, limit) == reason
+
+
+def test_plain_fp32_drops_nothing_on_however_few_images():
+    itself = accuracy.counted(right=1, gained=0, lost=0, images=2, data="", data_sha256="", is_reference=True)
+    assert (itself.drop_low, itself.drop_high) == (0.0, 0.0)
+    assert accuracy.why_dropped(itself, 0.001) is None

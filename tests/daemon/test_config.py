@@ -77,3 +77,15 @@ def test_a_mistake_is_named(tmp_path, text, words):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"configuration .*missing.toml: .*No such file"):
         config.read(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(("text", "accuracy"), [("'full'", "full"), ("1000", 1000)])
+def test_a_suite_says_over_how_many_images_accuracy_is_measured(tmp_path, text, accuracy):
+    (suite,) = read(tmp_path, f"[[suite]]\naccuracy = {text}\ndata = 'imagefolder:/srv/images'").suite
+    assert (suite.accuracy, suite.data) == (accuracy, "imagefolder:/srv/images")
+
+
+@pytest.mark.parametrize("text", ["'all'", "0", "1.5"])
+def test_an_accuracy_over_something_else_is_named(tmp_path, text):
+    with pytest.raises(UsageError, match=r"suite\[0\]\.accuracy"):
+        read(tmp_path, f"[[suite]]\naccuracy = {text}")

@@ -13,7 +13,7 @@ import pytest
 from benchd.daemon import plan, records
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.plan import Machine, OwnModule
+from benchd.daemon.plan import Machine, OwnFile, OwnModule
 from benchd.daemon.worker.backends import BACKENDS
 
 CPU = Machine("cpu", has_cxx=True, has_cc=True)
@@ -350,3 +350,29 @@ def test_a_case_id_that_means_nothing_is_refused(case_id, words):
 def test_a_device_that_names_no_gpu_is_refused():
     with pytest.raises(UsageError, match="names no GPU"):
         plan.inspect("tpu")
+
+
+def accuracies(suite, **kwargs):
+    return {planned.accuracy for planned in plan.plan([suite], LimitsConfig(), CPU, **kwargs)}
+
+
+def test_accuracy_is_measured_where_weights_and_data_are_there_and_over_as_much_as_asked_for():
+    suite = Suite(models=["snn_onepass"], weights="w.pth", data="imagefolder:images")
+    assert accuracies(suite) == {plan.POOL_IMAGES}
+    assert accuracies(msgspec.structs.replace(suite, accuracy="full")) == {"full"}
+    assert accuracies(msgspec.structs.replace(suite, accuracy=7)) == {7}
+    assert accuracies(msgspec.structs.replace(suite, data=None)) == {None}
+
+
+def test_whether_a_module_of_ones_own_is_trained_is_not_known():
+    own = OwnModule("net.py:build", [3, 4, 4])
+    assert accuracies(Suite(data="imagefolder:images"), own=own) == {None}
+    assert accuracies(Suite(data="imagefolder:images", accuracy=9), own=own) == {9}
+    assert accuracies(Suite(data="imagefolder:images"), own=OwnFile("net.onnx", {})) == {plan.POOL_IMAGES}
+
+
+def test_weights_are_for_one_model():
+    with pytest.raises(
+        UsageError, match=r"--weights is for one model; name it with --models \(the plan holds vim_tiny,"
+    ):
+        accuracies(Suite(weights="w.pth"))

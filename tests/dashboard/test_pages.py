@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from broker import HOST, free_port
 from browsing import MEASURED_S, WAIT_S, get, opened
-from records_made import made, timing
+from records_made import accuracy, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -30,6 +30,7 @@ from benchd.dashboard.text import figure
 SHOTS = Path(__file__).parents[2] / ".screenshots"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 CUSTOM = "vim_tiny,custom,b1"
+TOP1 = "95.0 [88.8, 97.8] %, 1.00 below fp32"
 VIEWS = {
     "fleet": "/",
     "device": "/device/orin-1",
@@ -68,6 +69,7 @@ def record(device, number, variant="eager", **fields):
     given = {"case": Case(model="vim_tiny", variant=Variant.parse(variant)), "energy": energy, "check": check}
     medians_ms = [median_ms * (1 + share) for share in (-0.002, -0.001, 0.0, 0.001, 0.002)]
     given |= {"timing": timing(median_ms), "x_of_floor": 2.25, "throughput_per_s": 1000 / median_ms}
+    given["accuracy"] = accuracy(right=95, lost=1)
     given |= {"processes": [ProcessResult(status="ok", timing=timing(value)) for value in medians_ms]}
     return encode(made(run_id=f"r{number}", device_id=device, **(given | fields)))
 
@@ -85,6 +87,7 @@ def stored(now_s):
         yield message("orin-1", f"result/r{number}", body, now_s - 6000 + 100 * number)
     yield message("orin-1", "event", {"event": "regression", "detail": CUSTOM}, now_s - 30)
     slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
+    slower |= {"accuracy_top1": 0.95, "accuracy_low": 0.888, "accuracy_high": 0.978, "accuracy_drop": 0.01}
     yield message("orin-1", f"latest/{CUSTOM}", slower, now_s - 30)
     for second in range(60):
         samples = [
@@ -177,7 +180,7 @@ def test_values_on_the_page_are_the_record_s(site, browser):
         row.wait_for()
         text = row.inner_text()
         # r59: 69 ms with 1 % either way, 0.69 J an inference with 2 %
-        for shown in ("custom-fp16", "69 [68.31, 69.69] ms", "690 ± 13.8 mJ", "passed", "2.25 x", "14.49 /s"):
+        for shown in ("custom-fp16", "69 [68.31, 69.69] ms", "690 ± 13.8 mJ", "passed", "2.25 x", "14.49 /s", TOP1):
             assert shown in text
         href = row.get_by_role("link", name="raw record").get_attribute("href")
     assert json.loads(get(site, href)[2])["timing"]["median_ms"] == 69.0
@@ -218,6 +221,7 @@ def test_a_history_says_where_it_shifted(site, browser):
 def test_what_became_slower_is_said_with_its_baseline(site, browser):
     with opened(browser, site, "/device/orin-1") as page:
         page.get_by_text("regression").wait_for()
+        page.get_by_role("link", name=f"{CUSTOM}: top-1 {TOP1}").wait_for()
         page.get_by_role("link", name=f"slower: {CUSTOM}, 68 ms against 11 ms").click()
         page.get_by_role("heading", level=1, name=CUSTOM).wait_for()
 
