@@ -12,6 +12,7 @@ from benchd.daemon.environment import comparable
 from benchd.daemon.records import Environment, InputSpec, Record
 from benchd.daemon.results import process_medians_ms
 from benchd.daemon.statistics import FEWEST_PROCESSES, Effect, Verdict, further_run, judge_plan, median, welch_effect
+from benchd.models import demo
 from benchd.models.catalog import MODELS
 
 CLOCK_SHARE = 0.03
@@ -214,6 +215,7 @@ def command(record: Record) -> str:
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []
+    words += ["--weights", demo.RANDOM] if _is_random(record) and case.model in demo.CHECKPOINTS else []
     return shlex.join([*words, *_device(record), "--processes", str(FEWEST_PROCESSES)])
 
 
@@ -223,6 +225,10 @@ def _subject(record: Record) -> list[str]:
         return ["--models", record.case.model]
     onnx = _own_file(record)
     return [*(["--onnx", onnx] if onnx else ["--module", _own_module(record)]), *_read(record)]
+
+
+def _is_random(record: Record) -> bool:
+    return record.model is not None and record.model.weights.startswith(demo.RANDOM)
 
 
 def _own_file(record: Record) -> str | None:

@@ -25,6 +25,7 @@ from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projec
 from benchd.models.weights import WeightsError
 
 _STATES, _WIDTH, _EXPAND = 16, 4, 2
+_IMAGENET_CLASSES = 1000  # the option's default: whoever leaves it takes the checkpoint's
 _IMPLEMENTATIONS = {"torch": "torch", "custom": "auto"}
 
 
@@ -337,13 +338,17 @@ def _try(implementation: str, scan: Form) -> None:
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
     """Return the arguments of `build` that a checkpoint fixes: num_classes, where its head says.
 
-    Raises WeightsError for positions that are not those of the options: how many there are does not say whether the
-    image is larger or the patches lie closer.
+    Raises WeightsError for another number of classes than was asked for, and for positions that are not those of the
+    options: how many there are does not say whether the image is larger or the patches lie closer.
     """
     head, positions = state.get("head.weight"), state.get("pos_embed")
     if positions is not None and positions.dim() == 3 and positions.shape[1] > 1:
         _refuse_other_positions(positions.shape[1] - 1, options)
-    return {"num_classes": len(head)} if head is not None and head.dim() == 2 else {}
+    if head is None or head.dim() != 2:
+        return {}
+    if options["num_classes"] not in {_IMAGENET_CLASSES, len(head)}:
+        raise WeightsError(f"head.weight has {len(head)} classes, not {options['num_classes']}; leave num_classes out")
+    return {"num_classes": len(head)}
 
 
 def _refuse_other_positions(patches: int, options: Mapping[str, Any]) -> None:

@@ -143,6 +143,7 @@ def test_the_line_to_type_names_all_of_the_case():
 
 
 ON_GPU_HOST = msgspec.structs.replace(ENVIRONMENT, gpu="H200")
+RANDOM = msgspec.structs.replace(MODEL, weights="random, seed 0")
 ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
 
 
@@ -158,6 +159,7 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
             {"environment": msgspec.structs.replace(ON_GPU_HOST, device="cuda")},
             "--models vim_tiny --variants eager --batch-sizes 1",
         ),
+        ({"model": RANDOM}, "--models vim_tiny --variants eager --batch-sizes 1 --weights random"),
         (
             {"case": Case(model="own.net.build"), "model": MODEL},
             "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1",

@@ -62,7 +62,7 @@ def filled(folder, model="vim_tiny", measured=MEASURED, size=1_234_567):
         ({"models": ["vim_tni"]}, "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
         ({"options": {"time_stps": ["2"]}}, "unknown option of snn_onepass 'time_stps'; did you mean 'time_steps'?"),
         ({"models": ["snn_onepass", "vim_tiny"], "options": {"time_steps": ["2"]}}, "unknown option of vim_tiny"),
-        ({"weights": "nowhere.pth"}, "--weights nowhere.pth: one file that exists, for one model"),
+        ({"weights": "nowhere.pth"}, "--weights nowhere.pth: demo, or one file that exists, for one model"),
         ({"weights": __file__, "models": ["vim_tiny", "vim_small"]}, "one file that exists, for one model"),
         ({"out": "net.onnx", "batches": [1, None]}, "--out net.onnx: engines and several files go into a folder"),
         ({"out": "net.onnx", "precisions": ["fp32", "fp16"]}, "--out net.onnx: engines and several files"),

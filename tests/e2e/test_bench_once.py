@@ -264,6 +264,35 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
     assert record.check.note == ""
 
 
+def test_a_case_at_the_options_of_shipped_weights_runs_on_them_unless_told_otherwise(once, tmp_path):
+    small = ("--models", "qann_resnet18", "--option", "width=16", "--variants", "eager")
+    assert once(*small).returncode == 0
+    done = once(*small, "--weights", "random")
+    assert done.returncode == 0, done.stderr
+    trained, random = written(tmp_path)
+    assert (trained.model.weights, trained.model.data) == ("demo", "256 of the 359 images of demo")
+    assert trained.model.weights_sha256 != random.model.weights_sha256
+    assert trained.check.top1 > 0.97
+    assert trained.check.note == ""
+    assert trained.floor is not None
+    assert (random.model.weights, random.model.data) == ("random, seed 0", "random normal, seed 0")
+    assert random.check.top1 is None
+    assert "check: qann_resnet18: agreement on random weights, accuracy unknown" in done.stdout
+
+
+def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tmp_path):
+    models = "vim_tiny,snn_stbif_resnet18"
+    done = once("--models", models, "--weights", "demo", "--variants", "custom", "--batch-sizes", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    vim, spiking = written(tmp_path)
+    assert (vim.case.options["dim"], vim.model.input_shape) == (64, [3, 32, 32])
+    assert spiking.case.options == {"width": 16}
+    for record in (vim, spiking):
+        assert record.model.weights == "demo"
+        assert record.check.top1 > 0.97
+        assert record.floor is not None
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -373,6 +402,12 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--direction", "sideways"], "unknown direction 'sideways'"),
         (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
         (["--weights", "nowhere.pth"], "--weights nowhere.pth: no such file"),
+        (["--weights", "demo", "--models", "vim_small"], "--weights demo: vim_small has none; choose one of vim_tiny"),
+        (
+            ["--weights", "demo", "--models", "vim_tiny", "--option", "depth=3"],
+            "option depth=3: the weights demo of vim_tiny have depth=4; leave it out",
+        ),
+        (["--weights", "tiny.toml"], "--weights is for one model; name it with --models"),
         (["--module", "nowhere.py:build"], "--module nowhere.py:build: expected FILE.py:function"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),

@@ -106,6 +106,18 @@ def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_pat
         assert store.list() == ()
 
 
+def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(command, once, tmp_path):
+    done = command("export", "qann_resnet18", "--weights", "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    (artifact,) = json.loads(done.stdout)
+    assert artifact["metadata"]["facts"]["options"] == {"level": 8, "width": 16}
+    measured = once("--models", "qann_resnet18", "--option", "width=16", "--variants", "onnxruntime")
+    assert measured.returncode == 0, measured.stdout + measured.stderr
+    (record,) = written(tmp_path)
+    (used,) = record.artifacts
+    assert (record.model.weights, used.key, used.reused) == ("demo", artifact["key"], True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -116,6 +128,7 @@ def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_pat
         (("square", "--batch-sizes", "0"), 2, "--batch-sizes 0: at least 1"),
         (("--prune", "much"), 2, "--prune much: expected a size such as 512MiB or 2GiB"),
         (("snn_onepass", "--option", "time_steps=0"), 2, "time_steps=0: must be at least 1"),
+        (("square", "--weights", "demo"), 2, "--weights demo: square has none; choose one of vim_tiny"),
         (("square", "--to", "tensorrt"), 7, "an engine is built for one batch size, on the GPU that will run it"),
         (("square", "--option", "size=16", "--out", "taken/net.onnx"), 2, "--out taken/net.onnx: "),
     ],

@@ -59,6 +59,7 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
     assert all((found.torch, found.memory, found.benchmark, found.layers, found.nesting))
     assert "nsight-systems" in found.missing["nsys"]
     assert "nsight-compute" in found.missing["ncu"]
+    assert (found.model.weights, found.model.data) == ("demo", "256 of the 359 images of demo")
     assert "OnePass" in {module.name for module in found.torch.modules}
     assert "aten::" in found.torch.operators[0].name
     for text in ("Operators", "Benchmark", "Components", "Layers", "not installed"):

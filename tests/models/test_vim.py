@@ -379,7 +379,10 @@ def test_custom_kernels_that_cannot_run_are_refused_at_build_time(tmp_path):
 def test_the_positions_of_the_options_are_accepted(patch_size, stride, image_size):
     options = {"patch_size": patch_size, "stride": stride}
     state = Vim(32, 1, num_classes=7, image_size=image_size, **options).state_dict()
-    assert shape_from(state, options | {"image_size": image_size}) == {"num_classes": 7}
+    options |= {"image_size": image_size, "num_classes": 1000}
+    assert shape_from(state, options) == {"num_classes": 7}
+    with pytest.raises(WeightsError, match=r"head\.weight has 7 classes, not 8; leave num_classes out"):
+        shape_from(state, options | {"num_classes": 8})
 
 
 @pytest.mark.parametrize(
