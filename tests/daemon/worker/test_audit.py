@@ -1,5 +1,6 @@
 """The audits of a timed section on modules that cheat: answers that are kept, and answers that went stale."""
 
+import re
 import time
 
 import msgspec
@@ -14,6 +15,7 @@ from worker_jobs import job, own_module, run
 from benchd.daemon.records import Check
 from benchd.daemon.worker import audit, check, steps, subject
 from benchd.daemon.worker.audit import Expected
+from benchd.daemon.worker.structures import Tensors
 
 STALE = """
         self.calls = getattr(self, "calls", 0) + 1
@@ -97,8 +99,8 @@ def test_training_and_random_encoding_have_no_known_answers(tmp_path):
 def test_large_answers_are_not_all_kept_while_it_is_measured(tmp_path):
     a_job = job(tmp_path, batch_size=2)
     large = msgspec.structs.replace(a_job, options={"size": 512})  # 2 MiB an answer in float64
-    assert known(large).batches(2) == 2
-    assert known(msgspec.structs.replace(large, options={"size": 1024})).batches(2) == 1
+    assert [len(batch["output"]) for batch in known(large).outputs] == [2, 2]
+    assert len(known(msgspec.structs.replace(large, options={"size": 1024})).outputs) == 1
 
 
 def test_one_buffer_for_all_answers_is_no_stale_answer():
@@ -117,6 +119,10 @@ def test_every_fourth_run_takes_a_batch_whose_answer_is_known():
         step(index)
     assert {place: answer.item() for place, answer in step.answers.items()} == {0: 0.0, 1: 1.0}
     assert not steps.SingleStream(module, pool).answers
+
+
+def expected(*batches):
+    return Expected([{"output": batch} for batch in batches], {"output": 0.1})
 
 
 def passed_check(**fields):
@@ -140,13 +146,30 @@ def test_an_answer_may_be_off_by_what_the_check_allows(given, wanted):
 
 @pytest.mark.parametrize(("value", "passed"), [(2.09, True), (2.11, False), (float("nan"), False)])
 def test_one_wrong_answer_of_a_batch_is_enough(value, passed):
-    right = Expected(np.array([[1.0], [1.0], [2.0], [2.0]]), 0.1)
+    right = expected(np.array([[1.0], [1.0]]), np.array([[2.0], [2.0]]))
     answers = {0: torch.ones(2, 1), 1: torch.tensor([[2.0], [value]])}
-    found = audit.audited(passed_check(), right, answers)
+    found = audit.audited(passed_check(), right, answers, 2)
     assert (found.passed, found.audited) == (passed, 4)
 
 
 def test_a_check_that_failed_keeps_its_own_words():
-    right = Expected(np.array([[1.0]]), 0.1)
+    right = expected(np.array([[1.0]]))
     failed = passed_check(passed=False, note="its own")
-    assert audit.audited(failed, right, {0: torch.zeros(1, 1)}).note == "its own"
+    assert audit.audited(failed, right, {0: torch.zeros(1, 1)}, 1).note == "its own"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"a": torch.ones(2, 1), "loss": torch.tensor(3.05)}, ""),
+        ({"a": torch.ones(2, 1), "loss": torch.tensor(3.2)}, r"off by 0\.2 \(loss\), and 0\.1 is allowed"),
+        ({"a": torch.ones(2, 1)}, r"another form than in the check \(loss\)"),
+        ({"a": torch.ones(3, 1), "loss": torch.tensor(3.0)}, r"another form than in the check \(a\)"),
+    ],
+    ids=["right", "off", "absent", "larger"],
+)
+def test_each_path_of_an_answer_is_audited(answer, words):
+    right = Expected([{"a": np.ones((2, 1)), "loss": np.array(3.0)}], {"a": 0.1, "loss": 0.1})
+    found = audit.audited(passed_check(), right, {0: Tensors(answer)}, 2)
+    assert found.passed is not bool(words)
+    assert re.search(words, found.note)

@@ -92,7 +92,7 @@ def test_the_neurons_codes_are_compared_image_by_image(tmp_path, encoding):
 
 
 def observation(outputs, codes=None):
-    return Observation(np.asarray(outputs, float), None if codes is None else np.asarray(codes, np.int8))
+    return Observation({"output": np.asarray(outputs, float)}, None if codes is None else np.asarray(codes, np.int8))
 
 
 def judged(tmp_path, reference, observed, baseline, precision="fp32"):
