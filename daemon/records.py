@@ -281,7 +281,8 @@ class Check(Struct, frozen=True, kw_only=True):
 
     `error_share` is the largest absolute error over the largest absolute output. For spiking and quantised models
     `flipped_share` is the share of inner codes that differ and the `baseline_` fields are plain eager's own figures
-    in the same precision, because plain fp32 is itself not exact there. `audited` counts the answers of the timed
+    in the same precision, because plain fp32 is itself not exact there. `reference` is float32, on the CPU, for a
+    user's own model that float64 cannot run, and then `note` says why. `audited` counts the answers of the timed
     section that were compared too; one that is wrong fails the check, and `note` says by how much.
     """
 
@@ -296,6 +297,7 @@ class Check(Struct, frozen=True, kw_only=True):
     flipped_share: float | None = None
     baseline_flipped_share: float | None = None
     baseline_max_abs_error: float | None = None
+    reference: Literal["float64", "float32"] = "float64"
     top1: float | None = None
     audited: int = 0
     note: str = ""

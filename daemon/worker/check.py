@@ -1,5 +1,6 @@
 """The numerical check before any timing: a variant against the same model in eager float64 on the same inputs."""
 
+import copy
 import hashlib
 import os
 import tempfile
@@ -7,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 from zipfile import BadZipFile
 
 import msgspec
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchd.daemon.errors import BenchdError, UnfitModel
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import Check, Precision, Variant
 from benchd.daemon.worker import audit, backends
@@ -21,6 +24,7 @@ from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.structures import (
     OF_BATCH,
+    ONLY,
     Answers,
     Batch,
     Tensors,
@@ -30,8 +34,10 @@ from benchd.daemon.worker.structures import (
     of_batch,
     spread,
     tensors,
+    values,
 )
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.subject import Subject, shows_codes
+from benchd.models import catalog
 
 ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
@@ -61,14 +67,15 @@ def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
 def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
     """Return the check, and what the timed section has to answer, None where that is not known."""
     images = _check_images(subject, job)
-    reference = _cached("float64", subject, job, len(images), lambda: _reference(subject, loaded.device, images, job))
+    reference, why_fp32 = _reference(subject, loaded.device, images, job)
     observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
     if subject.judged_by == "outputs":
         result = _judge_outputs(reference, observed, number_format(job.case.variant.precision, loaded.device))
     else:
         result = _judge_codes(reference, observed, _baseline(subject, loaded, job, images, observed), job, loaded)
-    note = _forms(reference, observed) or _note(job)
-    result = msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=note)
+    note = "; ".join(filter(None, [_forms(reference, observed), why_fp32, _note(job)]))
+    kind: Literal["float64", "float32"] = "float32" if why_fp32 else "float64"
+    result = msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=note, reference=kind)
     return result, _expected(subject, loaded, job, result, reference.outputs, len(images))
 
 
@@ -143,8 +150,8 @@ class _Codes:
     """Forward hooks on a module's neurons, for as long as the context lasts."""
 
     def __init__(self, module: nn.Module | None, batch: int) -> None:
-        neurons = getattr(module, "neurons", list)
-        self._neurons: list[nn.Module] = neurons()
+        neurons: Any = getattr(module, "neurons", None)
+        self._neurons: list[nn.Module] = neurons() if module and shows_codes(module) else []
         self._steps, self._batch = int(getattr(module, "time_steps", 1)), batch
         self._seen: list[np.ndarray] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -167,10 +174,61 @@ class _Codes:
         return np.concatenate(self._seen, axis=1) if self._seen else None
 
 
-def _reference(subject: Subject, device: torch.device, images: Batch, job: Job) -> Observation:
-    module = subject.reference().to(device)
-    loaded = Loaded(spread(module) if isinstance(images, Tensors) else module, torch.float64, device, module)
-    return observe(loaded, module, images, subject.reference_batch, job.case.seed)
+def _reference(subject: Subject, device: torch.device, images: Batch, job: Job) -> tuple[Observation, str]:
+    """Return what the plain model answers in float64, and why in float32 on the CPU where float64 cannot run it."""
+
+    def in_float64() -> Observation:
+        return _trusted(subject.reference().to(device), torch.float64, subject, images, job)
+
+    def in_float32() -> Observation:
+        return _trusted(copy.deepcopy(subject.plain), torch.float32, subject, images, job)
+
+    try:
+        return _cached("float64", subject, job, len(images), in_float64), ""
+    except Exception as error:
+        if job.case.model in catalog.MODELS or isinstance(error, BenchdError):
+            raise
+        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    found = _cached("float32", subject, job, len(images), in_float32)
+    return found, f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
+
+
+def _trusted(module: nn.Module, dtype: torch.dtype, subject: Subject, images: Batch, job: Job) -> Observation:
+    """Return what the module answers; of a user's own, raise UnfitModel for an answer that nothing can be held against.
+
+    That is one that is not finite, one that changes from run to run, and one that leaves its input changed.
+    """
+    device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    run = spread(module) if isinstance(images, Tensors) else module
+    loaded, size = Loaded(run, dtype, device, module), subject.reference_batch
+    found = observe(loaded, module, images, size, job.case.seed)
+    if job.case.model in catalog.MODELS:
+        return found
+    _refuse_odd(found, loaded, images[:size], len(images), subject.facts.data)
+    return found
+
+
+def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
+    """Run the `first` batch of `count` inputs again; raise UnfitModel where what was `found` is no reference."""
+    batch = cast(first, loaded.dtype).to(loaded.device).clone()
+    before = batch.clone()
+    with torch.inference_mode():
+        again = {path: numbers(value) for path, value in tensors(loaded.run(batch)).items()}
+    if not all(map(torch.equal, values(batch), values(before))):
+        raise UnfitModel("forward writes to its input, which the next run reads again: let it work on a copy")
+    for path, answer in of_batch(found.outputs, 0, len(first), count).items():
+        called = "the model's answer" + ("" if path == ONLY else f" {path}")
+        if not np.isfinite(found.outputs.get(path, answer)).all():
+            kind = str(loaded.dtype).removeprefix("torch.")
+            raise UnfitModel(
+                f"{called} is NaN or infinite in {kind} (inputs: {data}), and nothing can be compared with that: give "
+                "data or weights for which it is a number (--data, --weights), or leave it out of the answer"
+            )
+        if path not in again or not np.allclose(again[path].reshape(answer.shape), answer, rtol=1e-6, atol=1e-9):
+            raise UnfitModel(
+                f"{called} to the same input changes from run to run: take what is random or kept between calls out of "
+                "forward, such as dropout that ignores eval mode"
+            )
 
 
 def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Batch, observed: Observation) -> Observation:
