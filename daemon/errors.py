@@ -5,6 +5,7 @@ BenchdError
 │   └── Full            the disk takes no more
 ├── NotAvailable        something asked for by name is not there (exit code 7)
 ├── Unsupported         a case cannot run on this machine; becomes a Record with this reason
+├── UnfitModel          a user's own model cannot be measured as it is; becomes a Record with this reason
 └── SchemaError         a record of another schema, or one that is not a record
 """
 
@@ -30,6 +31,10 @@ class NotAvailable(BenchdError):
 
 class Unsupported(BenchdError):
     """A case cannot run on this machine or in this version; the message is the reason in its Record."""
+
+
+class UnfitModel(BenchdError):
+    """A user's own model cannot be measured as it is; the message says what to change in it."""
 
 
 class SchemaError(BenchdError):

@@ -255,7 +255,7 @@ def exit_code(
     fail_on: Sequence[str] = ("slower", "check"),
     comparisons: Sequence[Comparison] = (),
 ) -> int:
-    """Return what the pass came to; where several hold, the first of 130, 7, 6, 1, 5, 3, 4.
+    """Return what the pass came to; where several hold, the first of 130, 2, 7, 6, 1, 5, 3, 4.
 
     `fail_on` says which of a failed check (5), slower (3) and inconclusive (4) against the baseline are to fail.
     """
@@ -263,6 +263,7 @@ def exit_code(
     checks_failed = any(record.check is not None and record.check.verdict == "failed" for record in records)
     holds = {
         130: interrupted,
+        2: any("usage_error" in record.flags for record in records),
         7: any(record.status == "unsupported" and record.case_id in by_name for record in records),
         6: not any(record.status == "ok" for record in records),
         1: any(record.status in ("failed", "timeout") for record in records),

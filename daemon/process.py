@@ -99,7 +99,10 @@ class Worker:
             return self._outcome
         if ended_by:
             return _lost(ended_by, reason)
-        return _lost("failed", f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}")
+        return _lost(
+            "failed",
+            f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()} (log: logs/{self._log.name})",
+        )
 
     def stop(self) -> None:
         """End the process and all it started: terminate, then kill."""

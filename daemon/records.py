@@ -291,8 +291,9 @@ class Check(Struct, frozen=True, kw_only=True):
     carry these weights, so that no variant of it can be told from a wrong one: that neither fails a run nor ships.
     `images_off` passed `tolerance`, and `images_off_allowed` may. `rounding_share` is what rounding alone does,
     `spread_share` how far the answers to two images lie apart. `ties` are images that float64 decides by less than two
-    tolerances; beyond a `commonest_class_share` of 0.9 the argmax says nothing. `audited` counts answers of the timed
-    section that were compared too.
+    tolerances; beyond a `commonest_class_share` of 0.9 the argmax says nothing. `reference` is float32, on the CPU, for
+    a user's own model that float64 cannot run, and then `note` says why. `audited` counts answers of the timed section
+    that were compared too.
     """
 
     passed: bool
@@ -313,6 +314,7 @@ class Check(Struct, frozen=True, kw_only=True):
     commonest_class_share: float | None = None
     flipped_share: float | None = None
     flipped_tolerance: float | None = None
+    reference: Literal["float64", "float32"] = "float64"
     audited: int = 0
     note: str = ""
 

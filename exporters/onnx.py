@@ -39,6 +39,10 @@ class ExportError(Exception):
     """A model cannot be exported, or the file is not what was asked for; the message says what is wrong."""
 
 
+class NotExportable(ExportError):
+    """torch makes no file of the model; the message says why."""
+
+
 class Exported(msgspec.Struct, frozen=True):
     """What is known of a file once it was checked; `findings` counts what each TensorRT would not read.
 
@@ -164,10 +168,13 @@ def _traced(
                 output_names=names[1],
             )
     except Exception as error:  # whatever its many stages meet
-        raise ExportError(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
+        raise NotExportable(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
     if program is None or program.exported_program is None:
         raise ExportError(f"torch {torch.__version__} wrote no program")
-    ranges = list(program.exported_program.range_constraints.values())
+    constraints = program.exported_program.range_constraints
+    if any(str(symbol).startswith("u") for symbol in constraints):
+        raise NotExportable("no file is made of a model whose sizes depend on the values of its inputs")
+    ranges = list(constraints.values())
     wanted = [] if batch_axes is None else [1]
     if [bounds.lower for bounds in ranges] != wanted or any(bounds.upper < 2**31 for bounds in ranges):
         asked = "a fixed batch" if batch_axes is None else "any batch from 1"

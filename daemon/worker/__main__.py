@@ -8,6 +8,7 @@ import sys
 
 import msgspec
 
+from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.protocol import Job, Outcome
 from benchd.daemon.records import ProcessResult
 from benchd.daemon.worker import child
@@ -35,9 +36,12 @@ def _work(job: Job, stages: StageClock) -> Outcome:
         return findings.outcome("ok", None)
     except Exception as error:
         stages.leave()
-        status, reason = child.diagnose(error)
+        status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
+        if not isinstance(error, BenchdError):
+            reason += f" (log: logs/{job.raw_name}.log)"
         if findings is None:
             return Outcome(process=ProcessResult(status=status, reason=reason, stages=stages.stages()))
+        findings.flags += ["usage_error"] if isinstance(error, UsageError) else []
         return findings.outcome(status, reason)
 
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from benchd.daemon import accuracy
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import Accuracy, Variant
-from benchd.daemon.worker import backends, check, references
+from benchd.daemon.worker import backends, references
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.observe import observe
 from benchd.daemon.worker.subject import Subject
 from benchd.models.data import ImageSet
 
@@ -93,7 +94,7 @@ def _answers(
         # as the check does it, so that a rate-encoded image gets the same draws wherever it stands
         whole = images[torch.arange(-(-len(part) // job.case.batch_size) * job.case.batch_size) % len(part)]
         unwatched = replace(model, module=None)
-        seen = check.observe(unwatched, subject.plain, whole, job.case.batch_size, job.case.seed + start)
+        seen = observe(unwatched, subject.plain, whole, job.case.batch_size, job.case.seed + start)
         scores = next(iter(seen.outputs.values()))
         classes.append(_classes(scores[: len(part)], dataset))
         labels.append(right.numpy())

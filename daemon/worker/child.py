@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 from benchd.daemon.errors import BenchdError, Unsupported
@@ -25,17 +26,47 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def diagnose(error: Exception) -> tuple[Status, str]:
-    """Return the status and the reason that an exception stands for; print the traceback of an unexpected one."""
+def diagnose(error: Exception, folder: Path | None = None) -> tuple[Status, str]:
+    """Return the status and the reason that an exception stands for; print the traceback of an unexpected one.
+
+    Where a user's own code in `folder` raised it, or called what did, the reason begins with that line.
+    """
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
     if isinstance(error, BenchdError):
         return "failed", str(error)
     traceback.print_exception(error)
-    text = str(error).strip().split("\n")[0] or "no message"
+    text, where = _message(error), _frame(error, folder) if folder else ""
     if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or _lacks_memory(text.lower()):
-        return "failed", f"out of memory: {text}"
-    return "failed", f"{type(error).__name__}: {text}"
+        return "failed", f"{where}out of memory: {text}"
+    return "failed", f"{where}{type(error).__name__}: {text}"
+
+
+def folder_of(module: str | None, folder: str) -> Path | None:
+    """Return where the user's own code lies, from `FILE.py:function` or the folder of a `package.module:function`."""
+    return Path(folder or Path(module.rpartition(":")[0]).parent) if module else None
+
+
+def _message(error: Exception) -> str:
+    """Return the first line, or the last one of TorchScript, which begins with a traceback of its own."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
+
+
+def _frame(error: BaseException, folder: Path) -> str:
+    """Return the last line in the user's folder that led to the error or to its cause; nothing if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}: "
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of(frame.filename, folder)]
+    if frames:
+        last = frames[-1]
+        return f"{Path(last.filename).name}:{last.lineno}: in {last.name}: {last.line}: "
+    return _frame(error.__cause__, folder) if error.__cause__ else ""
+
+
+def _is_of(file: str, folder: Path) -> bool:
+    path = Path(file)
+    return folder in path.parents and not {"site-packages", "dist-packages"} & set(path.parts)
 
 
 def _lacks_memory(text: str) -> bool:

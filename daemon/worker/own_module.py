@@ -1,5 +1,6 @@
 """A user's own module: the file or package that builds it, what it returns made ready, and each reason to refuse it."""
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -9,25 +10,59 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from benchd.daemon import arguments
-from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import InputSpec
+from benchd.daemon.worker.structures import Batch, values
 
 
 def build(job: Job) -> nn.Module:
-    """Return what the job's `FILE.py:function` or `package.module:function` builds, as float32 in eval mode."""
-    if job.case.variant.kernels == "custom":
-        raise Unsupported("a module of your own has no custom kernels")
+    """Return what the job's `FILE.py:function` or `package.module:function` builds, as float32 in eval mode.
+
+    Raises UsageError for what the command line names, UnfitModel for a module that cannot be copied, and Unsupported
+    for what the case's variant cannot do with its kind.
+    """
     where, _, name = str(job.module).rpartition(":")
-    source = _imported(where, job.module_folder)
+    option = f"--module {Path(where).name}:{name}"  # no message holds a folder
+    source = _imported(where, job.module_folder, option)
     if not hasattr(source, name):
-        raise UsageError(f"--module {_called(job)}: {Path(where).name} has no {name!r}")
-    module = _built(getattr(source, name), f"--module {_called(job)}")
-    return _ready(module)
+        raise UsageError(f"{option}: {Path(where).name} has no {name!r}")
+    module = _ready(_built(getattr(source, name), option))
+    _refuse_kind(job, module)
+    return module
+
+
+def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
+    """Return the module as one that takes its inputs one after the other; raise UsageError where it does not take them.
+
+    Those with a name are given by it.
+    """
+    names = [spec.name for spec in specs if spec.name]
+    by_place = [None] * (len(specs) - len(names))
+    try:
+        inspect.signature(module.forward).bind(*by_place, **dict.fromkeys(names))
+    except TypeError as error:
+        given = " ".join(f"--input {spec}" for spec in specs)
+        raise UsageError(
+            f"{given}: {type(module).__name__}.forward{inspect.signature(module.forward)}: {error}; give each of its "
+            "inputs, by its name as in --input ids=int64:16"
+        ) from error
+    except ValueError:  # it has no signature to look at
+        pass
+    return Named(module, names) if names else module
+
+
+def materialise(module: nn.Module, example: Batch) -> None:
+    """Run a module that takes its sizes from its first input, so that it has all its parameters."""
+    if any(is_lazy(value) for value in [*module.parameters(), *module.buffers()]):
+        with torch.no_grad():
+            module(*values(example))
 
 
 def file(job: Job) -> Path:
@@ -46,8 +81,8 @@ def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     shape = getattr(module, "input_shape", None)
     if shape is None:
         raise UsageError(
-            f"--module {_called(job)}: give each input without the batch, as in --input 3x224x224 or --input "
-            "ids=int64:16, or give the module an attribute input_shape"
+            "give each input of the module without the batch, as in --input 3x224x224 or --input ids=int64:16, or give "
+            "the module an attribute input_shape"
         )
     return [InputSpec("", "float32", [int(size) for size in shape])]
 
@@ -65,27 +100,20 @@ class Named(nn.Module):
         return self.module(*inputs[:by_place], **dict(zip(self._names, inputs[by_place:], strict=True)))
 
 
-def called_by_place(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
-    """Return the module as one that takes its inputs one after the other."""
-    names = [spec.name for spec in specs if spec.name]
-    return Named(module, names) if names else module
-
-
-def _called(job: Job) -> str:
-    """Return what the user typed, as far as it is known: no message holds a folder."""
-    return Path(str(job.module)).name
-
-
-def _imported(where: str, folder: str) -> ModuleType:
+def _imported(where: str, folder: str, option: str) -> ModuleType:
+    sys.path.insert(0, folder or str(Path(where).parent))
     if folder:
-        sys.path.insert(0, folder)
-        return importlib.import_module(where)
+        try:
+            return importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if f"{where}.".startswith(f"{error.name}."):
+                raise UsageError(f"{option}: no module {error.name!r} in this folder or environment") from error
+            raise
     path = Path(where)
-    sys.path.insert(0, str(path.parent))
     name = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"--module {path.name}: not a Python file")
+        raise UsageError(f"{option}: {path.name} is not a Python file")
     source = importlib.util.module_from_spec(spec)
     sys.modules[name] = source  # before it runs: dataclasses and pickles look it up there
     spec.loader.exec_module(source)
@@ -111,6 +139,34 @@ def _built(function: Any, option: str) -> nn.Module:
 
 def _ready(module: nn.Module) -> nn.Module:
     try:
+        copy.deepcopy(module)
+    except Exception as error:  # whatever a lock, a file or a generator raises
+        raise UnfitModel(
+            f"the module cannot be copied by copy.deepcopy ({type(error).__name__}: {error}), and every variant runs a "
+            "copy: keep tensors with a gradient, locks, open files and generators out of its attributes"
+        ) from error
+    try:
         return module.float().eval()
     except NotImplementedError:  # an exported program is in eval mode already and refuses to be asked
         return module
+
+
+def _refuse_kind(job: Job, module: nn.Module) -> None:
+    """Raise Unsupported for what torch does not do with scripted and with quantised modules."""
+    variant = job.case.variant
+    is_scripted = isinstance(module, torch.jit.ScriptModule)
+    is_quantised = any(".quantized" in type(part).__module__ for part in module.modules())
+    exports = variant.backend in ("onnxruntime", "tensorrt")
+    reasons = {
+        "a module of your own has no custom kernels": variant.kernels == "custom",
+        "torch compiles and exports no scripted module: return the nn.Module that it was scripted from": is_scripted
+        and (exports or variant.backend == "compile"),
+        "torch exports no quantised module: return the float one, or measure a quantised file with --onnx": is_quantised
+        and exports,
+        "a quantised module has its own number formats: leave fp16, bf16 and amp out": is_quantised
+        and variant.precision != "fp32",
+        "torch runs quantised modules on the CPU: give --device cpu": is_quantised and job.device != "cpu",
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason:
+        raise Unsupported(reason)

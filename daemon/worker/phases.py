@@ -135,6 +135,7 @@ def run(job: Job, findings: Findings) -> None:
     findings.taken_by_runtime_bytes = free_at_first_bytes - _free_bytes(device)
     findings.stages.enter("check")
     findings.check, right = check_and_answers(subject, loaded, job)
+    findings.flags += ["reference_fp32"] if findings.check.reference == "float32" else []
     _accuracy(job, subject, loaded, findings)
     del subject
     if job.case.scenario == "cold_start":

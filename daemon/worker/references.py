@@ -19,9 +19,10 @@ LIMIT_BYTES = 2 * 2**30
 _RUNTIMES = ("torch", "torchvision", "onnxruntime")
 
 Arrays = Mapping[str, np.ndarray]
+Compute = Callable[[], Arrays]
 
 
-def kept(folder: Path, facts: Mapping[str, Any], compute: Callable[[], Arrays]) -> Arrays:
+def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
     """Return the arrays of these facts in `folder`, computed where they are not there; the oldest ones make room."""
     with Store(folder, LIMIT_BYTES) as store:
         artifact = store.produce(key_of(facts), facts, lambda path: _write(path, compute()))

@@ -125,16 +125,21 @@ class Source:
         except ImportError as error:
             raise Unsupported(self._no_exporter(error)) from error
         module, outputs = self._answering(batch) if self.is_own else (self.module, [ONLY_OUTPUT])
-        exported = onnx.export(
-            module,
-            self.images.named if isinstance(self.images, Tensors) else self.images,
-            path,
-            precision=facts["precision"],
-            batch=batch,
-            form=facts["form"],
-            judged_by=self.judged_by,
-            outputs=outputs,
-        )
+        try:
+            exported = onnx.export(
+                module,
+                self.images.named if isinstance(self.images, Tensors) else self.images,
+                path,
+                precision=facts["precision"],
+                batch=batch,
+                form=facts["form"],
+                judged_by=self.judged_by,
+                outputs=outputs,
+            )
+        except onnx.NotExportable as error:
+            if not self.is_own:
+                raise
+            raise Unsupported(f"{error}; a file that you export yourself is measured with --onnx") from error
         return cast("dict[str, Any]", msgspec.to_builtins(exported))
 
     def _no_exporter(self, error: ImportError) -> str:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import InputSpec
 
 ONLY = "output"  # the path of an output that is one tensor
@@ -115,8 +115,14 @@ class InTuple(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return what the module answers."""
-        return tuple(tensors(self.module(*inputs)).values())
+        """Return what the module answers, complex numbers as two, and none of it the same tensor as another."""
+        found = list(tensors(self.module(*inputs)).values())
+        used = [*inputs, *found]
+        own = [
+            value.clone() if any(value is other for other in used[: len(inputs) + place]) else value
+            for place, value in enumerate(found)
+        ]
+        return tuple(torch.view_as_real(value) if value.is_complex() else value for value in own)
 
 
 def numbers(value: Tensor) -> NDArray[np.float64]:
@@ -169,19 +175,19 @@ def to_train(value: Tensor) -> Tensor:
 def first_scores(output: object) -> Tensor:
     """Return the first output of floats as float32 (B, classes): what a loss is taken of.
 
-    Raises UsageError where there is none whose batch leads.
+    Raises UnfitModel where there is none whose batch leads.
     """
     found = (part for part in tensors(output).values() if part.is_floating_point() and part.dim())
     scores = next(found, None)
     if scores is None:
-        raise UsageError("a loss needs an output (B, classes) of floats, and this model answers none")
+        raise UnfitModel("a loss needs an output (B, classes) of floats, and this model answers none")
     return scores.flatten(1).float() if scores.dim() > 1 else scores[:, None].float()
 
 
 def tensors(output: object) -> dict[str, Tensor]:
     """Return each tensor of a model's answer by its path: `logits`, `boxes[0]`, `0`, or `output` where it is one alone.
 
-    Numbers become tensors without a size, and None is left out. Raises UsageError for what is neither these nor a
+    Numbers become tensors without a size, and None is left out. Raises UnfitModel for what is neither these nor a
     tuple, list, dict or dataclass of them, and where nothing is left.
     """
     if isinstance(output, Tensors):
@@ -189,10 +195,10 @@ def tensors(output: object) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path, value in _leaves(output, ""):
         if path in found:
-            raise UsageError(f"the model answers two values of the path {path}: give them different names")
+            raise UnfitModel(f"the model answers two values of the path {path}: give them different names")
         found[path] = value
     if not found:
-        raise UsageError("the model answers nothing: return tensors, or tuples, lists, dicts and dataclasses of them")
+        raise UnfitModel("the model answers nothing: return tensors, or tuples, lists, dicts and dataclasses of them")
     return found
 
 
@@ -221,7 +227,7 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
     else:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         kind = f"a {value.layout} tensor" if isinstance(value, Tensor) and not value.is_quantized else kind
-        raise UsageError(
+        raise UnfitModel(
             f"the model answers {kind}{f' at {path}' if path else ''}: return dense tensors, numbers, or tuples, "
             "lists, dicts and dataclasses of them"
         )

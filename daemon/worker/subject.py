@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import inspect
 import math
 import subprocess
 from collections.abc import Sequence
@@ -58,9 +59,9 @@ def build(job: Job) -> Subject:
     except Unavailable as error:
         raise Unsupported(str(error)) from error
     specs = _specs(job, plain)
+    pool = _inputs(job, plain, specs)
     if job.module:
-        plain = module = own_module.called_by_place(plain, specs)
-    pool = _inputs(job, module, specs)
+        plain = module = _fed(job, plain, specs, pool.images)
     facts, judged_by = _facts(job, module, specs, pool.source), _judged_by(job, plain)
     source = _source(job, module, pool.images, facts, judged_by)
     # an output of a whole batch, such as a loss, is another in another batch
@@ -79,7 +80,7 @@ def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
 def _plain(job: Job) -> nn.Module:
     if job.onnx:
         return _own_file(job)
-    return _own_module(job) if job.module else _catalogued(job)
+    return own_module.build(job) if job.module else _catalogued(job)
 
 
 def _source(
@@ -146,19 +147,25 @@ def _own_file(job: Job) -> nn.Module:
     return module
 
 
-def _own_module(job: Job) -> nn.Module:
-    """Return the user's module with the weights of the command line."""
-    module = own_module.build(job)
+def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch) -> nn.Module:
+    """Return the user's module as one that takes these inputs, whole and with the weights of the command line."""
+    taking = own_module.takes(module, specs)
+    own_module.materialise(taking, images[: job.case.batch_size])
     if job.weights:
         weights.apply(module, weights.read(Path(job.weights)))
-    return module
+    return taking
+
+
+def shows_codes(module: nn.Module) -> bool:
+    """Say whether the module has a method `neurons`, which returns those whose codes are compared."""
+    return inspect.ismethod(getattr(module, "neurons", None))
 
 
 def _judged_by(job: Job, module: nn.Module) -> Literal["outputs", "codes"]:
     if job.onnx:
         return "outputs"
     if job.module:
-        return "codes" if hasattr(module, "neurons") else "outputs"
+        return "codes" if shows_codes(module) else "outputs"
     return catalog.entry(job.case.model).judged_by
 
 
@@ -240,6 +247,15 @@ def _digest(module: nn.Module) -> str:
     """Return a hash over names, types and values of the state dict, whichever file it came from."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(f"{name} ".encode() + _content(tensor))
     return digest.hexdigest()
+
+
+def _content(value: Any) -> bytes:
+    """Return type and values of an entry of a state dict; a quantised module's are tuples of what it packed."""
+    if isinstance(value, tuple | list):
+        return b"".join(map(_content, value))
+    if not isinstance(value, Tensor):
+        return repr(value).encode()
+    numbers = value.dequantize() if value.is_quantized else value.detach()
+    return f"{value.dtype} {tuple(value.shape)}".encode() + numbers.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -28,11 +28,11 @@ class Model(nn.Module):
 def file(share=0.0, images=(), wrong=()):
     """Return a file that is wrong like this."""
     model = Model(share, images, wrong)
-    return lambda batch: model(batch).numpy()
+    return lambda batch: [model(batch).numpy()]
 
 
 def judged(run, judged_by, precision="fp32", plain=None):
-    return compare(plain or Model(), run, [IMAGES], precision, judged_by)
+    return compare(plain or Model(), run, [(IMAGES,)], precision, judged_by)
 
 
 ALL = range(8)
@@ -48,7 +48,7 @@ def test_outputs_may_be_off_by_the_tolerance_of_the_precision(precision, toleran
 
 
 def test_an_error_is_a_share_of_the_largest_output():
-    big = [IMAGES * 1000]
+    big = [(IMAGES * 1000,)]
     parity = compare(Model(), file(0.05, [0]), big, "fp32", "outputs")
     assert parity.max_abs_error == pytest.approx(0.05, rel=1e-2)
     assert parity.error_share == pytest.approx(5e-5, rel=1e-2)
@@ -87,7 +87,46 @@ def test_what_is_no_number_never_agrees(judged_by, value):
 
 def test_batches_are_put_together_and_the_model_stays_as_it_was():
     model = Model()
-    batches = [IMAGES[:1], IMAGES[1:3], IMAGES[3:]]
+    batches = [(IMAGES[:1],), (IMAGES[1:3],), (IMAGES[3:],)]
     parity = compare(model, file(), batches, "fp16", "outputs")
     assert (parity.images, parity.batch_sizes, parity.max_abs_error) == (8, [1, 2, 5], 0.0)
     assert model.off.dtype == torch.float32
+
+
+class Several(nn.Module):
+    """Its images, and twice their sum over the batch, where no batch leads."""
+
+    def forward(self, images):
+        return images, 2 * images.sum()
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_each_of_several_outputs_has_to_agree(wrong):
+    def run(images):
+        outputs = [images.numpy(), 2 * images.sum().numpy()]
+        outputs[wrong] = outputs[wrong] + 0.5
+        return outputs
+
+    batches = [(IMAGES[:4],), (IMAGES[4:],)]
+    assert compare(Several(), lambda images: [images.numpy(), 2 * images.sum().numpy()], batches, "fp32", "outputs")
+    with pytest.raises(Differs):
+        compare(Several(), run, batches, "fp32", "outputs")
+
+
+class InFloat(nn.Module):
+    """Its weights meet float32 alone, whatever the input is."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, images):
+        return self.fc(images.float())
+
+
+def test_what_float64_cannot_run_is_compared_with_float32():
+    model = InFloat()
+    parity = compare(model, lambda images: [model(images).detach().numpy()], [(IMAGES,)], "fp32", "outputs")
+    assert parity.max_abs_error == 0.0
+    with pytest.raises(Differs):
+        compare(model, lambda images: [model(images).detach().numpy() + 1], [(IMAGES,)], "fp32", "outputs")

@@ -20,4 +20,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         if "InvalidCxxCompiler" in str(error):
             raise Unsupported("torch.compile needs a C++ compiler on the CPU; install g++ or set CXX") from error
         raise
+    except torch._dynamo.exc.TorchRuntimeError:
+        plain.run(*values(cast(example, plain.dtype).to(device)))  # raises what names the line of the model
+        raise
     return Loaded(run, plain.dtype, device, None)

@@ -42,7 +42,7 @@ def collected(job: ProfileJob) -> Collected:
         if job.capture:
             _capture(work)
     except Exception as error:  # of whatever a user's module or a backend raises
-        status, reason = child.diagnose(error)
+        status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
         return Collected(error=reason, unsupported=status == "unsupported")
     found = {} if job.capture else _results(work)
     return Collected(

@@ -15,6 +15,7 @@ from benchd.daemon.records import Check
 from benchd.daemon.worker import agreement, audit, check, steps, subject
 from benchd.daemon.worker.agreement import Observation, Rule
 from benchd.daemon.worker.audit import Expected
+from benchd.daemon.worker.structures import Tensors
 
 STALE = """
         self.calls = getattr(self, "calls", 0) + 1
@@ -174,3 +175,22 @@ def test_a_variant_that_is_right_on_the_check_s_inputs_only_fails(tmp_path):
 def test_a_small_operation_is_not_taken_for_a_cache(tmp_path, size):
     a_job = msgspec.structs.replace(job(tmp_path), options={"size": size})
     assert "repeated_input_faster" not in run(a_job).flags
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"a": torch.tensor([[1.0], [2.0]]), "loss": torch.tensor(3.0)}, ""),
+        ({"a": torch.tensor([[1.0], [2.0]]), "loss": torch.tensor(3.2)}, "the output loss is off by more than 2.0e-05"),
+        ({"a": torch.tensor([[1.0], [2.0]])}, "the output loss is nothing, and in float64 1"),
+        ({"a": torch.ones(3, 1), "loss": torch.tensor(3.0)}, "the output a is 1x3x1, and in float64 2x1"),
+    ],
+    ids=["right", "off", "absent", "larger"],
+)
+def test_each_path_of_an_answer_is_audited(answer, words):
+    one = {"a": np.array([[1.0], [2.0]]), "loss": np.array(3.0)}
+    exact, rule = Observation({"a": one["a"], "loss": np.array([3.0])}, None), Rule("fp32", False, True)
+    right = Expected({0: one}, 2, agreement.bounds(exact, [exact], rule), rule)
+    found = audit.audited(passed_check(), right, {0: Tensors(answer)})
+    assert found.passed is not bool(words)
+    assert words in found.note

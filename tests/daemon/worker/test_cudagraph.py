@@ -10,6 +10,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker.backends import cudagraph, tensorrt
 from benchd.daemon.worker.backends.cudagraph import Slot, capture_error, rotating
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Tensors
 from benchd.models.catalog import build
 
 CPU = torch.device("cpu")
@@ -65,12 +66,12 @@ def test_without_a_cuda_device_both_say_so():
         tensorrt.load(source, "fp32", CPU, torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("given", ["rate", "extras"])
+@pytest.mark.parametrize("given", ["rate", "several"])
 def test_an_engine_reads_what_its_file_does(given, tmp_path):
-    """Behind the encoder of a model that draws random numbers, and beside the further inputs of a user's own file."""
+    """Behind the encoder of a model that draws random numbers, and each input of a user's own model."""
     torch.manual_seed(0)
     module = build("snn_onepass", time_steps=4, encoding="rate") if given == "rate" else Net()
-    images, uniforms, extra = torch.rand(2, 3, 32, 32), torch.rand(4, 2, 3, 32, 32), torch.rand(5)
+    images, uniforms = torch.rand(2, 3, 32, 32), torch.rand(4, 2, 3, 32, 32)
     source = Source(
         module=module,
         images=images,
@@ -79,11 +80,22 @@ def test_an_engine_reads_what_its_file_does(given, tmp_path):
         weights_sha256="0" * 64,
         judged_by="outputs",
         folder=tmp_path,
-        extras=(extra,) if given == "extras" else (),
     )
-    read = [module.encode(images, uniforms)] if given == "rate" else [images, extra]
+    read = [module.encode(images, uniforms)] if given == "rate" else [images, uniforms]
     held = [torch.zeros_like(value) for value in read]
     slot = Slot(held, lambda: None, torch.zeros(1), None)
     run = tensorrt.of_images(source, rotating([slot]))
     assert run(images, uniforms) is slot.output
     assert all(torch.equal(*pair) for pair in zip(held, read, strict=True))
+
+
+def test_a_slot_may_write_several_outputs():
+    held, output = torch.zeros(3), Tensors({"twice": torch.zeros(3), "total": torch.zeros(())})
+
+    def launch():
+        torch.mul(held, 2, out=output.named["twice"])
+        output.named["total"].copy_(held.sum())
+
+    run = rotating([Slot([held], launch, output, None)])
+    found = run(torch.ones(3)).cpu().named
+    assert (found["twice"].tolist(), found["total"].item()) == ([2.0] * 3, 3.0)

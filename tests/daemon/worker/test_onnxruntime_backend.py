@@ -12,6 +12,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker import subject
 from benchd.daemon.worker.backends import onnxruntime as backend
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import values
 from benchd.exporters import files
 from benchd.exporters.artifacts import key_of
 from benchd.models.catalog import build
@@ -148,22 +149,27 @@ def test_a_given_file_that_cannot_be_loaded_makes_the_case_unsupported(tmp_path)
 
 
 def test_an_own_file_may_have_several_inputs(tmp_path):
-    built = own_file(tmp_path, TABLE, onnx_shapes={"x": [2, 4], "rows": [2]})
+    built = own_file(tmp_path, TABLE)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
-    rows = built.source.extras[0]
-    assert rows.dtype == torch.int64
     table = torch.tensor([[0.0] * 4, [10, 20, 30, 40]])
-    for images in built.images[:8].split(2):
-        found = loaded.run(images)
-        assert torch.equal(found, images + table[rows])
-        assert torch.equal(found, built.plain(images))
+    seen = []
+    for start in range(0, 8, 2):
+        x, rows = values(built.images[start : start + 2])
+        assert (x.dtype, rows.dtype) == (torch.float32, torch.int64)
+        found = loaded.run(x, rows)
+        assert torch.equal(found, x + table[rows])
+        assert torch.equal(found, built.plain(x, rows))
+        seen.append(rows.tolist())
+    assert len({tuple(rows) for rows in seen}) > 1  # the inputs behind the first rotate too
 
 
-def test_of_several_outputs_the_first_is_judged_and_said(tmp_path):
+def test_every_output_is_answered_by_its_name(tmp_path):
     built = own_file(tmp_path, TWO_OUTPUTS)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
-    assert loaded.run(built.images[:2]).shape == (2, 4)
-    assert loaded.runtime.notes == ["judged by y, the first output of several"]
+    found = loaded.run(built.images[:2]).named
+    wanted = built.plain(built.images[:2]).named
+    assert [(name, value.shape) for name, value in found.items()] == [("y", (2, 4)), ("z", (2,))]
+    assert all(torch.equal(found[name], wanted[name]) for name in ("y", "z"))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +183,8 @@ def test_of_several_outputs_the_first_is_judged_and_said(tmp_path):
 def test_an_own_file_may_compute_with_other_types(graph, dtype, tmp_path):
     built = own_file(tmp_path, graph)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
-    found = loaded.run(built.images[:2].to(loaded.dtype))
-    assert (loaded.dtype, found.dtype) == (dtype, dtype)
+    found = loaded.run(built.images[:2])
+    assert (built.images.dtype, found.dtype) == (dtype, dtype)
     assert torch.equal(found, built.plain(built.images[:2]))
 
 

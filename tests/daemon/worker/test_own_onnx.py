@@ -5,7 +5,9 @@ import pytest
 import torch
 from worker_jobs import job
 
+from benchd.daemon import arguments
 from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.records import InputSpec
 from benchd.daemon.worker import subject
 from benchd.exporters.sessions import SessionError
 
@@ -32,37 +34,43 @@ def written(folder, graph, opset=20):
     return path
 
 
-def own(folder, graph, **shapes):
-    return own_onnx.OwnFile(written(folder, graph), shapes)
+def own(folder, graph, *given):
+    return own_onnx.OwnFile(written(folder, graph), arguments.inputs(given))
 
 
 def test_a_file_of_fixed_sizes_needs_no_input_option(tmp_path):
     module = own(tmp_path, FIXED)
-    assert (module.batch_size, module.input_shape, module.input_name, module.dtype) == (2, (4,), "x", torch.float32)
+    assert (module.batch_size, module.inputs) == (2, [InputSpec("x", "float32", [4])])
     images = torch.randn(2, 4)
     assert torch.equal(module(images), images.relu())
     assert torch.equal(module.double()(images.double()), images.relu())
 
 
 def test_open_sizes_come_from_the_input_option(tmp_path):
-    module = own(tmp_path, PAIR, x=[3, 4], z=[3, 7])
-    assert (module.batch_size, module.input_shape) == (3, (4,))
-    assert [extra.shape for extra in module.extras] == [(3, 7)]
-    assert torch.equal(module(torch.ones(3, 4)), torch.ones(3, 4))
+    module = own(tmp_path, PAIR, "z=7")
+    assert (module.batch_size, [str(spec) for spec in module.inputs]) == (None, ["x=4", "z=7"])
+    found = module(-torch.ones(3, 4), torch.ones(3, 7)).named
+    assert torch.equal(found["y"], torch.zeros(3, 4))
+    assert torch.equal(found["w"], -torch.ones(3, 7))
+
+
+def test_an_input_without_a_name_goes_by_its_place(tmp_path):
+    assert [str(spec) for spec in own(tmp_path, PAIR, "4", "float32:7").inputs] == ["x=4", "z=7"]
+    assert [str(spec) for spec in own(tmp_path, PAIR, "x=4", "7").inputs] == ["x=4", "z=7"]
 
 
 def test_a_stored_value_is_no_input(tmp_path):
     module = own(tmp_path, STORED)
-    assert module.extras == ()
+    assert [spec.name for spec in module.inputs] == ["x"]
     assert module(torch.zeros(2, 4)).tolist() == [[1, 2, 3, 4]] * 2
 
 
 def test_whole_numbers_as_first_input_are_drawn_so_that_they_fit_a_table(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=2)
     built = subject.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, TABLE))))
-    assert set(built.images.unique().tolist()) == {0.0, 1.0}
+    assert set(built.images.unique().tolist()) == {0, 1}
     assert built.facts.data == "random 0 and 1, seed 0"
-    assert built.plain.dtype == torch.int64
+    assert built.images.dtype == torch.int64
     rows = built.images[:2]
     assert torch.equal(built.plain(rows), rows[..., None] * torch.tensor([10.0, 20, 30, 40]))
 
@@ -95,48 +103,55 @@ def text(graph):
 
 
 REFUSED = {
-    "absent": (lambda folder: folder / "net.onnx", {}, r"net\.onnx: No such file or directory"),
-    "truncated": (damaged(lambda content: content[:-30]), {}, r"net\.onnx: truncated, or no valid ONNX file: "),
-    "empty": (damaged(lambda content: b""), {}, r"net\.onnx: truncated, or no valid ONNX file: "),
-    "not ONNX": (damaged(lambda content: b"\x89PNG" * 9), {}, r"net\.onnx: truncated, or no valid ONNX file: "),
+    "absent": (lambda folder: folder / "net.onnx", [], r"net\.onnx: No such file or directory"),
+    "truncated": (damaged(lambda content: content[:-30]), [], r"net\.onnx: truncated, or no valid ONNX file: "),
+    "empty": (damaged(lambda content: b""), [], r"net\.onnx: truncated, or no valid ONNX file: "),
+    "not ONNX": (damaged(lambda content: b"\x89PNG" * 9), [], r"net\.onnx: truncated, or no valid ONNX file: "),
     "foreign": (
         text("g (float[2,4] x) => (float[2,4] y) { y = here.Lif(x) }"),
-        {},
+        [],
         "operators of here are not ONNX's own; export it without them",
     ),
-    "weights outside": (with_external_data, {}, "weights such as bias lie in another file; save it with them inside"),
+    "weights outside": (with_external_data, [], "weights such as bias lie in another file; save it with them inside"),
     "weights missing": (
         lambda folder: (with_external_data(folder), (folder / "net.data").unlink())[0],
-        {},
+        [],
         r"net\.onnx: truncated, or no valid ONNX file: .*net\.data",
     ),
     "no inputs": (
         text("g () => (float y) <float one = {1}> { y = Neg(one) }"),
-        {},
+        [],
         "it has no inputs, so there is nothing to measure it with",
     ),
     "text": (
         text("g (string[2] x) => (string[2] y) { y = Identity(x) }"),
-        {},
+        [],
         "input x is STRING; it must be a tensor of plain numbers",
     ),
-    "unknown input": (text(FIXED), {"images": [2, 4]}, r"--input images: the inputs of net\.onnx are x$"),
-    "other rank": (text(FIXED), {"x": [2, 4, 1]}, r"--input x: net\.onnx takes 2x4, not 2x4x1$"),
-    "other size": (text(OPEN), {"x": [3, 5]}, r"--input x: net\.onnx takes \?x4, not 3x5$"),
-    "open size": (text(OPEN), {}, r"input x is \?x4; give it as in --input x=1x4$"),
-    "open size of another": (text(PAIR), {"x": [3, 4]}, r"input z is \?x\?; give it as in --input z=1x1$"),
-    "no batch": (text("g (float x) => (float y) { y = Neg(x) }"), {}, "input x is a scalar"),
+    "unknown input": (text(FIXED), ["images=4"], r"--input images: the inputs of net\.onnx are x$"),
+    "one too many": (text(FIXED), ["4", "5"], r"--input 5: the inputs of net\.onnx are x$"),
+    "other rank": (text(FIXED), ["x=4x1"], r"--input x=4x1: net\.onnx takes 4 behind the batch, not 4x1$"),
+    "other size": (text(OPEN), ["x=5"], r"--input x=5: net\.onnx takes 4 behind the batch, not 5$"),
+    "other type": (text(OPEN), ["x=int64:4"], r"--input x=int64:4: input x of net\.onnx is float32, not int64$"),
+    "with the batch": (text(OPEN), ["x=3x4"], r"--input x=3x4: leave the batch out: --input x=4 --batch-sizes 3$"),
+    "open size": (text(PAIR), ["x=4"], r"input z is \? behind the batch; give it as in --input z=1$"),
+    "no batch": (text("g (float x) => (float y) { y = Neg(x) }"), [], "input x is a scalar; .* the batch leads every"),
+    "two batches": (
+        text("g (float[2,4] x, float[1] z) => (float[2,4] y) { y = Add(x, z) }"),
+        [],
+        r"different first sizes \(x 2, z 1\)",
+    ),
 }
 
 
-@pytest.mark.parametrize(("make", "shapes", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_measured_is_refused_with_the_reason(make, shapes, reason, tmp_path):
+@pytest.mark.parametrize(("make", "given", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_measured_is_refused_with_the_reason(make, given, reason, tmp_path):
     with pytest.raises(UsageError, match=reason):
-        own_onnx.OwnFile(make(tmp_path), shapes)
+        own_onnx.OwnFile(make(tmp_path), arguments.inputs(given))
 
 
 def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
-    module = own_onnx.OwnFile(written(tmp_path, FIXED, opset=99), {})
+    module = own_onnx.OwnFile(written(tmp_path, FIXED, opset=99), [])
     with pytest.raises(SessionError, match=r"net\.onnx: ONNX Runtime .* cannot load it: .*[Oo]pset"):
         module(torch.zeros(2, 4))
 
@@ -160,15 +175,11 @@ def test_in_its_own_precision_it_is_an_artifact_of_its_bytes(tmp_path):
     found = own_onnx.artifact(path, "fp16")
     assert (found.path, found.key, found.reused) == (path, "net.onnx", True)
     assert found.metadata.bytes == path.stat().st_size
-    assert found.metadata.sha256 == own_onnx.OwnFile(path, {}).sha256
+    assert found.metadata.sha256 == own_onnx.OwnFile(path, []).sha256
     assert found.metadata.facts == {"format": "onnx", "model": "net", "precision": "fp16"}
 
 
-@pytest.mark.parametrize("shapes", [{}, {"x": [3, 4]}], ids=["of the file", "of --input"])
-def test_another_batch_size_than_the_case_s_is_refused(shapes, tmp_path):
-    path = written(tmp_path, OPEN if shapes else FIXED)
+def test_another_batch_size_than_the_file_s_is_refused(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=1)
-    with pytest.raises(
-        UsageError, match=r"net\.onnx takes batches of [23], not 1: give --input x=\.\.\. its first size"
-    ):
-        subject.build(msgspec.structs.replace(a_job, onnx=str(path), onnx_shapes=shapes))
+    with pytest.raises(UsageError, match=r"net\.onnx is written for batches of 2: give --batch-sizes 2$"):
+        subject.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, FIXED))))

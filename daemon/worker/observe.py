@@ -1,0 +1,68 @@
+"""What a model answers to some inputs, and which codes its neurons emit on the way."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchd.daemon.worker.agreement import Observation
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.structures import Batch, Tensors, cast, gathered, numbers, tensors
+from benchd.daemon.worker.subject import shows_codes
+
+
+def observe(loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int) -> Observation:
+    """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes.
+
+    `plain` says which random numbers the model takes, which what is loaded may hide.
+    """
+    outputs, codes, sizes = [], [], []
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            inputs = [batch, *_uniforms(plain, start, batch, seed)]
+            with _Codes(loaded.module, len(batch)) as watched:
+                output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
+            outputs.append({path: numbers(value) for path, value in tensors(output).items()})
+            codes.append(watched.codes())
+            sizes.append(len(batch))
+    visible = [part for part in codes if part is not None]
+    return Observation(gathered(outputs, sizes), np.concatenate(visible) if visible else None)
+
+
+def _uniforms(module: nn.Module, start: int, batch: Batch, seed: int) -> list[Tensor]:
+    """Return the random numbers of a rate-encoded model, (T, B, ...): the same ones for the same image in any batch."""
+    if getattr(module, "encoding", None) != "rate" or isinstance(batch, Tensors):
+        return []
+    steps = int(getattr(module, "time_steps"))  # noqa: B009 - the attribute of whichever module encodes by rate
+    draws = [torch.Generator().manual_seed(seed + start + image) for image in range(len(batch))]
+    return [torch.stack([torch.rand(steps, *batch.shape[1:], generator=draw) for draw in draws], dim=1)]
+
+
+class _Codes:
+    """Forward hooks on a module's neurons, for as long as the context lasts."""
+
+    def __init__(self, module: nn.Module | None, batch: int) -> None:
+        neurons: Any = getattr(module, "neurons", None)
+        self._neurons: list[nn.Module] = neurons() if module and shows_codes(module) else []
+        self._steps, self._batch = int(getattr(module, "time_steps", 1)), batch
+        self._seen: list[np.ndarray] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> "_Codes":
+        self._hooks = [neuron.register_forward_hook(self._keep) for neuron in self._neurons]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keep(self, neuron: nn.Module, _: object, output: Tensor) -> None:
+        codes = torch.round(output / getattr(neuron, "scale", 1.0)).to(torch.int8)
+        by_image = codes.reshape(self._steps, self._batch, -1).transpose(0, 1).reshape(self._batch, -1)
+        self._seen.append(by_image.cpu().numpy())
+
+    def codes(self) -> np.ndarray | None:
+        """Return the codes (B, features) of all neurons in forward order."""
+        return np.concatenate(self._seen, axis=1) if self._seen else None

@@ -1,0 +1,150 @@
+"""What a variant is held against: the answers of the same model in float64, and what rounding makes of them.
+
+A user's own model may not run in float64; float32 on the CPU then takes its place.
+"""
+
+import copy
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchd.daemon.errors import BenchdError, UnfitModel
+from benchd.daemon.protocol import Job
+from benchd.daemon.worker import agreement, references
+from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Observation, Rule
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.observe import observe
+from benchd.daemon.worker.structures import ONLY, Batch, Tensors, cast, each, numbers, of_batch, spread, tensors, values
+from benchd.daemon.worker.subject import Subject
+from benchd.models import catalog
+
+NOISE_DRAWS = 2
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The exact answers, what limits those of a variant, and why they are float32's where they are."""
+
+    exact: Observation
+    limits: Bounds
+    why_fp32: str
+
+
+def find(subject: Subject, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
+    """Return the truth about these images; raise UnfitModel for a model that gives none, and what it raises itself."""
+    exact = _Reference(subject, job, images, torch.float64, device)
+    try:
+        return Truth(exact.answers(), exact.bounds(rule), "")
+    except Exception as error:
+        if job.case.model in catalog.MODELS or isinstance(error, BenchdError):
+            raise
+        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    single = _Reference(subject, job, images, torch.float32, torch.device("cpu"))
+    why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
+    return Truth(single.answers(), single.bounds(rule), why)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The plain model in one precision on one device, and the images that it answers."""
+
+    subject: Subject
+    job: Job
+    images: Batch
+    dtype: torch.dtype
+    device: torch.device
+
+    def answers(self) -> Observation:
+        """Return what it answers, kept from an earlier process or found now."""
+
+        def compute() -> dict[str, np.ndarray]:
+            module = self._module()
+            found = self._run(module, self.images)
+            if self.job.case.model not in catalog.MODELS:
+                first = self.images[: self.subject.reference_batch]
+                _refuse_odd(found, self._loaded(module), first, len(self.images), self.subject.facts.data)
+            held = {f"output {path}": values for path, values in found.outputs.items()}
+            return held | ({} if found.codes is None else {"codes": found.codes})
+
+        kept = self._kept("exact", compute)
+        outputs = {name.removeprefix("output "): values for name, values in kept.items() if name != "codes"}
+        return Observation(outputs, kept.get("codes"))
+
+    def bounds(self, rule: Rule) -> Bounds:
+        """Return what limits a variant in the rule's number format, from draws of its rounding noise."""
+
+        def compute() -> dict[str, np.ndarray]:
+            noisy = [self._noisy(rule.format, seed) for seed in range(NOISE_DRAWS)]
+            found = agreement.bounds(self.answers(), noisy, rule)
+            held = {f"output {path}": np.array(astuple(bound)) for path, bound in found.outputs.items()}
+            codes = np.array(np.nan if found.codes is None else found.codes)
+            return held | {"codes": codes, "stable": np.array(found.stable)}
+
+        kept = self._kept(f"noise-{rule.format}", compute)
+        outputs = {name.removeprefix("output "): _bound(kept[name]) for name in kept if name.startswith("output ")}
+        codes = float(kept["codes"])
+        return Bounds(outputs, None if np.isnan(codes) else codes, bool(kept["stable"]))
+
+    def _kept(self, name: str, compute: references.Compute) -> references.Arrays:
+        subject, kind = self.subject, str(self.dtype).removeprefix("torch.")
+        facts = references.facts(f"{kind}-{name}", subject, self.job, self.images, subject.reference_batch, self.device)
+        return references.kept(Path(self.job.cache) / "references", facts, compute)
+
+    def _module(self) -> nn.Module:
+        module = self.subject.reference() if self.dtype == torch.float64 else copy.deepcopy(self.subject.plain)
+        return module.to(self.device)
+
+    def _loaded(self, module: nn.Module) -> Loaded:
+        run = spread(module) if isinstance(self.images, Tensors) else module
+        return Loaded(run, self.dtype, self.device, module)
+
+    def _run(self, module: nn.Module, images: Batch) -> Observation:
+        return observe(self._loaded(module), module, images, self.subject.reference_batch, self.job.case.seed)
+
+    def _noisy(self, number_format: Format, seed: int) -> Observation:
+        """Return what it answers when its weights and inputs are off by up to the rounding of a format."""
+        draw = torch.Generator().manual_seed(seed)
+
+        def off(exact: Tensor) -> Tensor:
+            if not exact.is_floating_point():
+                return exact
+            share = 2 * torch.rand(exact.shape, generator=draw, dtype=torch.float64) - 1
+            return (exact * (1 + ROUNDING[number_format] * share.to(exact.device))).to(exact.dtype)
+
+        module = self._module()
+        module.load_state_dict({name: off(tensor) for name, tensor in module.state_dict().items()})
+        return self._run(module, each(self.images, off))
+
+
+def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
+    """Run the `first` batch of `count` inputs again; raise UnfitModel for what is no reference.
+
+    That is an answer that is not finite or changes from run to run, and a model that writes to its input.
+    """
+    batch = cast(first, loaded.dtype).to(loaded.device).clone()
+    before = batch.clone()
+    with torch.inference_mode():
+        again = {path: numbers(value) for path, value in tensors(loaded.run(batch)).items()}
+    if not all(map(torch.equal, values(batch), values(before))):
+        raise UnfitModel("forward writes to its input, which the next run reads again: let it work on a copy")
+    for path, answer in of_batch(found.outputs, 0, len(first), count).items():
+        called = "the model's answer" + ("" if path == ONLY else f" {path}")
+        if not np.isfinite(found.outputs.get(path, answer)).all():
+            kind = str(loaded.dtype).removeprefix("torch.")
+            raise UnfitModel(
+                f"{called} is NaN or infinite in {kind} (inputs: {data}), and nothing can be compared with that: give "
+                "data or weights for which it is a number (--data, --weights), or leave it out of the answer"
+            )
+        if path not in again or not np.allclose(again[path].reshape(answer.shape), answer, rtol=1e-6, atol=1e-9):
+            raise UnfitModel(
+                f"{called} to the same input changes from run to run: take what is random or kept between calls out of "
+                "forward, such as dropout that ignores eval mode"
+            )
+
+
+def _bound(held: np.ndarray) -> Bound:
+    figures = dict(zip(Bound.__annotations__, held.tolist(), strict=True))
+    return Bound(**figures | {"jumps": bool(figures["jumps"])})
