@@ -14,7 +14,7 @@ import msgspec
 
 from benchd.daemon import environment, gpu
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.errors import NotAvailable, UsageError, unknown
 from benchd.daemon.process import allocator
 from benchd.daemon.protocol import Limits
 from benchd.daemon.records import (
@@ -30,7 +30,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.statistics import STOP_RULES
 from benchd.exporters import sessions
-from benchd.models import catalog
+from benchd.models import catalog, libraries
 
 PRESETS = {
     "quick": Limits(processes=1, warm_up_cap_s=2.0, rule=STOP_RULES["quick"], check_images=8),
@@ -171,12 +171,27 @@ def plan(
     return list(planned.values())
 
 
+def refuse_unknown(model: str) -> None:
+    """Raise UsageError for a model that nobody has, and NotAvailable for one of a library that is not installed."""
+    if catalog.find(model) is None:
+        raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
+    if model in catalog.MODELS:
+        return
+    try:
+        libraries.refuse_unknown(model)
+    except libraries.UnknownModel as error:
+        raise UsageError(str(error)) from error
+    except libraries.NotInstalled as error:
+        raise NotAvailable(str(error)) from error
+
+
 def suite_of(case_id: str, preset: str) -> Suite:
     """Return the suite of the one case that a `case_id` names; batch size and options may be left out.
 
     Raises UsageError for a part that means nothing; names and values are the plan's to check.
     """
     model, *parts = case_id.split(",")
+    model = re.sub(rf"^({'|'.join(catalog.LIBRARIES)})_", r"\1:", model)  # as a case_id writes it
     given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": [], "threads": []}
     named: dict[str, str] = {}
     for part in parts:
@@ -230,8 +245,8 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
     limits = _limits(suite, config)
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
-        if not own and model not in catalog.MODELS:
-            raise unknown("model", model, catalog.MODELS)
+        if not own:
+            refuse_unknown(model)
     _refuse_unknown_options(suite, models, own)
     threads = _threads(suite)
     for model in models:
@@ -288,7 +303,8 @@ def _file_variants(machine: Machine) -> list[str]:
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     """Return the variants worth their time: in a quick pass what ships most, else all that can run here."""
     on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
-    has_custom = model in catalog.MODELS and catalog.MODELS[model].custom_kernels
+    entry = catalog.find(model)
+    has_custom = entry is not None and entry.custom_kernels
     names = ["eager", *(["fp16"] if on_gpu else [])]
     names += ["custom"] if has_custom and machine.has_cc and (machine.has_triton or not on_gpu) else []
     names += ["compile", "compile-amp"] if whole else []
@@ -340,7 +356,7 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: Own | None
 def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | None:
     """Return why this case cannot run on this machine as far as that is known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
-    entry = catalog.MODELS.get(case.model)
+    entry = catalog.find(case.model)
     runs_files = variant.backend in ("onnxruntime", "tensorrt")
     lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {

@@ -8,6 +8,7 @@ read: it takes a second, in each process that is measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,12 +58,14 @@ def open_data(
     *,
     dataset: str | None = None,
     inputs: Literal["unit", "normal"] = "normal",
+    preprocess: Callable[[Any], torch.Tensor] | None = None,
 ) -> Images:
     """Return `count` images spread evenly over the set that `spec` names, or all where it has fewer.
 
     `spec` is "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or "imagefolder:DIR" (DIR/<class>/<image>).
-    `dataset` and `inputs` are those of the model's catalog entry; without them, those that the scheme suggests. Raises
-    DataError for an unknown scheme, a missing or empty folder, a wrong layout or an unreadable image.
+    `dataset` and `inputs` are those of the model's catalog entry; without them, those that the scheme suggests, and
+    `preprocess`, of a PIL image, replaces both. Raises DataError for an unknown scheme, a missing or empty folder, a
+    wrong layout or an unreadable image.
     """
     scheme, _, folder = spec.partition(":")
     if scheme not in _OPENERS or not folder:
@@ -73,7 +76,7 @@ def open_data(
     if dataset not in _NORMALISATION:
         raise DataError(f"this model reads no images (data set {dataset!r}): leave the data option out")
     opened = _OPENERS[scheme](folder)
-    opened.transform = _preprocessing(dataset, inputs, input_shape)
+    opened.transform = preprocess or _preprocessing(dataset, inputs, input_shape)
     return _take(opened, spec, count, _CLASSES[dataset])
 
 

@@ -118,14 +118,14 @@ def build(
 ) -> nn.Module:
     """Return the catalogued model `name` with these options, in eval mode, with the weights in `state`.
 
-    A Vision Mamba takes the number of classes and the size of the images from the state. Raises WeightsError where it
-    does not fit, and what `catalog.build` raises.
+    A Vision Mamba takes the number of classes and the size of the images from the state, and a library's model the
+    number of classes. Raises WeightsError where it does not fit, and what `catalog.build` raises.
     """
     model = catalog.entry(name)
     values = model.resolve(options)
     module_name, function = model.factory.split(":")
     source = importlib.import_module(module_name)
-    shape = source.shape_from(state, values) if hasattr(source, "shape_from") else {}
+    shape = source.shape_from(state, {"name": name, **values}) if hasattr(source, "shape_from") else {}
     module: nn.Module = getattr(source, function)(name=name, kernels=kernels, **values, **shape)
     if not module.state_dict():
         raise WeightsError("the model has no weights")

@@ -155,7 +155,12 @@ def _inputs(job: Job, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor
     batch = job.case.batch_size
     if job.data:
         images = data.open_data(
-            job.data, shape, max(POOL_IMAGES, batch, job.limits.check_images), dataset=dataset, inputs=kind
+            job.data,
+            shape,
+            max(POOL_IMAGES, batch, job.limits.check_images),
+            dataset=dataset,
+            inputs=kind,
+            preprocess=getattr(module, "preprocess", None),
         )
         return images.images, images.labels, images.source
     image_bytes = 4 * torch.Size(shape).numel()
