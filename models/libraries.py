@@ -7,10 +7,8 @@ from functools import cache
 from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-# @register_model, @register_model() or @register_model(name="..."), other decorators, and the function
-_REGISTERED = re.compile(
-    r"^@register_model(?:\(\)|\(name=[\"'](\w+)[\"']\))?$.*?^def (\w+)\(", re.MULTILINE | re.DOTALL
-)
+# @register_model, @register_model() or @register_model(name="..."), then other decorators and the function
+_REGISTERED = re.compile(r"^@register_model\b(?:\(name=[\"'](\w+)[\"']\))?.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
 
 
 class NotInstalled(LookupError):
