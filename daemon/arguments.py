@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from benchd.daemon.decision import OBJECTIVES, Requirements
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.records import DTYPES, InputSpec
 
 T = TypeVar("T")
 
@@ -29,20 +30,28 @@ def options(texts: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def shape(text: str) -> list[int]:
-    """Return the sizes of `3x224x224`."""
-    sizes = whole_numbers("--input", text.split("x"))
-    if min(sizes) < 1:
+def inputs(texts: Sequence[str]) -> list[InputSpec]:
+    """Return the inputs of `3x224x224`, `ids=int64:16` and `scale=float32:`, each without its batch.
+
+    Those without a name lead, as in a call. Raises UsageError for what is none of these, and for two of one name.
+    """
+    specs = [_input(text) for text in texts]
+    names = [spec.name for spec in specs if spec.name]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(f"--input {twice}: given twice")
+    return sorted(specs, key=lambda spec: bool(spec.name))
+
+
+def _input(text: str) -> InputSpec:
+    name, equals, rest = text.rpartition("=")
+    dtype, colon, sizes = rest.rpartition(":")
+    if (equals and not name) or (not colon and not sizes):
+        raise UsageError(f"--input {text}: expected [NAME=][TYPE:]SIZExSIZE..., as in 3x224x224 or ids=int64:16")
+    shape = whole_numbers("--input", sizes.split("x")) if sizes else []
+    if shape and min(shape) < 1:
         raise UsageError(f"--input {text}: every size is at least 1")
-    return sizes
-
-
-def named_shape(text: str) -> tuple[str, list[int]]:
-    """Return the name and the sizes of `images=1x3x224x224`."""
-    name, equals, sizes = text.rpartition("=")
-    if not equals or not name:
-        raise UsageError(f"--input {text}: expected NAME=SIZExSIZE..., as in images=1x3x224x224")
-    return name, shape(sizes)
+    return InputSpec(name.strip(), choices("type of an input", [dtype], DTYPES)[0] if colon else None, shape)
 
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

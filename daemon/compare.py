@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.environment import comparable
-from benchd.daemon.records import Environment, Record
+from benchd.daemon.records import Environment, InputSpec, Record
 from benchd.daemon.results import process_medians_ms
 from benchd.daemon.statistics import FEWEST_PROCESSES, Effect, Verdict, further_run, judge_plan, median, welch_effect
 from benchd.models import catalog
@@ -165,8 +165,10 @@ def _flat(facts: dict[str, object]) -> dict[str, object]:
     return facts | (versions if isinstance(versions, dict) else {})
 
 
-def _inputs(record: Record) -> tuple[list[int], str] | None:
-    return (record.model.input_shape, record.model.data) if record.model else None
+def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
+    if record.model is None:
+        return None
+    return [record.model.input_shape, *(spec.shape for spec in record.model.inputs[1:])], record.model.data
 
 
 def _clocks(one: Record, other: Record) -> Iterator[str]:
@@ -197,7 +199,7 @@ def _subject(record: Record) -> list[str]:
     if catalog.find(record.case.model):
         return ["--models", record.case.model]
     onnx = _own_file(record)
-    return ["--onnx", onnx] if onnx else ["--module", _own_module(record), *_shape(record)]
+    return [*(["--onnx", onnx] if onnx else ["--module", _own_module(record)]), *_read(record)]
 
 
 def _own_file(record: Record) -> str | None:
@@ -211,8 +213,12 @@ def _own_module(record: Record) -> str:
     return f"{file}.py:{function}"
 
 
-def _shape(record: Record) -> list[str]:
-    return ["--input", "x".join(map(str, record.model.input_shape))] if record.model else []
+def _read(record: Record) -> list[str]:
+    """Return the words that say what a user's own model reads."""
+    if record.model is None:
+        return []
+    inputs = record.model.inputs or [InputSpec(shape=record.model.input_shape)]
+    return [word for spec in inputs for word in ("--input", str(spec))]
 
 
 def _device(record: Record) -> list[str]:
@@ -228,5 +234,5 @@ def _both_here(record: Record) -> str:
     if catalog.find(record.case.model):
         words += ["--python", "A/bin/python", "--python", "B/bin/python"]
     else:
-        words += [word for side in "AB" for word in ("--module", f"{side}/{_own_module(record)}")] + _shape(record)
+        words += [word for side in "AB" for word in ("--module", f"{side}/{_own_module(record)}")] + _read(record)
     return f"{shlex.join([*words, *_device(record)])} measures both here and now"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import baseline, compare, config, gpu, identity, noise_floor, plan, report, samplers
-from benchd.daemon.arguments import named_shape, shape
+from benchd.daemon import arguments, baseline, compare, config, gpu, identity, noise_floor, plan, report, samplers
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
@@ -156,14 +155,17 @@ def _own(request: Request) -> Own | None:
     return None
 
 
-def own_module(module: str, inputs: Sequence[str]) -> OwnModule:
-    """Return the module of `FILE.py:function` and at most one shape; raise UsageError for what it cannot be."""
+def own_module(module: str, given: Sequence[str]) -> OwnModule:
+    """Return the module of `FILE.py:function` or `package.module:function`; raise UsageError for what it cannot be."""
     file, colon, function = module.rpartition(":")
-    if not colon or not Path(file).is_file() or not function.isidentifier():
-        raise UsageError(f"--module {module}: expected FILE.py:function of a file that exists")
-    if len(inputs) > 1:
-        raise UsageError(f"--input {inputs[1]}: a module of your own reads one input")
-    return OwnModule(f"{Path(file).resolve()}:{function}", shape(inputs[0]) if inputs else None)
+    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in arguments.inputs(given)]
+    if not colon or not function.isidentifier():
+        raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
+    if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))):
+        return OwnModule(module, inputs, str(Path.cwd()))
+    if not Path(file).is_file():
+        raise UsageError(f"--module {module}: {file}: no such file")
+    return OwnModule(f"{Path(file).resolve()}:{function}", inputs)
 
 
 def _own_file(path: Path, request: Request) -> OwnFile:
@@ -173,7 +175,13 @@ def _own_file(path: Path, request: Request) -> OwnFile:
         raise UsageError(
             "--onnx: the file holds its weights, and its inputs are random; leave --weights and --data out"
         )
-    return OwnFile(str(path.resolve()), dict(named_shape(text) for text in request.inputs))
+    given = arguments.inputs(request.inputs)
+    try:
+        from benchd.daemon import own_file  # noqa: PLC0415 - the rest goes on without onnx
+    except ImportError:
+        return OwnFile(str(path.resolve()), given)  # the worker says what to install
+    read = own_file.reads(path.resolve(), given)
+    return OwnFile(str(path.resolve()), read.inputs, read.batch_size)
 
 
 def _folder(path: Path | None) -> Path | None:

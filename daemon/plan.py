@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from benchd.daemon.records import (
     Case,
     Direction,
     Environment,
+    InputSpec,
     OptionValue,
     Scenario,
     Variant,
@@ -66,24 +67,27 @@ class Machine:
 
 @dataclass(frozen=True)
 class OwnModule:
-    """A user's `FILE.py:function`, and the shape of one input where the module does not say."""
+    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not say them."""
 
     path: str
-    input_shape: list[int] | None
+    inputs: list[InputSpec] = field(default_factory=list)
+    folder: str = ""
 
     @property
     def model(self) -> str:
         """Return the name under which its records stand."""
         file, _, function = self.path.rpartition(":")
-        return f"own.{Path(file).stem}.{function}"
+        name = file.rpartition(".")[2] if self.folder else Path(file).stem
+        return f"own.{name}.{function}"
 
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A user's ONNX file, and the shapes of inputs that it leaves open; the first size of the first is the batch."""
+    """A user's ONNX file and its inputs; `batch_size` is the one it is written for, None if it takes any."""
 
     path: str
-    shapes: dict[str, list[int]]
+    inputs: list[InputSpec]
+    batch_size: int | None = None
 
     @property
     def model(self) -> str:
@@ -321,8 +325,11 @@ def _batch_sizes(suite: Suite, model: str, own: Own | None, scenario: Scenario) 
     for batch_size in suite.batch_sizes:
         if not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise UsageError(f"batch size {batch_size}: at least 1 and at most {MAX_BATCH_SIZE}")
-    if isinstance(own, OwnFile) and own.shapes and not suite.batch_sizes:
-        return [next(iter(own.shapes.values()))[0]]
+    if isinstance(own, OwnFile) and own.batch_size:
+        other = next((size for size in suite.batch_sizes if size != own.batch_size), None)
+        if other:
+            raise UsageError(f"--batch-sizes {other}: {Path(own.path).name} is written for batches of {own.batch_size}")
+        return [own.batch_size]
     defaults = OFFLINE_BATCH_SIZES if scenario == "offline" else [DEFAULT_BATCH_SIZE.get(model, 1)]
     return suite.batch_sizes or defaults
 

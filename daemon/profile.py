@@ -152,7 +152,8 @@ def _job(request: Request, machine: Machine) -> ProfileJob:
         weights=str(request.weights.resolve()) if request.weights else None,
         data=request.data,
         module=own.path if own else None,
-        input_shape=own.input_shape if own else None,
+        module_folder=own.folder if own else "",
+        inputs=own.inputs if own else [],
         gpu_uuid=machine.gpu_uuid,
         sources=samplers.present(machine.device, machine.gpu_uuid),
     )

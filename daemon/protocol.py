@@ -8,6 +8,7 @@ from benchd.daemon.records import (
     ArtifactFacts,
     Case,
     Check,
+    InputSpec,
     ModelFacts,
     Occupancy,
     OptionValue,
@@ -54,8 +55,9 @@ class Job(Struct, frozen=True, kw_only=True):
     """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
 
     For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
-    before and after. `probes` asks for the device's rates. `is_compared` leaves out what a comparison does not read:
-    rests, rates, the parts of an inference, occupancy.
+    before and after. `module` is FILE.py:function, or package.module:function in `module_folder`; no `inputs` leaves it
+    to the model to say what it reads. `probes` asks for the device's rates. `is_compared` leaves out what a comparison
+    does not read: rests, rates, the parts of an inference, occupancy.
     """
 
     case: Case
@@ -70,9 +72,9 @@ class Job(Struct, frozen=True, kw_only=True):
     weights: str | None = None
     data: str | None = None
     module: str | None = None
-    input_shape: list[int] | None = None
+    module_folder: str = ""
     onnx: str | None = None
-    onnx_shapes: dict[str, list[int]] = {}
+    inputs: list[InputSpec] = []
     artifacts: str = ""
     given_artifacts: str | None = None
     workspace_bytes: int | None = None

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -31,12 +31,14 @@ Provider = Literal["cpu", "cuda", "tensorrt"]
 Bound = Literal["matrix", "bytes", "exponentials"]
 Status = Literal["ok", "failed", "timeout", "unsupported", "aborted"]
 OptionValue = int | float | bool | str
+Dtype = Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "tensorrt")
 KERNELS: tuple[Kernels, ...] = ("torch", "custom")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
 PROVIDERS: tuple[Provider, ...] = ("cpu", "cuda", "tensorrt")
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = ("single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained")
 
 
@@ -304,11 +306,31 @@ class Check(Struct, frozen=True, kw_only=True):
         return self.images - self.argmax_disagreements
 
 
+class InputSpec(Struct, frozen=True, omit_defaults=True):
+    """One input of a user's own model, without the batch that leads it; its text is what `--input` takes.
+
+    Without a `name` it is given by its place. A `dtype` of None is float32 for a module, and a file's own for a file.
+    """
+
+    name: str = ""
+    dtype: Dtype | None = None
+    shape: list[int] = []
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        is_plain = self.dtype in (None, "float32") and self.shape
+        return f"{self.name}{'=' if self.name else ''}{'' if is_plain else f'{self.dtype or DTYPES[0]}:'}{sizes}"
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """The model as it was built: all options, the shape of one input, and which weights."""
+    """The model as it was built: all options, the shape of one input, and which weights.
+
+    `inputs` describes those of a user's own model where it reads more than one array of float32.
+    """
 
     options: dict[str, OptionValue]
     input_shape: list[int]
+    inputs: list[InputSpec] = []
     parameters: int
     weights: str
     weights_sha256: str

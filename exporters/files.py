@@ -12,6 +12,7 @@ FORMS: tuple[Form, ...] = ("scan", "two_level")
 # TensorRT 10.3 reads 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and each
 # of them would cross to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
 OPSET = 18
+ONLY_OUTPUT = "outputs"  # the name in the file of what a model answers as one tensor
 REVISION = 1  # of what exporters/onnx.py writes; files of another are made again
 
 # measured on a CPU, where one Scan node keeps its state in the cache; the others launch kernels for each turn of a loop

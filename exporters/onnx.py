@@ -9,7 +9,7 @@ import copy
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,10 @@ from onnx_ir.passes import common
 from torch import Tensor, nn
 
 from benchd.exporters import parity, recurrence, sessions, support
-from benchd.exporters.files import OPSET, Form, Precision
+from benchd.exporters.files import ONLY_OUTPUT, OPSET, Form, Precision
 from benchd.exporters.parity import Parity
 
-INPUT, OUTPUT = "inputs", "outputs"
+INPUT = "inputs"
 DYNAMIC_BATCHES = (1, 2, 5)
 LEAST_IMAGES = 8
 
@@ -58,28 +58,35 @@ class Exported(msgspec.Struct, frozen=True):
 
 def export(
     module: nn.Module,
-    images: Tensor,
+    images: Tensor | Mapping[str, Tensor],
     path: Path,
     *,
     precision: Precision,
     batch: int | None,
     form: Form | None,
     judged_by: Literal["outputs", "codes"],
+    outputs: Sequence[str] = (ONLY_OUTPUT,),
 ) -> Exported:
     """Write `module`, float32 in eval mode on the CPU, to `path`; return what was found of the file.
 
-    `images` (n, ...) are float32 ones to compare with; `batch` None leaves the batch dynamic. Raises ExportError,
-    leaving no file behind that is not whole or was found wrong.
+    `images` (n, ...) are inputs to compare with, several by the names that the file gives them; the module returns a
+    tensor for each of `outputs`, in a tuple if there are several. `batch` None leaves the batch dynamic. Raises
+    ExportError, leaving no file behind that is not whole or was found wrong.
     """
     start = time.monotonic()
+    given = images if isinstance(images, Mapping) else {INPUT: images}
     ready = _prepared(module, precision)
-    example = _inputs(module, _repeated(images, batch or _TRACED_BATCH))
-    axis = example.dim() - images.dim()  # time steps lead where there are any
-    model = _traced(ready, example.to(_DTYPES[precision]), axis if batch is None else None)
+    taken = [_repeated(values, batch or _TRACED_BATCH) for values in given.values()]
+    examples = [_inputs(module, taken[0]), *taken[1:]]
+    # time steps lead where there are any
+    axes = [example.dim() - values.dim() for example, values in zip(examples, taken, strict=True)]
+    dynamic = axes if batch is None else None
+    names = list(given), list(outputs)
+    model = _traced(ready, [_cast(example, _DTYPES[precision]) for example in examples], dynamic, names)
     _lowered(model, form)
     try:
         onnx_ir.save(model, path)
-        written = _checked(path, list(example.shape), axis if batch is None else None)
+        written = _checked(path, [list(example.shape) for example in examples], dynamic)
         export_s = time.monotonic() - start
         found = Exported(
             opset=OPSET,
@@ -89,7 +96,7 @@ def export(
             findings={tensorrt: len(support.findings(written, tensorrt)) for tensorrt in support.VERSIONS},
             export_s=export_s,
         )
-        return _proven(module, images, path, precision, batch, judged_by, found)
+        return _proven(module, given, path, precision, batch, judged_by, found)
     except Exception:
         path.unlink(missing_ok=True)
         raise
@@ -133,30 +140,37 @@ def _repeated(images: Tensor, count: int) -> Tensor:
     return images[torch.arange(count) % len(images)]
 
 
-def _traced(module: nn.Module, example: Tensor, batch_axis: int | None) -> onnx_ir.Model:
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _traced(
+    module: nn.Module, examples: Sequence[Tensor], batch_axes: Sequence[int] | None, names: tuple[list[str], list[str]]
+) -> onnx_ir.Model:
     """Return the graph that torch writes; raise ExportError where a dynamic batch became another range."""
-    dynamic = None if batch_axis is None else ({batch_axis: torch.export.Dim("batch", min=1)},)
+    size = torch.export.Dim("batch", min=1)
+    dynamic = None if batch_axes is None else tuple({axis: size} for axis in batch_axes)
     try:
         with _quiet(), torch.no_grad():
             program = torch.onnx.export(
                 module,
-                (example,),
+                tuple(examples),
                 dynamo=True,
                 opset_version=OPSET,
                 optimize=False,
                 verbose=False,
                 dynamic_shapes=dynamic,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
+                input_names=names[0],
+                output_names=names[1],
             )
     except Exception as error:  # whatever its many stages meet
         raise ExportError(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
     if program is None or program.exported_program is None:
         raise ExportError(f"torch {torch.__version__} wrote no program")
     ranges = list(program.exported_program.range_constraints.values())
-    wanted = [] if batch_axis is None else [1]
+    wanted = [] if batch_axes is None else [1]
     if [bounds.lower for bounds in ranges] != wanted or any(bounds.upper < 2**31 for bounds in ranges):
-        asked = "a fixed batch" if batch_axis is None else "any batch from 1"
+        asked = "a fixed batch" if batch_axes is None else "any batch from 1"
         raise ExportError(f"asked for {asked}, torch traced the ranges {ranges}: the file would be wrong outside")
     return program.model
 
@@ -205,7 +219,7 @@ def _lowered(model: onnx_ir.Model, form: Form | None) -> None:
         passes(model)
 
 
-def _checked(path: Path, shape: list[int], batch_axis: int | None) -> onnx.ModelProto:
+def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int] | None) -> onnx.ModelProto:
     """Return the file as it was read back; raise ExportError where it is not valid or not what was asked for."""
     written = onnx.load(path)
     try:
@@ -215,11 +229,12 @@ def _checked(path: Path, shape: list[int], batch_axis: int | None) -> onnx.Model
     opsets = {entry.domain: entry.version for entry in written.opset_import}
     if opsets != {"": OPSET}:
         raise ExportError(f"the file has the opsets {opsets}, not {OPSET} of the standard one alone")
-    wanted: list[int | str] = list(shape)
-    if batch_axis is not None:
-        wanted[batch_axis] = "batch"
-    if len(written.graph.input) != 1 or _shape(written.graph.input[0]) != wanted:
-        raise ExportError(f"the file reads {[_shape(value) for value in written.graph.input]}, not {wanted}")
+    wanted: list[list[int | str]] = [list(shape) for shape in shapes]
+    for shape, axis in zip(wanted, batch_axes or [], strict=False):
+        shape[axis] = "batch"
+    found = [_shape(value) for value in written.graph.input]
+    if found != wanted:
+        raise ExportError(f"the file reads {found}, not {wanted}")
     return written
 
 
@@ -229,7 +244,7 @@ def _shape(value: onnx.ValueInfoProto) -> list[int | str]:
 
 def _proven(
     module: nn.Module,
-    images: Tensor,
+    given: Mapping[str, Tensor],
     path: Path,
     precision: Precision,
     batch: int | None,
@@ -246,12 +261,14 @@ def _proven(
         load_s = time.monotonic() - start
         encoder = copy.deepcopy(module).to(torch.float64)
 
-        def run(batch_of_images: Tensor) -> np.ndarray:
-            inputs = _inputs(encoder, batch_of_images.double()).to(_DTYPES[precision]).numpy()
-            outputs: np.ndarray = session.run(None, {INPUT: inputs})[0]
-            return outputs.reshape(len(batch_of_images), -1)
+        def run(first: Tensor, *others: Tensor) -> list[np.ndarray]:
+            read = [_inputs(encoder, _cast(first, torch.float64)), *others]
+            feeds = [_cast(value, _DTYPES[precision]).numpy() for value in read]
+            outputs: list[np.ndarray] = session.run(None, dict(zip(given, feeds, strict=True)))
+            return outputs
 
-        figures = parity.compare(_Drawn(module), run, _batches(images, batch), precision, judged_by)
+        batches = list(zip(*(_batches(values, batch) for values in given.values()), strict=True))
+        figures = parity.compare(_Drawn(module), run, batches, precision, judged_by)
     except (sessions.SessionError, parity.Differs) as error:
         raise ExportError(str(error)) from error
     return msgspec.structs.replace(found, load_s=load_s, parity=figures)
@@ -264,11 +281,10 @@ class _Drawn(nn.Module):
         super().__init__()
         self.module = copy.deepcopy(module)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, *others: Tensor) -> Any:
         uniforms = _uniforms(self.module, images)
         extra = [] if uniforms is None else [uniforms.to(images.dtype)]
-        outputs: Tensor = self.module(images, *extra)
-        return outputs
+        return self.module(images, *others, *extra)
 
 
 def _batches(images: Tensor, batch: int | None) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Window
+from benchd.daemon.records import Case, Environment, InputSpec, ModelFacts, OptionValue, Window
 
 SCHEMA = "benchd.profile/1"
 
@@ -43,7 +43,8 @@ class ProfileJob(Struct, frozen=True, kw_only=True):
     weights: str | None = None
     data: str | None = None
     module: str | None = None
-    input_shape: list[int] | None = None
+    module_folder: str = ""
+    inputs: list[InputSpec] = []
     gpu_uuid: str | None = None
     capture: bool = False
     sources: list[str] = []

@@ -19,11 +19,23 @@ from benchd.daemon.records import Check, Precision, Variant
 from benchd.daemon.worker import audit, backends
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.structures import (
+    OF_BATCH,
+    Answers,
+    Batch,
+    Tensors,
+    cast,
+    gathered,
+    numbers,
+    of_batch,
+    spread,
+    tensors,
+)
 from benchd.daemon.worker.subject import Subject
 
 ERROR_SHARE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 FLIPPED_SHARE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
-KEPT_FORM = 2  # what the codes of a model are; one more where that changes
+KEPT_FORM = 3  # what the file holds; one more where that changes
 # one neuron at the edge flips thousands behind it; in few images eager may have none, and nothing would be allowed
 CODES_IMAGES = 64
 KNOWN_BYTES = 8 * 2**20
@@ -32,9 +44,12 @@ OVERFLOW = 1e99  # in place of inf and NaN, which no record holds
 
 @dataclass(frozen=True)
 class Observation:
-    """What a model answers: outputs (N, ...) in float64 and inner codes (N, features) as int8, None where hidden."""
+    """What a model answers: outputs (N, ...) by path in float64, inner codes (N, features) as int8, None where hidden.
 
-    outputs: np.ndarray
+    N counts the inputs, or the batches for an output whose batch does not lead, such as a loss.
+    """
+
+    outputs: Answers
     codes: np.ndarray | None
 
 
@@ -49,14 +64,17 @@ def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check
     reference = _cached("float64", subject, job, len(images), lambda: _reference(subject, loaded.device, images, job))
     observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
     if subject.judged_by == "outputs":
-        result = _judge_outputs(reference, observed, numbers(job.case.variant.precision, loaded.device))
+        result = _judge_outputs(reference, observed, number_format(job.case.variant.precision, loaded.device))
     else:
         result = _judge_codes(reference, observed, _baseline(subject, loaded, job, images, observed), job, loaded)
-    result = msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=_note(job))
-    return result, _expected(subject, loaded, job, result, reference.outputs)
+    note = _forms(reference, observed) or _note(job)
+    result = msgspec.structs.replace(result, top1=_top1(subject, loaded, job), note=note)
+    return result, _expected(subject, loaded, job, result, reference.outputs, len(images))
 
 
-def _expected(subject: Subject, loaded: Loaded, job: Job, judged: Check, outputs: np.ndarray) -> Expected | None:
+def _expected(
+    subject: Subject, loaded: Loaded, job: Job, judged: Check, outputs: Answers, count: int
+) -> Expected | None:
     """Return what a timed run has to answer; None where it draws random numbers of its own, or where it trains.
 
     As few batches as fit KNOWN_BYTES, at least one: they stay in memory while it is measured.
@@ -64,12 +82,16 @@ def _expected(subject: Subject, loaded: Loaded, job: Job, judged: Check, outputs
     if getattr(subject.plain, "encoding", None) == "rate" or job.case.direction == "training":
         return None
     size = job.case.batch_size
-    share = ERROR_SHARE[numbers(job.case.variant.precision, loaded.device)]
-    batches = max(1, KNOWN_BYTES // outputs[:size].nbytes)
-    return Expected(outputs[: batches * size].copy(), audit.allowed(judged, share, outputs))
+    share = ERROR_SHARE[number_format(job.case.variant.precision, loaded.device)]
+    total_bytes = sum(values.nbytes for values in outputs.values())
+    batches = min(count // size, max(1, KNOWN_BYTES * (count // size) // max(1, total_bytes)))
+    parts = [of_batch(outputs, place, size, count) for place in range(batches)]
+    copies = [{path: values.copy() for path, values in part.items()} for part in parts]
+    by_path = {path.partition(OF_BATCH)[0]: audit.allowed(judged, share, values) for path, values in outputs.items()}
+    return Expected(copies, by_path)
 
 
-def _check_images(subject: Subject, job: Job) -> Tensor:
+def _check_images(subject: Subject, job: Job) -> Batch:
     """Return whole batches that hold the number of images the preset asks for, and enough for a share of flips."""
     count = job.limits.check_images
     if subject.judged_by == "codes":
@@ -77,39 +99,40 @@ def _check_images(subject: Subject, job: Job) -> Tensor:
     return _whole_batches(subject.images, count, job.case.batch_size)
 
 
-def _whole_batches(images: Tensor, at_least: int, batch_size: int) -> Tensor:
+def _whole_batches(images: Batch, at_least: int, batch_size: int) -> Batch:
     count = -(-at_least // batch_size) * batch_size
     return images[torch.arange(count) % len(images)]
 
 
-def numbers(precision: Precision, device: torch.device) -> str:
+def number_format(precision: Precision, device: torch.device) -> str:
     """Return the number format that decides the tolerance; amp computes in fp16 on CUDA and in bf16 on a CPU."""
     if precision != "amp":
         return precision
     return "fp16" if device.type == "cuda" else "bf16"
 
 
-def observe(loaded: Loaded, plain: nn.Module, images: Tensor, batch_size: int, seed: int) -> Observation:
+def observe(loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int) -> Observation:
     """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes.
 
     `plain` says which random numbers the model takes, which what is loaded may hide.
     """
-    outputs, codes = [], []
+    outputs, codes, sizes = [], [], []
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             inputs = [batch, *_uniforms(plain, start, batch, seed)]
             with _Codes(loaded.module, len(batch)) as watched:
-                output = loaded.run(*(value.to(loaded.device, loaded.dtype) for value in inputs))
-            outputs.append(output.double().cpu().numpy())
+                output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
+            outputs.append({path: numbers(value) for path, value in tensors(output).items()})
             codes.append(watched.codes())
+            sizes.append(len(batch))
     visible = [part for part in codes if part is not None]
-    return Observation(np.concatenate(outputs), np.concatenate(visible) if visible else None)
+    return Observation(gathered(outputs, sizes), np.concatenate(visible) if visible else None)
 
 
-def _uniforms(module: nn.Module, start: int, batch: Tensor, seed: int) -> list[Tensor]:
+def _uniforms(module: nn.Module, start: int, batch: Batch, seed: int) -> list[Tensor]:
     """Return the random numbers of a rate-encoded model, (T, B, ...): the same ones for the same image in any batch."""
-    if getattr(module, "encoding", None) != "rate":
+    if getattr(module, "encoding", None) != "rate" or isinstance(batch, Tensors):
         return []
     steps = int(getattr(module, "time_steps"))  # noqa: B009 - the attribute of whichever module encodes by rate
     draws = [torch.Generator().manual_seed(seed + start + image) for image in range(len(batch))]
@@ -144,14 +167,13 @@ class _Codes:
         return np.concatenate(self._seen, axis=1) if self._seen else None
 
 
-def _reference(subject: Subject, device: torch.device, images: Tensor, job: Job) -> Observation:
+def _reference(subject: Subject, device: torch.device, images: Batch, job: Job) -> Observation:
     module = subject.reference().to(device)
-    return observe(
-        Loaded(module, torch.float64, device, module), module, images, subject.reference_batch, job.case.seed
-    )
+    loaded = Loaded(spread(module) if isinstance(images, Tensors) else module, torch.float64, device, module)
+    return observe(loaded, module, images, subject.reference_batch, job.case.seed)
 
 
-def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Tensor, observed: Observation) -> Observation:
+def _baseline(subject: Subject, loaded: Loaded, job: Job, images: Batch, observed: Observation) -> Observation:
     """Return what plain eager answers in the same precision: how far this number format alone leads away."""
     plain = Variant("eager", job.case.variant.precision)
     if job.case.variant == plain:
@@ -171,7 +193,7 @@ def _judge_outputs(reference: Observation, observed: Observation, numbers: str) 
     return Check(
         passed=share <= ERROR_SHARE[numbers],
         rule="outputs",
-        images=len(reference.outputs),
+        images=_count(reference),
         max_abs_error=error,
         error_share=share,
         tolerance=ERROR_SHARE[numbers],
@@ -187,7 +209,7 @@ def _judge_codes(
     eager_error, _ = _errors(reference, baseline)
     disagreements, allowed = _disagreements(reference, observed), _disagreements(reference, baseline) + 1
     flipped, eager_flipped = _flipped(reference, observed), _flipped(reference, baseline)
-    kind = numbers(job.case.variant.precision, loaded.device)
+    kind = number_format(job.case.variant.precision, loaded.device)
     if flipped is not None and eager_flipped is not None:
         tolerance = max(2 * eager_flipped, FLIPPED_SHARE[kind])
         agrees = flipped <= tolerance
@@ -197,7 +219,7 @@ def _judge_codes(
     return Check(
         passed=agrees and disagreements <= allowed,
         rule="codes" if flipped is not None else "argmax",
-        images=len(reference.outputs),
+        images=_count(reference),
         max_abs_error=error,
         error_share=share,
         tolerance=tolerance,
@@ -210,19 +232,44 @@ def _judge_codes(
 
 
 def _errors(reference: Observation, observed: Observation) -> tuple[float, float]:
-    """Return the largest absolute error and its share of the largest absolute output; what overflows counts as 1e99."""
+    """Return the largest absolute error and the largest share of a path's largest output; overflow counts as 1e99."""
+    if _forms(reference, observed):
+        return OVERFLOW, OVERFLOW
+    found = [_error(values, observed.outputs[path]) for path, values in reference.outputs.items()]
+    return max(error for error, _ in found), max(share for _, share in found)
+
+
+def _error(wanted: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     with np.errstate(invalid="ignore"):  # inf - inf
-        difference = reference.outputs - observed.outputs
+        difference = wanted - values
     error, largest = (
         float(np.nan_to_num(np.abs(values), nan=OVERFLOW, posinf=OVERFLOW).max(initial=0.0))
-        for values in (difference, reference.outputs)
+        for values in (difference, wanted)
     )
     return error, error / (largest or 1.0)
 
 
+def _count(reference: Observation) -> int:
+    return max(map(len, reference.outputs.values()))
+
+
 def _disagreements(reference: Observation, observed: Observation) -> int:
-    ours, theirs = (o.outputs.reshape(len(o.outputs), -1).argmax(axis=1) for o in (observed, reference))
-    return int((ours != theirs).sum())
+    """Return for how many inputs the largest value of an output lies elsewhere, in the output where most do."""
+    if _forms(reference, observed):
+        return _count(reference)
+    pairs = [(wanted, observed.outputs[path]) for path, wanted in reference.outputs.items() if wanted.size]
+    answers = [[part.reshape(len(part), -1).argmax(axis=1) for part in pair] for pair in pairs]
+    return max((int((theirs != ours).sum()) for theirs, ours in answers), default=0)
+
+
+def _forms(reference: Observation, observed: Observation) -> str:
+    """Return in words how the answers' form differs, nothing where it is the same."""
+    for path in dict.fromkeys([*reference.outputs, *observed.outputs]):
+        sides = [one.outputs.get(path) for one in (reference, observed)]
+        wanted, found = ("nothing" if one is None else "x".join(map(str, one.shape)) for one in sides)
+        if wanted != found:
+            return f"{path} is {found} and in the reference {wanted}"
+    return ""
 
 
 def _flipped(reference: Observation, observed: Observation) -> float | None:
@@ -237,7 +284,8 @@ def _top1(subject: Subject, loaded: Loaded, job: Job) -> float | None:
         return None
     count = len(subject.labels)
     images = _whole_batches(subject.images, count, job.case.batch_size)
-    outputs = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed).outputs[:count]
+    observed = observe(loaded, subject.plain, images, job.case.batch_size, job.case.seed)
+    outputs = next(iter(observed.outputs.values()))[:count]
     return float((outputs.argmax(axis=1) == subject.labels.numpy()).mean())
 
 
@@ -248,14 +296,15 @@ def _note(job: Job) -> str:
 def _cached(name: str, subject: Subject, job: Job, count: int, run: Callable[[], Observation]) -> Observation:
     """Return the observation kept from an earlier process, else make and keep it."""
     facts = subject.facts
-    inputs = [facts.data, facts.input_shape, job.case.seed, count]
+    inputs = [facts.data, facts.input_shape, facts.inputs, job.case.seed, count, subject.reference_batch]
     key = [KEPT_FORM, name, job.case.model, facts.options, facts.weights_sha256, inputs, str(torch.__version__)]
     pieces = msgspec.json.encode(key)
     path = Path(job.cache) / "references" / f"{hashlib.sha256(pieces).hexdigest()[:32]}.npz"
     if path.exists():
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-                return Observation(kept["outputs"], kept.get("codes"))
+                outputs = {name.removeprefix("output "): kept[name] for name in kept.files if name != "codes"}
+                return Observation(outputs, kept.get("codes"))
         except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error):
             path.unlink(missing_ok=True)  # a torn or foreign file: made again below
     observation = run()
@@ -265,7 +314,8 @@ def _cached(name: str, subject: Subject, job: Job, count: int, run: Callable[[],
 
 def _keep(path: Path, observation: Observation) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    codes = {} if observation.codes is None else {"codes": observation.codes}
+    held = {f"output {path}": values for path, values in observation.outputs.items()}
+    held |= {} if observation.codes is None else {"codes": observation.codes}
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        np.savez_compressed(file, allow_pickle=False, outputs=observation.outputs, **codes)
+        np.savez_compressed(file, allow_pickle=False, **held)
     os.replace(file.name, path)  # noqa: PTH105 - the atomic rename

@@ -34,6 +34,7 @@ from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.stages import StageClock
+from benchd.daemon.worker.structures import Batch, Tensors, tensors
 from benchd.daemon.worker.subject import build
 from benchd.models import catalog
 
@@ -126,7 +127,7 @@ def run(job: Job, findings: Findings) -> None:
     findings.runtime = loaded.runtime
     findings.stages.leave()
     pool = steps.batches(subject.images, job.case.batch_size, loaded)
-    first_ended_ns = _first_runs(loaded, pool, findings.stages)
+    loaded, first_ended_ns = _first_runs(loaded, pool, findings.stages)
     # before the check, whose reference takes memory of its own
     findings.taken_by_runtime_bytes = free_at_first_bytes - _free_bytes(device)
     findings.stages.enter("check")
@@ -153,14 +154,17 @@ def open_device(job: Job) -> torch.device:
     return torch.device(job.device)
 
 
-def _first_runs(loaded: Loaded, pool: list[torch.Tensor], stages: StageClock) -> int:
-    """Time the first two runs and return when the first one ended."""
-    step = steps.SingleStream(loaded, pool)
+def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[Loaded, int]:
+    """Time the first two runs; return what is loaded as a step runs it, and when the first one ended."""
     with torch.inference_mode():
-        stages.seconds["first_run_s"] = step(0)[0] / 1e9
+        start_ns = time.monotonic_ns()
+        output = loaded.run(pool[0].to(loaded.device, non_blocking=True))
+        Tensors(tensors(output)).cpu()
         first_ended_ns = time.monotonic_ns()
-        stages.seconds["second_run_s"] = step(0)[0] / 1e9
-    return first_ended_ns
+        stages.seconds["first_run_s"] = (first_ended_ns - start_ns) / 1e9
+        loaded = steps.uniform(loaded, output)
+        stages.seconds["second_run_s"] = steps.SingleStream(loaded, pool)(0)[0] / 1e9
+    return loaded, first_ended_ns
 
 
 def _cold_start(job: Job, first_ended_ns: int, findings: Findings) -> None:
@@ -174,10 +178,10 @@ def _cold_start(job: Job, first_ended_ns: int, findings: Findings) -> None:
     findings.missing["probes"] = "a cold start is not held against a floor"
 
 
-def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], right: Expected | None, findings: Findings) -> None:
+def _timed(job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, findings: Findings) -> None:
     if not _forget_peaks(loaded.device):
         findings.flags.append("rss_peak_since_start")
-    known = min(right.batches(job.case.batch_size), len(pool)) if right else 0
+    known = min(len(right.outputs), len(pool)) if right else 0
     step, mode = _step(job, loaded, pool, known)
     _rest(job, findings)
     with mode:
@@ -195,20 +199,20 @@ def _timed(job: Job, loaded: Loaded, pool: list[torch.Tensor], right: Expected |
             findings.stages.leave()
             _record(job, step, measured, findings)
     if right:
-        _audit(step, right, findings)
+        _audit(job, step, right, findings)
 
 
-def _audit(step: steps.Step, right: Expected, findings: Findings) -> None:
+def _audit(job: Job, step: steps.Step, right: Expected, findings: Findings) -> None:
     """Hold what was answered while it was timed against the reference too."""
     if findings.check is None:
         raise ValueError("an audit comes after the check")
     was = findings.check
-    findings.check = audit.audited(was, right, step.answers)
+    findings.check = audit.audited(was, right, step.answers, job.case.batch_size)
     if was.passed and not findings.check.passed:
         findings.flags.append("output_changed")
 
 
-def _beside(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _beside(job: Job, loaded: Loaded, pool: list[Batch], findings: Findings) -> None:
     """Take what has passes of its own, in inference: whether a repeated input is faster, and the occupancy."""
     if job.case.direction == "training" or findings.timing is None:
         return
@@ -231,9 +235,7 @@ def _rest(job: Job, findings: Findings, settle_s: float = 0.0) -> None:
     findings.idle.append(Window(start, time.monotonic_ns()))
 
 
-def _step(
-    job: Job, loaded: Loaded, pool: list[torch.Tensor], known: int
-) -> tuple[steps.Step, AbstractContextManager[object]]:
+def _step(job: Job, loaded: Loaded, pool: list[Batch], known: int) -> tuple[steps.Step, AbstractContextManager[object]]:
     """Return what one run is, and the mode it runs in; the right answers to the `known` first batches are known."""
     if job.case.direction == "training":
         if loaded.module is None:
@@ -244,7 +246,7 @@ def _step(
     return steps.SingleStream(loaded, pool, known), torch.inference_mode()
 
 
-def _chunk(loaded: Loaded, pool: list[torch.Tensor]) -> int:
+def _chunk(loaded: Loaded, pool: list[Batch]) -> int:
     """Return how many inferences make a chunk of about a tenth of a second, at least two."""
     with torch.inference_mode():
         return max(2, int(OFFLINE_CHUNK_S * 1e9 / steps.SingleStream(loaded, pool)(0)[0]))
@@ -286,7 +288,7 @@ def _flag_unsteady(findings: Findings) -> None:
         findings.flags.append("warm_up_not_steady")
 
 
-def _occupied(loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _occupied(loaded: Loaded, pool: list[Batch], findings: Findings) -> None:
     """On a GPU, take the occupancy in passes of its own; a profiler that is refused costs that figure alone."""
     if loaded.device.type != "cuda":
         return
@@ -300,7 +302,7 @@ def _occupied(loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> N
         findings.occupancy = found
 
 
-def _device_parts(job: Job, loaded: Loaded, pool: list[torch.Tensor], findings: Findings) -> None:
+def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], findings: Findings) -> None:
     """On a GPU, take the parts of an inference by events in a short pass of its own, after the timed one."""
     if loaded.device.type != "cuda" or job.case.direction == "training" or job.is_compared:
         return

@@ -1,5 +1,6 @@
 """What a backend loads: the built module, or a file made of it, taken from a store or exported now."""
 
+import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +9,15 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider
+from benchd.daemon.worker.structures import Batch, InTuple, Tensors, tensors, values
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, Store, key_of
-from benchd.exporters.files import Target
+from benchd.exporters.files import ONLY_OUTPUT, Target
 
 STORE_BYTES = 8 * 2**30
 
@@ -24,12 +27,13 @@ class Source:
     """A module in float32 on the CPU, some of its images, and where files made of it are kept.
 
     `model`, `options` and `weights_sha256` tell its files apart; `given` is a store that is read and never written.
-    `own` is the user's ONNX file that stands in the place of any export, and `extras` its inputs behind the first;
-    `provider` is ONNX Runtime's, None the device's own. `used` gathers what was opened.
+    `own` is the user's ONNX file that stands in the place of any export, and `is_own` says that the module is the
+    user's, which answers in any form; `provider` is ONNX Runtime's, None the device's own. `used` gathers what was
+    opened.
     """
 
     module: nn.Module
-    images: Tensor
+    images: Batch
     model: str
     options: Mapping[str, OptionValue]
     weights_sha256: str
@@ -37,7 +41,7 @@ class Source:
     folder: Path
     given: Path | None = None
     own: Path | None = None
-    extras: tuple[Tensor, ...] = ()
+    is_own: bool = False
     provider: Provider | None = None
     workspace_bytes: int | None = None
     used: list[ArtifactFacts] = field(default_factory=list)
@@ -48,10 +52,15 @@ class Source:
         """Return the store of this machine, kept to its size."""
         return Store(self.folder, STORE_BYTES)
 
-    def inputs(self, images: Tensor, uniforms: Tensor | None = None) -> list[Tensor]:
-        """Return what a file of the module reads: the images, encoded where the module draws random numbers."""
-        encode = getattr(self.module, "encode", None)
-        return [encode(images, uniforms) if encode else images, *(value.to(images.device) for value in self.extras)]
+    def inputs(self, *given: Tensor) -> list[Tensor]:
+        """Return what a file of the module reads: what is given, encoded where the module draws random numbers."""
+        encode = None if self.is_own else getattr(self.module, "encode", None)
+        return [encode(given[0], given[1] if given[1:] else None)] if encode else list(given)
+
+    def answer(self, outputs: dict[str, Tensor]) -> Batch:
+        """Return the outputs of a file as the model answers: one tensor, or tensors by path."""
+        only = next(iter(outputs))
+        return outputs[only] if len(outputs) == 1 and (self.own or only == ONLY_OUTPUT) else Tensors(outputs)
 
     def onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
         """Return the ONNX file for this target: the user's, a given one, one exported before, or one exported now.
@@ -98,16 +107,26 @@ class Source:
             from benchd.exporters import onnx  # noqa: PLC0415 - a board may run files without being able to make them
         except ImportError as error:
             raise Unsupported(_no_exporter(error, self.given)) from error
+        module, outputs = self._answering(batch) if self.is_own else (self.module, [ONLY_OUTPUT])
         exported = onnx.export(
-            self.module,
-            self.images,
+            module,
+            self.images.named if isinstance(self.images, Tensors) else self.images,
             path,
             precision=facts["precision"],
             batch=batch,
             form=facts["form"],
             judged_by=self.judged_by,
+            outputs=outputs,
         )
         return cast("dict[str, Any]", msgspec.to_builtins(exported))
+
+    def _answering(self, batch: int | None) -> tuple[nn.Module, list[str]]:
+        """Return the user's module as one that answers in a tuple, and the names of its parts."""
+        example = self.images[torch.arange(batch or 1) % len(self.images)]
+        with torch.inference_mode():
+            output = copy.deepcopy(self.module)(*values(example))
+        paths = [ONLY_OUTPUT] if isinstance(output, Tensor) else list(tensors(output))
+        return InTuple(self.module), paths
 
 
 def _no_exporter(error: ImportError, given: Path | None) -> str:

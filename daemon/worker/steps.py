@@ -5,6 +5,7 @@ A step takes the number of the run and returns nanoseconds, one value a part; th
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.structures import Batch, by_path, cast, each, first_scores, to_train, values
 
 KNOWN_EVERY = 4  # so that a case of thirty runs ends near one whose answer is known
 
@@ -24,23 +26,28 @@ class Step(Protocol):
 
     parts: tuple[str, ...]
     runs: int
-    answers: dict[int, Tensor]
+    answers: dict[int, Batch]
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Do run number `index` and return the nanoseconds of each part."""
         ...
 
 
-def batches(images: Tensor, batch_size: int, loaded: Loaded) -> list[Tensor]:
+def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
     """Return the pool as batches in host memory, in the type the model reads; pinned where a GPU copies them."""
     count = max(1, len(images) // batch_size) * batch_size
-    whole = images[torch.arange(count) % len(images)].to(loaded.dtype)
-    return pinned(whole.split(batch_size), loaded.device)
+    whole = cast(images[torch.arange(count) % len(images)], loaded.dtype)
+    return pinned((whole[start : start + batch_size] for start in range(0, count, batch_size)), loaded.device)
 
 
-def pinned(batches: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
     """Return batches in host memory as a GPU copies them: from pages that stay where they are."""
-    return [batch.pin_memory() for batch in batches] if device.type == "cuda" else list(batches)
+    return [each(batch, Tensor.pin_memory) for batch in batches] if device.type == "cuda" else list(batches)
+
+
+def uniform(loaded: Loaded, answer: object) -> Loaded:
+    """Return what is loaded as a step runs it: one that answers in a form of its own does so in tensors by path."""
+    return loaded if isinstance(answer, Batch) else replace(loaded, run=by_path(loaded.run))
 
 
 class SingleStream:
@@ -52,9 +59,9 @@ class SingleStream:
     parts: tuple[str, ...] = ("total",)
     runs: int = 1
 
-    def __init__(self, loaded: Loaded, pool: Sequence[Tensor], known: int = 0) -> None:
+    def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: int = 0) -> None:
         self._run, self._pool, self._device, self._known = loaded.run, pool, loaded.device, known
-        self.answers: dict[int, Tensor] = {}
+        self.answers: dict[int, Batch] = {}
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of one inference."""
@@ -78,11 +85,11 @@ class Offline:
     parts: tuple[str, ...] = ("total",)
     runs: int
 
-    def __init__(self, loaded: Loaded, pool: Sequence[Tensor], runs: int, known: int = 0) -> None:
+    def __init__(self, loaded: Loaded, pool: Sequence[Batch], runs: int, known: int = 0) -> None:
         self._run, self._pool, self._device, self.runs = loaded.run, pool, loaded.device, runs
         self._known = known
         self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []
-        self.answers: dict[int, Tensor] = {}
+        self.answers: dict[int, Batch] = {}
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of one inference as the mean over the chunk."""
@@ -100,14 +107,14 @@ class Offline:
             self.answers[places[-1]] = output.clone()
         return (taken_ns // self.runs,)
 
-    def _two_in_flight(self, places: Sequence[int]) -> Tensor:
+    def _two_in_flight(self, places: Sequence[int]) -> Batch:
         """Run these batches and return the output of the last one."""
         for run, place in enumerate(places):
             stream = self._streams[run % 2]
             stream.synchronize()
             with torch.cuda.stream(stream):
                 images = self._pool[place].to(self._device, non_blocking=True)
-                output = self._run(images).to("cpu", non_blocking=True)
+                output: Batch = self._run(images).to("cpu", non_blocking=True)
         torch.cuda.synchronize()
         return output
 
@@ -118,11 +125,11 @@ class Training:
     parts: tuple[str, ...] = ("total", "forward", "backward")
     runs: int = 1
 
-    def __init__(self, module: nn.Module, device: torch.device, pool: Sequence[Tensor], seed: int) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, pool: Sequence[Batch], seed: int) -> None:
         self._module, self._device, self._pool = module.train(), device, pool
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._targets = torch.Generator().manual_seed(seed)
-        self.answers: dict[int, Tensor] = {}  # a loss has no reference
+        self.answers: dict[int, Batch] = {}  # a loss has no reference
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of the whole step, of the forward and of the backward pass."""
@@ -140,10 +147,10 @@ class Training:
             torch.cuda.synchronize()
         return time.monotonic_ns()
 
-    def _loss(self, images: Tensor) -> Tensor:
+    def _loss(self, images: Batch) -> Tensor:
         if not self._parameters:  # nothing to train: the gradient goes to the input, as in a microbenchmark
-            images = images.detach().requires_grad_()
-        scores = self._module(images).flatten(1).float()
+            images = each(images, to_train)
+        scores = first_scores(self._module(*values(images)))
         targets = torch.randint(scores.shape[1], (len(scores),), generator=self._targets)
         return functional.cross_entropy(scores, targets.to(scores.device))
 
@@ -154,10 +161,10 @@ class DeviceParts:
     parts: tuple[str, ...] = ("compute", "h2d", "d2h", "enqueue")
     runs: int = 1
 
-    def __init__(self, loaded: Loaded, pool: Sequence[Tensor]) -> None:
+    def __init__(self, loaded: Loaded, pool: Sequence[Batch]) -> None:
         self._run, self._pool, self._device = loaded.run, pool, loaded.device
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
-        self._output: Tensor | None = None
+        self._buffers: tuple[Tensor, ...] = ()
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of compute, copy to the device, copy back and enqueueing."""
@@ -170,13 +177,14 @@ class DeviceParts:
         output = self._run(on_device)
         computed.record()
         enqueued = time.monotonic_ns() - begin
-        self._host_buffer(output).copy_(output, non_blocking=True)
+        for buffer, part in zip(self._host_buffers(output), values(output), strict=True):
+            buffer.copy_(part, non_blocking=True)
         done.record()
         done.synchronize()
         spans = (copied.elapsed_time(computed), start.elapsed_time(copied), computed.elapsed_time(done))
         return (*(round(span * 1e6) for span in spans), enqueued)
 
-    def _host_buffer(self, output: Tensor) -> Tensor:
-        if self._output is None:
-            self._output = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
-        return self._output
+    def _host_buffers(self, output: Batch) -> tuple[Tensor, ...]:
+        if [buffer.shape for buffer in self._buffers] != [part.shape for part in values(output)]:
+            self._buffers = tuple(torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in values(output))
+        return self._buffers

@@ -2,8 +2,9 @@
 
 import copy
 import hashlib
-import importlib.util
+import math
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.protocol import Job
-from benchd.daemon.records import ModelFacts
+from benchd.daemon.records import InputSpec, ModelFacts
+from benchd.daemon.worker import own_module
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, Tensors, dtype_of
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, weights
 
@@ -25,7 +28,7 @@ REFERENCE_BATCH = 8
 
 @dataclass(frozen=True)
 class Subject:
-    """What backends load, a pool of inputs (N, *shape) in float32 and labels (N,) where there are any.
+    """What backends load, a pool of inputs (N, ...) whose floats are float32, and labels (N,) where there are any.
 
     `plain` is the same model with the same weights on plain PyTorch kernels: what a check compares with, in batches of
     `reference_batch`.
@@ -36,7 +39,7 @@ class Subject:
     facts: ModelFacts
     judged_by: Literal["outputs", "codes"]
     reference_batch: int
-    images: Tensor
+    images: Batch
     labels: Tensor | None
 
     def reference(self) -> nn.Module:
@@ -52,14 +55,23 @@ def build(job: Job) -> Subject:
         module = plain if job.case.variant.kernels == "torch" else _custom(job, plain)
     except Unavailable as error:
         raise Unsupported(str(error)) from error
-    shape: tuple[int, ...] = tuple(job.input_shape or getattr(module, "input_shape", ()) or ())
-    if not shape:
-        raise UsageError("the module has no attribute input_shape; give the shape of one input with --input 3x32x32")
-    images, labels, data_source = _inputs(job, module, shape)
-    facts, judged_by = _facts(job, module, shape, data_source), _judged_by(job, plain)
+    specs = _specs(job, plain)
+    if job.module:
+        plain = module = own_module.called_by_place(plain, specs)
+    images, labels, data_source = _inputs(job, specs)
+    facts, judged_by = _facts(job, module, specs, data_source), _judged_by(job, plain)
     source = _source(job, module, images, facts, judged_by)
-    batch = job.case.batch_size if job.onnx else REFERENCE_BATCH
+    # an output of a whole batch, such as a loss, is another in another batch
+    batch = job.case.batch_size if job.module or job.onnx else REFERENCE_BATCH
     return Subject(source, plain, facts, judged_by, batch, images, labels)
+
+
+def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
+    """Return what one item of a batch is made of."""
+    if job.module:
+        return own_module.inputs(job, module)
+    inputs: list[InputSpec] | None = getattr(module, "inputs", None) if job.onnx else None
+    return inputs or [InputSpec("", "float32", list(getattr(module, "input_shape")))]  # noqa: B009
 
 
 def _plain(job: Job) -> nn.Module:
@@ -69,7 +81,7 @@ def _plain(job: Job) -> nn.Module:
 
 
 def _source(
-    job: Job, module: nn.Module, images: Tensor, facts: ModelFacts, judged_by: Literal["outputs", "codes"]
+    job: Job, module: nn.Module, images: Batch, facts: ModelFacts, judged_by: Literal["outputs", "codes"]
 ) -> Source:
     return Source(
         module=module,
@@ -81,7 +93,7 @@ def _source(
         folder=Path(job.artifacts),
         given=Path(job.given_artifacts) if job.given_artifacts else None,
         own=Path(job.onnx) if job.onnx else None,
-        extras=getattr(module, "extras", ()),
+        is_own=job.module is not None,
         provider=job.case.provider,
         workspace_bytes=job.workspace_bytes,
     )
@@ -110,33 +122,20 @@ def _own_file(job: Job) -> nn.Module:
         from benchd.daemon.worker import own_onnx  # noqa: PLC0415 - the rest goes on without onnx
     except ImportError as error:
         raise Unsupported(f"reading an ONNX file needs the package onnx: pip install onnx ({error})") from error
-    module = own_onnx.OwnFile(Path(str(job.onnx)), job.onnx_shapes)
-    if module.batch_size != job.case.batch_size:
+    module = own_onnx.OwnFile(Path(str(job.onnx)), job.inputs)
+    if module.batch_size not in (None, job.case.batch_size):
         raise UsageError(
-            f"{module.path.name} takes batches of {module.batch_size}, not {job.case.batch_size}: give --input "
-            f"{module.input_name}=... its first size, or --batch-sizes that one"
+            f"{module.path.name} is written for batches of {module.batch_size}: give --batch-sizes {module.batch_size}"
         )
     return module
 
 
 def _own_module(job: Job) -> nn.Module:
-    """Return what the user's `FILE.py:function` builds; the path comes from the command line alone."""
-    path, _, function = str(job.module).rpartition(":")
-    if job.case.variant.kernels == "custom":
-        raise Unsupported("a module of your own has no custom kernels")
-    spec = importlib.util.spec_from_file_location("benchd_own_module", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--module {job.module}: {path} is not a Python file")
-    source = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(source)
-    if not hasattr(source, function):
-        raise UsageError(f"--module {job.module}: {path} has no {function!r}")
-    module = getattr(source, function)()
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"--module {job.module}: {function} returned {type(module).__name__}, not torch.nn.Module")
+    """Return the user's module with the weights of the command line."""
+    module = own_module.build(job)
     if job.weights:
         weights.apply(module, weights.read(Path(job.weights)))
-    return module.float().eval()
+    return module
 
 
 def _judged_by(job: Job, module: nn.Module) -> Literal["outputs", "codes"]:
@@ -147,13 +146,15 @@ def _judged_by(job: Job, module: nn.Module) -> Literal["outputs", "codes"]:
     return catalog.entry(job.case.model).judged_by
 
 
-def _inputs(job: Job, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None, str]:
-    """Return images, labels or None, and where they come from."""
+def _inputs(job: Job, specs: Sequence[InputSpec]) -> tuple[Batch, Tensor | None, str]:
+    """Return the pool, labels or None, and where they come from."""
     entry = None if job.module or job.onnx else catalog.entry(job.case.model)
-    dataset = entry.dataset if entry else None
     kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
-    batch = job.case.batch_size
+    batch, shape = job.case.batch_size, tuple(specs[0].shape)
     if job.data:
+        if len(specs) > 1 or specs[0].dtype != "float32":
+            raise UsageError("--data gives images, and this model reads something else; leave it out")
+        dataset = entry.dataset if entry else None
         images = data.open_data(
             job.data,
             shape,
@@ -163,18 +164,29 @@ def _inputs(job: Job, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor
             preprocess=getattr(module, "preprocess", None),
         )
         return images.images, images.labels, images.source
-    image_bytes = 4 * torch.Size(shape).numel()
-    count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // image_bytes))
-    if not getattr(module, "dtype", torch.float32).is_floating_point:
-        draw = torch.Generator().manual_seed(job.case.seed)
-        return torch.randint(2, (count, *shape), generator=draw).float(), None, f"random 0 and 1, seed {job.case.seed}"
-    return data.random_images(shape, count, kind, job.case.seed), None, f"random {kind}, seed {job.case.seed}"
+    item_bytes = sum(dtype_of(spec).itemsize * math.prod(spec.shape) for spec in specs)
+    count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // item_bytes))
+    drawn = {
+        spec.name or str(place): _random(spec, count, kind, job.case.seed + place) for place, spec in enumerate(specs)
+    }
+    pool = Tensors(drawn) if len(drawn) > 1 else next(iter(drawn.values()))
+    kinds = {kind if dtype_of(spec).is_floating_point else "0 and 1": None for spec in specs}
+    return pool, None, f"random {', '.join(kinds)}, seed {job.case.seed}"
 
 
-def _facts(job: Job, module: nn.Module, shape: tuple[int, ...], source: str) -> ModelFacts:
+def _random(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
+    """Return `count` items; of whole numbers 0 and 1, so that an index fits any table."""
+    if dtype_of(spec).is_floating_point:
+        return data.random_images(tuple(spec.shape), count, kind, seed).to(dtype_of(spec))
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(2, (count, *spec.shape), generator=draw).to(dtype_of(spec))
+
+
+def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str) -> ModelFacts:
     return ModelFacts(
         options=job.options,
-        input_shape=list(shape),
+        input_shape=specs[0].shape,
+        inputs=list(specs) if job.module or job.onnx else [],
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         weights=Path(job.weights or job.onnx or "").name or f"random, seed {job.case.seed}",
         weights_sha256=getattr(module, "sha256", None) or _digest(module),

@@ -1,20 +1,23 @@
 """The runtimes: one file each, one line in the table. A backend turns a built module into something that runs.
 
-A backend's module has `load(source, precision, device, example) -> Loaded`; it raises Unsupported with the reason
-where it cannot run, and never replaces itself by another. One that runs a file has `prepare(source, precision, device,
-batch)` too, which makes that file, so that exporting and loading are timed apart.
+A backend's module has `load(source, precision, device, example) -> Loaded`, whose run takes the tensors of an example
+one after the other; it raises Unsupported with the reason where it cannot run, and never replaces itself by another.
+One that runs a file has `prepare(source, precision, device, batch)` too, which makes that file, so that exporting and
+loading are timed apart.
 """
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchd.daemon.records import RuntimeFacts, Variant
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, Tensors, spread
 
 BACKENDS = {
     "eager": "benchd.daemon.worker.backends.eager",
@@ -27,13 +30,13 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run: `run` maps images of `dtype` on `device` to its output.
+    """A model that is ready to run: `run` maps a batch on `device`, its float32 as `dtype`, to what the model answers.
 
-    A model that draws random numbers takes them as a further argument in checks. `module` is the nn.Module whose inner
-    spikes a check may watch, None where they are no outputs.
+    That is a Tensor for every model but a user's own. A model that draws random numbers takes them as a further
+    argument in checks. `module` is the nn.Module whose inner spikes a check may watch, None where they are no outputs.
     """
 
-    run: Callable[..., Tensor]
+    run: Callable[..., Any]
     dtype: torch.dtype
     device: torch.device
     module: nn.Module | None
@@ -47,10 +50,10 @@ def prepare(variant: Variant, source: Source, device: torch.device, batch: int) 
         make(source, variant.precision, device, batch)
 
 
-def load(variant: Variant, source: Source, device: torch.device, example: Tensor) -> Loaded:
-    """Return the source loaded in the variant's backend; `example` is one batch of float32 images on the CPU."""
+def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> Loaded:
+    """Return the source loaded in the variant's backend; `example` is one batch on the CPU, its floats float32."""
     loaded: Loaded = _module(variant).load(source, variant.precision, device, example)
-    return loaded
+    return replace(loaded, run=spread(loaded.run)) if isinstance(example, Tensors) else loaded
 
 
 def _module(variant: Variant) -> ModuleType:

@@ -1,21 +1,21 @@
 """torch.compile with the inductor back end, static shapes."""
 
 import torch
-from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision
 from benchd.daemon.worker.backends import Loaded, eager
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, cast, values
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the compiled module; compiling happens here, so that it counts as loading and not as the first run."""
     plain = eager.load(source, precision, device, example)
     run = torch.compile(plain.run, dynamic=False)
     try:
         with torch.inference_mode():
-            run(example.to(device, plain.dtype))
+            run(*values(cast(example, plain.dtype).to(device)))
     except torch._dynamo.exc.BackendCompilerFailed as error:
         if "InvalidCxxCompiler" in str(error):
             raise Unsupported("torch.compile needs a C++ compiler on the CPU; install g++ or set CXX") from error

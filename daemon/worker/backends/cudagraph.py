@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +19,26 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision
 from benchd.daemon.worker.backends import Loaded, eager
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, Tensors, cast, tensors, values
 
 SLOTS = 2
 WARM_UP_RUNS = 3  # libraries choose kernels and take memory, which a capture forbids
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the module as graphs; capturing happens here, so that it counts as loading and not as the first run."""
     if device.type != "cuda":
         raise Unsupported("CUDA graphs need a CUDA device")
     plain = eager.load(source, precision, device, example)
-    captured: dict[int, Callable[..., Tensor]] = {}
+    captured: dict[int, Callable[..., Batch]] = {}
 
-    def run(*inputs: Tensor) -> Tensor:
+    def run(*inputs: Tensor) -> Batch:
         # a check gives a rate-encoded model its random numbers too, and that is another graph
         if len(inputs) not in captured:
             captured[len(inputs)] = rotating([_slot(plain.run, inputs) for _ in range(SLOTS)])
         return captured[len(inputs)](*inputs)
 
-    run(example.to(device, plain.dtype))
+    run(*values(cast(example, plain.dtype).to(device)))
     return Loaded(run, plain.dtype, device, None)
 
 
@@ -49,10 +51,10 @@ class Slot:
 
     inputs: Sequence[Tensor]
     launch: Callable[[], object]
-    output: Tensor
+    output: Batch
     alive: object
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Batch:
         """Copy the inputs here and run; raise ValueError for another shape, which a copy would spread."""
         for held, given in zip(self.inputs, inputs, strict=True):
             if held.shape != given.shape:
@@ -62,17 +64,17 @@ class Slot:
         return self.output
 
 
-def rotating(slots: Sequence[Slot]) -> Callable[..., Tensor]:
+def rotating(slots: Sequence[Slot]) -> Callable[..., Batch]:
     """Return a function that runs on one slot after the other."""
     order = itertools.cycle(slots)
 
-    def run(*inputs: Tensor) -> Tensor:
+    def run(*inputs: Tensor) -> Batch:
         return next(order)(*inputs)
 
     return run
 
 
-def capture(run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Return the graph of `run` and the output that each replay writes; raise Unsupported with the reason.
 
     On a stream of its own: cuBLAS keeps its workspace by stream, and two graphs in flight may not share one.
@@ -105,8 +107,9 @@ def capture_error(error: Exception) -> str:
     return f"{message} ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})"
 
 
-def _slot(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Slot:
+def _slot(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Slot:
     with torch.inference_mode(mode=False):  # else nothing outside inference mode could be copied there
         held = [value.clone() for value in inputs]
     graph, output = capture(partial(run, *held))
-    return Slot(held, graph.replay, output, run)
+    found = output if isinstance(output, Tensor) else Tensors(tensors(output))
+    return Slot(held, graph.replay, found, run)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from benchd.daemon.records import Precision
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -18,7 +20,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the module on `device` in `precision`; amp keeps float32 weights and inputs."""
     del example
     module = copy.deepcopy(source.module).to(device, DTYPES[precision])
@@ -30,10 +32,9 @@ def amp_dtype(device: torch.device) -> torch.dtype:
     return torch.float16 if device.type == "cuda" else torch.bfloat16
 
 
-def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
-    def run(*inputs: Tensor) -> Tensor:
+def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Any]:
+    def run(*inputs: Tensor) -> Any:
         with torch.autocast(device.type, amp_dtype(device)):
-            output: Tensor = module(*inputs)
-        return output
+            return module(*inputs)
 
     return run

@@ -1,6 +1,7 @@
 """ONNX Runtime on the CPU, CUDA or TensorRT provider; inputs and outputs stay torch's memory, bound by address."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision, RuntimeFacts
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, cast, float_type, values
 from benchd.exporters import sessions
 from benchd.exporters.artifacts import Artifact
 from benchd.exporters.sessions import Provider
@@ -34,7 +36,7 @@ def prepare(source: Source, precision: Precision, device: torch.device, batch: i
     return source.onnx(precision, batch, "cpu" if device.type == "cpu" else "cuda")
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the file ready to run on the provider of this device, and on no other."""
     artifact = prepare(source, precision, device, len(example))
     provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
@@ -52,7 +54,6 @@ def load(source: Source, precision: Precision, device: torch.device, example: Te
         node_shares=shares,
         threads=torch.get_num_threads(),
         load_s=load_s,
-        notes=[f"judged by {bound.output}, the first output of several"] if len(session.get_outputs()) > 1 else [],
     )
     return Loaded(bound, bound.dtype, device, None, runtime=facts)
 
@@ -70,7 +71,7 @@ def _options(provider: Provider, precision: Precision) -> dict[str, Any]:
 
 
 def _shares(
-    artifact: Artifact, provider: Provider, bound: "_Bound", example: Tensor, options: dict[str, Any]
+    artifact: Artifact, provider: Provider, bound: "_Bound", example: Batch, options: dict[str, Any]
 ) -> dict[str, float]:
     """Return the share of nodes that each provider runs; on a CPU there is one."""
     if provider == "cpu":
@@ -79,39 +80,37 @@ def _shares(
 
 
 class _Bound:
-    """A session as a function of images, of as many as the example; a run's output is memory of its own."""
+    """A session as a function of inputs, of as many as the example; a run's outputs are memory of their own."""
 
-    def __init__(self, session: Any, source: Source, device: torch.device, example: Tensor) -> None:
+    def __init__(self, session: Any, source: Source, device: torch.device, example: Batch) -> None:
         self._session, self._source, self._device = session, source, device
         self._binding = session.io_binding()
         self._names = [value.name for value in session.get_inputs()]
-        self.output = session.get_outputs()[0].name
-        self.dtype, self._output_dtype = (_dtype(side[0]) for side in (session.get_inputs(), session.get_outputs()))
-        self._shape = self._output_shape(example)
+        self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
+        dtypes = [(value.name, _dtype(value)) for value in session.get_outputs()]
+        found = session.run(None, self.feeds(example))
+        self._outputs = [(name, dtype, one.shape) for (name, dtype), one in zip(dtypes, found, strict=True)]
 
-    def feeds(self, images: Tensor) -> dict[str, np.ndarray]:
-        """Return what the session reads of these images."""
-        inputs = self._inputs(images.to(self.dtype))
+    def feeds(self, example: Batch) -> dict[str, np.ndarray]:
+        """Return what the session reads of this batch."""
+        inputs = self._inputs(values(cast(example, self.dtype)))
         return {name: value.cpu().numpy() for name, value in zip(self._names, inputs, strict=True)}
 
-    def __call__(self, images: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """Return the first output."""
-        inputs = self._inputs(images, uniforms)
-        output = torch.empty(self._shape, dtype=self._output_dtype, device=self._device)
+    def __call__(self, *given: Tensor) -> Batch:
+        """Return the outputs."""
+        inputs = self._inputs(given)
+        outputs = {name: torch.empty(shape, dtype=dtype, device=self._device) for name, dtype, shape in self._outputs}
         for name, value in zip(self._names, inputs, strict=True):
             self._binding.bind_input(name, *_place(value))
-        self._binding.bind_output(self.output, *_place(output))
+        for name, output in outputs.items():
+            self._binding.bind_output(name, *_place(output))
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # it computes on a stream of its own
         self._session.run_with_iobinding(self._binding)
-        return output
+        return self._source.answer(outputs)
 
-    def _inputs(self, images: Tensor, uniforms: Tensor | None = None) -> list[Tensor]:
-        return [value.contiguous() for value in self._source.inputs(images, uniforms)]
-
-    def _output_shape(self, example: Tensor) -> tuple[int, ...]:
-        first: np.ndarray = self._session.run([self.output], self.feeds(example))[0]
-        return first.shape
+    def _inputs(self, given: Sequence[Tensor]) -> list[Tensor]:
+        return [value.contiguous() for value in self._source.inputs(*given)]
 
 
 def _place(value: Tensor) -> tuple[str, int, type, tuple[int, ...], int]:

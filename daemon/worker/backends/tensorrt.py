@@ -16,15 +16,25 @@ from benchd.daemon.records import Precision, RuntimeFacts
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
 from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, float_type
 from benchd.exporters import tensorrt, tensorrt_api
 from benchd.exporters.artifacts import Artifact, key_of
 from benchd.exporters.tensorrt import Built, Engine, ForeignPlan, Profile
 from benchd.exporters.tensorrt_api import TensorRT
 
-DTYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "FLOAT": torch.float32,
+    "HALF": torch.float16,
+    "BF16": torch.bfloat16,
+    "INT64": torch.int64,
+    "INT32": torch.int32,
+    "INT8": torch.int8,
+    "UINT8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Tensor) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the engine ready to run; without a working CUDA device TensorRT is not even imported."""
     if device.type != "cuda":
         raise Unsupported("TensorRT needs a CUDA device")
@@ -35,7 +45,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Te
         engine, artifact, built, notes = _engine(trt, source, onnx, precision, len(example))
     except (tensorrt_api.Unavailable, tensorrt.OutOfMemory) as error:
         raise Unsupported(str(error)) from error
-    slots, refusals = zip(*(_slot(engine, len(example), device) for _ in range(SLOTS)), strict=True)
+    slots, refusals = zip(*(_slot(engine, source, len(example), device) for _ in range(SLOTS)), strict=True)
     facts = RuntimeFacts(
         provider=f"TensorRT {trt.__version__}",
         typing=engine.recipe.typing,
@@ -47,14 +57,14 @@ def load(source: Source, precision: Precision, device: torch.device, example: Te
         notes=[*notes, *_notes(engine), *filter(None, refusals[:1])],
     )
     run = of_images(source, rotating(slots))
-    return Loaded(run, slots[0].inputs[0].dtype, device, None, runtime=facts)
+    return Loaded(run, float_type(held.dtype for held in slots[0].inputs), device, None, runtime=facts)
 
 
-def of_images(source: Source, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]:
     """Return `run`, of what the file reads, as a function of images and of the random numbers that a model may take."""
 
-    def encoded(images: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        return run(*source.inputs(images, uniforms))
+    def encoded(*inputs: Tensor) -> Batch:
+        return run(*source.inputs(*inputs))
 
     return encoded
 
@@ -104,21 +114,20 @@ def _plan(
 
 
 def _notes(engine: Engine) -> list[str]:
-    several = [f"judged by {engine.outputs[0]}, the first output of {len(engine.outputs)}"]
-    memory = f"{engine.device_memory_bytes} bytes of activations a context, {engine.aux_streams} auxiliary streams"
-    return [memory, *(several if len(engine.outputs) > 1 else [])]
+    return [f"{engine.device_memory_bytes} bytes of activations a context, {engine.aux_streams} auxiliary streams"]
 
 
-def _slot(engine: Engine, batch: int, device: torch.device) -> tuple[Slot, str]:
+def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> tuple[Slot, str]:
     """Return a slot, and why it runs without a CUDA graph, where it does."""
     context = engine.context()
     shapes = engine.shapes(batch)
     shapes = shapes | context.set_shapes(shapes)
     tensors = {name: torch.zeros(shape, dtype=_dtype(engine, name), device=device) for name, shape in shapes.items()}
     context.bind({name: tensor.data_ptr() for name, tensor in tensors.items()})
-    inputs, output = [tensors[name] for name in engine.inputs], tensors[engine.outputs[0]]
+    inputs = [tensors[name] for name in engine.inputs]
+    output = source.answer({name: tensors[name] for name in engine.outputs})
 
-    def run() -> Tensor:
+    def run() -> Batch:
         context.run(torch.cuda.current_stream().cuda_stream)
         return output
 
@@ -132,11 +141,11 @@ def _slot(engine: Engine, batch: int, device: torch.device) -> tuple[Slot, str]:
 def _dtype(engine: Engine, name: str) -> torch.dtype:
     dtype = engine.dtype(name)
     if dtype not in DTYPES:
-        raise Unsupported(f"the engine's {name} is {dtype}; this runs engines whose inputs and outputs are floats")
+        raise Unsupported(f"the engine's {name} is {dtype}, and torch has no such type")
     return DTYPES[dtype]
 
 
-def _beside(run: Callable[[], Tensor]) -> Callable[[], None]:
+def _beside(run: Callable[[], Batch]) -> Callable[[], None]:
     """Return `run` on a stream of its own, in order with the current one: on the default one TensorRT synchronises."""
     stream = torch.cuda.Stream()
 

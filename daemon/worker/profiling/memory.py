@@ -27,6 +27,7 @@ from benchd.daemon.profiling.trace import DATA_LOADER_RANGE, MODULE_RANGE, Ints,
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.workload import COPY_RANGE, Whole, Work
+from benchd.daemon.worker.structures import values
 
 SNAPSHOT = "memory_snapshot.pickle"
 CATEGORIES = ("parameters", "inputs", "activations", "gradients", "temporaries", "other")
@@ -73,7 +74,7 @@ def _held(work: Work) -> list[Block]:
     """Return what the model and the batch hold before the step."""
     by_category: dict[str, Iterable[Tensor | None]] = {
         "parameters": [*work.module.parameters(), *work.module.buffers()],
-        "inputs": [work.images, work.labels],
+        "inputs": [*values(work.images), work.labels],
     }
     blocks = {
         _address(tensor): Block(address=_address(tensor), bytes=tensor.untyped_storage().nbytes(), category=category)

@@ -7,6 +7,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, phases, subject
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.structures import Batch, cast, each, first_scores, like, to_train, values
 from benchd.daemon.worker.subject import Subject
 from benchd.models import catalog
 
@@ -29,19 +31,19 @@ COPY_RANGE = "copy to device"
 class Whole(nn.Module):
     """A model that a backend runs as a whole: there is no module in it to look at."""
 
-    def __init__(self, run: Callable[..., Tensor], model: nn.Module) -> None:
+    def __init__(self, run: Callable[..., Any], model: nn.Module) -> None:
         super().__init__()
         self._run = (run,)  # a tuple, because a compiled model is a module and would be one in this
         self.class_name = type(model).__name__
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the scores (B, classes) of images on the device."""
-        return self._run[0](images)
+    def forward(self, *inputs: Batch) -> Any:
+        """Return what the model answers to a batch on the device."""
+        return self._run[0](*inputs)
 
 
 @dataclass(kw_only=True)
 class Work:
-    """A model that is loaded, a batch of `images` (B, *shape) and `labels` (B,) on the device, and what runs them.
+    """A model that is loaded, a batch of `images` (B, ...) and `labels` (B,) on the device, and what runs them.
 
     `module` is the model, or a `Whole`; `loss` is what `eval` and `train` call behind it. `step` is one whole step.
     `forward` runs `images` and returns the scores; `backward` follows a `forward` of `train` and is None elsewhere.
@@ -49,13 +51,13 @@ class Work:
     """
 
     module: nn.Module
-    images: Tensor
+    images: Batch
     device: torch.device
     labels: Tensor | None
     job: ProfileJob
     facts: ModelFacts
     step: Callable[[], None]
-    forward: Callable[[], Tensor]
+    forward: Callable[[], Any]
     backward: Callable[[], None] | None = None
     loss: nn.Module = field(default_factory=nn.CrossEntropyLoss)
     missing: dict[str, str] = field(default_factory=dict)
@@ -76,7 +78,8 @@ def open_work(job: ProfileJob) -> Work:
     module = loaded.module or Whole(loaded.run, built.source.module)
     run = loaded.run if loaded.module else module
     pool = _pool(built, batch, loaded, run)
-    images, labels = (part[:batch].to(device, copy=True) for part in pool.tensors)
+    *inputs, labels = (part[:batch].to(device, copy=True) for part in pool.tensors)
+    images = like(built.images, inputs)
     loss = nn.CrossEntropyLoss()
     passes: _Forward | _Training
     if job.workload == "train":
@@ -112,24 +115,21 @@ def _as_job(job: ProfileJob) -> Job:
         weights=job.weights,
         data=job.data,
         module=job.module,
-        input_shape=job.input_shape,
+        module_folder=job.module_folder,
+        inputs=job.inputs,
         artifacts=job.artifacts,
     )
 
 
-def _pool(built: Subject, batch: int, loaded: Loaded, run: Callable[..., Tensor]) -> TensorDataset:
+def _pool(built: Subject, batch: int, loaded: Loaded, run: Callable[..., Any]) -> TensorDataset:
     """Return whole batches of images in the type that the model reads, and labels, random where the data has none."""
     count = max(1, len(built.images) // batch) * batch
     taken = torch.arange(count) % len(built.images)
-    images = built.images[taken].to(loaded.dtype)
+    images = cast(built.images[taken], loaded.dtype)
     with torch.inference_mode():
-        classes = _scores(run(images[:batch].to(loaded.device))).shape[1]
+        classes = first_scores(run(images[:batch].to(loaded.device))).shape[1]
     labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(0))
-    return TensorDataset(images, labels if built.labels is None else built.labels[taken])
-
-
-def _scores(output: Tensor) -> Tensor:
-    return output.flatten(1).float()
+    return TensorDataset(*values(images), labels if built.labels is None else built.labels[taken])
 
 
 def _synchronize(device: torch.device) -> None:
@@ -148,31 +148,31 @@ def _refuse_training(job: ProfileJob, module: nn.Module) -> None:
 class _Forward:
     backward: Callable[[], None] | None = None
 
-    def __init__(self, run: Callable[..., Tensor], images: Tensor) -> None:
-        self._run, self._images = run, images
+    def __init__(self, run: Callable[..., Any], images: Batch) -> None:
+        self._run, self._images, self._device = run, images, values(images)[0].device
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Any:
         with torch.inference_mode():
             return self._run(self._images)
 
     def step(self) -> None:
         self.forward()
-        _synchronize(self._images.device)
+        _synchronize(self._device)
 
 
 class _Evaluation(_Forward):
-    def __init__(self, run: Callable[..., Tensor], images: Tensor, pool: TensorDataset, loss: nn.Module) -> None:
+    def __init__(self, run: Callable[..., Any], images: Batch, pool: TensorDataset, loss: nn.Module) -> None:
         super().__init__(run, images)
         self._loss = loss
-        self._batches = _endless(DataLoader(pool, len(images), pin_memory=images.is_cuda))
+        self._batches = _endless(DataLoader(pool, len(images), pin_memory=self._device.type == "cuda"))
 
     def step(self) -> None:
-        images, labels = next(self._batches)
+        *inputs, labels = next(self._batches)
         with torch.inference_mode():
             with named_range(COPY_RANGE):
-                images = images.to(self._images.device, non_blocking=True)
-                labels = labels.to(self._images.device, non_blocking=True)
-            self._loss(_scores(self._run(images)), labels).item()
+                images = like(self._images, inputs).to(self._device, non_blocking=True)
+                labels = labels.to(self._device, non_blocking=True)
+            self._loss(first_scores(self._run(images)), labels).item()
 
 
 def _endless(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
@@ -184,15 +184,15 @@ class _Training:
     _lost: Tensor  # the last forward's
 
     def __init__(
-        self, run: Callable[..., Tensor], images: Tensor, labels: Tensor, module: nn.Module, loss: nn.Module
+        self, run: Callable[..., Any], images: Batch, labels: Tensor, module: nn.Module, loss: nn.Module
     ) -> None:
         self._run, self._labels, self._module, self._loss = run, labels, module.train(), loss
         trains = any(parameter.requires_grad for parameter in module.parameters())
-        self._images = images if trains else images.detach().requires_grad_()  # as in a microbenchmark
+        self._images = images if trains else each(images, to_train)  # as in a microbenchmark
 
     def forward(self) -> Tensor:
         self._module.zero_grad(set_to_none=True)
-        scores = _scores(self._run(self._images))
+        scores = first_scores(self._run(self._images))
         self._lost = self._loss(scores, self._labels)
         return scores
 
@@ -202,4 +202,4 @@ class _Training:
     def step(self) -> None:
         self.forward()
         self.backward()
-        _synchronize(self._images.device)
+        _synchronize(self._labels.device)

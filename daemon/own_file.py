@@ -1,0 +1,144 @@
+"""What a user's own ONNX file reads, without torch: names, types and sizes of its inputs; each reason to refuse it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import Dtype, InputSpec
+from benchd.exporters.support import OnnxFileError
+
+_TYPES: dict[int, Dtype] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.INT64: "int64",
+    TensorProto.INT32: "int32",
+    TensorProto.INT16: "int16",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "uint8",
+    TensorProto.BOOL: "bool",
+}
+_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a file reads; `batch_size` is the one it is written for, None if it takes any."""
+
+    inputs: list[InputSpec]
+    batch_size: int | None
+
+
+def reads(path: Path, given: Sequence[InputSpec]) -> Reads:
+    """Return the inputs of the file, what it leaves open taken from `given`; those without a name go by their place.
+
+    Raises UsageError for a file that cannot be read, has operators that are not ONNX's own, or whose inputs do not fit.
+    """
+    values = _values(path)
+    by_name = _by_name(path, [value.name for value in values], given)
+    sizes = {value.name: _sizes(path, value) for value in values}
+    inputs = [_input(path, value, sizes[value.name], by_name.get(value.name)) for value in values]
+    return Reads(inputs, _batch_size(path, {name: first for name, (first, *_) in sizes.items() if first}))
+
+
+def first_dtype(path: Path) -> Dtype:
+    """Return the type of the file's first input."""
+    first, *_ = _values(path)
+    return _dtype(path, first)
+
+
+def _values(path: Path) -> list[onnx.ValueInfoProto]:
+    """Return the inputs that are not stored in the file."""
+    model = _read(path)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    values = [value for value in model.graph.input if value.name not in stored]
+    if not values:
+        raise UsageError(f"{path}: it has no inputs, so there is nothing to measure it with")
+    return values
+
+
+def _by_name(path: Path, names: Sequence[str], given: Sequence[InputSpec]) -> dict[str, InputSpec]:
+    known = ", ".join(names)
+    unknown = [spec.name for spec in given if spec.name and spec.name not in names]
+    if unknown:
+        raise UsageError(f"--input {', '.join(unknown)}: the inputs of {path.name} are {known}")
+    left = [name for name in names if name not in {spec.name for spec in given}]
+    unnamed = [spec for spec in given if not spec.name]
+    if len(unnamed) > len(left):
+        raise UsageError(f"--input {unnamed[-1]}: the inputs of {path.name} are {known}")
+    return {spec.name: spec for spec in given if spec.name} | dict(zip(left, unnamed, strict=False))
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        model = onnx.load(path, load_external_data=False)
+        onnx.checker.check_model(str(path))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except Exception as error:  # protobuf's own have no types
+        reason = str(OnnxFileError(error)).strip().split("\n")[0]
+        raise UsageError(f"{path}: truncated, or no valid ONNX file: {reason}") from error
+    outside = [tensor.name for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    if outside:  # what the file's hash does not cover could change between two runs
+        raise UsageError(f"{path}: weights such as {outside[0]} lie in another file; save it with them inside")
+    foreign = sorted({node.domain for node in model.graph.node} - {*_DOMAINS, *(f.domain for f in model.functions)})
+    if foreign:
+        raise UsageError(f"{path}: operators of {', '.join(foreign)} are not ONNX's own; export it without them")
+    return model
+
+
+def _dtype(path: Path, value: onnx.ValueInfoProto) -> Dtype:
+    kind = value.type.tensor_type.elem_type
+    if kind not in _TYPES:
+        name = TensorProto.DataType.Name(kind)
+        raise UsageError(f"{path}: input {value.name} is {name}; it must be a tensor of plain numbers")
+    return _TYPES[kind]
+
+
+def _sizes(path: Path, value: onnx.ValueInfoProto) -> list[int]:
+    """Return the sizes in the file, the batch's first and 0 for an open one."""
+    sizes = [size.dim_value if size.HasField("dim_value") else 0 for size in value.type.tensor_type.shape.dim]
+    _dtype(path, value)  # text has no sizes either, and is refused for what it is
+    if not sizes:
+        raise UsageError(f"{path}: input {value.name} is a scalar; export the file so that the batch leads every input")
+    return sizes
+
+
+def _input(path: Path, value: onnx.ValueInfoProto, sizes: Sequence[int], given: InputSpec | None) -> InputSpec:
+    dtype, (batch, *inner) = _dtype(path, value), sizes
+    if given and given.dtype not in (None, dtype):
+        raise UsageError(f"--input {given}: input {value.name} of {path.name} is {dtype}, not {given.dtype}")
+    shape = given.shape if given else inner
+    if given and len(shape) == len(sizes) and shape[0] == (batch or shape[0]) and _fits(inner, shape[1:]):
+        without = InputSpec(given.name, given.dtype, shape[1:])
+        raise UsageError(f"--input {given}: leave the batch out: --input {without} --batch-sizes {shape[0]}")
+    if given and not _fits(inner, shape):
+        raise UsageError(f"--input {given}: {path.name} takes {_text(inner)} behind the batch, not {_text(shape)}")
+    spec = InputSpec(value.name, dtype, list(shape))
+    if 0 in shape:
+        example = InputSpec(value.name, None if dtype == "float32" else dtype, [size or 1 for size in inner])
+        raise UsageError(
+            f"{path}: input {value.name} is {_text(inner)} behind the batch; give it as in --input {example}"
+        )
+    return spec
+
+
+def _fits(own: Sequence[int], given: Sequence[int]) -> bool:
+    return len(own) == len(given) and all(size in (0, asked) for size, asked in zip(own, given, strict=True))
+
+
+def _batch_size(path: Path, fixed: dict[str, int]) -> int | None:
+    if len(set(fixed.values())) > 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in fixed.items())
+        raise UsageError(
+            f"{path}: its inputs have different first sizes ({sizes}); export it so that the batch leads every one"
+        )
+    return next(iter(fixed.values()), None)
+
+
+def _text(sizes: Sequence[int]) -> str:
+    return "x".join(str(size or "?") for size in sizes) or "one number"

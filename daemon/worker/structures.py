@@ -1,0 +1,227 @@
+"""Inputs and outputs of any form as tensors by name: what is copied, bound and compared is always these."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import InputSpec
+
+ONLY = "output"  # the path of an output that is one tensor
+Answers = dict[str, NDArray[np.float64]]
+"""What a model answers by path, the items or the batches leading."""
+OF_BATCH = " of batch "  # stands in a path whose shape changes from batch to batch, before the batch's number
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Tensors that go together: the inputs of a batch by name, or what a model answers by path.
+
+    Its methods do to each tensor what Tensor's of the same name does, so that a step need not know which it has.
+    """
+
+    named: dict[str, Tensor]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Tensors":
+        """Return these with `change` made to each."""
+        return Tensors({name: change(tensor) for name, tensor in self.named.items()})
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Tensors":
+        """Return these on a device."""
+        return Tensors({name: value.to(device, non_blocking=non_blocking) for name, value in self.named.items()})
+
+    def cpu(self) -> "Tensors":
+        """Return these in host memory."""
+        return Tensors({name: tensor.cpu() for name, tensor in self.named.items()})
+
+    def clone(self) -> "Tensors":
+        """Return copies."""
+        return self.each(Tensor.clone)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.named.values())))
+
+    def __getitem__(self, rows: Any) -> "Tensors":
+        return self.each(lambda tensor: tensor[rows])
+
+
+Batch = Tensor | Tensors
+"""One tensor, or several that go together; of inputs the batch leads."""
+
+
+def dtype_of(spec: InputSpec) -> torch.dtype:
+    """Return torch's type of an input."""
+    found: torch.dtype = getattr(torch, spec.dtype or "float32")
+    return found
+
+
+def each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Return the batch with `change` made to each of its tensors."""
+    return batch.each(change) if isinstance(batch, Tensors) else change(batch)
+
+
+def values(batch: Batch) -> tuple[Tensor, ...]:
+    """Return the tensors of a batch in order."""
+    return tuple(batch.named.values()) if isinstance(batch, Tensors) else (batch,)
+
+
+def like(batch: Batch, parts: Iterable[Tensor]) -> Batch:
+    """Return these tensors as a batch of the same form and names."""
+    if isinstance(batch, Tensors):
+        return Tensors(dict(zip(batch.named, parts, strict=True)))
+    (only,) = parts
+    return only
+
+
+def cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Return the batch with what is float32 in it as `dtype`; numbers of another type are as the model wants them."""
+    return each(batch, lambda tensor: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor)
+
+
+def float_type(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """Return the first type of fractions among these, float32 where there is none."""
+    return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
+
+
+def spread(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run`, which takes one tensor after another, as a function of a batch and what goes with it."""
+
+    def of_batch(batch: Tensors, *others: Tensor) -> Any:
+        return run(*batch.named.values(), *others)
+
+    return of_batch
+
+
+def by_path(run: Callable[..., Any]) -> Callable[..., Tensors]:
+    """Return `run`, which answers in a form of its own, as a function that answers in tensors by path."""
+
+    def answer(*inputs: Any) -> Tensors:
+        return Tensors(tensors(run(*inputs)))
+
+    return answer
+
+
+class InTuple(nn.Module):
+    """A module that answers in any form as one that answers in a tuple of tensors, in the order of their paths."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return what the module answers."""
+        return tuple(tensors(self.module(*inputs)).values())
+
+
+def numbers(value: Tensor) -> NDArray[np.float64]:
+    """Return a tensor as float64 in numpy's memory; a complex number is two."""
+    real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    found: NDArray[np.float64] = real.detach().double().cpu().numpy()
+    return found
+
+
+def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:
+    """Return by path what was answered to batches of these sizes: item by item, or else batch by batch.
+
+    Where the shape changes from batch to batch, as with the number of boxes that are found, each batch has a path.
+    """
+    found: Answers = {}
+    for path in dict.fromkeys(path for answer in answers for path in answer):
+        places = [place for place, answer in enumerate(answers) if path in answer]
+        parts = [answers[place][path] for place in places]
+        is_everywhere = len(places) == len(sizes)
+        if is_everywhere and _lead(parts, sizes) and len({part.shape[1:] for part in parts}) == 1:
+            found[path] = np.concatenate(parts)
+        elif is_everywhere and len({part.shape for part in parts}) == 1:
+            found[path] = np.stack(parts)
+        else:
+            found |= {f"{path}{OF_BATCH}{place}": part[None] for place, part in zip(places, parts, strict=True)}
+    return found
+
+
+def _lead(parts: Sequence[NDArray[np.float64]], sizes: Sequence[int]) -> bool:
+    return all(part.shape[:1] == (size,) for part, size in zip(parts, sizes, strict=True))
+
+
+def of_batch(found: Answers, place: int, batch_size: int, count: int) -> Answers:
+    """Return the part of what `gathered` returned for `count` items that belongs to one batch."""
+    parts: Answers = {}
+    for path, value in found.items():
+        name, _, number = path.partition(OF_BATCH)
+        if number:
+            parts |= {name: value[0]} if int(number) == place else {}
+        else:
+            parts[path] = value[place * batch_size : (place + 1) * batch_size] if len(value) == count else value[place]
+    return parts
+
+
+def to_train(value: Tensor) -> Tensor:
+    """Return an input to which the gradient goes, where it can."""
+    return value.detach().requires_grad_(value.is_floating_point())
+
+
+def first_scores(output: object) -> Tensor:
+    """Return the first output of floats as float32 (B, classes): what a loss is taken of.
+
+    Raises UsageError where there is none whose batch leads.
+    """
+    found = (part for part in tensors(output).values() if part.is_floating_point() and part.dim())
+    scores = next(found, None)
+    if scores is None:
+        raise UsageError("a loss needs an output (B, classes) of floats, and this model answers none")
+    return scores.flatten(1).float() if scores.dim() > 1 else scores[:, None].float()
+
+
+def tensors(output: object) -> dict[str, Tensor]:
+    """Return each tensor of a model's answer by its path: `logits`, `boxes[0]`, `0`, or `output` where it is one alone.
+
+    Numbers become tensors without a size, and None is left out. Raises UsageError for what is neither these nor a
+    tuple, list, dict or dataclass of them, and where nothing is left.
+    """
+    if isinstance(output, Tensors):
+        return output.named
+    found: dict[str, Tensor] = {}
+    for path, value in _leaves(output, ""):
+        if path in found:
+            raise UsageError(f"the model answers two values of the path {path}: give them different names")
+        found[path] = value
+    if not found:
+        raise UsageError("the model answers nothing: return tensors, or tuples, lists, dicts and dataclasses of them")
+    return found
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
+    if value is None:
+        return
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized:
+        yield path or ONLY, value
+    elif isinstance(value, int | float):  # truth values too
+        yield path or ONLY, torch.tensor(value)
+    else:
+        for inner, part in _parts(value, path):
+            yield from _leaves(part, inner)
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    """Yield the path and the value of each part of a structure."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, Mapping):
+        value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        yield from ((f"{path}.{name}" if path else str(name), part) for name, part in value.items())
+    elif isinstance(value, tuple | list):
+        yield from ((f"{path}[{place}]" if path else str(place), part) for place, part in enumerate(value))
+    else:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        kind = f"a {value.layout} tensor" if isinstance(value, Tensor) and not value.is_quantized else kind
+        raise UsageError(
+            f"the model answers {kind}{f' at {path}' if path else ''}: return dense tensors, numbers, or tuples, "
+            "lists, dicts and dataclasses of them"
+        )
