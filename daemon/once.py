@@ -175,13 +175,7 @@ def _own_file(path: Path, request: Request) -> OwnFile:
         raise UsageError(
             "--onnx: the file holds its weights, and its inputs are random; leave --weights and --data out"
         )
-    given = arguments.inputs(request.inputs)
-    try:
-        from benchd.daemon import own_file  # noqa: PLC0415 - the rest goes on without onnx
-    except ImportError:
-        return OwnFile(str(path.resolve()), given)  # the worker says what to install
-    read = own_file.reads(path.resolve(), given)
-    return OwnFile(str(path.resolve()), read.inputs, read.batch_size)
+    return OwnFile.at(path.resolve(), request.inputs)
 
 
 def _folder(path: Path | None) -> Path | None:
@@ -192,8 +186,10 @@ def _folder(path: Path | None) -> Path | None:
 
 def _suites(settings: Config, request: Request) -> list[Suite]:
     suites = settings.suite or [Suite()]
+    # models replace a file too
+    given = request.suite | ({"onnx": None, "inputs": []} if "models" in request.suite else {})
     try:
-        return [msgspec.convert(msgspec.structs.asdict(suite) | request.suite, Suite) for suite in suites]
+        return [msgspec.convert(msgspec.structs.asdict(suite) | given, Suite) for suite in suites]
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
 
@@ -201,6 +197,8 @@ def _suites(settings: Config, request: Request) -> list[Suite]:
 def _refuse_ambiguous_weights(request: Request, planned: Sequence[Planned]) -> None:
     if request.weights and not request.weights.is_file():
         raise UsageError(f"--weights {request.weights}: no such file")
+    if request.weights and any(isinstance(entry.own, OwnFile) for entry in planned):
+        raise UsageError("--weights: an ONNX file holds its own; leave it out, or name a model with --models")
     models = sorted({entry.case.model for entry in planned})
     if request.weights and len(models) > 1:
         raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")

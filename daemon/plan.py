@@ -8,11 +8,12 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import environment, gpu
+from benchd.daemon import arguments, environment, gpu
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError, unknown
 from benchd.daemon.process import allocator
@@ -89,10 +90,32 @@ class OwnFile:
     inputs: list[InputSpec]
     batch_size: int | None = None
 
+    @classmethod
+    def at(cls, path: Path, given: Sequence[str]) -> "OwnFile":
+        """Return the file with what it reads; `given` is as `--input` takes it.
+
+        Raises UsageError for a file that cannot be measured.
+        """
+        try:
+            return _own_file(path, path.stat().st_mtime_ns, tuple(given))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+
     @property
     def model(self) -> str:
         """Return the name under which its records stand."""
         return f"own.{Path(self.path).stem}"
+
+
+@lru_cache(maxsize=8)  # the service plans again before each case
+def _own_file(path: Path, changed_ns: int, given: Sequence[str]) -> OwnFile:
+    inputs = arguments.inputs(given)
+    try:
+        from benchd.daemon import own_file  # noqa: PLC0415 - the rest goes on without onnx
+    except ImportError:
+        return OwnFile(str(path), inputs)  # the worker says what to install
+    read = own_file.reads(path, inputs)
+    return OwnFile(str(path), read.inputs, read.batch_size)
 
 
 Own = OwnModule | OwnFile
@@ -246,7 +269,7 @@ def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: Limit
 
 
 def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None, search: bool) -> Iterator[Planned]:
-    limits = _limits(suite, config)
+    limits, own = _limits(suite, config), own or _of_suite(suite)
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
         if not own:
@@ -279,6 +302,14 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                     its_limits = _of_scenario(limits, scenario, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
                     yield Planned(case, suite.preset, its_limits, by_name, reason, own, is_searched)
+
+
+def _of_suite(suite: Suite) -> OwnFile | None:
+    """Return the ONNX file that a configuration names in place of models."""
+    try:
+        return OwnFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
+    except UsageError as error:
+        raise UsageError(f"suite.onnx: {error}") from error
 
 
 def _threads(suite: Suite) -> Sequence[int | None]:

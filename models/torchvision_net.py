@@ -97,20 +97,21 @@ def _preset(name: str) -> tuple[Any, int]:
     newest = models.get_model_weights(_own_name(name)).DEFAULT
     preset = newest.transforms()
     if _own_name(name).startswith("quantized_"):
-        raise Unavailable(f"{name} is made of int8 modules that run in eager alone; measure the float model instead")
+        raise Unavailable("its int8 modules run in eager alone; measure the float model of the same name")
     if isinstance(preset, OpticalFlow):
-        raise Unavailable(f"{name} refines its answer in a loop over two images, which is not measured by name")
+        raise Unavailable("optical flow reads two images; measure it as a module of your own, with --module")
     if "rcnn" in name:
         raise Unavailable(
-            f"{name} proposes another number of regions for each image, and shapes are fixed here; one-stage detectors "
-            "(ssd, retinanet, fcos) are measured"
+            "a two-stage detector proposes another number of regions for each image, and shapes are fixed here; "
+            "one-stage detectors (ssd, retinanet, fcos) are measured"
         )
     return preset, len(newest.meta["categories"])
 
 
 def _arguments(name: str, preset: Any, image_size: int) -> dict[str, Any]:
     """Return what the builder is told: no weights for any part, and what the model's own weights would set."""
-    own_name, arguments = _own_name(name), {"weights": None}
+    own_name = _own_name(name)
+    arguments: dict[str, Any] = {"weights": None}
     if isinstance(preset, (SemanticSegmentation, ObjectDetection)):
         arguments["weights_backbone"] = None
     if own_name in ("googlenet", "inception_v3"):

@@ -58,7 +58,7 @@ def build(job: Job) -> Subject:
     specs = _specs(job, plain)
     if job.module:
         plain = module = own_module.called_by_place(plain, specs)
-    images, labels, data_source = _inputs(job, specs)
+    images, labels, data_source = _inputs(job, module, specs)
     facts, judged_by = _facts(job, module, specs, data_source), _judged_by(job, plain)
     source = _source(job, module, images, facts, judged_by)
     # an output of a whole batch, such as a loss, is another in another batch
@@ -93,7 +93,7 @@ def _source(
         folder=Path(job.artifacts),
         given=Path(job.given_artifacts) if job.given_artifacts else None,
         own=Path(job.onnx) if job.onnx else None,
-        is_own=job.module is not None,
+        is_own=job.case.model not in catalog.MODELS,
         provider=job.case.provider,
         workspace_bytes=job.workspace_bytes,
     )
@@ -146,7 +146,7 @@ def _judged_by(job: Job, module: nn.Module) -> Literal["outputs", "codes"]:
     return catalog.entry(job.case.model).judged_by
 
 
-def _inputs(job: Job, specs: Sequence[InputSpec]) -> tuple[Batch, Tensor | None, str]:
+def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> tuple[Batch, Tensor | None, str]:
     """Return the pool, labels or None, and where they come from."""
     entry = None if job.module or job.onnx else catalog.entry(job.case.model)
     kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"

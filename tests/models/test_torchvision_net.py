@@ -50,8 +50,8 @@ def test_the_size_is_the_models_own_unless_one_is_given():
     ("name", "words"),
     [
         ("quantized_resnet18", "int8 modules"),
-        ("raft_small", "two images"),
-        ("fasterrcnn_mobilenet_v3_large_fpn", "another number of regions for each image"),
+        ("raft_small", "reads two images"),
+        ("fasterrcnn_mobilenet_v3_large_fpn", "two-stage detector"),
     ],
 )
 def test_what_is_not_measured_says_why(name, words):
