@@ -47,7 +47,7 @@ def once(command, tmp_path):
     """Return a function that runs bench-once with tiny limits and returns the finished process and its records."""
 
     def run(*arguments, **environment):
-        limits = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out")
+        limits = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out", "--wait")
         done = command("bench-once", *arguments, *limits, **environment)
         path = tmp_path / "out" / "records.jsonl"
         return done, [records.decode(line) for line in jsonl.read(path)] if path.exists() else []
@@ -120,6 +120,15 @@ def test_two_cases_of_a_library_are_compared_live_by_their_ids(command, tmp_path
     assert done.returncode in (0, 3, 4), done.stderr
     found = [records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
     assert {record.case.model for record in found} == {"torchvision:mobilenet_v3_small"}
+
+
+def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch(command):
+    pytest.importorskip("onnxruntime", reason="runs the files")
+    arguments = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32", "--batch-sizes", "dynamic")
+    done = command("benchd", "export", *arguments, "--out", "files", "--json")
+    assert done.returncode == 0, done.stderr
+    (file,) = json.loads(done.stdout)
+    assert (file["metadata"]["facts"]["batch"], file["metadata"]["measured"]["input_shape"][0]) == (None, "batch")
 
 
 def test_a_segmentation_net_is_profiled(command, tmp_path):
