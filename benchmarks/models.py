@@ -26,7 +26,7 @@ from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, 
 from benchd.daemon.worker import backends, subject
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
-from benchd.daemon.worker.check import ERROR_SHARE, check, numbers
+from benchd.daemon.worker.check import check
 from benchd.daemon.worker.steps import Training
 from benchd.daemon.worker.subject import Subject
 from benchd.kernels import cache
@@ -188,17 +188,24 @@ def _shown(found: Check) -> str:
     if found.rule == "outputs":
         return f"error {found.error_share:.1e}"
     flipped = "" if found.flipped_share is None else f"{found.flipped_share:.1e} flipped, "
-    return f"{flipped}{found.argmax_disagreements} of {found.images} disagree"
+    return f"{found.verdict}: {flipped}{found.argmax_disagreements} of {found.images} disagree"
 
 
 def _call(built: Subject, loaded: Loaded, job: Job) -> Call:
     """Return one run: of inference, or forward and backward of a training step."""
-    images = built.images[: job.case.batch_size].to(loaded.device, loaded.dtype)
+    images = _images(built, job).to(loaded.device, loaded.dtype)
     if job.case.direction == "inference":
         return lambda: loaded.run(images)
     if loaded.module is None or not catalog.trains(job.case.model, job.case.variant.name):
         raise Unsupported(catalog.TRAINING)
     return _training(loaded.module, images, job)
+
+
+def _images(built: Subject, job: Job) -> Tensor:
+    """Return one batch of a catalogued model, which reads one tensor."""
+    if not isinstance(built.images, Tensor):
+        raise Unsupported(f"{job.case.model} reads several inputs; a race is of models that read images")
+    return built.images[: job.case.batch_size]
 
 
 def _training(module: nn.Module, images: Tensor, job: Job) -> Call:
@@ -223,10 +230,11 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
         built, dtype = subject.build(job), DTYPES[variant.precision]
         peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
         run = _autocast(peer, device) if variant.precision == "amp" else peer
-        verdict, right = _judged(lambda images: run(images.to(device, dtype)), built, variant.precision, device)
-        images = built.images[: job.case.batch_size].to(device, dtype)
+        with torch.inference_mode():
+            found = check(built, Loaded(run, dtype, device, None), job)
+        images = _images(built, job).to(device, dtype)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
-        return Entrant(shown, call, verdict, right)
+        return Entrant(shown, call, _shown(found), found.passed)
     except Missing as reason:
         return Entrant(shown, None, str(reason), right=False)
     except Exception as raised:  # a peer may raise anything
@@ -240,25 +248,6 @@ def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
         return output
 
     return run
-
-
-def _judged(
-    run: Callable[[Tensor], Tensor], built: Subject, precision: Precision, device: torch.device
-) -> tuple[str, bool]:
-    """Return how the answers to 8 images compare with float64's, and whether they are as near as ours have to be.
-
-    That is the largest error over the largest output, or for spikes how many images are answered otherwise: of ours,
-    too, one more may be than of eager's.
-    """
-    images = built.images[:8]
-    with torch.inference_mode():
-        answer = run(images).double().cpu()
-        expected = built.reference().cpu()(images.double())
-    error = float((answer - expected).abs().max() / expected.abs().max())
-    disagreements = int((answer.argmax(-1) != expected.argmax(-1)).sum())
-    near = error <= ERROR_SHARE[numbers(precision, device)]
-    right = near if built.judged_by == "outputs" else disagreements <= 1
-    return f"error {error:.1e}, {disagreements} disagree", right
 
 
 def _print(raced: Sequence[Row]) -> None:

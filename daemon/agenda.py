@@ -8,7 +8,7 @@ import msgspec
 
 from benchd.daemon import plan, schedule
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.plan import Machine, Planned
 from benchd.daemon.records import Record
 from benchd.daemon.schedule import Progress, State
@@ -119,7 +119,7 @@ class Agenda:
     def _planned(self, entry: Progress) -> Planned | None:
         try:
             planned = plan.plan([entry.suite], self._limits, self._machine)
-        except UsageError:  # kept by another version
+        except BenchdError:  # kept by another version, or its library or file has gone
             return None
         return next((case for case in planned if case.case.case_id == entry.left[0]), None)
 

@@ -71,7 +71,10 @@ def _names(text: str | None) -> list[str]:
 
 @_once.command(epilog="Example: bench-once --models vim_tiny --variants eager,amp --batch-sizes 1,4 --output out")
 def once(
-    models: Annotated[str | None, typer.Option(help="Models, separated by commas.", metavar="A,B")] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="Models, separated by commas; torchvision:NAME and timm:NAME too.", metavar="A,B"),
+    ] = None,
     variants: Annotated[str | None, typer.Option(help="Variants, separated by commas.", metavar="A,B")] = None,
     batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.", metavar="1,4")] = None,
     option: Annotated[

@@ -12,8 +12,7 @@ from benchd.daemon.environment import comparable
 from benchd.daemon.records import Environment, InputSpec, Record
 from benchd.daemon.results import process_medians_ms
 from benchd.daemon.statistics import FEWEST_PROCESSES, Effect, Verdict, further_run, judge_plan, median, welch_effect
-from benchd.models import demo
-from benchd.models.catalog import MODELS
+from benchd.models import catalog, demo
 
 CLOCK_SHARE = 0.03
 """Clocks further apart than this are other clocks."""
@@ -221,7 +220,7 @@ def command(record: Record) -> str:
 
 def _subject(record: Record) -> list[str]:
     """Return the words that name a model; of a user's own the file without its folder, which no record holds."""
-    if record.case.model in MODELS:
+    if catalog.find(record.case.model):
         return ["--models", record.case.model]
     onnx = _own_file(record)
     return [*(["--onnx", onnx] if onnx else ["--module", _own_module(record)]), *_read(record)]
@@ -260,7 +259,7 @@ def _both_here(record: Record) -> str:
     if _own_file(record):
         return f"{command(record)} for both, here and now"
     words = ["benchd", "compare", "--live", record.case_id]
-    if record.case.model in MODELS:
+    if catalog.find(record.case.model):
         words += ["--python", "A/bin/python", "--python", "B/bin/python"]
     else:
         words += [word for side in "AB" for word in ("--module", f"{side}/{_own_module(record)}")] + _read(record)

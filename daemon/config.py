@@ -1,6 +1,8 @@
 """The configuration: TOML to a frozen Config. Every key is known, typed and in the unit of its name, or an error."""
 
+import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,7 +110,8 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
 
     `every`, `at` or `cron` makes the service run it, `random_delay_s` later at most, always the same on one device;
     no case begins once a pass has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
-    `labels` name images on this machine, and `accuracy` over how many of them top-1 is measured.
+    `labels` name images on this machine, and `accuracy` over how many of them top-1 is measured. `onnx` is a file of
+    the user's own in place of models, and `inputs` says what it leaves open, as `--input` does; only `read` lets it in.
     """
 
     name: str = ""
@@ -119,6 +122,8 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     time_limit_s: float | None = None
     conditions: Conditions = Conditions()
     models: list[str] = []
+    onnx: str | None = None
+    inputs: list[str] = []
     variants: list[str] = []
     batch_sizes: list[int] = []
     options: dict[str, list[OptionValue]] = {}
@@ -139,6 +144,13 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("suite.name: a suite with every, at or cron needs one")
         if self.name and not re.fullmatch(NAME, self.name):
             raise UsageError(f"suite.name {self.name!r}: use letters, digits, '.', '-' and '_', at most 40")
+
+        if self.onnx is not None and (self.models or self.options):
+            raise UsageError("suite.onnx: the file takes the place of models and options; leave these out")
+        if self.onnx is not None and not Path(self.onnx).is_absolute():
+            raise UsageError(f"suite.onnx {self.onnx!r}: give the whole path, beginning with /")
+        if self.inputs and self.onnx is None:
+            raise UsageError("suite.inputs: they are for suite.onnx; models know theirs")
 
     def trigger(self) -> Trigger | None:
         """Return when the service begins it, None where only a command does."""
@@ -161,21 +173,40 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise UsageError(f"suite.name {twice!r}: there are two of them")
+        files = {suite.onnx: Path(suite.onnx).stem for suite in self.suite if suite.onnx}
+        alike = next((stem for stem in files.values() if list(files.values()).count(stem) > 1), None)
+        if alike:  # records, and what stands on a broker, go by the file's name
+            raise UsageError(f"suite.onnx: two files are called {alike!r}; rename one")
 
 
 def read(path: Path) -> Config:
-    """Return the configuration in `path`; raise UsageError that names the key, the value or the line."""
+    """Return the configuration in `path`; raise UsageError that names the key, the value or the line.
+
+    It may name ONNX files if nobody but root and the current user can have written it.
+    """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            status, data = os.fstat(file.fileno()), tomllib.load(file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"configuration {path}: {error}") from error
     try:
         _refuse_unknown_keys(data, Config, "")
-        return msgspec.convert(data, Config)
+        found = msgspec.convert(data, Config)
+        if any(suite.onnx for suite in found.suite):
+            _refuse_foreign(path, status)
+        return found
     except UsageError as error:
         raise UsageError(f"configuration {path}: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"configuration {path}: {str(error).replace('`$.', '`')}") from error
+
+
+def _refuse_foreign(path: Path, status: os.stat_result) -> None:
+    """Raise UsageError for a file that others than root and the current user may write."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise UsageError(f"suite.onnx: not from a file of another user: sudo chown root {path}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(f"suite.onnx: not from a file that others may write: sudo chmod go-w {path}")
 
 
 def _refuse_unknown_keys(data: Mapping[str, Any], kind: type[Struct], where: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchd.daemon import plan
 from benchd.daemon.errors import UsageError, unknown
 from benchd.exporters.artifacts import Artifact, ArtifactError, Store
 from benchd.exporters.files import Form, Precision
@@ -73,8 +74,7 @@ def _refuse(request: Request) -> None:
     if not request.models:
         raise UsageError("name a model, as in `benchd export vim_tiny`; `benchd list` shows them")
     for model in request.models:
-        if model not in catalog.MODELS:
-            raise unknown("model", model, catalog.MODELS)
+        plan.refuse_unknown(model)
         known = catalog.entry(model).options
         for option in request.options:
             if option not in known:

@@ -30,7 +30,8 @@ def of(case_cost: Cost, probes: Probes) -> Floor:
 def cost_of(case: Case, model: ModelFacts) -> Cost | str:
     """Return the cost of one run of the case, or why it is not known."""
     if case.model not in catalog.MODELS:
-        return "the cost of a module of your own is not known"
+        whose = "a library's model" if catalog.find(case.model) else "a module of your own"
+        return f"the cost of {whose} is not known"
     expected = parameters(case.model, model.options)
     if model.parameters != expected:
         return f"the cost is known for the catalog's {expected} parameters, and these weights make {model.parameters}"

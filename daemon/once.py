@@ -172,15 +172,7 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
 def _own_file(path: Path, request: Request) -> OwnFile:
     if not path.is_file():
         raise UsageError(f"--onnx {path}: no such file")
-    if "weights" in request.suite:
-        raise UsageError("--onnx: the file holds its weights; leave --weights out")
-    given = arguments.inputs(request.inputs)
-    try:
-        from benchd.daemon import own_file  # noqa: PLC0415 - the rest goes on without onnx
-    except ImportError:
-        return OwnFile(str(path.resolve()), given)  # the worker says what to install
-    read = own_file.reads(path.resolve(), given)
-    return OwnFile(str(path.resolve()), read.inputs, read.batch_size)
+    return OwnFile.at(path.resolve(), request.inputs)
 
 
 def _folder(path: Path | None) -> Path | None:
@@ -191,8 +183,10 @@ def _folder(path: Path | None) -> Path | None:
 
 def _suites(settings: Config, request: Request) -> list[Suite]:
     suites = settings.suite or [Suite()]
+    # models replace a file too
+    given = request.suite | ({"onnx": None, "inputs": []} if "models" in request.suite else {})
     try:
-        return [msgspec.convert(msgspec.structs.asdict(suite) | request.suite, Suite) for suite in suites]
+        return [msgspec.convert(msgspec.structs.asdict(suite) | given, Suite) for suite in suites]
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
 

@@ -8,13 +8,14 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import environment, gpu
+from benchd.daemon import arguments, environment, gpu
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.errors import NotAvailable, UsageError, unknown
 from benchd.daemon.process import allocator
 from benchd.daemon.protocol import ImageCount, Limits
 from benchd.daemon.records import (
@@ -31,7 +32,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.statistics import STOP_RULES
 from benchd.exporters import sessions
-from benchd.models import catalog, demo
+from benchd.models import catalog, demo, libraries
 
 PRESETS = {
     "quick": Limits(processes=1, warm_up_cap_s=2.0, rule=STOP_RULES["quick"], check_images=8),
@@ -92,10 +93,32 @@ class OwnFile:
     inputs: list[InputSpec]
     batch_size: int | None = None
 
+    @classmethod
+    def at(cls, path: Path, given: Sequence[str]) -> "OwnFile":
+        """Return the file with what it reads; `given` is as `--input` takes it.
+
+        Raises UsageError for a file that cannot be measured.
+        """
+        try:
+            return _own_file(path, path.stat().st_mtime_ns, tuple(given))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+
     @property
     def model(self) -> str:
         """Return the name under which its records stand."""
         return f"own.{Path(self.path).stem}"
+
+
+@lru_cache(maxsize=8)  # the service plans again before each case
+def _own_file(path: Path, changed_ns: int, given: Sequence[str]) -> OwnFile:
+    inputs = arguments.inputs(given)
+    try:
+        from benchd.daemon import own_file  # noqa: PLC0415 - the rest goes on without onnx
+    except ImportError:
+        return OwnFile(str(path), inputs)  # the worker says what to install
+    read = own_file.reads(path, inputs)
+    return OwnFile(str(path), read.inputs, read.batch_size)
 
 
 Own = OwnModule | OwnFile
@@ -189,12 +212,27 @@ def plan(
     return list(planned.values())
 
 
+def refuse_unknown(model: str) -> None:
+    """Raise UsageError for a model that nobody has, and NotAvailable for one of a library that is not installed."""
+    if catalog.find(model) is None:
+        raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
+    if model in catalog.MODELS:
+        return
+    try:
+        libraries.refuse_unknown(model)
+    except libraries.UnknownModel as error:
+        raise UsageError(str(error)) from error
+    except libraries.NotInstalled as error:
+        raise NotAvailable(str(error)) from error
+
+
 def suite_of(case_id: str, preset: str) -> Suite:
     """Return the suite of the one case that a `case_id` names; batch size and options may be left out.
 
     Raises UsageError for a part that means nothing; names and values are the plan's to check.
     """
     model, *parts = case_id.split(",")
+    model = re.sub(rf"^({'|'.join(catalog.LIBRARIES)})_", r"\1:", model)  # as a case_id writes it
     given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": [], "threads": []}
     named: dict[str, str] = {}
     for part in parts:
@@ -245,11 +283,11 @@ def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: Limit
 
 
 def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None, search: bool) -> Iterator[Planned]:
-    limits = _limits(suite, config)
+    limits, own = _limits(suite, config), own or _of_suite(suite)
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
-        if not own and model not in catalog.MODELS:
-            raise unknown("model", model, catalog.MODELS)
+        if not own:
+            refuse_unknown(model)
     _refuse_unknown_options(suite, models, own)
     if not 0 <= suite.seed <= MAX_SEED:
         raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
@@ -305,6 +343,8 @@ def _refuse_weights(suite: Suite, models: Sequence[str], own: Own | None) -> Non
     """Raise for weights that are not there, or not those of one model."""
     if own and suite.weights == demo.DEMO:
         raise UsageError(f"--weights {demo.DEMO}: a model of your own has none; give a checkpoint of it")
+    if isinstance(own, OwnFile) and suite.weights:
+        raise UsageError("--weights: an ONNX file holds its own; leave it out, or name a model with --models")
     if suite.weights in (None, demo.DEMO, demo.RANDOM):
         return
     if not Path(suite.weights).is_file():
@@ -333,6 +373,14 @@ def _accuracy(suite: Suite, weights: str | None, data: str | None, own: Own | No
     return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
 
 
+def _of_suite(suite: Suite) -> OwnFile | None:
+    """Return the ONNX file that a configuration names in place of models."""
+    try:
+        return OwnFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
+    except UsageError as error:
+        raise UsageError(f"suite.onnx: {error}") from error
+
+
 def _threads(suite: Suite) -> Sequence[int | None]:
     for threads in suite.threads:
         if not 1 <= threads <= MAX_THREADS:
@@ -359,7 +407,8 @@ def _file_variants(machine: Machine) -> list[str]:
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     """Return the variants worth their time: in a quick pass what ships most, else all that can run here."""
     on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
-    has_custom = model in catalog.MODELS and catalog.MODELS[model].custom_kernels
+    entry = catalog.find(model)
+    has_custom = entry is not None and entry.custom_kernels
     names = ["eager", *(["fp16"] if on_gpu else [])]
     names += ["custom"] if has_custom and machine.has_cc and (machine.has_triton or not on_gpu) else []
     names += ["compile", "compile-amp"] if whole else []
@@ -416,7 +465,7 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: Own | None
 def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | None:
     """Return why this case cannot run on this machine as far as that is known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
-    entry = catalog.MODELS.get(case.model)
+    entry = catalog.find(case.model)
     runs_files = variant.backend in ("onnxruntime", "tensorrt")
     lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {

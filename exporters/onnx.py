@@ -6,6 +6,7 @@ torch's exporter: it may declare a batch size dynamic and have traced one, or wr
 """
 
 import copy
+import inspect
 import logging
 import time
 import warnings
@@ -153,7 +154,9 @@ def _traced(
 ) -> onnx_ir.Model:
     """Return the graph that torch writes; raise ExportError where a dynamic batch became another range."""
     size = torch.export.Dim("batch", min=1)
-    dynamic = None if batch_axes is None else tuple({axis: size} for axis in batch_axes)
+    dynamic: Any = None if batch_axes is None else tuple({axis: size} for axis in batch_axes)
+    if dynamic and _gathers(module):
+        dynamic = (dynamic,)
     try:
         with _quiet(), torch.no_grad():
             program = torch.onnx.export(
@@ -180,6 +183,12 @@ def _traced(
         asked = "a fixed batch" if batch_axes is None else "any batch from 1"
         raise ExportError(f"asked for {asked}, torch traced the ranges {ranges}: the file would be wrong outside")
     return program.model
+
+
+def _gathers(module: nn.Module) -> bool:
+    """Say whether the module takes any number of inputs, which torch.export takes for one tuple of them."""
+    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+    return inspect.Parameter.VAR_POSITIONAL in kinds
 
 
 @contextmanager

@@ -73,8 +73,9 @@ class Model:
     """A catalogued model: where its builder lives, what it reads and which options it takes.
 
     `factory` is "module:function"; the function takes `name`, `kernels` and the options as keywords and returns an
-    nn.Module in eval mode. `input_shape` is one image's shape, an option's name standing for its value. `inputs` says
-    how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard normal (a normalised image).
+    nn.Module in eval mode. `input_shape` is one image's shape, an option's name standing for its value, or empty if the
+    built module says it. `inputs` says how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard
+    normal (a normalised image).
     Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
     combination of options makes no sense, else None. `custom_kernels` says that the model can run ours, and
     `custom_training` that they have gradients.
@@ -211,6 +212,39 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     }
 )
 
+_OWN_SIZE = {"image_size": Option(0, "side of the images in pixels; 0 for the model's own", minimum=0)}
+LIBRARIES: Mapping[str, Model] = MappingProxyType(
+    {
+        "torchvision": Model(
+            "torchvision's models by name, as in torchvision:resnet18",
+            "benchd.models.torchvision_net:build",
+            (),
+            "normal",
+            "outputs",
+            "imagenet",
+            _OWN_SIZE,
+        ),
+        "timm": Model(
+            "timm's models by name, as in timm:resnet18, where timm is installed",
+            "benchd.models.timm_net:build",
+            (),
+            "normal",
+            "outputs",
+            "imagenet",
+            _OWN_SIZE,
+        ),
+    }
+)
+
+
+def find(name: str) -> Model | None:
+    """Return the model of this name, catalogued or of a library as in `torchvision:resnet18`, None for any other.
+
+    Which models a library has is for `libraries.refuse_unknown` to say.
+    """
+    library, colon, _ = name.partition(":")
+    return LIBRARIES.get(library) if colon else MODELS.get(name)
+
 
 def trains(name: str, variant: str) -> bool:
     """Return whether training is measured on this variant of the model; a module of a user's own trains on eager."""
@@ -219,10 +253,11 @@ def trains(name: str, variant: str) -> bool:
 
 
 def entry(name: str) -> Model:
-    """Return the catalogued model of this name; raise UnknownName."""
-    if name not in MODELS:
+    """Return the model of this name; raise UnknownName."""
+    found = find(name)
+    if found is None:
         raise UnknownName("model", name, list(MODELS))
-    return MODELS[name]
+    return found
 
 
 def build(name: str, *, kernels: Literal["torch", "custom"] = "torch", **options: Any) -> nn.Module:

@@ -118,15 +118,15 @@ def build(
 ) -> nn.Module:
     """Return the catalogued model `name` with these options, in eval mode, with the weights in `state`.
 
-    Names under which the model is published are its own as well, and a Vision Mamba takes the number of classes from
-    the state. Raises WeightsError where it does not fit, and what `catalog.build` raises.
+    Names under which the model is published are its own as well. A Vision Mamba and a library's model take the number
+    of classes from the state. Raises WeightsError where it does not fit, and what `catalog.build` raises.
     """
     model = catalog.entry(name)
     values = model.resolve(options)
     module_name, function = model.factory.split(":")
     source = importlib.import_module(module_name)
     state = _under_own_names(state, getattr(source, "PUBLISHED_NAMES", {}))
-    shape = source.shape_from(state, values) if hasattr(source, "shape_from") else {}
+    shape = source.shape_from(state, {"name": name, **values}) if hasattr(source, "shape_from") else {}
     module: nn.Module = getattr(source, function)(name=name, kernels=kernels, **(values | shape))
     if not module.state_dict():
         raise WeightsError("the model has no weights")

@@ -1,4 +1,4 @@
-"""What may be asked of the service over MQTT: six verbs with typed parameters by catalogued names, and nothing else.
+"""What may be asked of the service over MQTT: six verbs with typed parameters by known names, and nothing else.
 
 No parameter is a path, a module or a line for a shell. Whatever else arrives is refused with a reason that quotes at
 most the name of an unknown parameter.

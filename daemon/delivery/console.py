@@ -23,7 +23,7 @@ from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Va
 from benchd.daemon.results import process_medians_ms
 from benchd.daemon.statistics import median
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
-from benchd.models.catalog import MODELS, Model
+from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 PLAIN_WIDTH = 180  # columns where no terminal says how wide it is
 
@@ -387,12 +387,13 @@ def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Se
 def print_catalog(out: TextIO, as_json: bool) -> None:
     """Print the models with their options, and the names of the variants."""
     variants = [variant.name for variant in all_variants()]
+    known = {**MODELS, **{f"{library}:NAME": model for library, model in LIBRARIES.items()}}
     if as_json:
-        models = {name: {"summary": model.summary, "options": _options(model)} for name, model in MODELS.items()}
+        models = {name: {"summary": model.summary, "options": _options(model)} for name, model in known.items()}
         out.write(msgspec.json.encode({"models": models, "variants": variants}).decode() + "\n")
         return
     console = console_on(out)
-    for name, model in MODELS.items():
+    for name, model in known.items():
         console.print(f"{name}: {model.summary}", markup=False)
         for option, facts in _options(model).items():
             choices = f" ({', '.join(map(str, facts['choices']))})" if facts["choices"] else ""

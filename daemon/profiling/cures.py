@@ -22,8 +22,8 @@ def changed(
         variant = msgspec.structs.replace(case.variant, **{name: value for name, value in changes.items() if value})
     except UsageError:
         return None
-    has_custom = case.model in catalog.MODELS and catalog.MODELS[case.model].custom_kernels
-    runs = variant.kernels == "torch" or has_custom
+    entry = catalog.find(case.model)
+    runs = variant.kernels == "torch" or (entry is not None and entry.custom_kernels)
     trains = profile.workload != "train" or catalog.trains(case.model, variant.name)
     return variant.name if variant != case.variant and runs and trains else None
 
@@ -43,6 +43,6 @@ def fused(profile: Profile) -> str | None:
 
 
 def options(profile: Profile) -> dict[str, OptionValue]:
-    """Return all options of a catalogued model with their values; none of a model of the user's own."""
-    entry = catalog.MODELS.get(profile.case.model)
+    """Return all options of a model with their values; none of a model of the user's own."""
+    entry = catalog.find(profile.case.model)
     return entry.resolve(profile.case.options) if entry else {}

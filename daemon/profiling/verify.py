@@ -24,7 +24,7 @@ def case_for(profile: Profile, finding: Finding) -> Case | None:
     if finding.variant is None:
         return None
     options = profile.case.options | finding.options
-    if profile.case.model in catalog.MODELS:
+    if catalog.find(profile.case.model):
         options = catalog.entry(profile.case.model).without_defaults(options)
     return msgspec.structs.replace(
         profile.case,

@@ -29,8 +29,8 @@ class Source:
     `model`, `options`, `weights_sha256` and `scope` tell its files apart; `scope` holds what else a user's module
     depends on, and the run beyond which nothing of it is used again. `given` is a store that is read and never written.
     `own` is the user's ONNX file that stands in the place of any export, and `is_own` says that the module is the
-    user's, which answers in any form; `provider` is ONNX Runtime's, None the device's own. `used` gathers what was
-    opened.
+    user's or a library's, which answers in any form; `provider` is ONNX Runtime's, None the device's own. `used`
+    gathers what was opened.
     """
 
     module: nn.Module
@@ -152,7 +152,7 @@ class Source:
         return f"{where}none can be exported here ({error}): pip install onnx onnxscript, or {elsewhere}"
 
     def _answering(self, batch: int | None) -> tuple[nn.Module, list[str]]:
-        """Return the user's module as one that answers in a tuple, and the names of its parts."""
+        """Return the module as one that answers in a tuple, and the names of its parts."""
         example = self.images[torch.arange(batch or 1) % len(self.images)]
         with torch.inference_mode():
             output = copy.deepcopy(self.module)(*values(example))

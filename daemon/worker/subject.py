@@ -97,7 +97,7 @@ def _source(
         scope=_scope(job, facts),
         given=Path(job.given_artifacts) if job.given_artifacts else None,
         own=Path(job.onnx) if job.onnx else None,
-        is_own=job.module is not None,
+        is_own=job.case.model not in catalog.MODELS,
         provider=job.case.provider,
         workspace_bytes=job.workspace_bytes,
     )

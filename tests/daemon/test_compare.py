@@ -161,6 +161,10 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
         ),
         ({"model": RANDOM}, "--models vim_tiny --variants eager --batch-sizes 1 --weights random"),
         (
+            {"case": Case(model="torchvision:resnet18", options={"image_size": 64}), "model": MODEL},
+            "--models torchvision:resnet18 --variants eager --batch-sizes 1 --option image_size=64",
+        ),
+        (
             {"case": Case(model="own.net.build"), "model": MODEL},
             "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1",
         ),

@@ -1,5 +1,7 @@
 """The configuration file: what is read, and how each mistake is named."""
 
+import os
+
 import pytest
 
 from benchd.daemon import config
@@ -32,6 +34,12 @@ preset = "quick"
 models = ["square"]
 """
 
+ONNX = """
+[[suite]]
+onnx = "/etc/benchd/net.onnx"
+inputs = ["3x224x224"]
+"""
+
 
 def read(tmp_path, text):
     path = tmp_path / "benchd.toml"
@@ -51,12 +59,35 @@ def test_an_empty_file_is_all_defaults(tmp_path):
     assert read(tmp_path, "") == config.Config()
 
 
+def test_an_onnx_file_is_taken_from_a_configuration_that_nobody_else_can_write(tmp_path):
+    (suite,) = read(tmp_path, ONNX).suite
+    assert (suite.onnx, suite.inputs) == ("/etc/benchd/net.onnx", ["3x224x224"])
+    for mode in (0o620, 0o602):
+        (tmp_path / "benchd.toml").chmod(mode)
+        with pytest.raises(UsageError, match=r"suite.onnx: not from a file that others may write: sudo chmod go-w"):
+            config.read(tmp_path / "benchd.toml")
+
+
+def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, monkeypatch):
+    (tmp_path / "benchd.toml").write_text(ONNX)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "benchd.toml", 4242, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    with pytest.raises(UsageError, match=r"suite.onnx: not from a file of another user: sudo chown root"):
+        config.read(tmp_path / "benchd.toml")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("[devise]\nid = 'x'", r"unknown configuration key 'devise'; did you mean 'device'\? Valid: device, mqtt"),
         ("[mqtt]\nurI = 'x'", r"unknown configuration key 'mqtt.urI'; did you mean 'mqtt.url'\?"),
         ("[[suite]]\nmodel = ['x']", r"unknown configuration key 'suite.model'; did you mean 'suite.models'\?"),
+        ("[[suite]]\nonnx = 'net.onnx'", r"suite.onnx 'net.onnx': give the whole path, beginning with /"),
+        ("[[suite]]\nonnx = '/net.onnx'\nmodels = ['square']", r"suite.onnx: the file takes the place of models"),
+        ("[[suite]]\ninputs = ['3x4x4']", r"suite.inputs: they are for suite.onnx"),
+        ("[[suite]]\nonnx = '/a/net.onnx'\n[[suite]]\nonnx = '/b/net.onnx'", r"suite.onnx: two files are called 'net'"),
         ("[sampling]\nperiod_s = '1s'", r"Expected `float`, got `str` - at `sampling.period_s`"),
         ("[[suite]]\nbatch_sizes = ['1']", r"Expected `int`, got `str` - at `suite\[0\].batch_sizes\[0\]`"),
         ("[[suite]]\ndirections = ['up']", r"Invalid enum value 'up' - at `suite"),

@@ -50,6 +50,10 @@ def test_a_module_of_your_own_has_no_formula():
     assert "module of your own" in floor.cost_of(Case(model="own.net.build"), facts())
 
 
+def test_a_library_s_model_has_no_formula():
+    assert "library's model" in floor.cost_of(Case(model="torchvision:resnet18"), facts())
+
+
 def test_weights_of_another_shape_have_no_formula():
     reason = floor.cost_of(Case(model="vim_tiny"), facts(parameters=7_000_000))
     assert "7148008 parameters, and these weights make 7000000" in reason

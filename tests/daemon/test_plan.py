@@ -12,9 +12,10 @@ import pytest
 
 from benchd.daemon import plan, records
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.plan import Machine, OwnFile, OwnModule
 from benchd.daemon.worker.backends import BACKENDS
+from benchd.models import libraries
 
 CPU = Machine("cpu", has_cxx=True, has_cc=True)
 SPIKING_CUSTOM = Suite(models=["snn_onepass"], variants=["custom"])
@@ -93,6 +94,16 @@ def test_what_the_trained_weights_are_not_of_is_named(suite, words):
     ("suite", "words"),
     [
         (Suite(models=["vim-tny"]), r"unknown model 'vim-tny'; did you mean 'vim_tiny'\? Valid: vim_tiny, vim_small"),
+        (
+            Suite(models=["torchvision:resnt18"]),
+            r"torchvision has no model 'resnt18'; did you mean torchvision:resnet18\?",
+        ),
+        (Suite(models=["torchvison:resnet18"]), r"unknown model 'torchvison:resnet18'.*torchvision:NAME, timm:NAME"),
+        (
+            Suite(models=["torchvision:resnet18"], options={"level": ["4"]}),
+            r"unknown option of torchvision:resnet18 'level'.*Valid: image_size",
+        ),
+        (Suite(onnx="/nowhere/net.onnx"), r"suite.onnx: /nowhere/net.onnx: No such file or directory"),
         (Suite(variants=["egaer"]), r"unknown variant 'egaer'; did you mean 'eager'\?"),
         (
             Suite(models=["vim_tiny"], options={"scam": ["1"]}),
@@ -192,6 +203,22 @@ def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
     assert ids(Suite(variants=["eager", "amp"]), own=own) == ["own.net.build,eager,b1", "own.net.build,amp,b1"]
     with pytest.raises(UsageError, match="takes no options"):
         ids(Suite(options={"time_steps": ["1"]}), own=own)
+
+
+def test_a_model_of_a_library_is_planned_as_one_of_the_catalog_without_kernels_of_ours():
+    suite = Suite(models=["torchvision:resnet18"], variants=["eager", "custom"])
+    planned = plan.plan([suite], LimitsConfig(), CPU)
+    assert [entry.case.model for entry in planned] == ["torchvision:resnet18"] * 2
+    assert [entry.reason for entry in planned] == [None, "torchvision:resnet18 has no custom kernels"]
+    default = ids(Suite(models=["torchvision:resnet18"]))
+    assert default[:3] == [f"torchvision_resnet18,{name},b1" for name in ("eager", "compile", "compile-amp")]
+
+
+def test_a_library_that_is_not_installed_is_not_available(monkeypatch):
+    monkeypatch.setattr(libraries, "_registered", libraries._registered.__wrapped__)
+    monkeypatch.setattr("sys.path", [])
+    with pytest.raises(NotAvailable, match="the package timm is not installed: pip install timm"):
+        ids(Suite(models=["timm:resnet18"]))
 
 
 def test_presets_are_the_published_ones_and_the_configuration_changes_them():
@@ -321,6 +348,7 @@ def test_offline_sweeps_batch_sizes_unless_they_are_given():
         "snn_stbif_resnet18,eager,b2,training",
         "square,eager,b1,seed=2,threads=4",
         "square,onnxruntime,b1,seed=2,provider=cpu,threads=4",
+        "torchvision_mobilenet_v3_small,onnxruntime,b2,image_size=96",
     ],
 )
 def test_a_case_id_names_its_case(case_id):

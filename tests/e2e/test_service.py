@@ -353,6 +353,22 @@ def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):
         assert site.command("status")["accepted"]
 
 
+def test_an_onnx_file_of_the_configuration_is_measured_and_one_that_is_not_there_is_said_at_the_reload(site):
+    onnx = pytest.importorskip("onnx", reason="reads the file")
+    parser = pytest.importorskip("onnx.parser")
+    graph = '<ir_version: 9, opset_import: ["" : 18]> g (float[N,K] x) => (float[N,K] y) { y = Relu(x) }'
+    onnx.save(parser.parse_model(graph), site.folder / "net.onnx")
+    suite = f'[[suite]]\nname = "own"\nonnx = "{site.folder}/net.onnx"\ninputs = ["8"]\npreset = "quick"\n'
+    with site.configure(more=suite).service():
+        assert site.command("run", suite="own")["cases"] == ["own.net,onnxruntime,b1"]
+        record = records.decode(msgspec.json.encode(site.until("result/")))
+        assert (record.status, record.check.passed, record.model.input_shape) == ("ok", True, [8])
+        assert "unknown model 'own.net'" in site.command("run", models=["own.net"])["reason"]
+        (site.folder / "net.onnx").unlink()
+        reason = site.command("reload")["reason"]
+        assert reason == f"suite.onnx: {site.folder}/net.onnx: No such file or directory"
+
+
 def test_a_schedule_that_is_due_begins_by_itself_and_waits_for_its_conditions(site):
     more = 'every = "1min"\n[suite.conditions]\nsystem_load_below = {}\n'
     with site.configure(sizes="[16]", more=more.format("0.0")).service() as process:

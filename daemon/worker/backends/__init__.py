@@ -32,7 +32,7 @@ BACKENDS = {
 class Loaded:
     """A model that is ready to run: `run` maps a batch on `device`, its float32 as `dtype`, to what the model answers.
 
-    That is a Tensor for every model but a user's own. A model that draws random numbers takes them as a further
+    That is a Tensor for every model of the catalog. A model that draws random numbers takes them as a further
     argument in checks. `module` is the nn.Module whose inner spikes a check may watch, None where they are no outputs.
     """
 

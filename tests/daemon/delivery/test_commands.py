@@ -58,6 +58,7 @@ def test_parameters_become_a_suite(gate):
         (arrived("run", b'{"id":"../../etc"}'), "id: use letters"),
         (arrived("run", b'{"id":"1","weights":"/etc/passwd"}'), "unknown field `weights`"),
         (arrived("run", b'{"id":"1","module":"os:system"}'), "unknown field `module`"),
+        (arrived("run", b'{"id":"1","onnx":"/etc/benchd/net.onnx"}'), "unknown field `onnx`"),
         (arrived("run", b'{"id":"1","batch_sizes":[NaN]}'), "not JSON"),
         (arrived("run", b'{"id":"1","batch_sizes":["1; rm"]}'), "Expected `int`"),
         (arrived("run", b"[" * 60_000), "not"),

@@ -1,0 +1,44 @@
+"""Models of another library by name, as in `torchvision:resnet18`: which ones it has, without importing torch."""
+
+import difflib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# @register_model, @register_model() or @register_model(name="..."), then other decorators and the function
+_REGISTERED = re.compile(r"^@register_model\b(?:\(name=[\"'](\w+)[\"']\))?.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
+
+
+class NotInstalled(LookupError):
+    """The library is not there; the message says how to install it."""
+
+
+class UnknownModel(ValueError):
+    """A library has no model of this name; the message names the closest one."""
+
+    def __init__(self, library: str, model: str, known: frozenset[str]) -> None:
+        close = difflib.get_close_matches(model, sorted(known), n=1)
+        hint = f"; did you mean {library}:{close[0]}?" if close else ""
+        super().__init__(f"{library} has no model {model!r}{hint}")
+
+
+def refuse_unknown(name: str) -> None:
+    """Raise UnknownModel if the library that `name` begins with has no such model, NotInstalled if it is not there."""
+    library, _, model = name.partition(":")
+    known = _registered(library)
+    architecture = model.partition(".")[0] if library == "timm" else model  # resnet18.a1_in1k: which weights
+    if not _NAME.fullmatch(model) or (known and architecture not in known):
+        raise UnknownModel(library, model, known)
+
+
+@cache
+def _registered(library: str) -> frozenset[str]:
+    """Return the names that the library's source registers; none if it does so in another way than today's."""
+    found = importlib.util.find_spec(library)
+    if found is None or found.origin is None:
+        raise NotInstalled(f"the package {library} is not installed: pip install {library}")
+    sources = Path(found.origin).with_name("models").rglob("*.py")
+    registered = (_REGISTERED.findall(source.read_text(encoding="utf-8")) for source in sources)
+    return frozenset(given or function for names in registered for given, function in names)

@@ -1,0 +1,47 @@
+"""Random weights of a net that was built to be trained, so that its outputs depend on every part and on the input.
+
+Fresh nets are not like trained ones: batch norm has seen nothing, so that numbers vanish (1e-14 in EfficientNet) or
+overflow half precision (1e8 in ResNet-152), heads are zero (ViT), and residual branches are all but switched off by a
+scale of zero or 1e-6. A variant that leaves out a layer would pass every check.
+"""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+IMAGES = 8
+_SWITCHED_OFF = 1e-3
+
+
+def settle(net: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Switch on what is switched off, and give batch norm the statistics of seeded normal inputs (8, *input_shape).
+
+    What is drawn comes from torch's global generator. `net` is left in eval mode.
+    """
+    for name, parameter in net.named_parameters():
+        if not name.endswith("bias") and parameter.abs().max() < _SWITCHED_OFF:
+            _switch_on(parameter)
+    _calibrate(net, torch.randn(IMAGES, *input_shape))
+
+
+@torch.no_grad()
+def _switch_on(parameter: nn.Parameter) -> None:
+    """Set a scale per channel to one, and draw a matrix so that it keeps the size of its input."""
+    if parameter.numel() == max(parameter.shape):
+        parameter.fill_(1.0)
+    else:
+        parameter.normal_(std=(parameter.shape[0] / parameter.numel()) ** 0.5)
+
+
+@torch.no_grad()
+def _calibrate(net: nn.Module, inputs: torch.Tensor) -> None:
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0  # statistics of these inputs alone
+        norm.train()
+    if norms:
+        net(inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    net.eval()

@@ -1,0 +1,149 @@
+"""Models of torchvision by name, with its own preprocessing; no weights are ever downloaded.
+
+    classification   images (B, 3, H, W) to scores (B, classes)
+    segmentation     images (B, 3, H, W) to {"out": (B, classes, H, W)}, and "aux" if the checkpoint has that head
+    video            clips (B, 3, 16, H, W) to scores (B, classes)
+    detection        one-stage nets without what surrounds them: images (B, 3, H, W) of the net's own size to the scores
+                     and boxes of every anchor. Resizing, decoding and suppression are the caller's, as in most
+                     deployments: their output has another shape for each image
+
+Images are normalised, as the preset of the model's newest weights does it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.transforms import v2
+from torchvision.transforms._presets import (
+    ImageClassification,
+    ObjectDetection,
+    OpticalFlow,
+    SemanticSegmentation,
+    VideoClassification,
+)
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.models import random_weights
+
+FRAMES = 16
+_DETECTION_SIDE = 800  # of a net that takes any size: the shorter side of its training
+
+
+class OneStageDetector(nn.Module):
+    """The network of an SSD, RetinaNet or FCOS, with its state-dict keys."""
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.backbone, self.head = detector.backbone, detector.head
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what the heads say of each anchor (B, anchors, ...), for normalised images (B, 3, H, W)."""
+        found: dict[str, Tensor] = self.head(list(self.backbone(images).values()))
+        return found
+
+
+def build(
+    *,
+    name: str,
+    kernels: Literal["torch", "custom"],
+    image_size: int,
+    is_random: bool = True,
+    **shape: Any,
+) -> nn.Module:
+    """Return the model of `name`, `torchvision:NAME`, in eval mode on plain PyTorch.
+
+    `image_size` is the side of its images, 0 for the model's own; `shape` what `shape_from` found. Random weights are
+    settled for images of that size. The module says what it reads in `input_shape`, and how a PIL image becomes that in
+    `preprocess` (None for clips). Raises Unavailable for a model that is not measured.
+    """
+    if kernels != "torch":
+        raise Unavailable(f"{name} has no custom kernels")
+    preset, _ = _preset(name)
+    net: Any = models.get_model(_own_name(name), **{**_arguments(name, preset, image_size), **shape})
+    input_shape = _input_shape(net, preset, image_size)
+    preprocess = _preprocess(net, preset, input_shape)
+    net = OneStageDetector(net) if isinstance(preset, ObjectDetection) else net
+    net.input_shape, net.preprocess = input_shape, preprocess
+    if is_random:
+        random_weights.settle(net, input_shape)
+    return cast("nn.Module", net.eval())
+
+
+def shape_from(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `build` that a checkpoint fixes; `options` holds the model's name too."""
+    shape: dict[str, Any] = {"is_random": False}
+    heads = {"aux_classifier.": "aux_loss", "aux1.": "aux_logits", "AuxLogits.": "aux_logits"}
+    shape |= {heads[head]: True for head in heads if any(key.startswith(head) for key in state)}
+    built, (_, classes) = build(kernels="torch", **options, **shape), _preset(options["name"])
+    counts = {
+        len(state[key]) * classes / len(own)  # a detector's head has rows per anchor and class
+        for key, own in built.state_dict().items()
+        if key in state and state[key].dim() and state[key].shape != own.shape
+    }
+    if len(counts) == 1 and (count := counts.pop()).is_integer():
+        shape["num_classes"] = int(count)
+    return shape
+
+
+def _own_name(name: str) -> str:
+    return name.partition(":")[2]
+
+
+def _preset(name: str) -> tuple[Any, int]:
+    """Return the preprocessing of the model's newest weights and their number of classes; raise Unavailable."""
+    newest = models.get_model_weights(_own_name(name)).DEFAULT
+    preset = newest.transforms()
+    if _own_name(name).startswith("quantized_"):
+        raise Unavailable("its int8 modules run in eager alone; measure the float model of the same name")
+    if isinstance(preset, OpticalFlow):
+        raise Unavailable("optical flow reads two images; measure it as a module of your own, with --module")
+    if "rcnn" in name:
+        raise Unavailable(
+            "a two-stage detector proposes another number of regions for each image, and shapes are fixed here; "
+            "one-stage detectors (ssd, retinanet, fcos) are measured"
+        )
+    return preset, len(newest.meta["categories"])
+
+
+def _arguments(name: str, preset: Any, image_size: int) -> dict[str, Any]:
+    """Return what the builder is told: no weights for any part, and what the model's own weights would set."""
+    own_name = _own_name(name)
+    arguments: dict[str, Any] = {"weights": None}
+    if isinstance(preset, (SemanticSegmentation, ObjectDetection)):
+        arguments["weights_backbone"] = None
+    if own_name in ("googlenet", "inception_v3"):
+        arguments |= {"transform_input": True, "aux_logits": False, "init_weights": True}
+    if image_size and own_name.startswith("vit_"):
+        arguments["image_size"] = image_size
+    if image_size and own_name.startswith("maxvit"):
+        arguments["input_size"] = (image_size, image_size)
+    return arguments
+
+
+def _input_shape(net: Any, preset: Any, image_size: int) -> tuple[int, ...]:
+    if isinstance(preset, ObjectDetection):
+        sides = (net.transform.fixed_size or (_DETECTION_SIDE,))[::-1]  # width before height
+    else:
+        sides = preset.resize_size if isinstance(preset, SemanticSegmentation) else preset.crop_size
+    frames = (FRAMES,) if isinstance(preset, VideoClassification) else ()
+    return (3, *frames, image_size or sides[0], image_size or sides[-1])
+
+
+def _preprocess(net: Any, preset: Any, input_shape: tuple[int, ...]) -> Callable[[Any], Tensor] | None:
+    """Return the preset for this size of images; segmentation and detection squeeze a whole image into it."""
+    size = list(input_shape[-2:])
+    if isinstance(preset, VideoClassification):
+        return None
+    if isinstance(preset, ImageClassification):
+        preset.resize_size = [round(preset.resize_size[0] * size[0] / preset.crop_size[0])]
+        preset.crop_size = size
+    elif isinstance(preset, SemanticSegmentation):
+        preset.resize_size = size
+    else:
+        normalise = v2.Normalize(net.transform.image_mean, net.transform.image_std)
+        preset = v2.Compose([v2.Resize(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalise])
+    forward: Callable[[Any], Tensor] = preset.forward  # the module itself would become a part of the net
+    return forward

@@ -1,0 +1,105 @@
+"""torchvision's models by name: shapes, weights from a file, its preprocessing, and what is not measured."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torchvision import models
+
+from benchd.kernels.dispatch import Unavailable
+from benchd.models import catalog, random_weights, weights
+
+
+def built(name, **options):
+    torch.manual_seed(0)
+    return catalog.build(f"torchvision:{name}", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "shapes"),
+    [
+        ("mobilenet_v3_small", 64, [(2, 1000)]),
+        ("vit_b_16", 32, [(2, 1000)]),
+        ("convnext_tiny", 64, [(2, 1000)]),
+        ("regnet_y_400mf", 64, [(2, 1000)]),
+        ("googlenet", 64, [(2, 1000)]),
+        ("lraspp_mobilenet_v3_large", 64, [(2, 21, 64, 64)]),
+        ("ssdlite320_mobilenet_v3_large", 128, [(2, 522, 4), (2, 522, 91)]),
+        ("r3d_18", 32, [(2, 400)]),
+    ],
+)
+def test_a_random_net_answers_and_its_answer_depends_on_the_image(name, size, shapes):
+    net = built(name, image_size=size)
+    assert net.input_shape[-2:] == (size, size)
+    with torch.inference_mode():
+        found = net(torch.randn(2, *net.input_shape))
+    outputs = list(found.values()) if isinstance(found, dict) else [found]
+    assert sorted(map(tuple, map(torch.Tensor.size, outputs))) == sorted(shapes)
+    for output in outputs:
+        assert 1e-3 < output.abs().max() < 1e3
+        assert (output[0] - output[1]).abs().max() > 1e-2 * output.abs().max()
+
+
+def test_the_size_is_the_models_own_unless_one_is_given():
+    assert built("inception_v3").input_shape == (3, 299, 299)
+    assert built("ssdlite320_mobilenet_v3_large").input_shape == (3, 320, 320)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("quantized_resnet18", "int8 modules"),
+        ("raft_small", "reads two images"),
+        ("fasterrcnn_mobilenet_v3_large_fpn", "two-stage detector"),
+    ],
+)
+def test_what_is_not_measured_says_why(name, words):
+    with pytest.raises(Unavailable, match=words):
+        built(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("mobilenet_v3_small", {"num_classes": 1000}),
+        ("mobilenet_v3_small", {"num_classes": 7}),
+        ("googlenet", {"num_classes": 5, "aux_logits": True, "init_weights": False}),
+        ("fcn_resnet50", {"num_classes": 4, "aux_loss": True, "weights_backbone": None}),
+        ("ssdlite320_mobilenet_v3_large", {"num_classes": 3, "weights_backbone": None}),
+    ],
+)
+def test_a_checkpoint_loads_strictly_with_its_own_number_of_classes(tmp_path, name, arguments, monkeypatch):
+    torch.manual_seed(1)
+    trained = models.get_model(name, weights=None, **arguments)
+    save_file(trained.state_dict(), tmp_path / "net.safetensors")
+    monkeypatch.setattr(random_weights, "settle", lambda *_: pytest.fail("these weights are not random"))
+    loaded = weights.load(f"torchvision:{name}", tmp_path / "net.safetensors")
+    assert all(torch.equal(value, trained.state_dict()[key]) for key, value in loaded.state_dict().items())
+    assert not loaded.training
+
+
+def test_a_checkpoint_of_another_net_is_refused_by_its_keys(tmp_path):
+    save_file(models.resnet18(weights=None).state_dict(), tmp_path / "net.safetensors")
+    with pytest.raises(weights.WeightsError, match=r"net.safetensors does not fit torchvision:resnet34: \d+ missing"):
+        weights.load("torchvision:resnet34", tmp_path / "net.safetensors")
+
+
+def test_images_are_prepared_as_the_newest_weights_ask_for(tmp_path):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
+    preset = models.EfficientNet_B1_Weights.DEFAULT.transforms()  # 255 to 240, where ImageNet's usual is 256 to 224
+    assert torch.equal(built("efficientnet_b1").preprocess(picture), preset(picture))
+    smaller = built("efficientnet_b1", image_size=120).preprocess(picture)
+    assert smaller.shape == (3, 120, 120)
+    half = models.EfficientNet_B1_Weights.DEFAULT.transforms(crop_size=120, resize_size=128)
+    assert torch.equal(smaller, half(picture))
+
+
+def test_segmentation_and_detection_take_the_whole_image():
+    picture = Image.new("RGB", (400, 300), (255, 0, 0))
+    for name in ("lraspp_mobilenet_v3_large", "ssdlite320_mobilenet_v3_large"):
+        net = built(name, image_size=64)
+        prepared = net.preprocess(picture)
+        assert prepared.shape == net.input_shape
+        assert prepared.flatten(1).std(1).max() < 1e-5
+    assert prepared[:, 0, 0].tolist() == pytest.approx([1.0, -1.0, -1.0]), "ssdlite's mean and deviation are 0.5"
