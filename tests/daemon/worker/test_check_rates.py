@@ -1,0 +1,203 @@
+"""How often the check is wrong: right variants over 20 seeds, and planted wrong ones, of every model and precision.
+
+make test-slow ARGS="-s -k check_rates"    # half an hour on two cores; prints a row for each
+"""
+
+import dataclasses
+import functools
+import sys
+from collections import Counter
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from worker_jobs import job
+
+from benchd.daemon.plan import PRESETS
+from benchd.daemon.records import Variant
+from benchd.daemon.worker import backends, check, subject
+from benchd.models import catalog, demo
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+SEEDS = 20
+PRECISIONS = ("", "fp16", "bf16", "amp")
+MODELS = {
+    "vim_tiny": ["", "custom", "compile", "onnxruntime"],
+    "snn_onepass": ["", "custom", "compile", "onnxruntime"],
+    "qann_resnet18": ["", "compile", "onnxruntime"],
+    "snn_stbif_resnet18": ["", "custom", "compile", "onnxruntime"],
+}
+
+
+def variants(model):
+    """Return every variant of the model that a CPU runs."""
+    names = {"-".join(filter(None, (backend, precision))) for backend in MODELS[model] for precision in PRECISIONS}
+    return sorted(Variant.parse(name or "eager") for name in names - {"onnxruntime-amp", "onnxruntime-bf16"})
+
+
+def trained(folder, model, variant, **fields):
+    a_job = job(folder, model=model, variant=variant, batch_size=8, **fields)
+    options = catalog.entry(model).resolve(demo.CHECKPOINTS[model].options)
+    return msgspec.structs.replace(a_job, options=options, weights="demo", data="demo", limits=PRESETS["quick"])
+
+
+def drawn(folder, model, variant, seed):
+    a_job = job(folder, model=model, variant=variant, batch_size=8, seed=seed)
+    return msgspec.structs.replace(a_job, options=catalog.entry(model).resolve({}), limits=PRESETS["quick"])
+
+
+def judged(a_job, plant=None):
+    torch.set_num_threads(2)
+    built = subject.build(a_job)
+    if plant and plant.edit:
+        with torch.no_grad():
+            built = dataclasses.replace(built, source=plant.edited(built, a_job))
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
+    if plant and plant.run:
+        loaded = dataclasses.replace(loaded, run=functools.partial(plant.run, loaded.run))
+    return check.check(built, loaded, a_job)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder in which references are kept from test to test."""
+    return tmp_path_factory.mktemp("rates")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_right_variants_with_trained_weights_pass(folder, model):
+    found = {variant.name: judged(trained(folder, model, variant)) for variant in variants(model)}
+    sys.stdout.write(f"\n{model}, trained: {Counter(one.verdict for one in found.values())}")
+    assert {name: one.note for name, one in found.items() if one.verdict != "passed"} == {}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_right_variants_with_random_weights_never_fail(folder, model):
+    failed = {}
+    for variant in variants(model):
+        verdicts = Counter()
+        for seed in range(SEEDS):
+            found = judged(drawn(folder, model, variant, seed))
+            verdicts[found.verdict] += 1
+            if found.verdict == "failed" or (variant.precision == "fp32" and not found.passed):
+                failed[variant.name, seed] = found.note
+        sys.stdout.write(f"\n{model} {variant.name}, random, {SEEDS} seeds: {dict(verdicts)}")
+    assert failed == {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plant:
+    """A way to be wrong: `edit` the module before it is loaded, or `run` in place of what was loaded."""
+
+    name: str
+    edit: object = None
+    run: object = None
+
+    def edited(self, built, a_job):
+        module = built.source.module
+        changed = self.edit(module, a_job) or module
+        changed.load_state_dict(changed.state_dict())  # what is derived of weights follows
+        return dataclasses.replace(built.source, module=changed)
+
+
+def stale(run, *inputs):
+    """Answer for the first image of the batch in the place of each."""
+    return run(*(torch.cat([one[:1]] * len(one)) for one in inputs))
+
+
+def shifted(run, *inputs):
+    return run(*inputs).roll(1, 0)
+
+
+def garbage(run, *inputs):
+    found = run(*inputs)
+    return torch.rand(found.shape, generator=torch.Generator().manual_seed(0)).to(found.dtype) * found.abs().max()
+
+
+def scaled(run, *inputs):
+    return 10 * run(*inputs)
+
+
+def one_is(value):
+    def run(loaded, *inputs):
+        found = loaded(*inputs).clone()
+        found[3] = value
+        return found
+
+    return run
+
+
+def first_weights(module):
+    return next(m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)).weight
+
+
+def half_zeroed(module, _):
+    weight = first_weights(module)
+    weight[: len(weight) // 2] = 0
+
+
+def channels_swapped(module, _):
+    weight = first_weights(module)
+    weight.copy_(weight.roll(1, 0))
+
+
+def layer_dropped(module, _):
+    """Take out a layer of a Vim; elsewhere zero one in the middle."""
+    if hasattr(module, "layers"):
+        module.layers = nn.ModuleList(list(module.layers)[:-1])
+        return
+    layers = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
+    layers[len(layers) // 2].weight.zero_()
+
+
+def other_option(module, a_job):
+    """Build the same weights with another number of steps or another decay, where the model has these."""
+    other = {"snn_onepass": {"decay": 0.8}, "snn_stbif_resnet18": {"time_steps": 4}}.get(a_job.case.model)
+    if other is None:
+        return None
+    kernels = a_job.case.variant.kernels
+    changed = catalog.build(a_job.case.model, kernels=kernels, **(a_job.options | other))
+    changed.load_state_dict(module.state_dict())
+    return changed
+
+
+def off_by_one_token(module, _):
+    if hasattr(module, "pos_embed"):
+        module.pos_embed.copy_(module.pos_embed.roll(1, 1))
+    else:
+        half_zeroed(module, None)
+
+
+PLANTS = [
+    Plant("garbage", run=garbage),
+    Plant("stale answer", run=stale),
+    Plant("scaled", run=scaled),
+    Plant("shifted batch", run=shifted),
+    Plant("NaN in one image", run=one_is(torch.nan)),
+    Plant("inf in one image", run=one_is(torch.inf)),
+    Plant("half a layer zeroed", half_zeroed),
+    Plant("swapped channels", channels_swapped),
+    Plant("dropped layer", layer_dropped),
+    Plant("wrong T or decay", other_option),
+    Plant("off by one token", off_by_one_token),
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_planted_wrong_variants_never_pass(folder, model):
+    passed = []
+    for variant in variants(model):
+        for plant in PLANTS:
+            if plant.edit is other_option and model in ("vim_tiny", "qann_resnet18"):
+                continue
+            # a file is made of the module as it is loaded, so each plant needs a store of its own
+            a_job = trained(folder, model, variant)
+            a_job = msgspec.structs.replace(a_job, artifacts=str(folder / f"{plant.name}-{model}"))
+            found = judged(a_job, plant)
+            if found.passed:
+                passed.append((variant.name, plant.name, found.error_share, found.tolerance))
+    sys.stdout.write(f"\n{model}: {len(variants(model))} variants, {len(PLANTS)} plants, passed: {passed}")
+    assert passed == []
