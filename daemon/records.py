@@ -34,6 +34,7 @@ OptionValue = int | float | bool | str
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "tensorrt")
+FILE_BACKENDS: tuple[Backend, ...] = ("onnxruntime", "tensorrt")
 KERNELS: tuple[Kernels, ...] = ("torch", "custom")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
