@@ -110,12 +110,16 @@ def once(
         Path | None, typer.Option(help="Exported files to use before any is made.", metavar="DIR")
     ] = None,
     workspace: Annotated[str | None, typer.Option(help="What a TensorRT build may use.", metavar="1GiB")] = None,
-    module: Annotated[str | None, typer.Option(help="A module of your own.", metavar="FILE.py:FUNCTION")] = None,
+    module: Annotated[
+        str | None, typer.Option(help="A module of your own, by file or by package.", metavar="FILE.py:FUNCTION")
+    ] = None,
     onnx: Annotated[Path | None, typer.Option(help="An ONNX file of your own.", metavar="FILE")] = None,
     input_: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", help="Shape of one input of a module, or of an ONNX file's input.", metavar="[NAME=]1x3x224x224"
+            "--input",
+            help="An input of your own model without its batch, as 3x224x224 or ids=int64:16; one for each.",
+            metavar="[NAME=][TYPE:]SIZES",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options given here replace its own.")] = None,
@@ -206,7 +210,8 @@ def compare(
         typer.Option(help="A module of your own, or one for each side, with --live.", metavar="FILE.py:FUNCTION"),
     ] = None,
     input_: Annotated[
-        list[str] | None, typer.Option("--input", help="Shape of one input of the modules.", metavar="3x224x224")
+        list[str] | None,
+        typer.Option("--input", help="An input of the modules, one for each.", metavar="[NAME=][TYPE:]SIZES"),
     ] = None,
     pairs: Annotated[int | None, typer.Option(help="So many pairs; by default 7, and 11 or 15 where needed.")] = None,
     min_effect: Annotated[str, typer.Option(help="The least change that counts.", metavar="0.5%")] = "0.5%",
@@ -332,9 +337,12 @@ def profile(
     time_steps: Annotated[int | None, typer.Option(help="The option time_steps.")] = None,
     level: Annotated[int | None, typer.Option(help="The option level.")] = None,
     repeat_input: Annotated[bool, typer.Option("--repeat-input", help="The option encoding=repeat.")] = False,
-    module: Annotated[str | None, typer.Option(help="A module of your own.", metavar="FILE.py:FUNCTION")] = None,
+    module: Annotated[
+        str | None, typer.Option(help="A module of your own, by file or by package.", metavar="FILE.py:FUNCTION")
+    ] = None,
     input_: Annotated[
-        list[str] | None, typer.Option("--input", help="Shape of one input of the module.", metavar="3x224x224")
+        list[str] | None,
+        typer.Option("--input", help="An input of the module, one for each.", metavar="[NAME=][TYPE:]SIZES"),
     ] = None,
     kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu counts.", metavar="REGEX")] = None,
     snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="ncu counts spiking neurons alone.")] = False,

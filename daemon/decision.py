@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
 from benchd.daemon import accuracy
-from benchd.daemon.records import Check, Energy, Record, Timing
+from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
 
 Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
@@ -319,6 +320,23 @@ def line(decision: Decision) -> str:
 def exclusions(decision: Decision) -> list[str]:
     """Return what excluded each other variant, in a line each."""
     return [f"not {name}: {reason}" for name, reason in decision.excluded.items()]
+
+
+def untried(decision: Decision) -> list[str]:
+    """Return the names of the variants that a module of the user's own could run too, and that nobody asked for."""
+    record = next(iter(decision.candidates.values()), None)
+    if record is None or record.model is None or not record.case.model.startswith("own."):
+        return []
+    if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file, whose precision is its own
+        return []
+    tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
+    elsewhere = () if record.environment.device != "cpu" else ("cudagraph", "tensorrt")
+    return [
+        variant.name
+        for variant in all_variants()
+        if variant.kernels == "torch" and variant.label not in tried and variant.backend not in elsewhere
+        if variant.backend not in FILE_BACKENDS or variant.precision in ("fp32", "fp16")
+    ]
 
 
 def _figures(record: Record) -> list[str]:

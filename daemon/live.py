@@ -97,9 +97,9 @@ class Side:
 def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
     """Measure both sides by turns until there is a verdict; return it and the exit code of the measurement.
 
-    The code is 0, 1 where a process did not end well, 7 where a side cannot run here, or 130 after an interrupt; the
-    verdict's own is the caller's. Both records are appended to the output's records.jsonl, whatever ends the
-    measurement, and the effect of an A/A comparison to the noise floor.
+    The code is 0, 2 for what a command line got wrong, 1 where a process did not end well, 7 where a side cannot run
+    here, or 130 after an interrupt; the verdict's own is the caller's. Both records are appended to the output's
+    records.jsonl, whatever ends the measurement, and the effect of an A/A comparison to the noise floor.
     """
     if request.pairs is not None and request.pairs < 2:
         raise UsageError(f"--pairs {request.pairs}: at least 2")
@@ -124,7 +124,10 @@ def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
 
 def _code(sides: Sequence[Side]) -> int:
     """Return the exit code of how the processes ended."""
-    statuses = {outcome.process.status for side in sides for outcome in side.outcomes}
+    outcomes = [outcome for side in sides for outcome in side.outcomes]
+    statuses = {outcome.process.status for outcome in outcomes}
+    if any("usage_error" in outcome.flags for outcome in outcomes):
+        return 2
     is_edited = any(recording.is_edited(side.outcomes) for side in sides)
     return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_edited)
 

@@ -1,5 +1,6 @@
 """`bench-once`: one pass over a plan, from a request to an exit code; the same path that a service takes."""
 
+import ast
 import sys
 import tempfile
 import time
@@ -166,6 +167,11 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
         return OwnModule(module, inputs, str(Path.cwd()))
     if not Path(file).is_file():
         raise UsageError(f"--module {module}: {file}: no such file")
+    try:
+        ast.parse(Path(file).read_bytes())
+    except (SyntaxError, ValueError) as error:  # ValueError of a file that is no text
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise UsageError(f"--module {module}: {Path(file).name}{line}: {error}") from error
     return OwnModule(f"{Path(file).resolve()}:{function}", inputs)
 
 

@@ -393,15 +393,19 @@ def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> li
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
         return list(itertools.product(map(Variant.parse, suite.variants), directions))
-    names = _file_variants(machine) if isinstance(own, OwnFile) else _module_variants(suite, model, machine)
+    names = _own_variants(own, machine) if own else _module_variants(suite, model, machine)
     chosen = list(itertools.product(map(Variant.parse, names), directions))
     if not suite.directions and model == "snn_stbif_resnet18":
         chosen.append((Variant(), "training"))
     return [(variant, direction) for variant, direction in chosen if direction == "inference" or variant == Variant()]
 
 
-def _file_variants(machine: Machine) -> list[str]:
-    return ["onnxruntime", *(["tensorrt"] if machine.device == "cuda" else [])]
+def _own_variants(own: Own, machine: Machine) -> list[str]:
+    """Return what ships most; one that cannot run here stays, so that its row says what is missing."""
+    on_gpu = machine.device == "cuda"
+    if isinstance(own, OwnFile):
+        return ["onnxruntime", *(["tensorrt"] if on_gpu else [])]
+    return ["eager", "compile", "onnxruntime", *(["fp16", "cudagraph", "tensorrt-fp16"] if on_gpu else [])]
 
 
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:

@@ -41,6 +41,7 @@ VERDICTS: tuple[CheckVerdict, ...] = ("failed", "void", "passed")
 """The verdicts of a check, the worst first."""
 
 BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "tensorrt")
+FILE_BACKENDS: tuple[Backend, ...] = ("onnxruntime", "tensorrt")
 KERNELS: tuple[Kernels, ...] = ("torch", "custom")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")

@@ -13,7 +13,17 @@ from rich.table import Table
 
 from benchd.daemon import accuracy
 from benchd.daemon.compare import Comparison
-from benchd.daemon.decision import Decision, Requirements, agreement, decide, exclusions, line, memory_mib, variant_name
+from benchd.daemon.decision import (
+    Decision,
+    Requirements,
+    agreement,
+    decide,
+    exclusions,
+    line,
+    memory_mib,
+    untried,
+    variant_name,
+)
 from benchd.daemon.delivery.scenario_note import scenario_note
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.interference import disturbed
@@ -43,6 +53,7 @@ class Screen:
         """Show the bar."""
         self._total, self._plan = len(plan), list(plan)
         self._seconds = [planned.seconds for planned in plan]
+        self._err.print(f"{_cases(len(plan))}, at most about {self._left()}")
         if self._progress:
             self._progress.start()
             self._task = self._progress.add_task("starting", total=self._total, left=self._left())
@@ -91,6 +102,10 @@ def _progress(console: Console) -> Progress:
     left = TextColumn("at most {task.fields[left]} left")
     columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), left, TextColumn("{task.description}")]
     return Progress(*columns, console=console, auto_refresh=False, transient=True)
+
+
+def _cases(count: int) -> str:
+    return f"{count} case{'s' if count > 1 else ''}"
 
 
 def _clock(seconds: float) -> str:
@@ -316,6 +331,9 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
         console.print(line(decision), markup=False)
         for text in exclusions(decision):
             console.print(f"    {text}", markup=False)
+        left = untried(decision)
+        if left:
+            console.print(f"    not tried: {', '.join(left)} (--variants)", markup=False)
     compared = [record for decision in decisions if decision.ratio for record in decision.candidates.values()]
     if any(record.timing and record.timing.interval_basis == "within_process" for record in compared):
         console.print("ship: from one process a variant, though processes differ; --processes 5 confirms it")
@@ -379,7 +397,7 @@ def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Se
         table.add_row(escape(planned.case.case_id), str(planned.limits.processes), escape(length))
     console.print(table)
     longest = _clock(sum(planned.seconds for planned in plan))
-    console.print(f"{len(plan)} case{'s' if len(plan) > 1 else ''}, at most about {longest}")
+    console.print(f"{_cases(len(plan))}, at most about {longest}")
     for reason, names in cannot_run.items():
         console.print(f"cannot run here: {reason}: {', '.join(names)}", markup=False)
 

@@ -215,7 +215,7 @@ def test_custom_kernels_run_in_c_and_agree_with_eager(once, tmp_path):
 
 def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
     wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) * 1.01"
-    done = once("--module", own_module(tmp_path, forward=wrong))
+    done = once("--module", own_module(tmp_path, forward=wrong), "--variants", "eager")
     assert done.returncode == 5
     (record,) = written(tmp_path)
     assert record.status == "ok"
@@ -225,7 +225,7 @@ def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
 
 def test_a_worker_that_dies_costs_its_own_case_alone(once, tmp_path):
     dies = "if len(images) == 2: os.kill(os.getpid(), 9)"
-    done = once("--module", own_module(tmp_path, forward=dies), "--batch-sizes", "1,2,3")
+    done = once("--module", own_module(tmp_path, forward=dies), "--batch-sizes", "1,2,3", "--variants", "eager")
     assert done.returncode == 1
     assert [record.status for record in written(tmp_path)] == ["ok", "failed", "ok"]
     assert "SIGKILL" in written(tmp_path)[1].reason
@@ -371,14 +371,55 @@ def test_weights_that_do_not_fit_name_the_key(once, tmp_path, damage, words):
 
 
 def test_nothing_measured_exits_6(once, tmp_path):
-    done = once("--module", own_module(tmp_path, build="raise RuntimeError('not today')"))
+    done = once("--module", own_module(tmp_path, build="raise RuntimeError('not today')"), "--variants", "eager")
     assert done.returncode == 6
-    assert written(tmp_path)[0].reason == "RuntimeError: not today"
+    (record,) = written(tmp_path)
+    log = f"logs/{record.run_id}.0.log"
+    assert (
+        record.reason == f"net.py:18: in build: raise RuntimeError('not today'): RuntimeError: not today (log: {log})"
+    )
+    assert "Traceback" in (tmp_path / "out" / log).read_text()
+
+
+def test_what_only_the_worker_can_know_of_a_command_line_exits_2_too(once, tmp_path):
+    own_module(tmp_path)
+    done = once("--module", "net.py:bild", "--variants", "eager")
+    assert done.returncode == 2
+    assert written(tmp_path)[0].reason == "--module net.py:bild: net.py has no 'bild'"
+    assert "usage_error" in written(tmp_path)[0].flags
+
+
+def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
+    code, command = re.findall(r"```(?:python|sh)\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(), re.DOTALL)
+    (tmp_path / "net.py").write_text(code)
+    done = once(*command.split()[1:])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(record.case.variant.name, record.status) for record in written(tmp_path)] == [
+        ("eager", "ok"),
+        ("compile", "ok"),
+        ("onnxruntime", "ok"),
+    ]
+    assert all(record.check.passed for record in written(tmp_path))
+    assert {str(spec) for record in written(tmp_path) for spec in record.model.inputs} == {
+        "ids=int64:16",
+        "mask=bool:16",
+    }
+    assert "3 cases, at most about 00:00:" in done.stderr
+    assert "not tried: " in done.stdout
+    assert "bf16" in done.stdout
+
+
+def test_a_module_of_a_package_is_found_from_the_current_folder(once, tmp_path):
+    (tmp_path / "package").mkdir()
+    own_module(tmp_path / "package")
+    done = once("--module", "package.net:build", "--variants", "eager")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [record.case.model for record in written(tmp_path)] == ["own.net.build"]
 
 
 def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_path, child_environment):
     module = own_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
-    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--config", "tiny.toml", "--preset", "quick"]
+    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--config", "tiny.toml", "--variants", "eager"]
     (tmp_path / "tiny.toml").write_text(TINY)
     command = [Path(sys.executable).parent / "bench-once", *arguments, "--device", "cpu", "--output", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -408,7 +449,10 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
             "option depth=3: the weights demo of vim_tiny have depth=4; leave it out",
         ),
         (["--weights", "tiny.toml"], "--weights is for one model; name it with --models"),
-        (["--module", "nowhere.py:build"], "--module nowhere.py:build: expected FILE.py:function"),
+        (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
+        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml:"),
+        (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
+        (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),
     ],
@@ -451,7 +495,7 @@ def test_the_supervisor_stays_small_and_free_of_torch_while_a_case_runs(once, tm
         "p = f'/proc/{os.getppid()}'; kib = [l.split()[1] for l in open(p + '/status') if l.startswith('VmRSS')][0]; "
         f"open('{tmp_path}/seen', 'w').write(kib + ' ' + str('torch' in open(p + '/maps').read()))"
     )
-    done = once("--module", own_module(tmp_path, build=look))
+    done = once("--module", own_module(tmp_path, build=look), "--variants", "eager")
     assert done.returncode == 0, done.stderr
     kib, torch_mapped = (tmp_path / "seen").read_text().split()
     assert torch_mapped == "False"

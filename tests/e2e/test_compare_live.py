@@ -174,7 +174,7 @@ def test_two_modules_of_ones_own_are_compared_by_real_workers(compare, tmp_path)
         (
             ["--live", "eager", "--module", "nowhere.py:build"],
             2,
-            "--module nowhere.py:build: expected FILE.py:function",
+            "--module nowhere.py:build: nowhere.py: no such file",
         ),
         (["--live", CASE, "square,offline"], 2, "square,offline names 4 cases; give its batch size"),
         (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),

@@ -1,0 +1,332 @@
+"""Modules as users write them: what is imported, what they read and answer, and each sentence where it cannot be."""
+
+import sys
+
+import msgspec
+import pytest
+import torch
+from worker_jobs import job, run
+
+from benchd.daemon import arguments
+from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
+from benchd.daemon.records import Variant
+from benchd.daemon.worker import backends, check, steps, subject
+
+CPU = torch.device("cpu")
+HELPER = """
+from torch import nn
+
+class Head(nn.Linear):
+    pass
+"""
+ZOO = '''
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import torch
+from helper import Head
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass
+class Found:
+    logits: Tensor
+    hidden: list
+    nothing: Tensor | None = None
+
+
+class Base(nn.Module):
+    input_shape = (3, 4, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.fc = Head(48, 5)
+
+    def head(self, x):
+        return self.fc(x.flatten(1))
+
+
+def net(forward):
+    return type("Net", (Base,), {"forward": forward})
+
+
+as_dict = net(lambda self, x: {"logits": self.head(x), "aux": [self.head(x), {"deep": x}]})
+as_dataclass = net(lambda self, x: Found(self.head(x), [x, x.mean()]))
+scalar = net(lambda self, x: self.head(x).mean())
+numbers = net(lambda self, x: (self.head(x), 3, 2.5, True, None))
+in_float = net(lambda self, x: self.fc(x.float().flatten(1)))
+unchanged = net(lambda self, x: x)
+view = net(lambda self, x: x.view(len(x), -1)[:, :5])
+whole = net(lambda self, x: (self.head(x).argmax(1), x > 0))
+varying = net(lambda self, x: {"logits": self.head(x), "boxes": x[x > 0.5]})
+dropout = net(lambda self, x: F.dropout(self.head(x), 0.5))
+not_a_number = net(lambda self, x: {"logits": self.head(x), "loss": self.head(x).sum() / 0})
+writes = net(lambda self, x: self.head(x.mul_(2)))
+text = net(lambda self, x: {"logits": self.head(x), "name": "cat"})
+branches = net(lambda self, x: self.head(x) if x.sum() > 0 else self.head(x) * 2)
+answer = 42
+
+
+class Counting(Base):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x) + self.calls
+
+
+class Counts(Counting):
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x)
+
+
+class Raises(Base):
+    def forward(self, x):
+        return x.view(7, -1, 5)
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+
+    def forward(self, *, ids, mask):
+        return (self.embedding(ids) * mask[..., None]).sum(1)
+
+
+class TwoInts(Named):
+    def forward(self, first, second):
+        return self.embedding(first).sum(1) + second.sum(1, keepdim=True)
+
+
+class Says(Named):
+    inputs = ["ids=int64:6", "mask=bool:6"]
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(48, 5)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+
+def autoencoder():
+    """Attributes that this project's own models have too, with another meaning."""
+    module = unchanged()
+    module.encode, module.encoded, module.freeze, module.neurons = 1, 2, True, nn.ModuleList()
+    return module
+
+
+def training():
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 5), nn.Dropout(0.5)).train()
+
+
+def lazy():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
+
+
+def scripted():
+    return torch.jit.script(Plain())
+
+
+def quantised():
+    from torch.ao.quantization import quantize_dynamic
+
+    return quantize_dynamic(Plain().eval(), {nn.Linear}, dtype=torch.qint8)
+
+
+def exported():
+    return torch.export.export(Plain().eval(), (torch.zeros(2, 3, 4, 4),))
+
+
+def locked():
+    module = Plain()
+    module.lock = threading.Lock()
+    return module
+
+
+def needs(depth):
+    return Plain()
+
+
+def wrong():
+    return {"a": 1}
+'''
+IMAGE = ["3x4x4"]
+WORDS = ["ids=int64:6", "mask=bool:6"]
+# torch.ao and torch.jit say on every use that they are old
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _own_imports(monkeypatch):
+    """Leave no module and no path of one test to the next."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in ("zoo", "helper", "inner"):
+        sys.modules.pop(name, None)
+
+
+def zoo(folder, name, given=(), **fields):
+    (folder / "zoo.py").write_text(ZOO)
+    (folder / "helper.py").write_text(HELPER)
+    a_job = job(folder, module=f"{folder}/zoo.py:{name}", **{"model": f"own.zoo.{name}", "batch_size": 2} | fields)
+    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in arguments.inputs(given)]
+    return msgspec.structs.replace(a_job, inputs=inputs, artifacts=str(folder / "artifacts"))
+
+
+def checked(a_job):
+    """Build, load, run and check the job here, without a worker."""
+    built = subject.build(a_job)
+    batch = a_job.case.batch_size
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[:batch])
+    pool = steps.batches(built.images, batch, loaded)
+    with torch.inference_mode():
+        step = steps.SingleStream(steps.uniform(loaded, loaded.run(pool[0])), pool, known=1)
+        step(0)
+    result, right = check.check_and_answers(built, loaded, a_job)
+    return check.audit.audited(result, right, step.answers, batch)
+
+
+TAKEN = {
+    "as_dict": [],
+    "as_dataclass": [],
+    "scalar": [],
+    "numbers": [],
+    "unchanged": [],
+    "view": [],
+    "whole": [],
+    "Counts": [],
+    "autoencoder": [],
+    "Says": [],
+    "Named": WORDS,
+    "TwoInts": ["int64:6", "int64:4"],
+    "training": IMAGE,
+    "lazy": IMAGE,
+    "exported": IMAGE,
+}
+
+
+@pytest.mark.parametrize(("name", "given"), TAKEN.items(), ids=TAKEN)
+def test_modules_as_they_are_agree_with_float64(name, given, tmp_path):
+    result = checked(zoo(tmp_path, name, given))
+    assert (result.passed, result.reference, result.audited) == (True, "float64", 2), result.note
+
+
+@pytest.mark.parametrize(
+    "name", ["as_dict", "as_dataclass", "scalar", "numbers", "unchanged", "whole", "in_float", "Named"]
+)
+def test_the_exported_file_answers_the_same_by_every_path(name, tmp_path):
+    pytest.importorskip("onnxscript", reason="exports")
+    pytest.importorskip("onnxruntime", reason="runs the file")
+    result = checked(zoo(tmp_path, name, WORDS if name == "Named" else [], variant=Variant("onnxruntime")))
+    assert result.passed, result.note
+
+
+@pytest.mark.parametrize(("name", "given"), [("in_float", []), ("scripted", IMAGE), ("quantised", IMAGE)])
+def test_where_float64_cannot_run_the_reference_is_float32_and_says_why(name, given, tmp_path):
+    result = checked(zoo(tmp_path, name, given))
+    assert result.passed
+    if name == "scripted":
+        assert result.reference == "float64"
+    else:
+        assert result.reference == "float32"
+        assert result.note.startswith(
+            "compared with float32 on the CPU, because float64 cannot run this model (Runtime"
+        )
+
+
+def test_an_answer_that_changes_its_size_is_compared_batch_by_batch(tmp_path):
+    assert checked(zoo(tmp_path, "varying")).passed
+
+
+def test_another_size_than_the_reference_s_fails_with_path_and_both_sizes(tmp_path):
+    a_job = zoo(tmp_path, "view")
+    built = subject.build(a_job)
+    short = backends.Loaded(lambda x: x.flatten(1)[:, :4], torch.float32, CPU, None)
+    result = check.check(built, short, a_job)
+    assert not result.passed
+    assert result.note.startswith("output is 4x4 and in the reference 4x5")
+
+
+REFUSED = {
+    "dropout": ([], UnfitModel, "answer to the same input changes from run to run"),
+    "Counting": ([], UnfitModel, "answer to the same input changes from run to run"),
+    "not_a_number": ([], UnfitModel, "answer loss is NaN or infinite in float64"),
+    "writes": ([], UnfitModel, "forward writes to its input"),
+    "text": ([], UnfitModel, "answers str at name"),
+    "locked": (IMAGE, UnfitModel, r"copied by copy\.deepcopy \(TypeError: cannot pickle"),
+    "needs": ([], UsageError, r"--module zoo\.py:needs: missing a required argument: 'depth'; give a function that"),
+    "wrong": ([], UsageError, r"--module zoo\.py:wrong: it returned dict, not torch\.nn\.Module"),
+    "answer": ([], UsageError, r"--module zoo\.py:answer: this is int, not a function"),
+    "absent": ([], UsageError, r"--module zoo\.py:absent: zoo\.py has no 'absent'"),
+    "lazy": ([], UsageError, "give each input of the module without the batch, as in --input 3x224x224"),
+    "Named": (["int64:6"], UsageError, r"--input int64:6: Named\.forward\(.*ids, mask\).*give each of its inputs"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kind", "words"), [(name, *rest) for name, rest in REFUSED.items()], ids=REFUSED
+)
+def test_what_cannot_be_measured_ends_in_a_sentence(name, given, kind, words, tmp_path):
+    with pytest.raises(kind, match=words):
+        checked(zoo(tmp_path, name, given))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "words"),
+    [
+        ("scripted", Variant("compile"), "torch compiles and exports no scripted module"),
+        ("scripted", Variant("onnxruntime"), "torch compiles and exports no scripted module"),
+        ("quantised", Variant("onnxruntime"), "torch exports no quantised module"),
+        ("quantised", Variant("eager", "fp16"), "leave fp16, bf16 and amp out"),
+        ("branches", Variant("onnxruntime"), r"torch .* cannot export this: .*measured with --onnx"),
+        ("varying", Variant("onnxruntime"), r"sizes depend on the values of its inputs; .*measured with --onnx"),
+    ],
+)
+def test_what_torch_does_not_make_of_a_module_is_unsupported(name, variant, words, tmp_path):
+    pytest.importorskip("onnxscript", reason="exports")
+    with pytest.raises(Unsupported, match=words):
+        checked(zoo(tmp_path, name, [] if name in ("branches", "varying") else IMAGE, variant=variant))
+
+
+def test_data_is_for_a_model_of_images(tmp_path):
+    a_job = msgspec.structs.replace(zoo(tmp_path, "Named", WORDS), data="imagefolder:nowhere")
+    with pytest.raises(UsageError, match="--data gives images"):
+        subject.build(a_job)
+
+
+def test_a_missing_package_is_told_from_a_package_that_misses_another(tmp_path):
+    a_job = msgspec.structs.replace(zoo(tmp_path, "lazy"), module="gone.net:build", module_folder=str(tmp_path))
+    with pytest.raises(UsageError, match=r"--module gone\.net:build: no module 'gone' in this folder"):
+        subject.build(a_job)
+    (tmp_path / "inner.py").write_text("import lost")
+    with pytest.raises(ModuleNotFoundError, match="lost"):
+        subject.build(msgspec.structs.replace(a_job, module="inner:build"))
+
+
+@pytest.mark.parametrize("variant", [Variant(), Variant("compile")])
+def test_a_failure_names_the_line_of_the_user_s_file_and_the_log(variant, tmp_path):
+    outcome = run(zoo(tmp_path, "Raises", variant=variant))
+    line = ZOO.splitlines().index("        return x.view(7, -1, 5)") + 1
+    assert outcome.process.reason == (
+        f"zoo.py:{line}: in forward: return x.view(7, -1, 5): RuntimeError: shape '[7, -1, 5]' is invalid for input of "
+        "size 96 (log: logs/run.0.log)"
+    )
+    assert outcome.flags == []
+
+
+def test_a_command_line_that_asks_for_what_is_not_there_is_told_from_a_failure(tmp_path):
+    assert run(zoo(tmp_path, "absent")).flags == ["usage_error"]
+
+
+def test_the_flag_of_a_float32_reference_stands_in_the_outcome(tmp_path):
+    outcome = run(zoo(tmp_path, "in_float"))
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert "reference_fp32" in outcome.flags
