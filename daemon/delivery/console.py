@@ -398,6 +398,8 @@ def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Se
     console.print(table)
     longest = _clock(sum(planned.seconds for planned in plan))
     console.print(f"{_cases(len(plan))}, at most about {longest}")
+    if any(planned.accuracy for planned in plan):
+        console.print("accuracy comes on top: it takes as long as its images do")
     for reason, names in cannot_run.items():
         console.print(f"cannot run here: {reason}: {', '.join(names)}", markup=False)
 

@@ -1,6 +1,7 @@
 """What a person reads: the table's cells, its notes, hostile text as text, and the progress lines."""
 
 import io
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -217,6 +218,9 @@ def test_the_plan_says_what_runs_what_cannot_and_how_long():
     assert "square,eager,b1" in out.getvalue()
     assert "1 case, at most about 00:00:22" in out.getvalue()
     assert "cannot run here: not today: tensorrt, tensorrt-fp16" in out.getvalue()
+    assert "accuracy" not in out.getvalue()
+    print_plan(out, [replace(PLAN[0], accuracy="full")], {})
+    assert "accuracy comes on top: it takes as long as its images do" in out.getvalue()
 
 
 @pytest.mark.parametrize("as_json", [False, True])
