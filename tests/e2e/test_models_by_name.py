@@ -128,7 +128,7 @@ def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch(command):
     done = command("benchd", "export", *arguments, "--out", "files", "--json")
     assert done.returncode == 0, done.stderr
     (file,) = json.loads(done.stdout)
-    assert (file["metadata"]["facts"]["batch"], file["metadata"]["measured"]["input_shape"][0]) == (None, "batch")
+    assert (file["metadata"]["facts"]["batch"], file["metadata"]["measured"]["input_shape"][0]) == ("dynamic", "batch")
 
 
 def test_a_segmentation_net_is_profiled(command, tmp_path):
