@@ -98,4 +98,7 @@ def number_format(precision: Precision, device: torch.device) -> Format:
 
 
 def _note(job: Job) -> str:
-    return "" if job.weights or job.onnx else "agreement on random weights, accuracy unknown"
+    """Return what the check does not say about the weights."""
+    if job.weights or job.onnx or job.accuracy:
+        return ""
+    return "accuracy unknown" if job.module else "agreement on random weights, accuracy unknown"
