@@ -159,7 +159,7 @@ def test_checks_and_kernels_are_named():
     assert "FAILED 3.0e-07, 2e-03 flipped" in table
     table, _ = shown(made(check=check(passed=False, void=True, note="rounding alone moves the output")))
     assert "void 3.0e-07" in table
-    assert "check: rounding alone moves the output" in table
+    assert "check: vim_tiny: rounding alone moves the output" in table
     table, _ = shown(made(check=check(images=64, argmax_disagreements=53)))
     assert "ok 3.0e-07, 11 of 64 agree" in table
 
