@@ -410,7 +410,8 @@ def _own_variants(own: Own, machine: Machine) -> list[str]:
 
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     """Return the variants worth their time: in a quick pass what ships most, else all that can run here."""
-    on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
+    # eager alone would be no answer for a model without kernels of ours
+    on_gpu, whole = machine.device == "cuda", suite.preset != "quick" or model not in catalog.MODELS
     entry = catalog.find(model)
     has_custom = entry is not None and entry.custom_kernels
     names = ["eager", *(["fp16"] if on_gpu else [])]

@@ -210,7 +210,7 @@ def test_a_model_of_a_library_is_planned_as_one_of_the_catalog_without_kernels_o
     planned = plan.plan([suite], LimitsConfig(), CPU)
     assert [entry.case.model for entry in planned] == ["torchvision:resnet18"] * 2
     assert [entry.reason for entry in planned] == [None, "torchvision:resnet18 has no custom kernels"]
-    default = ids(Suite(models=["torchvision:resnet18"]))
+    default = ids(Suite(models=["torchvision:resnet18"], preset="quick"))
     assert default[:3] == [f"torchvision_resnet18,{name},b1" for name in ("eager", "compile", "compile-amp")]
 
 
