@@ -13,7 +13,7 @@ import pytest
 from benchd.daemon import plan, records
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.plan import Machine, OwnModule
+from benchd.daemon.plan import Machine, OwnFile, OwnModule
 from benchd.daemon.worker.backends import BACKENDS
 
 CPU = Machine("cpu", has_cxx=True, has_cc=True)
@@ -162,10 +162,29 @@ def test_the_plan_knows_the_backends_that_the_worker_has():
 
 
 def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
-    own = OwnModule("/somewhere/net.py:build", None)
+    own = OwnModule("/somewhere/net.py:build")
     assert ids(Suite(variants=["eager", "amp"]), own=own) == ["own.net.build,eager,b1", "own.net.build,amp,b1"]
     with pytest.raises(UsageError, match="takes no options"):
         ids(Suite(options={"time_steps": ["1"]}), own=own)
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_a_module_of_your_own_runs_what_ships_most(preset):
+    own = OwnModule("package.net:build", folder="/somewhere")
+    assert own.model == "own.net.build"
+    gpu = Machine("cuda", has_cxx=True, has_tensorrt=True)
+    on_both = ["eager", "compile", "onnxruntime"]
+    for machine, more in ((CPU, []), (gpu, ["fp16", "cudagraph", "tensorrt-fp16"])):
+        planned = plan.plan([Suite(preset=preset)], LimitsConfig(), machine, own)
+        assert [entry.case.variant.name for entry in planned] == on_both + more
+
+
+def test_a_file_of_a_fixed_batch_implies_it():
+    own = OwnFile("/somewhere/net.onnx", [], batch_size=4)
+    assert ids(Suite(variants=["onnxruntime"]), own=own) == ["own.net,onnxruntime,b4"]
+    assert ids(Suite(variants=["onnxruntime"], batch_sizes=[4]), own=own) == ["own.net,onnxruntime,b4"]
+    with pytest.raises(UsageError, match=r"--batch-sizes 2: net\.onnx is written for batches of 4$"):
+        ids(Suite(batch_sizes=[4, 2]), own=own)
 
 
 def test_presets_are_the_published_ones_and_the_configuration_changes_them():
