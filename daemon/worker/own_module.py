@@ -107,7 +107,7 @@ def _imported(where: str, folder: str, option: str) -> ModuleType:
     name = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{option}: {path.name} is not a Python file")
+        raise UsageError(f"{option}: {path.name} is no .py file")
     source = importlib.util.module_from_spec(spec)
     sys.modules[name] = source  # before it runs: dataclasses and pickles look it up there
     spec.loader.exec_module(source)

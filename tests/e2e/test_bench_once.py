@@ -354,7 +354,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
         (["--weights", "nowhere.pth"], "--weights nowhere.pth: no such file"),
         (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
-        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml:"),
+        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is no .py file"),
         (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
         (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
