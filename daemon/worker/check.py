@@ -178,10 +178,12 @@ def _reference(subject: Subject, device: torch.device, images: Batch, job: Job) 
     """Return what the plain model answers in float64, and why in float32 on the CPU where float64 cannot run it."""
 
     def in_float64() -> Observation:
-        return _trusted(subject.reference().to(device), torch.float64, subject, images, job)
+        module = subject.reference().to(device)
+        return _trusted(Loaded(module, torch.float64, device, module), subject, images, job)
 
     def in_float32() -> Observation:
-        return _trusted(copy.deepcopy(subject.plain), torch.float32, subject, images, job)
+        module = copy.deepcopy(subject.plain)
+        return _trusted(Loaded(module, torch.float32, torch.device("cpu"), module), subject, images, job)
 
     try:
         return _cached("float64", subject, job, len(images), in_float64), ""
@@ -193,15 +195,15 @@ def _reference(subject: Subject, device: torch.device, images: Batch, job: Job) 
     return found, f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
 
 
-def _trusted(module: nn.Module, dtype: torch.dtype, subject: Subject, images: Batch, job: Job) -> Observation:
-    """Return what the module answers; of a user's own, raise UnfitModel for an answer that nothing can be held against.
+def _trusted(loaded: Loaded, subject: Subject, images: Batch, job: Job) -> Observation:
+    """Return what the plain model answers; of a user's own, raise UnfitModel for what nothing can be held against.
 
-    That is one that is not finite, one that changes from run to run, and one that leaves its input changed.
+    That is an answer that is not finite or changes from run to run, and a model that writes to its input.
     """
-    device = next((value.device for value in module.parameters()), torch.device("cpu"))
-    run = spread(module) if isinstance(images, Tensors) else module
-    loaded, size = Loaded(run, dtype, device, module), subject.reference_batch
-    found = observe(loaded, module, images, size, job.case.seed)
+    if isinstance(images, Tensors):
+        loaded = replace(loaded, run=spread(loaded.run))
+    size = subject.reference_batch
+    found = observe(loaded, subject.plain, images, size, job.case.seed)
     if job.case.model in catalog.MODELS:
         return found
     _refuse_odd(found, loaded, images[:size], len(images), subject.facts.data)
