@@ -245,7 +245,8 @@ def _read(record: Record) -> list[str]:
     """Return the words that say what a user's own model reads."""
     if record.model is None:
         return []
-    inputs = record.model.inputs or [InputSpec(shape=record.model.input_shape)]
+    of_old = [] if _own_file(record) else [InputSpec(shape=record.model.input_shape)]
+    inputs = record.model.inputs or of_old
     return [word for spec in inputs for word in ("--input", str(spec))]
 
 

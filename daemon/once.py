@@ -165,6 +165,8 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
         raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
     if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))):
         return OwnModule(module, inputs, str(Path.cwd()))
+    if not file.endswith(".py"):
+        raise UsageError(f"--module {module}: {file} is no .py file")
     if not Path(file).is_file():
         raise UsageError(f"--module {module}: {file}: no such file")
     try:

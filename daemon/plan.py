@@ -393,15 +393,16 @@ def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> li
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
         return list(itertools.product(map(Variant.parse, suite.variants), directions))
-    names = _own_variants(own, machine) if own else _module_variants(suite, model, machine)
+    is_ours = not own and model in catalog.MODELS
+    names = _module_variants(suite, model, machine) if is_ours else _own_variants(own, machine)
     chosen = list(itertools.product(map(Variant.parse, names), directions))
     if not suite.directions and model == "snn_stbif_resnet18":
         chosen.append((Variant(), "training"))
     return [(variant, direction) for variant, direction in chosen if direction == "inference" or variant == Variant()]
 
 
-def _own_variants(own: Own, machine: Machine) -> list[str]:
-    """Return what ships most; one that cannot run here stays, so that its row says what is missing."""
+def _own_variants(own: Own | None, machine: Machine) -> list[str]:
+    """Return what ships most of a model that has no kernels of ours; one that cannot run here stays, so that its row says what is missing."""
     on_gpu = machine.device == "cuda"
     if isinstance(own, OwnFile):
         return ["onnxruntime", *(["tensorrt"] if on_gpu else [])]
@@ -410,10 +411,8 @@ def _own_variants(own: Own, machine: Machine) -> list[str]:
 
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     """Return the variants worth their time: in a quick pass what ships most, else all that can run here."""
-    # eager alone would be no answer for a model without kernels of ours
-    on_gpu, whole = machine.device == "cuda", suite.preset != "quick" or model not in catalog.MODELS
-    entry = catalog.find(model)
-    has_custom = entry is not None and entry.custom_kernels
+    on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
+    has_custom = catalog.entry(model).custom_kernels
     names = ["eager", *(["fp16"] if on_gpu else [])]
     names += ["custom"] if has_custom and machine.has_cc and (machine.has_triton or not on_gpu) else []
     names += ["compile", "compile-amp"] if whole else []

@@ -15,7 +15,7 @@ FORMS: tuple[Form, ...] = ("scan", "two_level")
 # of them would cross to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
 OPSET = 18
 # whose version shows in the file; torchvision brings the layers of the ResNets
-EXPORTERS = ("torch", "torchvision", "onnx", "onnx-ir", "onnxscript")
+EXPORTERS = ("torch", "torchvision", "timm", "onnx", "onnx-ir", "onnxscript")
 ONLY_OUTPUT = "outputs"  # the name in the file of what a model answers as one tensor
 
 # measured on a CPU, where one Scan node keeps its state in the cache; the others launch kernels for each turn of a loop

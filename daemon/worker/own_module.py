@@ -46,16 +46,20 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
     names = [spec.name for spec in specs if spec.name]
     by_place = [None] * (len(specs) - len(names))
     try:
-        inspect.signature(module.forward).bind(*by_place, **dict.fromkeys(names))
+        signature = inspect.signature(module.forward)
+    except ValueError:  # it has none to look at
+        return Named(module, names) if names else module
+    try:
+        signature.bind(*by_place, **dict.fromkeys(names))
     except TypeError as error:
         given = " ".join(f"--input {spec}" for spec in specs)
         raise UsageError(
-            f"{given}: {type(module).__name__}.forward{inspect.signature(module.forward)}: {error}; give each of its "
-            "inputs, by its name as in --input ids=int64:16"
+            f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by its name as in "
+            "--input ids=int64:16"
         ) from error
-    except ValueError:  # it has no signature to look at
-        pass
-    return Named(module, names) if names else module
+    # without a wrapper, which would cost a microsecond in each run, where the names stand in their places
+    in_order = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return module if in_order[len(by_place) : len(specs)] == names else Named(module, names)
 
 
 def materialise(module: nn.Module, example: Batch) -> None:
@@ -113,7 +117,7 @@ def _imported(where: str, folder: str, option: str) -> ModuleType:
     name = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{option}: {path.name} is not a Python file")
+        raise UsageError(f"{option}: {path.name} is no .py file")
     source = importlib.util.module_from_spec(spec)
     sys.modules[name] = source  # before it runs: dataclasses and pickles look it up there
     spec.loader.exec_module(source)

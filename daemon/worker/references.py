@@ -16,7 +16,7 @@ from benchd.exporters import code
 from benchd.exporters.artifacts import Store, key_of
 
 LIMIT_BYTES = 2 * 2**30
-_RUNTIMES = ("torch", "torchvision", "onnxruntime")
+_RUNTIMES = ("torch", "torchvision", "timm", "onnxruntime")
 
 Arrays = Mapping[str, np.ndarray]
 Compute = Callable[[], Arrays]

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from records_made import ENVIRONMENT, accuracy, made, timing
 
-from benchd.daemon.decision import Requirements, decide, line
-from benchd.daemon.records import Case, Check, Energy, Memory, ProcessResult, Summary, Variant, Window
+from benchd.daemon.decision import Requirements, decide, line, untried
+from benchd.daemon.records import Case, Check, Energy, Memory, ModelFacts, ProcessResult, Summary, Variant, Window
 
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
@@ -240,3 +240,17 @@ def test_joules_of_another_scope_are_not_ranked():
     decision = only(records, objective="energy")
     assert decision.ship == "eager-fp16"
     assert decision.excluded == {"tensorrt": "energy is of GPU board, not of module"}
+
+
+def test_of_a_module_of_one_s_own_it_is_said_what_was_not_tried():
+    def decided(model, weights, *variants):
+        facts = ModelFacts(
+            options={}, input_shape=[4], parameters=1, weights=weights, weights_sha256="0", data="random"
+        )
+        records = [candidate(variant, 1.0, model=model, device="cpu") for variant in variants]
+        return only([msgspec.structs.replace(record, model=facts) for record in records])
+
+    module = decided("own.net.build", "random, seed 0", "eager", "compile", "onnxruntime", "bf16")
+    assert untried(module) == ["fp16", "amp", "compile-fp16", "compile-bf16", "compile-amp", "onnxruntime-fp16"]
+    assert untried(decided("own.v2.net", "v2.net.onnx", "onnxruntime")) == []
+    assert untried(decided("vim_tiny", "random, seed 0", "eager")) == []

@@ -6,8 +6,8 @@ from records_made import made
 from benchd.daemon import noise_floor, once, plan
 from benchd.daemon.compare import comparison
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.plan import Machine, OwnModule
+from benchd.daemon.errors import SchemaError
+from benchd.daemon.plan import Machine
 from benchd.daemon.records import Case, Check, Variant, encode
 from benchd.daemon.statistics import Verdict
 
@@ -70,15 +70,6 @@ def test_a_verdict_fails_the_pass_where_that_was_asked_for(answers, records, fai
     planned = plan.plan([Suite(models=["vim_tiny"], preset="quick")], LimitsConfig(), CPU)
     comparisons = [comparison(("a", "a"), Verdict(answer=answer), ([], []), ([], [])) for answer in answers]
     assert once.exit_code(planned, records, False, fail_on, comparisons) == code
-
-
-def test_a_model_of_ones_own_has_no_trained_weights_that_ship(tmp_path):
-    (tmp_path / "w.pth").write_bytes(b"")
-    own = OwnModule("net.py:build", None)
-    assert once.named_weights(str(tmp_path / "w.pth"), own) == str(tmp_path / "w.pth")
-    assert [once.named_weights(weights, None) for weights in ("demo", "random", None)] == ["demo", "random", None]
-    with pytest.raises(UsageError, match="--weights demo: a model of your own has none; give a checkpoint of it"):
-        once.named_weights("demo", own)
 
 
 def test_a_damaged_noise_floor_is_said_before_anything_is_measured(tmp_path, monkeypatch):

@@ -69,13 +69,13 @@ def test_the_same_case_twice_is_one_case():
 
 
 def test_trained_weights_bring_their_options_along():
-    suite = Suite(variants=["eager"], options={"time_steps": ["4"]})
-    assert ids(suite, weights="demo") == [
+    suite = Suite(variants=["eager"], options={"time_steps": ["4"]}, weights="demo")
+    assert ids(suite) == [
         "vim_tiny,eager,b1,depth=4,dim=64,image_size=32,num_classes=10,patch_size=4,stride=4",
         "snn_onepass,eager,b64,time_steps=4",
         "snn_stbif_resnet18,eager,b1,time_steps=4,width=16",
     ]
-    assert ids(suite, weights="random")[0] == "vim_tiny,eager,b1"
+    assert ids(msgspec.structs.replace(suite, weights="random"))[0] == "vim_tiny,eager,b1"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_trained_weights_bring_their_options_along():
 )
 def test_what_the_trained_weights_are_not_of_is_named(suite, words):
     with pytest.raises(UsageError, match=words):
-        ids(suite, weights="demo")
+        ids(msgspec.structs.replace(suite, weights="demo"))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_plan_knows_the_backends_that_the_worker_has():
 
 
 def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
-    own = OwnModule("/somewhere/net.py:build", None)
+    own = OwnModule("/somewhere/net.py:build")
     assert ids(Suite(variants=["eager", "amp"]), own=own) == ["own.net.build,eager,b1", "own.net.build,amp,b1"]
     with pytest.raises(UsageError, match="takes no options"):
         ids(Suite(options={"time_steps": ["1"]}), own=own)
@@ -211,7 +211,7 @@ def test_a_model_of_a_library_is_planned_as_one_of_the_catalog_without_kernels_o
     assert [entry.case.model for entry in planned] == ["torchvision:resnet18"] * 2
     assert [entry.reason for entry in planned] == [None, "torchvision:resnet18 has no custom kernels"]
     default = ids(Suite(models=["torchvision:resnet18"], preset="quick"))
-    assert default[:3] == [f"torchvision_resnet18,{name},b1" for name in ("eager", "compile", "compile-amp")]
+    assert default == [f"torchvision_resnet18,{name},b1" for name in ("eager", "compile", "onnxruntime")]
 
 
 def test_a_library_that_is_not_installed_is_not_available(monkeypatch):
@@ -219,6 +219,25 @@ def test_a_library_that_is_not_installed_is_not_available(monkeypatch):
     monkeypatch.setattr("sys.path", [])
     with pytest.raises(NotAvailable, match="the package timm is not installed: pip install timm"):
         ids(Suite(models=["timm:resnet18"]))
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_a_module_of_your_own_runs_what_ships_most(preset):
+    own = OwnModule("package.net:build", folder="/somewhere")
+    assert own.model == "own.net.build"
+    gpu = Machine("cuda", has_cxx=True, has_tensorrt=True)
+    on_both = ["eager", "compile", "onnxruntime"]
+    for machine, more in ((CPU, []), (gpu, ["fp16", "cudagraph", "tensorrt-fp16"])):
+        planned = plan.plan([Suite(preset=preset)], LimitsConfig(), machine, own)
+        assert [entry.case.variant.name for entry in planned] == on_both + more
+
+
+def test_a_file_of_a_fixed_batch_implies_it():
+    own = OwnFile("/somewhere/net.onnx", [], batch_size=4)
+    assert ids(Suite(variants=["onnxruntime"]), own=own) == ["own.net,onnxruntime,b4"]
+    assert ids(Suite(variants=["onnxruntime"], batch_sizes=[4]), own=own) == ["own.net,onnxruntime,b4"]
+    with pytest.raises(UsageError, match=r"--batch-sizes 2: net\.onnx is written for batches of 4$"):
+        ids(Suite(batch_sizes=[4, 2]), own=own)
 
 
 def test_presets_are_the_published_ones_and_the_configuration_changes_them():
@@ -384,8 +403,15 @@ def accuracies(suite, **kwargs):
     return {planned.accuracy for planned in plan.plan([suite], LimitsConfig(), CPU, **kwargs)}
 
 
-def test_accuracy_is_measured_where_weights_and_data_are_there_and_over_as_much_as_asked_for():
-    suite = Suite(models=["snn_onepass"], weights="w.pth", data="imagefolder:images")
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"")
+    return str(path)
+
+
+def test_accuracy_is_measured_where_weights_and_data_are_there_and_over_as_much_as_asked_for(checkpoint):
+    suite = Suite(models=["snn_onepass"], weights=checkpoint, data="imagefolder:images")
     assert accuracies(suite) == {plan.POOL_IMAGES}
     assert accuracies(msgspec.structs.replace(suite, accuracy="full")) == {"full"}
     assert accuracies(msgspec.structs.replace(suite, accuracy=7)) == {7}
@@ -399,8 +425,21 @@ def test_whether_a_module_of_ones_own_is_trained_is_not_known():
     assert accuracies(Suite(data="imagefolder:images"), own=OwnFile("net.onnx", {})) == {plan.POOL_IMAGES}
 
 
-def test_weights_are_for_one_model():
+def test_weights_are_for_one_model(checkpoint):
     with pytest.raises(
         UsageError, match=r"--weights is for one model; name it with --models \(the plan holds vim_tiny,"
     ):
-        accuracies(Suite(weights="w.pth"))
+        accuracies(Suite(weights=checkpoint))
+
+
+def test_a_model_of_ones_own_has_no_trained_weights_that_ship(checkpoint):
+    own = OwnModule("net.py:build")
+    (planned, *_) = plan.plan([Suite(weights=checkpoint)], LimitsConfig(), CPU, own)
+    assert planned.weights == checkpoint
+    with pytest.raises(UsageError, match="--weights demo: a model of your own has none; give a checkpoint of it"):
+        ids(Suite(weights="demo"), own=own)
+
+
+def test_weights_are_named_or_a_whole_path(checkpoint):
+    assert [plan.named_weights(named) for named in ("demo", "random", checkpoint)] == ["demo", "random", checkpoint]
+    assert plan.named_weights("w.pth") == str(Path.cwd() / "w.pth")

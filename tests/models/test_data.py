@@ -74,9 +74,10 @@ def test_the_digits_that_ship_take_the_shape_of_the_model():
     assert normal.source == "all 359 images of demo, fewer than the 400 asked for"
     assert abs(normal.images.mean()) < 0.02
     assert abs(normal.images.std() - 1) < 0.02
-    larger = open_data("demo", (1, 224, 224), 2, classes=1000)
+    larger = open_data("demo", (1, 224, 224), 2)
     assert larger.images.shape == (2, 1, 224, 224)
-    assert larger.labels is None
+    assert larger.of.why_unlabelled(10) is None
+    assert "demo has 10 classes and the model has 1000" in larger.of.why_unlabelled(1000)
     with pytest.raises(DataError, match="reads no images"):
         open_data("demo", (64, 64))
 

@@ -23,7 +23,7 @@ def loaded(model, **options):
 def images(model):
     entry = catalog.entry(model)
     shape = entry.image_shape(CHECKPOINTS[model].options)
-    return data.open_data("demo", shape, 10_000, dataset=entry.dataset, inputs=entry.inputs, classes=10)
+    return data.open_data("demo", shape, 10_000, dataset=entry.dataset, inputs=entry.inputs)
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from worker_jobs import job, own_module
 
+from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import backends, check, subject
 from benchd.models import catalog
@@ -64,15 +65,19 @@ def test_a_module_that_is_wrong_in_float32_fails_beyond_the_tolerance(tmp_path, 
     assert result.error_share == pytest.approx(error, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "where", ["if images.dtype != torch.float64:", "if images.dtype == torch.float64:", "if True:"]
-)
-def test_an_overflow_fails_and_stays_a_finite_number(tmp_path, where):
-    wrong = f"{where} return self.fc(images.flatten(1)) / 0"
+def test_an_overflow_fails_and_stays_a_finite_number(tmp_path):
+    wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) / 0"
     result = checked(job(tmp_path, module=own_module(tmp_path, forward=wrong)))
     assert not result.passed
     assert np.isfinite(result.max_abs_error)
     assert np.isfinite(result.error_share)
+
+
+@pytest.mark.parametrize("where", ["if images.dtype == torch.float64:", "if True:"])
+def test_nothing_is_held_against_a_reference_that_is_not_finite(tmp_path, where):
+    wrong = f"{where} return self.fc(images.flatten(1)) / 0"
+    with pytest.raises(UnfitModel, match="the model's answer is NaN or infinite in float64"):
+        checked(job(tmp_path, module=own_module(tmp_path, forward=wrong)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "amp"])

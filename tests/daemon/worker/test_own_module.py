@@ -159,6 +159,7 @@ def wrong():
     return {"a": 1}
 '''
 IMAGE = ["3x4x4"]
+SECOND = ["second=int64:4", "first=int64:6"]
 WORDS = ["ids=int64:6", "mask=bool:6"]
 # torch.ao and torch.jit say on every use that they are old
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -294,6 +295,13 @@ def test_what_torch_does_not_make_of_a_module_is_unsupported(name, variant, word
     pytest.importorskip("onnxscript", reason="exports")
     with pytest.raises(Unsupported, match=words):
         checked(zoo(tmp_path, name, [] if name in ("branches", "varying") else IMAGE, variant=variant))
+
+
+def test_names_in_their_places_cost_no_wrapper(tmp_path):
+    built = [subject.build(zoo(tmp_path, "TwoInts", given)).plain for given in (SECOND[::-1], SECOND)]
+    assert [type(plain).__name__ for plain in built] == ["TwoInts", "Named"]
+    first, second = torch.ones(2, 6, dtype=torch.int64), torch.full((2, 4), 5)
+    assert torch.equal(built[0](first, second), built[1](second, first))
 
 
 def test_data_is_for_a_model_of_images(tmp_path):

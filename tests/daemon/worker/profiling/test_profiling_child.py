@@ -39,7 +39,8 @@ def test_prints_do_not_reach_the_answer_and_progress_is_told(answer, tmp_path):
 
 def test_a_module_that_raises_is_an_error_with_its_words_and_its_place(answer, tmp_path):
     found, told = answer(own_job(tmp_path, forward="raise ValueError('no such neuron')"))
-    assert (found.error, found.unsupported) == ("ValueError: no such neuron", False)
+    line = "net.py:14: in forward: raise ValueError('no such neuron')"
+    assert (found.error, found.unsupported) == (f"{line}: ValueError: no such neuron", False)
     assert "net.py" in told
 
 

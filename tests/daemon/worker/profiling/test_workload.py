@@ -3,7 +3,24 @@ import torch
 from profile_jobs import own_job, profile_job
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import InputSpec
 from benchd.daemon.worker.profiling.workload import Whole, open_work
+
+IMAGES, IDS = InputSpec("x", "float32", [4]), InputSpec("ids", "int64", [6])
+SEVERAL = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.embedding = nn.Linear(4, 3), nn.Embedding(2, 3)
+
+    def forward(self, x, ids):
+        logits = self.fc(x) + self.embedding(ids).sum(1)
+        return {"loss": logits.mean(), "logits": logits}
+
+build = Net
+"""
 
 
 def test_a_forward_step_runs_the_model_on_its_batch(tmp_path):
@@ -54,3 +71,18 @@ def test_a_compiled_model_is_one_whole_that_keeps_its_name_and_does_not_train(tm
 def test_kernels_without_gradients_do_not_train(tmp_path):
     with pytest.raises(Unsupported, match="training is measured on"):
         open_work(profile_job(tmp_path, variant="custom", workload="train"))
+
+
+@pytest.mark.parametrize(
+    ("workload", "variant"), [("forward", "eager"), ("eval", "eager"), ("train", "eager"), ("eval", "compile")]
+)
+def test_a_model_of_several_inputs_and_answers_is_profiled(tmp_path, workload, variant):
+    """A loss is taken of the first answer of floats whose batch leads."""
+    job = own_job(tmp_path, workload=workload, variant=variant, inputs=[IMAGES, IDS])
+    (tmp_path / "net.py").write_text(SEVERAL)
+    work = open_work(job)
+    assert [value.shape for value in work.images.named.values()] == [(2, 4), (2, 6)]
+    for _ in range(2):
+        work.step()
+    found = work.forward()
+    assert (found if workload == "train" else found["logits"]).shape == (2, 3)
