@@ -402,7 +402,10 @@ def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> li
 
 
 def _own_variants(own: Own | None, machine: Machine) -> list[str]:
-    """Return what ships most of a model that has no kernels of ours; one that cannot run here stays, so that its row says what is missing."""
+    """Return what ships most of a model without kernels of ours.
+
+    One that cannot run here stays, so that its row says what is missing.
+    """
     on_gpu = machine.device == "cuda"
     if isinstance(own, OwnFile):
         return ["onnxruntime", *(["tensorrt"] if on_gpu else [])]

@@ -170,7 +170,7 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
         ),
         (
             {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
-            "--onnx net.v2.onnx --input 3x4x4 --variants onnxruntime --batch-sizes 1",
+            "--onnx net.v2.onnx --variants onnxruntime --batch-sizes 1",
         ),
     ],
 )
@@ -191,7 +191,7 @@ def test_the_line_to_type_measures_the_same_case(fields, words):
         ),
         (
             {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
-            "bench-once --onnx net.v2.onnx --input 3x4x4 --variants onnxruntime --batch-sizes 1 --processes 5 for both",
+            "bench-once --onnx net.v2.onnx --variants onnxruntime --batch-sizes 1 --processes 5 for both",
         ),
     ],
 )
