@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 
@@ -163,12 +164,15 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
     inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in arguments.inputs(given)]
     if not colon or not function.isidentifier():
         raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
-    if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))):
+    if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
+        package = file.partition(".")[0]
+        if PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+            raise UsageError(f"--module {module}: no module {package!r} in this folder or environment")
         return OwnModule(module, inputs, str(Path.cwd()))
-    if not file.endswith(".py"):
-        raise UsageError(f"--module {module}: {file} is no .py file")
     if not Path(file).is_file():
         raise UsageError(f"--module {module}: {file}: no such file")
+    if not file.endswith(".py"):
+        raise UsageError(f"--module {module}: {file} is no .py file")
     try:
         ast.parse(Path(file).read_bytes())
     except (SyntaxError, ValueError) as error:  # ValueError of a file that is no text

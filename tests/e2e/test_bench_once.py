@@ -451,6 +451,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--weights", "tiny.toml"], "--weights is for one model; name it with --models"),
         (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
         (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is no .py file"),
+        (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
         (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
         (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
