@@ -115,7 +115,11 @@ class _Reference:
             return (exact * (1 + ROUNDING[number_format] * share.to(exact.device))).to(exact.dtype)
 
         module = self._module()
-        module.load_state_dict({name: off(tensor) for name, tensor in module.state_dict().items()})
+        state = module.state_dict()
+        for tensor in state.values():
+            if isinstance(tensor, Tensor):  # a quantised module's state holds other things too
+                tensor.copy_(off(tensor))
+        module.load_state_dict(state)  # what is derived of weights follows
         return self._run(module, each(self.images, off))
 
 

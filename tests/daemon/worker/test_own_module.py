@@ -10,7 +10,7 @@ from worker_jobs import job, run
 from benchd.daemon import arguments
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, steps, subject
+from benchd.daemon.worker import audit, backends, check, steps, subject
 
 CPU = torch.device("cpu")
 HELPER = """
@@ -192,7 +192,7 @@ def checked(a_job):
         step = steps.SingleStream(steps.uniform(loaded, loaded.run(pool[0])), pool, known=[0])
         step(0)
     result, right = check.check_and_answers(built, loaded, a_job)
-    return check.audit.audited(result, right, step.answers, batch)
+    return audit.audited(result, right, step.answers)
 
 
 TAKEN = {
@@ -253,7 +253,7 @@ def test_another_size_than_the_reference_s_fails_with_path_and_both_sizes(tmp_pa
     short = backends.Loaded(lambda x: x.flatten(1)[:, :4], torch.float32, CPU, None)
     result = check.check(built, short, a_job)
     assert not result.passed
-    assert result.note.startswith("output is 4x4 and in the reference 4x5")
+    assert result.note.startswith("the output is 4x4, and in float64 4x5")
 
 
 REFUSED = {
@@ -306,7 +306,7 @@ def test_names_in_their_places_cost_no_wrapper(tmp_path):
 
 def test_data_is_for_a_model_of_images(tmp_path):
     a_job = msgspec.structs.replace(zoo(tmp_path, "Named", WORDS), data="imagefolder:nowhere")
-    with pytest.raises(UsageError, match="--data gives images"):
+    with pytest.raises(UsageError, match="--data gives one input, and own.zoo.Named reads 2"):
         subject.build(a_job)
 
 
