@@ -313,6 +313,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
         (["--weights", "nowhere.pth"], "--weights nowhere.pth: no such file"),
         (["--module", "nowhere.py:build"], "--module nowhere.py:build: expected FILE.py:function"),
+        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),
     ],
