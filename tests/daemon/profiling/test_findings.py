@@ -472,7 +472,7 @@ def test_a_larger_batch_is_judged_by_the_image():
 def test_faster_with_a_failed_check_is_no_confirmation():
     made = verify.verified(VIM, fired(VIM)["flips"], [10.0] * 3, [5.0, 5.1, 4.9], check_failed=True)
     assert made.verdict == "inconclusive"
-    assert "fails its numerical check" in made.evidence[-1]
+    assert "does not pass its numerical check" in made.evidence[-1]
 
 
 def test_the_clean_kernels_are_a_whole_step():
