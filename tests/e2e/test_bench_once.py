@@ -443,7 +443,6 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--direction", "sideways"], "unknown direction 'sideways'"),
         (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
         (["--weights", "nowhere.pth"], "--weights nowhere.pth: no such file"),
-<<<<<<< HEAD
         (["--weights", "demo", "--models", "vim_small"], "--weights demo: vim_small has none; choose one of vim_tiny"),
         (
             ["--weights", "demo", "--models", "vim_tiny", "--option", "depth=3"],
@@ -455,10 +454,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
         (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
         (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
-=======
-        (["--module", "nowhere.py:build"], "--module nowhere.py:build: expected FILE.py:function"),
         (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
->>>>>>> w_keys
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),
     ],
