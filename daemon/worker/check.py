@@ -1,6 +1,7 @@
 """The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 
 import msgspec
 import numpy as np
@@ -9,12 +10,13 @@ import torch
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import Check, Precision
 from benchd.daemon.worker import agreement, truth
-from benchd.daemon.worker.agreement import Bounds, Format, Observation, Rule
+from benchd.daemon.worker.agreement import Format, Observation, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe
 from benchd.daemon.worker.structures import gathered, of_batch
 from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.truth import Truth
 
 # of a network with thresholds one neuron at the edge flips thousands behind it: a share of such images needs many
 SPIKING_IMAGES = 64
@@ -43,13 +45,15 @@ def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check
         reference="float32" if right.why_fp32 else "float64",
         note="; ".join(filter(None, [found.note, right.why_fp32])) or _note(job),
     )
-    return found, _expected(subject, job, right.exact, right.limits, rule, checked)
+    return found, _expected(subject, job, right, rule, (checked, unseen))
 
 
 def _batch_counts(subject: Subject, job: Job) -> tuple[int, int]:
     """Return how many batches are checked, and how many more only the audits of the timed section see."""
+    size = job.case.batch_size
     least = max(job.limits.check_images, SPIKING_IMAGES if subject.judged_by == "codes" else 0)
-    return -(-least // job.case.batch_size), -(-UNSEEN_IMAGES // job.case.batch_size)
+    checked = -(-least // size)
+    return checked, max(0, min(-(-UNSEEN_IMAGES // size), len(subject.images) // size - checked))
 
 
 def _rule(subject: Subject, loaded: Loaded, job: Job) -> Rule:
@@ -67,23 +71,22 @@ def _of_batches(found: Observation, places: Iterable[int], batch_size: int, coun
     return Observation(outputs, None if found.codes is None else found.codes[rows])
 
 
-def _expected(
-    subject: Subject, job: Job, exact: Observation, limits: Bounds, rule: Rule, checked: int
-) -> Expected | None:
+def _expected(subject: Subject, job: Job, right: Truth, rule: Rule, batches: tuple[int, int]) -> Expected | None:
     """Return what a timed run has to answer; None where it draws random numbers of its own, or where it trains.
 
-    Batches that the check has seen and others take turns, as few as fit KNOWN_BYTES, but one of each: they stay in
+    `batches` that the check has seen and others take turns, as few as fit KNOWN_BYTES, but one of each: they stay in
     memory while it is measured.
     """
     if getattr(subject.plain, "encoding", None) == "rate" or job.case.direction == "training":
         return None
-    size, unseen = job.case.batch_size, -(-UNSEEN_IMAGES // job.case.batch_size)
-    count = (checked + unseen) * size
-    batch_bytes = sum(values.nbytes for values in exact.outputs.values()) // (checked + unseen)
-    each_of = max(1, min(unseen, checked, KNOWN_BYTES // max(1, 2 * batch_bytes)))
-    places = [place for number in range(each_of) for place in (checked + number, number)]
-    kept = {place: _copied(of_batch(exact.outputs, place, size, count)) for place in places}
-    return Expected(kept, size, limits, rule)
+    (checked, unseen), size, outputs = batches, job.case.batch_size, right.exact.outputs
+    total = checked + unseen
+    batch_bytes = sum(values.nbytes for values in outputs.values()) // total
+    of_each = max(1, min(KNOWN_BYTES // max(1, 2 * batch_bytes), checked, unseen or checked))
+    turns = zip_longest(range(checked, total)[:of_each], range(of_each))
+    places = [place for turn in turns for place in turn if place is not None]
+    kept = {place: _copied(of_batch(outputs, place, size, total * size)) for place in places}
+    return Expected(kept, size, right.limits, rule)
 
 
 def _copied(answers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ A user's own model may not run in float64; float32 on the CPU then takes its pla
 """
 
 import copy
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from benchd.daemon.worker.subject import Subject
 from benchd.models import catalog
 
 NOISE_DRAWS = 2
+NOISE_IMAGES = 72  # at the most, in whole batches: noise is a figure of the network, not of each image
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,13 @@ class _Reference:
 
     def bounds(self, rule: Rule) -> Bounds:
         """Return what limits a variant in the rule's number format, from draws of its rounding noise."""
+        size = self.subject.reference_batch
+        few = self.images[: -(-NOISE_IMAGES // size) * size]
+        part = self if len(few) == len(self.images) else replace(self, images=few)
 
         def compute() -> dict[str, np.ndarray]:
-            noisy = [self._noisy(rule.format, seed) for seed in range(NOISE_DRAWS)]
-            found = agreement.bounds(self.answers(), noisy, rule)
+            noisy = [part._noisy(rule.format, seed) for seed in range(NOISE_DRAWS)]
+            found = agreement.bounds(part.answers(), noisy, rule)
             held = {f"output {path}": np.array(astuple(bound)) for path, bound in found.outputs.items()}
             codes = np.array(np.nan if found.codes is None else found.codes)
             return held | {"codes": codes, "stable": np.array(found.stable)}
