@@ -1,6 +1,6 @@
 """The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 
 import msgspec
@@ -10,17 +10,17 @@ import torch
 from benchd.daemon.protocol import Job
 from benchd.daemon.records import Check, Precision
 from benchd.daemon.worker import agreement, truth
-from benchd.daemon.worker.agreement import Format, Observation, Rule
+from benchd.daemon.worker.agreement import Format, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.observe import observe
-from benchd.daemon.worker.structures import gathered, of_batch
+from benchd.daemon.worker.observe import observe, of_batches
+from benchd.daemon.worker.structures import of_batch
 from benchd.daemon.worker.subject import Subject
 from benchd.daemon.worker.truth import Truth
 
 # of a network with thresholds one neuron at the edge flips thousands behind it: a share of such images needs many
 SPIKING_IMAGES = 64
-UNSEEN_IMAGES = 8  # that audits of the timed section draw and the check does not
+UNSEEN_IMAGES = 4  # that audits of the timed section draw and the check does not
 KNOWN_BYTES = 8 * 2**20
 
 
@@ -38,7 +38,7 @@ def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check
     rule = _rule(subject, loaded, job)
     right = truth.find(subject, job, images, rule, loaded.device)
     observed = observe(loaded, subject.plain, images[: checked * size], size, job.case.seed)
-    seen = _of_batches(right.exact, range(checked), size, len(images))
+    seen = of_batches(right.exact, range(checked), size, len(images))
     found = agreement.judge(seen, observed, right.limits, rule)
     found = msgspec.structs.replace(
         found,
@@ -59,16 +59,6 @@ def _batch_counts(subject: Subject, job: Job) -> tuple[int, int]:
 def _rule(subject: Subject, loaded: Loaded, job: Job) -> Rule:
     number_format_ = number_format(job.case.variant.precision, loaded.device)
     return Rule(number_format_, subject.judged_by == "codes", bool(job.weights))
-
-
-def _of_batches(found: Observation, places: Iterable[int], batch_size: int, count: int) -> Observation:
-    """Return the part of what was observed of `count` images that belongs to these batches."""
-    chosen = list(places)
-    outputs = gathered(
-        [of_batch(found.outputs, place, batch_size, count) for place in chosen], [batch_size] * len(chosen)
-    )
-    rows = [row for place in chosen for row in range(place * batch_size, (place + 1) * batch_size)]
-    return Observation(outputs, None if found.codes is None else found.codes[rows])
 
 
 def _expected(subject: Subject, job: Job, right: Truth, rule: Rule, batches: tuple[int, int]) -> Expected | None:

@@ -1,5 +1,6 @@
 """What a model answers to some inputs, and which codes its neurons emit on the way."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.worker.agreement import Observation
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.structures import Batch, Tensors, cast, gathered, numbers, tensors
+from benchd.daemon.worker.structures import Batch, Tensors, cast, gathered, numbers, of_batch, tensors
 from benchd.daemon.worker.subject import shows_codes
 
 
@@ -29,6 +30,16 @@ def observe(loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, se
             sizes.append(len(batch))
     visible = [part for part in codes if part is not None]
     return Observation(gathered(outputs, sizes), np.concatenate(visible) if visible else None)
+
+
+def of_batches(found: Observation, places: Iterable[int], batch_size: int, count: int) -> Observation:
+    """Return the part of what was observed of `count` images that belongs to these batches."""
+    chosen = list(places)
+    outputs = gathered(
+        [of_batch(found.outputs, place, batch_size, count) for place in chosen], [batch_size] * len(chosen)
+    )
+    rows = [row for place in chosen for row in range(place * batch_size, (place + 1) * batch_size)]
+    return Observation(outputs, None if found.codes is None else found.codes[rows])
 
 
 def _uniforms(module: nn.Module, start: int, batch: Batch, seed: int) -> list[Tensor]:

@@ -4,7 +4,7 @@ A user's own model may not run in float64; float32 on the CPU then takes its pla
 """
 
 import copy
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,14 @@ from benchd.daemon.protocol import Job
 from benchd.daemon.worker import agreement, references
 from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.observe import observe
+from benchd.daemon.worker.observe import observe, of_batches
 from benchd.daemon.worker.structures import ONLY, Batch, Tensors, cast, each, numbers, of_batch, spread, tensors, values
 from benchd.daemon.worker.subject import Subject
 from benchd.models import catalog
 
 NOISE_DRAWS = 2
-NOISE_IMAGES = 72  # at the most, in whole batches: noise is a figure of the network, not of each image
+# noise is a figure of the network and not of each image; only the share of those that a spike carries off needs many
+NOISE_IMAGES, NOISE_IMAGES_SPIKING = 8, 72
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,13 @@ class _Reference:
     def bounds(self, rule: Rule) -> Bounds:
         """Return what limits a variant in the rule's number format, from draws of its rounding noise."""
         size = self.subject.reference_batch
-        few = self.images[: -(-NOISE_IMAGES // size) * size]
-        part = self if len(few) == len(self.images) else replace(self, images=few)
+        count = NOISE_IMAGES_SPIKING if rule.spiking else NOISE_IMAGES
+        batches = min(-(-count // size), len(self.images) // size)
 
         def compute() -> dict[str, np.ndarray]:
-            noisy = [part._noisy(rule.format, seed) for seed in range(NOISE_DRAWS)]
-            found = agreement.bounds(part.answers(), noisy, rule)
+            noisy = [self._noisy(rule.format, seed, batches * size) for seed in range(NOISE_DRAWS)]
+            exact = of_batches(self.answers(), range(batches), size, len(self.images))
+            found = agreement.bounds(exact, noisy, rule)
             held = {f"output {path}": np.array(astuple(bound)) for path, bound in found.outputs.items()}
             codes = np.array(np.nan if found.codes is None else found.codes)
             return held | {"codes": codes, "stable": np.array(found.stable)}
@@ -108,8 +110,8 @@ class _Reference:
     def _run(self, module: nn.Module, images: Batch) -> Observation:
         return observe(self._loaded(module), module, images, self.subject.reference_batch, self.job.case.seed)
 
-    def _noisy(self, number_format: Format, seed: int) -> Observation:
-        """Return what it answers when its weights and inputs are off by up to the rounding of a format."""
+    def _noisy(self, number_format: Format, seed: int, count: int) -> Observation:
+        """Return what it answers to the first images when weights and inputs are off by up to a format's rounding."""
         draw = torch.Generator().manual_seed(seed)
 
         def off(exact: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ class _Reference:
             if isinstance(tensor, Tensor):  # a quantised module's state holds other things too
                 tensor.copy_(off(tensor))
         module.load_state_dict(state)  # what is derived of weights follows
-        return self._run(module, each(self.images, off))
+        return self._run(module, each(self.images[:count], off))
 
 
 def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
