@@ -70,8 +70,8 @@ class Rule:
 class Bound:
     """What limits one output; every figure but `jumps` is a share of the largest exact answer, which is `largest`.
 
-    `jumps` says that rounding can lead far off, as a spike does that comes or not. `limit` holds for a row, and
-    `noisy_off` is the share of noisy rows beyond it.
+    `spread` is infinite where there is one row alone. `jumps` says that rounding can lead far off, as a spike does that
+    comes or not. `limit` holds for a row, and `noisy_off` is the share of noisy rows beyond it.
     """
 
     largest: float
@@ -113,7 +113,7 @@ def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
     rows = np.where(np.isfinite(_rows(exact)), _rows(exact), 0.0)
     largest = float(np.abs(rows).max(initial=0.0)) or 1.0
     noise = np.concatenate([_distances(rows, _rows(one)) for one in noisy] or [np.zeros(1)]) / largest
-    spread = float(np.median(_distances(rows, np.roll(rows, 1, axis=0)))) / largest
+    spread = float(np.median(_distances(rows, np.roll(rows, 1, axis=0)))) / largest if len(rows) > 1 else math.inf
     cap, floor = ERROR_CAP[rule.format], ERROR_FLOOR[rule.format]
     limit = min(cap, max(floor, NOISE_FACTOR * float(noise.max())))
     limit = min(limit, spread / 2) if spread > CONSTANT else limit
@@ -151,7 +151,7 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
         images_off=worst.off,
         images_off_allowed=worst.allowed_off,
         rounding_share=worst.bound.noise_mean,
-        spread_share=worst.bound.spread,
+        spread_share=worst.bound.spread if math.isfinite(worst.bound.spread) else None,
         flipped_share=codes.flipped if codes else None,
         flipped_tolerance=codes.limit if codes else None,
         note=broken or "; ".join(filter(None, [wrong, unclear, SAME_ANSWERS if is_constant else ""])),

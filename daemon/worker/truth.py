@@ -79,12 +79,13 @@ class _Reference:
         """Return what limits a variant in the rule's number format, from draws of its rounding noise."""
         size = self.subject.reference_batch
         count = NOISE_IMAGES_SPIKING if rule.spiking else NOISE_IMAGES
-        batches = min(-(-count // size), len(self.images) // size)
+        batches, total = -(-count // size), len(self.images)
 
         def compute() -> dict[str, np.ndarray]:
             noisy = [self._noisy(rule.format, seed, batches * size) for seed in range(NOISE_DRAWS)]
-            exact = of_batches(self.answers(), range(batches), size, len(self.images))
-            found = agreement.bounds(exact, noisy, rule)
+            exact = self.answers()
+            part = of_batches(exact, range(batches), size, total) if batches * size < total else exact
+            found = agreement.bounds(part, noisy, rule)
             held = {f"output {path}": np.array(astuple(bound)) for path, bound in found.outputs.items()}
             codes = np.array(np.nan if found.codes is None else found.codes)
             return held | {"codes": codes, "stable": np.array(found.stable)}

@@ -95,7 +95,7 @@ def test_a_module_that_raises_is_an_error_with_its_reason(profile, tmp_path):
     (tmp_path / "net.py").write_text(text + "def build():\n    return Net()\n")
     done = profile("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")
     assert done.returncode == 6
-    assert "error: torch: ValueError: no luck" in done.stderr
+    assert "error: torch: net.py:4: in forward: raise ValueError('no luck'): ValueError: no luck" in done.stderr
     (record,) = published(tmp_path)
     assert (record.status, record.timing) == ("failed", None)
 
