@@ -134,3 +134,13 @@ def test_two_files_of_one_name_are_each_measured(run, tmp_path):
     assert sha256(base) != sha256(pr)
     assert base.model.code_sha256 != pr.model.code_sha256
     assert base.model.weights_sha256 == pr.model.weights_sha256
+
+
+def test_a_module_that_is_edited_while_it_is_measured_ends_the_comparison(run, tmp_path):
+    """Its helper is another one in each process."""
+    edits = "Path(__file__).with_name('helper.py').open('a').write('#\\n')\nimport helper"
+    own = ("--module", net(tmp_path / "own", 1, edits))
+    made = run("benchd", "compare", "--live", "eager,b1", *own, *own, "--pairs", "2")
+    (edited,) = [record for record in made if len(record.processes) == 2]
+    assert (edited.status, edited.timing) == ("failed", None)
+    assert edited.reason == "its code was edited between two processes of the run; run it again"
