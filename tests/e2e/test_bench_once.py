@@ -130,7 +130,7 @@ def assert_complete(record, folder):
     assert record.check.passed
     is_trained = record.case.model == "snn_onepass"  # at its defaults its trained weights ship
     assert record.check.note == ("" if is_trained else "agreement on random weights, accuracy unknown")
-    assert (record.check.top1 is not None) == is_trained
+    assert (record.accuracy is not None) == is_trained
     assert record.timing.min_ms <= record.timing.median_ms <= record.timing.max_ms
     assert record.missing["energy"] == "no_sensor"
     assert record.memory.rss_peak_bytes > 50 * 2**20
@@ -272,11 +272,11 @@ def test_a_case_at_the_options_of_shipped_weights_runs_on_them_unless_told_other
     trained, random = written(tmp_path)
     assert (trained.model.weights, trained.model.data) == ("demo", "256 of the 359 images of demo")
     assert trained.model.weights_sha256 != random.model.weights_sha256
-    assert trained.check.top1 > 0.97
+    assert trained.accuracy.top1 > 0.97
     assert trained.check.note == ""
     assert trained.floor is not None
     assert (random.model.weights, random.model.data) == ("random, seed 0", "random normal, seed 0")
-    assert random.check.top1 is None
+    assert random.accuracy is None
     assert "check: qann_resnet18: agreement on random weights, accuracy unknown" in done.stdout
 
 
@@ -289,7 +289,7 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tm
     assert spiking.case.options == {"width": 16}
     for record in (vim, spiking):
         assert record.model.weights == "demo"
-        assert record.check.top1 > 0.97
+        assert record.accuracy.top1 > 0.97
         assert record.floor is not None
 
 
