@@ -57,8 +57,8 @@ def _batch_counts(subject: Subject, job: Job) -> tuple[int, int]:
 
 
 def _rule(subject: Subject, loaded: Loaded, job: Job) -> Rule:
-    number_format_ = number_format(job.case.variant.precision, loaded.device)
-    return Rule(number_format_, subject.judged_by == "codes", bool(job.weights))
+    in_format = number_format(job.case.variant.precision, loaded.device)
+    return Rule(in_format, spiking=subject.judged_by == "codes", trained=bool(job.weights))
 
 
 def _expected(subject: Subject, job: Job, right: Truth, rule: Rule, batches: tuple[int, int]) -> Expected | None:
