@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from worker_jobs import job, own_module, run
 
-from benchd.daemon.records import Variant
+from benchd.daemon.records import InputSpec, Variant
 from benchd.daemon.worker import accuracy, backends, subject
 
 PER_CLASS = 15
@@ -148,7 +148,7 @@ def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
         probes=False,
         options={},
         onnx=str(tmp_path / "net.onnx"),
-        onnx_shapes={"x": [2, 3, 4, 4]},
+        inputs=[InputSpec("x", "float32", [3, 4, 4])],
         data=f"imagefolder:{tmp_path}/images",
         accuracy="full",
     )
