@@ -57,6 +57,7 @@ def job(folder: Path, *, limits: Limits = TINY, module: str | None = None, **fie
         output=str(folder),
         raw_name="run.0",
         cache=str(folder / "cache"),
+        artifacts=str(folder / "artifacts"),
         spawned_ns=time.monotonic_ns(),
         module=module,
     )

@@ -13,7 +13,7 @@ near the spread, the format cannot carry the network, and nothing can be said of
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ OFF_SHARE, OFF_AT_LEAST, OFF_CAP = 1 / 16, 2, 1 / 4
 VOID_SHARE = 1 / 3  # of the spread: noise beyond it hides which image was answered
 CODES_CAP = 0.15
 RANGE_CAP = 2.0  # of the largest exact answer: what answers within the range can be off by
+CHANNEL_FACTOR, FEWEST_TYPICAL = 8.0, 16
+"""A channel is right within the cap's share of its own variation, and else within this many times its noise."""
 CONSTANT = 1e-9  # a spread below this share is none
 SAME_ANSWERS = "float64 answers all inputs alike, so that no wrong answer could be told from a right one"
 NOT_FINITE = 1e99  # in place of inf and NaN, which no record holds
@@ -85,11 +87,15 @@ class Bound:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What limits each output by path, the share of codes that noise flips, and whether it changes their number."""
+    """What limits each output by path, the share of codes that noise flips, and whether it changes their number.
+
+    `channels` limits the typical error in each channel of an output, by path and by the axis along which they lie.
+    """
 
     outputs: dict[str, Bound]
     codes: float | None
     stable: bool
+    channels: dict[str, dict[int, Array]]
 
     def of(self, path: str) -> Bound:
         """Return the bound of an output; of one whose shape changes from batch to batch the widest."""
@@ -105,8 +111,12 @@ def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Boun
         name: _bound(values, [one.outputs[name] for one in noisy] if stable else [], rule)
         for name, values in exact.outputs.items()
     }
+    channels = {
+        name: _channel_limits(values, [one.outputs[name] for one in noisy] if stable else [], outputs[name], rule)
+        for name, values in exact.outputs.items()
+    }
     flips = [share for one in noisy if stable and (share := _flipped(exact, one)) is not None]
-    return Bounds(outputs, float(np.mean(flips)) if flips else None, stable)
+    return Bounds(outputs, float(np.mean(flips)) if flips else None, stable, channels)
 
 
 def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
@@ -128,13 +138,50 @@ def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
     )
 
 
+def _channel_limits(exact: Array, noisy: Sequence[Array], bound: Bound, rule: Rule) -> dict[int, Array]:
+    """Return by axis the error that each channel may have: small numbers beside large ones have limits of their own.
+
+    A channel whose noise happens to be small takes that of the median channel.
+    """
+    exact, limits = np.where(np.isfinite(exact), exact, 0.0), {}
+    for axis in _channel_axes(exact):
+        largest = _by_channel(exact, axis).max(axis=0)
+        variation = _by_channel(exact - exact.mean(axis=0), axis).max(axis=0) if len(exact) > 1 else largest
+        draws = [_typical(_by_channel(one - exact, axis), bound, rule) for one in noisy]
+        noise = np.max(draws, axis=0) if draws else np.zeros(len(largest))
+        shares = noise[largest > 0] / largest[largest > 0]
+        usual = max(float(np.median(shares)) if len(shares) else 0.0, ROUNDING[rule.format])
+        limits[axis] = np.maximum(
+            ERROR_CAP[rule.format] * variation, CHANNEL_FACTOR * np.maximum(noise, usual * largest)
+        )
+    return limits
+
+
+def _channel_axes(values: Array) -> list[int]:
+    """Return along which axes channels may lie: behind the rows, and last."""
+    return sorted({1, values.ndim - 1}) if values.ndim > 1 and values.size else []
+
+
+def _by_channel(values: Array, axis: int) -> Array:
+    """Return the largest distance from 0 in each channel of each row (rows, channels)."""
+    by_channel = np.moveaxis(np.abs(values), axis, 1)
+    found: Array = by_channel.reshape(*by_channel.shape[:2], -1).max(axis=2)
+    return found
+
+
+def _typical(errors: Array, bound: Bound, rule: Rule) -> Array:
+    """Return the typical error over the rows (rows, channels): their mean, where no spike carries a few of them off."""
+    found: Array = np.median(errors, axis=0) if bound.jumps and rule.format == "fp32" else errors.mean(axis=0)
+    return found
+
+
 def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Check:
     """Return the verdict on what a variant answered; `limits` may be those of more images than `exact` has."""
     mismatch = _undefined(exact) or _mismatch(exact, observed)
     if mismatch:
         return _refused(exact, limits, rule, mismatch)
     paths = [_Path.of(name, exact, observed, limits, rule) for name in exact.outputs]
-    worst = max(paths, key=lambda path: (path.is_bad, path.excess))
+    worst = max(paths, key=lambda path: (path.is_bad, bool(path.lost_channel), path.excess))
     codes = _Codes.of(exact, observed, limits, rule)
     broken, wrong = _broken(paths), _wrong(paths, codes)
     unclear = _unclear(paths, codes, is_wrong=bool(wrong))
@@ -161,20 +208,25 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
 
 @dataclass(frozen=True)
 class _Path:
-    """One output against its bound: errors by row, as shares of the largest exact answer."""
+    """One output against its bound: errors by row, as shares of the largest exact answer.
+
+    `lost_channel` says which channel is off by more than its own limit, if one is.
+    """
 
     name: str
     errors: Array
     not_finite: int
     bound: Bound
     by_mean: bool
+    lost_channel: str
 
     @classmethod
     def of(cls, name: str, exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> "_Path":
         bound, answers = limits.of(name), _rows(observed.outputs[name])
         errors = _distances(_rows(exact.outputs[name]), answers) / bound.largest
         not_finite = int((~np.isfinite(answers)).any(axis=1).sum())
-        return cls(name, errors, not_finite, bound, bound.jumps and rule.format != "fp32")
+        lost = "" if not_finite else _lost_channel(name, exact.outputs[name], observed.outputs[name], limits, rule)
+        return cls(name, errors, not_finite, bound, bound.jumps and rule.format != "fp32", lost)
 
     @property
     def mean(self) -> float:
@@ -200,6 +252,26 @@ class _Path:
     @property
     def is_bad(self) -> bool:
         return self.not_finite > 0 or (self.excess > 1 if self.by_mean else self.off > self.allowed_off)
+
+
+def _lost_channel(name: str, exact: Array, observed: Array, limits: Bounds, rule: Rule) -> str:
+    """Say which channel of an output is off by more than its limit, else nothing.
+
+    Of a network with thresholds a few rows have no typical error, because one that a spike carries off outweighs them.
+    """
+    if limits.of(name).jumps and len(exact) < FEWEST_TYPICAL:
+        return ""
+    for axis, most in limits.channels.get(name, {}).items():
+        if exact.shape[axis] != len(most):  # the shape is another one in each batch
+            continue
+        errors = _typical(_by_channel(observed - exact, axis), limits.of(name), rule)
+        channel = int(np.argmax(errors - most))
+        if errors[channel] > most[channel]:
+            return (
+                f"{_named(name)} is off by {errors[channel]:.1e} in channel {channel} of axis {axis} on the mean, and "
+                f"{most[channel]:.1e} is allowed"
+            )
+    return ""
 
 
 def _allowed_off(rows: int, noisy_off: float) -> int:
@@ -262,6 +334,8 @@ def _wrong(paths: Sequence[_Path], codes: _Codes | None) -> str:
             but = f"; {path.allowed_off} may be" if path.allowed_off else ""
             rows = f"{path.off} of {len(path.errors)}{but}"
             return f"{_named(path.name)} is off by more than {path.bound.limit:.1e} of the largest for {rows}"
+        if path.lost_channel:
+            return path.lost_channel
     if codes and codes.flipped > codes.limit:
         return f"{codes.flipped:.1e} of the codes flipped, and {codes.limit:.1e} is allowed"
     return ""
@@ -310,6 +384,35 @@ def _refused(exact: Observation, limits: Bounds, rule: Rule, reason: str) -> Che
         argmax_disagreements=None,
         note=reason,
     )
+
+
+def off(exact: Observation, observed: Observation, limits: Bounds) -> NDArray[np.bool_]:
+    """Say of each image (images, 2) whether its outputs are off by more than their limits, and whether its codes are.
+
+    An output without a batch of its own says nothing of an image.
+    """
+    images = _images(exact)
+    found = np.zeros((images, 2), np.bool_)
+    for name, values in exact.outputs.items():
+        if len(values) == images:
+            bound = limits.of(name)
+            found[:, 0] |= _distances(_rows(values), _rows(observed.outputs[name])) > bound.limit * bound.largest
+    flipped = _flipped(exact, observed)
+    if flipped is not None:
+        found[:, 1] = flipped > CODES_FLOOR["fp32"]
+    return found
+
+
+def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bounds) -> str:
+    """Return in words how the answer to the same batch changed by more than its limit, else nothing."""
+    for name in dict.fromkeys([*before, *after]):
+        if name not in before or name not in after or before[name].shape != after[name].shape:
+            return f"{_named(name)} has another form than in the check"
+        bound = limits.of(name)
+        distance = float(_distances(before[name].reshape(1, -1), after[name].reshape(1, -1))[0]) / bound.largest
+        if distance > bound.limit:
+            return f"{_named(name)} is off by {_finite(distance):.1e} of the largest from the answer to the same inputs"
+    return ""
 
 
 def _argmax(exact: Observation, observed: Observation, tie_share: float) -> dict[str, Any]:

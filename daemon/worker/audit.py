@@ -1,90 +1,116 @@
 """What a timed run may hide: answers that are not those of the check, and answers that were kept."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
-from torch import Tensor
 
 from benchd.daemon.records import VERDICTS, Check
-from benchd.daemon.worker import steps
+from benchd.daemon.worker import agreement, steps
 from benchd.daemon.worker.agreement import Bounds, Observation, Rule, judge
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.structures import Answers, Batch, each, gathered, numbers, tensors, values
+from benchd.daemon.worker.structures import Answers, Batch, bytes_of, gathered, numbers, rolled, tensors, values
 
 REPEATED_SHARE = 0.05
 FEWEST_PAIRS, MOST_PAIRS = 12, 20
 PAIRS_S = 2.0  # no more pairs than fit this, beyond the fewest
-LAG = 4
 FRESH_BYTES = 32 * 2**20
+TIMED = "while it was timed"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reference answers to some batches of the pool, by the number of the batch, and what limits an answer."""
+    """What a variant has to answer when it is timed and right after, and what limits its answers.
+
+    `outputs` holds what the reference answers to batches of the pool by the number of the batch, `own` what the variant
+    answered to them in the check. `fresh` are inputs that the variant has not met, and `fresh_outputs` the reference's
+    answers to each batch of them.
+    """
 
     outputs: dict[int, Answers]
+    own: dict[int, Answers]
+    fresh: Batch
+    fresh_outputs: list[Answers]
     batch_size: int
     limits: Bounds
     rule: Rule
 
 
-def audited(check: Check, expected: Expected, answers: Mapping[int, Batch]) -> Check:
-    """Return the check with the verdict on what the timed section answered, by the number of the batch, if it is worse.
+def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]]) -> Check:
+    """Return the check with the verdict on what the timed section answered, if it is worse.
 
-    The limits are the check's own, and do not depend on what the variant answered to it.
+    `answers` come with the number of their batch. A network with thresholds is held against the reference in the newest
+    to each batch, and in every one against what it answered in the check itself: no run may end in other spikes.
     """
+    check = msgspec.structs.replace(check, audited=expected.batch_size * len(answers))
+    found = [(place, _numbers(answer)) for place, answer in answers]
+    jumps = any(bound.jumps for bound in expected.limits.outputs.values())
+    judged = list(dict(found).items()) if jumps else found
+    check = _worse(
+        check, expected, [expected.outputs[place] for place, _ in judged], [answer for _, answer in judged], TIMED
+    )
+    for number, (place, answer) in enumerate(found if jumps and check.verdict == "passed" else []):
+        changed = agreement.changed(expected.own[place], answer, expected.limits)
+        if changed:
+            note = f"{TIMED}: {changed}, in run {number + 1} of {len(found)} that were audited"
+            return msgspec.structs.replace(check, passed=False, note=note)
+    return check
+
+
+def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
+    """Return the check with the verdict on what the variant answers to inputs that it has not met, if it is worse."""
+    batches = steps.batches(expected.fresh, expected.batch_size, loaded)
+    answers = [_numbers(loaded.run(batch.to(loaded.device)).cpu()) for batch in batches]
+    return _worse(check, expected, expected.fresh_outputs, answers, "on inputs that it met for the first time")
+
+
+def _numbers(answer: Batch) -> Answers:
+    return {path: numbers(value) for path, value in tensors(answer).items()}
+
+
+def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list[Answers], when: str) -> Check:
+    """Return the check with the verdict on these answers, if it is worse; the limits are the check's own."""
     if not answers:
         return check
     sizes = [expected.batch_size] * len(answers)
-    exact = Observation(gathered([expected.outputs[place] for place in answers], sizes), None)
-    found = [{path: numbers(value) for path, value in tensors(answer).items()} for answer in answers.values()]
-    audit = judge(exact, Observation(gathered(found, sizes), None), expected.limits, expected.rule)
-    check = msgspec.structs.replace(check, audited=sum(sizes))
-    if VERDICTS.index(audit.verdict) >= VERDICTS.index(check.verdict):
+    right, given = (Observation(gathered(side, sizes), None) for side in (exact, answers))
+    found = judge(right, given, expected.limits, expected.rule)
+    if VERDICTS.index(found.verdict) >= VERDICTS.index(check.verdict):
         return check
-    note = f"while it was timed: {audit.note}"
-    return msgspec.structs.replace(check, passed=False, void=audit.void, note=note)
+    return msgspec.structs.replace(check, passed=False, void=found.void, note=f"{when}: {found.note}")
 
 
-def repeated_is_faster(loaded: Loaded, batch: Batch, run_s: float) -> bool:
-    """Say whether inputs that nobody has seen are answered over 5 % faster a few runs later: in two trials of many.
+def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch], run_s: float) -> bool:
+    """Say whether inputs that were timed are answered over 5 % faster than those that nobody has seen: in two trials.
 
-    Each run reads an input that was just copied to the same place, so that caches of the CPU favour neither. `run_s` is
-    what a run takes.
+    An unseen input holds the numbers of a timed one in other places. Each is written to its place right before it is
+    read, so that caches of the CPU favour neither. `run_s` is what a run takes.
     """
-    return all(_is_faster(loaded, batch, run_s, first_roll) for first_roll in (1, 1 + MOST_PAIRS))
+    return all(_is_faster(loaded, pool, run_s, first_roll) for first_roll in (2, 2 + MOST_PAIRS))
 
 
-def _is_faster(loaded: Loaded, batch: Batch, run_s: float, first_roll: int) -> bool:
-    fitting = min(FRESH_BYTES / sum(one.numel() * one.element_size() for one in values(batch)), PAIRS_S / (4 * run_s))
+def _is_faster(loaded: Loaded, pool: Sequence[Batch], run_s: float, first_roll: int) -> bool:
+    fitting = min(FRESH_BYTES / bytes_of(pool[0]), PAIRS_S / (4 * run_s))
     count = max(FEWEST_PAIRS, min(MOST_PAIRS, int(fitting)))
-    fresh = [each(batch, partial(_rolled, by=first_roll + number)) for number in range(count)]
-    read = steps.pinned([each(batch, Tensor.clone) for _ in fresh], loaded.device)
-    step = steps.SingleStream(loaded, read)
+    timed = [pool[number % len(pool)] for number in range(count)]
+    fresh = steps.pinned((rolled(batch, first_roll + number) for number, batch in enumerate(timed)), loaded.device)
+    step = steps.SingleStream(loaded, [*timed, *fresh])
 
     def run(number: int) -> int:
-        for into, content in zip(values(read[number]), values(fresh[number]), strict=True):
-            into.copy_(content)
+        for value in values(step.pool[number]):
+            value.copy_(value.clone())
         return step(number)[0]
 
-    first, again = array("q"), array("q")
-    for number in range(count + LAG):
-        if number < count:
-            first.append(run(number))
-        if number >= LAG:
-            again.append(run(number - LAG))
-    return is_cached(first, again)
+    seen, unseen = array("q"), array("q")
+    for number in range(count):
+        order = [(seen, number), (unseen, count + number)]
+        for times, place in order if number % 2 else reversed(order):
+            times.append(run(place))
+    return is_cached(unseen, seen)
 
 
-def _rolled(value: Tensor, by: int) -> Tensor:
-    """Return other inputs of the same numbers."""
-    return value.reshape(len(value), -1).roll(by, dims=1).reshape(value.shape)
-
-
-def is_cached(first: Sequence[int], again: Sequence[int]) -> bool:
-    """Say whether nine tenths of the second runs are more than 5 % faster: a busy machine makes it half of them."""
-    faster = sum(after < (1 - REPEATED_SHARE) * before for before, after in zip(first, again, strict=True))
-    return faster >= 0.9 * len(first)
+def is_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
+    """Say whether nine tenths of the runs on seen inputs are more than 5 % faster: a busy machine makes it half."""
+    faster = sum(after < (1 - REPEATED_SHARE) * before for before, after in zip(unseen, seen, strict=True))
+    return faster >= 0.9 * len(unseen)

@@ -1,6 +1,6 @@
 """What a model answers to some inputs, and which codes its neurons emit on the way."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,20 @@ from benchd.daemon.worker.structures import Batch, Tensors, cast, gathered, numb
 from benchd.daemon.worker.subject import shows_codes
 
 
-def observe(loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int) -> Observation:
+def observe(
+    loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int, rows: Sequence[int] | None = None
+) -> Observation:
     """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes.
 
-    `plain` says which random numbers the model takes, which what is loaded may hide.
+    `plain` says which random numbers the model takes, which what is loaded may hide; each image has those of its number
+    in `rows`, which count up from 0 if they are not given.
     """
     outputs, codes, sizes = [], [], []
+    rows = range(len(images)) if rows is None else rows
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
-            inputs = [batch, *_uniforms(plain, start, batch, seed)]
+            inputs = [batch, *_uniforms(plain, rows[start : start + batch_size], batch, seed)]
             with _Codes(loaded.module, len(batch)) as watched:
                 output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
             outputs.append({path: numbers(value) for path, value in tensors(output).items()})
@@ -42,12 +46,19 @@ def of_batches(found: Observation, places: Iterable[int], batch_size: int, count
     return Observation(outputs, None if found.codes is None else found.codes[rows])
 
 
-def _uniforms(module: nn.Module, start: int, batch: Batch, seed: int) -> list[Tensor]:
+def of_images(found: Observation, rows: Sequence[int]) -> Observation:
+    """Return the part of what was observed that belongs to these images, of outputs that have a batch of their own."""
+    chosen, images = list(rows), max(map(len, found.outputs.values()))
+    outputs = {path: values[chosen] for path, values in found.outputs.items() if len(values) == images}
+    return Observation(outputs, None if found.codes is None else found.codes[chosen])
+
+
+def _uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) -> list[Tensor]:
     """Return the random numbers of a rate-encoded model, (T, B, ...): the same ones for the same image in any batch."""
     if getattr(module, "encoding", None) != "rate" or isinstance(batch, Tensors):
         return []
     steps = int(getattr(module, "time_steps"))  # noqa: B009 - the attribute of whichever module encodes by rate
-    draws = [torch.Generator().manual_seed(seed + start + image) for image in range(len(batch))]
+    draws = [torch.Generator().manual_seed(seed + row) for row in rows]
     return [torch.stack([torch.rand(steps, *batch.shape[1:], generator=draw) for draw in draws], dim=1)]
 
 

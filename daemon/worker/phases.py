@@ -141,8 +141,8 @@ def run(job: Job, findings: Findings) -> None:
     if job.case.scenario == "cold_start":
         _cold_start(job, first_ended_ns, findings)
         return
-    _timed(job, loaded, pool, right, findings)
-    _beside(job, loaded, pool, findings)
+    met = _timed(job, loaded, pool, right, findings)
+    _beside(job, loaded, pool, [pool[place] for place in met], findings)
     del loaded, pool
     _probed(job, device, findings)
 
@@ -194,7 +194,8 @@ def _cold_start(job: Job, first_ended_ns: int, findings: Findings) -> None:
     findings.missing["probes"] = "a cold start is not held against a floor"
 
 
-def _timed(job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, findings: Findings) -> None:
+def _timed(job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, findings: Findings) -> list[int]:
+    """Warm up, measure and audit; return which batches were run."""
     if not _forget_peaks(loaded.device):
         findings.flags.append("rss_peak_since_start")
     known = [place for place in right.outputs if place < len(pool)] if right else []
@@ -203,7 +204,7 @@ def _timed(job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, 
     with mode:
         findings.stages.enter("warm_up")
         findings.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
-        step.answers.clear()
+        step.sample.clear()
         findings.stages.enter("measure")
         if job.case.scenario in ("periodic", "wake_up"):
             _paced(job, step, findings)
@@ -215,27 +216,30 @@ def _timed(job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, 
             findings.stages.leave()
             _record(job, step, measured, findings)
     if right:
-        _audit(step, right, findings)
+        _audit(step, loaded, right, findings)
+    return list(step.sample.met)
 
 
-def _audit(step: steps.Step, right: Expected, findings: Findings) -> None:
-    """Hold what was answered while it was timed against the reference too."""
+def _audit(step: steps.Step, loaded: Loaded, right: Expected, findings: Findings) -> None:
+    """Hold what was answered while it was timed against the reference too, and what new inputs are answered."""
     if findings.check is None:
         raise ValueError("an audit comes after the check")
     was = findings.check
-    findings.check = audit.audited(was, right, step.answers)
+    findings.check = audit.audited(was, right, step.sample.answers)
+    with torch.inference_mode():
+        findings.check = audit.audited_fresh(findings.check, right, loaded)
     if findings.check.verdict == "failed" != was.verdict:
         findings.flags.append("output_changed")
 
 
-def _beside(job: Job, loaded: Loaded, pool: list[Batch], findings: Findings) -> None:
+def _beside(job: Job, loaded: Loaded, pool: list[Batch], met: list[Batch], findings: Findings) -> None:
     """Take what has passes of its own, in inference: whether a repeated input is faster, and the occupancy."""
     if job.case.direction == "training" or findings.timing is None:
         return
     findings.stages.enter("probe")
     if job.repeats:
         with torch.inference_mode():
-            if audit.repeated_is_faster(loaded, pool[0], findings.timing.median_ms / 1e3):
+            if audit.repeated_is_faster(loaded, met, findings.timing.median_ms / 1e3):
                 findings.flags.append("repeated_input_faster")
     if job.case.scenario not in ("periodic", "wake_up") and not job.is_compared:
         _occupied(loaded, pool, findings)

@@ -3,6 +3,7 @@
 A step takes the number of the run and returns nanoseconds, one value a part; the first part decides the statistics.
 """
 
+import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,20 +14,60 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.structures import Batch, by_path, cast, each, first_scores, to_train, values
+from benchd.daemon.worker.structures import Batch, by_path, bytes_of, cast, each, first_scores, to_train, values
 
-KNOWN_EVERY = 4  # so that a case of thirty runs ends near one whose answer is known
+KNOWN_SHARE = 0.5
+SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
+
+
+class Sample:
+    """Runs drawn by lot for an audit, and their answers: any run of the section may be one of those that are kept.
+
+    Lots decide because faults keep time: a buffer that is used too early may show in every second run, or in the tenth.
+    `met` holds the numbers of all batches that were run, in the order of the first time.
+    """
+
+    def __init__(self, known: Sequence[int] = ()) -> None:
+        self._known, self._lots = known, random.Random(0)  # noqa: S311 - lots, no secrets
+        self._seen = 0
+        self.answers: list[tuple[int, Batch]] = []
+        self.met: dict[int, None] = {}
+
+    def place(self, otherwise: int, share: float = KNOWN_SHARE) -> int:
+        """Return the number of the batch to run: one whose right answer is known, or the other one."""
+        place = self._lots.choice(self._known) if self._known and self._lots.random() < share else otherwise
+        self.met[place] = None
+        return place
+
+    def coin(self) -> bool:
+        """Return true half the time."""
+        return self._lots.random() < 1 / 2
+
+    def keep(self, place: int, answer: Batch) -> None:
+        """Keep a copy of the answer to a known batch, or drop it; the next run may write to the same memory."""
+        if place not in self._known:
+            return
+        self._seen += 1
+        most = max(len(self._known), min(SAMPLE_ANSWERS, SAMPLE_BYTES // max(1, bytes_of(answer))))
+        if len(self.answers) < most:
+            self.answers.append((place, answer.clone()))
+        elif (slot := self._lots.randrange(self._seen)) < most:
+            self.answers[slot] = (place, answer.clone())
+
+    def clear(self) -> None:
+        """Forget what was answered so far."""
+        self._seen, self.answers = 0, []
 
 
 class Step(Protocol):
     """One run of the case; `runs` says how many inferences one call stands for.
 
-    `answers` holds the newest outputs by the number of the batch, of those batches whose right answers are known.
+    `sample` holds what was answered to some of the batches whose right answers are known.
     """
 
     parts: tuple[str, ...]
     runs: int
-    answers: dict[int, Batch]
+    sample: Sample
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Do run number `index` and return the nanoseconds of each part."""
@@ -53,33 +94,32 @@ def uniform(loaded: Loaded, answer: object) -> Loaded:
 class SingleStream:
     """One inference, from input on the host to output on the host, synchronised; inputs rotate through the pool.
 
-    Every fourth takes one of the `known` batches, whose right answers are known.
+    Every second, by lot, takes one of the `known` batches, whose right answers are known.
     """
 
     parts: tuple[str, ...] = ("total",)
     runs: int = 1
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
-        self._run, self._pool, self._device, self._known = loaded.run, pool, loaded.device, known
-        self.answers: dict[int, Batch] = {}
+        self.pool, self._run, self._device = pool, loaded.run, loaded.device
+        self.sample = Sample(known)
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of one inference."""
-        is_known = self._known and index % KNOWN_EVERY == 0
-        place = self._known[index // KNOWN_EVERY % len(self._known)] if is_known else index % len(self._pool)
-        images = self._pool[place]
+        place = self.sample.place(index % len(self.pool))
+        images = self.pool[place]
         start = time.monotonic_ns()
         output = self._run(images.to(self._device, non_blocking=True)).cpu()
         taken_ns = time.monotonic_ns() - start
-        if place in self._known:
-            self.answers[place] = output.clone()  # the next run may write to the same memory
+        self.sample.keep(place, output)
         return (taken_ns,)
 
 
 class Offline:
     """A chunk of inferences without waiting in between: two are in flight on a GPU, one follows another on a CPU.
 
-    The last one takes one of the `known` batches, whose right answers are known.
+    The last one takes one of the `known` batches, whose right answers are known. Before every second chunk, by lot, one
+    inference is not timed, so that no fault of every Nth keeps step with the chunks.
     """
 
     parts: tuple[str, ...] = ("total",)
@@ -87,28 +127,31 @@ class Offline:
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], runs: int, known: Sequence[int] = ()) -> None:
         self._run, self._pool, self._device, self.runs = loaded.run, pool, loaded.device, runs
-        self._known = known
+        self.sample = Sample(known)
         self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []
-        self.answers: dict[int, Batch] = {}
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of one inference as the mean over the chunk."""
         places = [(index * self.runs + run) % len(self._pool) for run in range(self.runs)]
-        if self._known:
-            places[-1] = self._known[index % len(self._known)]
+        places[-1] = self.sample.place(places[-1], share=1.0)
+        self.sample.met.update(dict.fromkeys(places))
+        if self.sample.coin():
+            self._newest(places[:1])
         start = time.monotonic_ns()
-        if self._streams:
-            output = self._two_in_flight(places)
-        else:
-            for place in places:
-                output = self._run(self._pool[place])
+        output = self._newest(places)
         taken_ns = time.monotonic_ns() - start
-        if self._known:
-            self.answers[places[-1]] = output.clone()
+        self.sample.keep(places[-1], output)
         return (taken_ns // self.runs,)
 
-    def _two_in_flight(self, places: Sequence[int]) -> Batch:
+    def _newest(self, places: Sequence[int]) -> Batch:
         """Run these batches and return the output of the last one."""
+        if self._streams:
+            return self._two_in_flight(places)
+        for place in places:
+            output: Batch = self._run(self._pool[place])
+        return output
+
+    def _two_in_flight(self, places: Sequence[int]) -> Batch:
         for run, place in enumerate(places):
             stream = self._streams[run % 2]
             stream.synchronize()
@@ -129,7 +172,7 @@ class Training:
         self._module, self._device, self._pool = module.train(), device, pool
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._targets = torch.Generator().manual_seed(seed)
-        self.answers: dict[int, Batch] = {}  # a loss has no reference
+        self.sample = Sample()  # a loss has no reference
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of the whole step, of the forward and of the backward pass."""

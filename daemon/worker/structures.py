@@ -71,12 +71,28 @@ def values(batch: Batch) -> tuple[Tensor, ...]:
     return tuple(batch.named.values()) if isinstance(batch, Tensors) else (batch,)
 
 
+def bytes_of(batch: Batch) -> int:
+    """Return how many bytes its tensors take."""
+    return sum(value.numel() * value.element_size() for value in values(batch))
+
+
 def like(batch: Batch, parts: Iterable[Tensor]) -> Batch:
     """Return these tensors as a batch of the same form and names."""
     if isinstance(batch, Tensors):
         return Tensors(dict(zip(batch.named, parts, strict=True)))
     (only,) = parts
     return only
+
+
+def joined(*batches: Batch) -> Batch:
+    """Return the items of one batch after the other as one."""
+    parts = zip(*map(values, batches), strict=True)
+    return like(batches[0], (torch.cat(tensors) for tensors in parts))
+
+
+def rolled(batch: Batch, by: int) -> Batch:
+    """Return other items of the same numbers: those of each item moved on by so many places."""
+    return each(batch, lambda value: value.reshape(len(value), -1).roll(by, dims=1).reshape(value.shape))
 
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -149,6 +165,11 @@ def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:
         else:
             found |= {f"{path}{OF_BATCH}{place}": part[None] for place, part in zip(places, parts, strict=True)}
     return found
+
+
+def copied(answers: Answers) -> Answers:
+    """Return the answers in memory of their own."""
+    return {path: value.copy() for path, value in answers.items()}
 
 
 def _lead(parts: Sequence[NDArray[np.float64]], sizes: Sequence[int]) -> bool:

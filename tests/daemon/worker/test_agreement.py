@@ -214,6 +214,36 @@ def test_every_output_is_judged_by_its_own_size():
     assert agreement.judge(exact, exact, limits, rule).passed
 
 
+def channels(large, *, axis, small=1.0, wrong=None):
+    """Return answers with four channels, all large but the last one, which `wrong` replaces."""
+    values = drawn(scale=large).reshape(IMAGES, -1, 5)[:, :, :4]
+    last = small * np.abs(drawn(3)).reshape(IMAGES, -1, 5)[:, :, :1]
+    values = np.concatenate([values[:, :, :3], last if wrong is None else wrong(last)], axis=2)
+    return np.moveaxis(values, 2, axis)
+
+
+@pytest.mark.parametrize(("number_format", "large"), [("fp32", 1e5), ("fp16", 1e3), ("bf16", 320.0)])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("wrong", [np.zeros_like, np.negative, lambda values: np.roll(values, 1, axis=0)])
+def test_small_values_beside_large_ones_are_judged_by_their_own_size(number_format, large, axis, wrong):
+    noise = agreement.ROUNDING[number_format] / large
+    exact = of(channels(large, axis=axis))
+    found = verdict(of(channels(large, axis=axis, wrong=wrong)), exact=exact, noise=noise, number_format=number_format)
+    assert found.verdict == "failed"
+    assert f"in channel 3 of axis {axis} on the mean" in found.note
+    right = lambda values: values * (1 + agreement.ROUNDING[number_format])  # noqa: E731
+    assert verdict(
+        of(channels(large, axis=axis, wrong=right)), exact=exact, noise=noise, number_format=number_format
+    ).passed
+
+
+@pytest.mark.parametrize(("share", "passed"), [(0.0, True), (0.05, False)])
+def test_a_constant_that_is_added_does_not_hide_what_changes(share, passed):
+    moving = drawn(scale=0.1)  # 5 % of it are less than the floor's share of 1000
+    observed = np.float32(1000 + np.float32(moving * (1 + share))).astype(float)
+    assert verdict(of(observed), exact=of(1000 + moving)).passed is passed
+
+
 def test_ties_are_counted_apart():
     scores = drawn()
     scores[3, :2] = 9.0, 9.0 + 1e-5

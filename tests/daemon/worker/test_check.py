@@ -163,6 +163,37 @@ def test_wrong_variants_of_a_spiking_net_fail_whatever_their_precision(shared, v
     assert found.verdict == "failed"
 
 
+def last_is_garbage(run, *inputs):
+    """Answer the last image of a batch as if it were another, as a kernel does whose last block is never written."""
+    found = run(*inputs).clone()
+    found[-1] = found[-1].roll(1)
+    return found
+
+
+@pytest.mark.parametrize("variant", ["eager", "bf16", "custom", "onnxruntime"])
+@pytest.mark.parametrize("batch_size", [16, 64])
+def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_size):
+    found = planted(trained(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
+    assert found.verdict == "failed"
+    assert variant == "bf16" or f"the answer in place {batch_size - 1} of the batch is off" in found.note
+
+
+def some_are_garbage(run, *inputs):
+    """Answer about two images in sixty as others, wherever they stand in the batch."""
+    found = run(*inputs).clone()
+    for place, image in enumerate(inputs[0]):
+        if int(16 * image.sum().item()) % 47 == 0:
+            found[place] = found[place].roll(1)
+    return found
+
+
+def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
+    found = planted(trained(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
+    assert 0 < found.images_off <= found.images_off_allowed
+    assert found.verdict == "failed"
+    assert "and float64 answers it alike in 16 draws of 4 times its rounding" in found.note
+
+
 @pytest.mark.parametrize("variant", ["eager", "fp16", "bf16", "custom", "custom-amp"])
 def test_right_variants_of_a_spiking_net_pass(shared, variant):
     a_job = trained(shared, variant=Variant.parse(variant), batch_size=8)

@@ -192,7 +192,7 @@ def checked(a_job):
         step = steps.SingleStream(steps.uniform(loaded, loaded.run(pool[0])), pool, known=[0])
         step(0)
     result, right = check.check_and_answers(built, loaded, a_job)
-    return audit.audited(result, right, step.answers)
+    return audit.audited(result, right, step.sample.answers)
 
 
 TAKEN = {
