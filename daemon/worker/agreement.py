@@ -386,20 +386,30 @@ def _refused(exact: Observation, limits: Bounds, rule: Rule, reason: str) -> Che
     )
 
 
-def off(exact: Observation, observed: Observation, limits: Bounds) -> NDArray[np.bool_]:
-    """Say of each image (images, 2) whether its outputs are off by more than their limits, and whether its codes are.
-
-    An output without a batch of its own says nothing of an image.
-    """
-    images = _images(exact)
-    found = np.zeros((images, 2), np.bool_)
-    for name, values in exact.outputs.items():
-        if len(values) == images:
-            bound = limits.of(name)
-            found[:, 0] |= _distances(_rows(values), _rows(observed.outputs[name])) > bound.limit * bound.largest
+def off(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> NDArray[np.bool_]:
+    """Say of each image (images, 2) whether its outputs are off, and whether its codes are."""
+    found = np.zeros((_images(exact), 2), np.bool_)
+    found[:, 0] = excess(exact, observed, limits, rule) > 1
     flipped = _flipped(exact, observed)
     if flipped is not None:
         found[:, 1] = flipped > CODES_FLOOR["fp32"]
+    return found
+
+
+def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Array:
+    """Return how many times the limit each image is off (images,), in the worst of its outputs.
+
+    In half precision most images of a network with thresholds pass that limit; the share of the spread that makes a
+    check void takes its place. An output without a batch of its own says nothing of an image.
+    """
+    images = _images(exact)
+    found = np.zeros(images)
+    for name, values in exact.outputs.items():
+        bound = limits.of(name)
+        most = bound.limit if rule.format == "fp32" else max(bound.limit, VOID_SHARE * bound.spread)
+        if len(values) == images:
+            errors = _distances(_rows(values), _rows(observed.outputs[name])) / bound.largest
+            found = np.maximum(found, errors / most)
     return found
 
 

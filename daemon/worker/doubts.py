@@ -26,13 +26,14 @@ def found(
     `observed` are the answers to the first of the images.
     """
     count = max(map(len, observed.outputs.values()))
-    off = agreement.off(of_images(right.exact, range(count)), observed, right.limits)
-    if not off.any():
-        return ""
-    place = _place_in_batch(subject, loaded, job, images, right, off[:, 0])
+    exact = of_images(right.exact, range(count))
+    place = _place_in_batch(
+        subject, loaded, job, images, right, rule, agreement.excess(exact, observed, right.limits, rule)
+    )
     if place is not None:
-        return f"the answer in place {place} of the batch is off whichever of {IMAGES_IN_PLACE} images stands there"
-    if rule.format != "fp32":  # rounding moves most images
+        return f"the answer in place {place} of the batch is off for most of {IMAGES_IN_PLACE} images that stood there"
+    off = agreement.off(exact, observed, right.limits, rule)
+    if rule.format != "fp32" or not off.any():  # rounding to half precision moves most images
         return ""
     firm = truth.unmoved(subject, job, images, right, rule, loaded.device, off)
     drawn = f"{truth.EXCUSES} draws of {truth.EXCUSE_TIMES:g} times its rounding"
@@ -40,18 +41,24 @@ def found(
 
 
 def _place_in_batch(
-    subject: Subject, loaded: Loaded, job: Job, images: Batch, right: Truth, off: np.ndarray
+    subject: Subject, loaded: Loaded, job: Job, images: Batch, right: Truth, rule: Rule, excess: np.ndarray
 ) -> int | None:
-    """Return the first place of the batch that is off whichever image stands there, if there is one.
+    """Return the first place of the batch that is off for half of the images that stand there, if there is one.
 
-    Other images come to each place by batches that begin one image later.
+    `excess` is that of the check. Others come to each place by batches that begin one image later, until that is clear.
     """
     size = job.case.batch_size
-    suspects = off.reshape(-1, size).all(axis=0)
-    for first in range(1, 1 + max(0, IMAGES_IN_PLACE - len(off) // size)):
-        if not suspects.any() or first + size > len(images):
+    by_place = list(excess.reshape(-1, size))
+    for first in range(1, len(images) - size + 1):
+        if size == 1 or not _suspect(by_place).any() or len(by_place) >= IMAGES_IN_PLACE:
             break
         rows = range(first, first + size)
         answer = observe(loaded, subject.plain, images[first : first + size], size, job.case.seed, rows)
-        suspects &= agreement.off(of_images(right.exact, rows), answer, right.limits)[:, 0]
+        by_place.append(agreement.excess(of_images(right.exact, rows), answer, right.limits, rule))
+    suspects = _suspect(by_place)
     return int(np.argmax(suspects)) if suspects.any() and size > 1 else None
+
+
+def _suspect(by_place: list[np.ndarray]) -> np.ndarray:
+    found: np.ndarray = np.median(by_place, axis=0) > 1
+    return found

@@ -70,7 +70,9 @@ def unmoved(
         for seed in range(NOISE_DRAWS, NOISE_DRAWS + EXCUSES):
             if not left.any():
                 break
-            left = left & ~agreement.off(exact, reference.noisy(rule.format, seed, rows, EXCUSE_TIMES), right.limits)
+            left = left & ~agreement.off(
+                exact, reference.noisy(rule.format, seed, rows, EXCUSE_TIMES), right.limits, rule
+            )
         return {"unmoved": left.any(axis=1)}
 
     found = reference.kept(f"excuses-{rule.format}", compute, rows=rows, off=off[rows].tolist())

@@ -175,7 +175,10 @@ def last_is_garbage(run, *inputs):
 def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_size):
     found = planted(trained(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
     assert found.verdict == "failed"
-    assert variant == "bf16" or f"the answer in place {batch_size - 1} of the batch is off" in found.note
+    assert (
+        variant == "bf16"
+        or f"the answer in place {batch_size - 1} of the batch is off for most of 12 images" in found.note
+    )
 
 
 def some_are_garbage(run, *inputs):
