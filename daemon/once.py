@@ -1,6 +1,5 @@
 """`bench-once`: one pass over a plan, from a request to an exit code; the same path that a service takes."""
 
-import ast
 import sys
 import tempfile
 import time
@@ -13,7 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import arguments, baseline, compare, config, gpu, identity, noise_floor, plan, report, samplers
+from benchd.daemon import (
+    arguments,
+    baseline,
+    compare,
+    config,
+    gpu,
+    identity,
+    noise_floor,
+    own_python,
+    plan,
+    report,
+    samplers,
+)
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.decision import Requirements
@@ -173,11 +184,7 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
         raise UsageError(f"--module {module}: {file}: no such file")
     if not file.endswith(".py"):
         raise UsageError(f"--module {module}: {file} is no .py file")
-    try:
-        ast.parse(Path(file).read_bytes())
-    except (SyntaxError, ValueError) as error:  # ValueError of a file that is no text
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise UsageError(f"--module {module}: {Path(file).name}{line}: {error}") from error
+    own_python.refuse(Path(file), function)
     return OwnModule(f"{Path(file).resolve()}:{function}", inputs)
 
 

@@ -383,9 +383,9 @@ def test_nothing_measured_exits_6(once, tmp_path):
 
 def test_what_only_the_worker_can_know_of_a_command_line_exits_2_too(once, tmp_path):
     own_module(tmp_path)
-    done = once("--module", "net.py:bild", "--variants", "eager")
+    done = once("--module", "net.py:torch", "--variants", "eager")
     assert done.returncode == 2
-    assert written(tmp_path)[0].reason == "--module net.py:bild: net.py has no 'bild'"
+    assert "--module net.py:torch: this is module, not a function" in written(tmp_path)[0].reason
     assert "usage_error" in written(tmp_path)[0].flags
 
 
@@ -452,6 +452,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
         (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is no .py file"),
         (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
+        (["--module", "none.py:build", "--dry-run"], "--module none.py:build: none.py has no 'build'"),
         (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
         (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
         (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
@@ -460,6 +461,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
     ],
 )
 def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, arguments, words):
+    (tmp_path / "none.py").touch()
     done = once(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
