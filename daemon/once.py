@@ -72,7 +72,8 @@ def run(request: Request) -> int:
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
     own = _own(request)
     machine = plan.inspect(_device(request))
-    planned = plan.plan(_suites(settings, request), settings.limits, machine, own, search=True)
+    suites = _suites(settings, request)
+    planned = plan.plan(suites, settings.limits, machine, own, search=True)
     _refuse_absent_files(request, planned)
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
@@ -89,8 +90,19 @@ def run(request: Request) -> int:
     comparisons = baseline.against(stored, supervisor.records, min_effect) if request.baseline else []
     noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)
     _conclude(request, comparisons)
-    passed = exit_code(planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons)
+    unscored = _unscored(supervisor.records) if any(suite.accuracy for suite in suites) else {}
+    for case_id, reason in unscored.items():
+        sys.stderr.write(f"error: no accuracy of {case_id}, which was asked for: {reason}\n")
+    passed = exit_code(
+        planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons, lacks_accuracy=bool(unscored)
+    )
     return passed or int(bool(supervisor.failures))
+
+
+def _unscored(records: Sequence[Record]) -> dict[str, str]:
+    """Return why each case that ran has no accuracy."""
+    without = [record for record in records if record.status == "ok" and record.accuracy is None]
+    return {record.case_id: record.missing["accuracy"] for record in without}
 
 
 def _supervisor(
@@ -267,9 +279,12 @@ def exit_code(
     interrupted: bool,
     fail_on: Sequence[str] = ("slower", "check"),
     comparisons: Sequence[Comparison] = (),
+    *,
+    lacks_accuracy: bool = False,
 ) -> int:
     """Return what the pass came to; where several hold, the first of 130, 2, 7, 6, 1, 5, 3, 4.
 
+    6 is that nothing was measured, or with `lacks_accuracy` not the accuracy that was asked for.
     `fail_on` says which of a failed check (5), slower (3) and inconclusive (4) against the baseline are to fail.
     """
     by_name = {entry.case.case_id for entry in planned if entry.by_name}
@@ -278,7 +293,7 @@ def exit_code(
         130: interrupted,
         2: any("usage_error" in record.flags for record in records),
         7: any(record.status == "unsupported" and record.case_id in by_name for record in records),
-        6: not any(record.status == "ok" for record in records),
+        6: lacks_accuracy or not any(record.status == "ok" for record in records),
         1: any(record.status in ("failed", "timeout") for record in records),
         5: checks_failed and "check" in fail_on,
     }

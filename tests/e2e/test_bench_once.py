@@ -322,6 +322,20 @@ def test_accuracy_of_random_weights_is_refused(once, tmp_path):
     assert "accuracy needs trained weights, and these would be random: give --weights FILE" in done.stderr
 
 
+def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tmp_path):
+    """Three classes of images and five scores: the times stand, and only who asked is let down."""
+    for label in range(3):
+        (tmp_path / "images" / str(label)).mkdir(parents=True)
+        Image.new("RGB", (4, 4), (50 * label,) * 3).save(tmp_path / "images" / str(label) / "0.png")
+    arguments = ("--module", own_module(tmp_path), "--variants", "eager", "--data", "imagefolder:images")
+    done = once(*arguments, "--accuracy", "full")
+    assert done.returncode == 6, done.stderr
+    assert "error: no accuracy of own.net.build,eager,b1, which was asked for: imagefolder:" in done.stderr
+    assert "has 3 classes and the model has 5" in done.stderr
+    assert [record.status for record in written(tmp_path)] == ["ok"]
+    assert once(*arguments).returncode == 0
+
+
 def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, tmp_path):
     """A module that answers wrongly in bf16 alone; its second process counts nothing again."""
     for label in range(5):
