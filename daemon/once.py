@@ -1,5 +1,6 @@
 """`bench-once`: one pass over a plan, from a request to an exit code; the same path that a service takes."""
 
+import keyword
 import sys
 import tempfile
 import time
@@ -185,6 +186,9 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
     """Return the module of `FILE.py:function` or `package.module:function`; raise UsageError for what it cannot be."""
     file, colon, function = module.rpartition(":")
     inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in arguments.inputs(given)]
+    unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
+    if unfit:
+        raise UsageError(f"--input {unfit}: no argument of a function has this name; give that of one of forward's")
     if not colon or not function.isidentifier():
         raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
     if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
@@ -198,6 +202,10 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
         raise UsageError(f"--module {module}: {file} is no .py file")
     own_python.refuse(Path(file), function)
     return OwnModule(f"{Path(file).resolve()}:{function}", inputs)
+
+
+def _is_argument(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _own_file(path: Path, request: Request) -> OwnFile:

@@ -468,6 +468,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
         (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
         (["--module", "none.py:build", "--dry-run"], "--module none.py:build: none.py has no 'build'"),
         (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
+        (["--module", "none.py:build", "--input", "a.b=3"], "--input a.b: no argument of a function has this name"),
         (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
         (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
