@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchd.daemon.errors import BenchdError, NotAvailable
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 
 if TYPE_CHECKING:
     from benchd.daemon.delivery.mqtt import Broker
@@ -66,7 +66,11 @@ def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_fil
 
 
 def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+    """Return what stands between the commas; raise UsageError for text that names nothing."""
+    names = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
+    if text is not None and not names:
+        raise UsageError(f"{text!r} names nothing: give values separated by commas, or leave the option out")
+    return names
 
 
 @_once.command(epilog="Example: bench-once --models vim_tiny --variants eager,amp --batch-sizes 1,4 --output out")
@@ -185,7 +189,7 @@ def once(
         wait=sys.stderr.isatty() if wait is None else wait,
         dry_run=dry_run,
         baseline=baseline,
-        fail_on=choices("--fail-on", _names(fail_on), list(FAIL_ON)),
+        fail_on=choices("--fail-on", _names(fail_on or None), list(FAIL_ON)),
         page=page,
         max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
     )

@@ -171,6 +171,8 @@ def _device(request: Request) -> str:
 def _own(request: Request) -> Own | None:
     if request.module and request.onnx:
         raise UsageError("--module and --onnx: give one of the two")
+    if "models" in request.suite and (request.module or request.onnx):
+        raise UsageError("--models beside --module or --onnx: a model of your own runs alone; leave one of them out")
     if request.artifacts and (request.module or request.onnx):
         raise UsageError("--artifacts holds files of the catalog's models; measure a file of your own with --onnx")
     if request.onnx:

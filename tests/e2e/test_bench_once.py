@@ -305,6 +305,7 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tm
         (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has labels of its own"),
         (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
         (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
+        (["--max-accuracy-drop", "-1%"], "expected more than 0 %"),
         (["--max-accuracy-drop", "1%"], "no accuracy would be measured; give --data"),
     ],
 )
@@ -452,6 +453,8 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_pa
     ("arguments", "words"),
     [
         (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
+        (["--models", ","], "',' names nothing: give values separated by commas"),
+        (["--models", "square", "--module", "none.py:build"], "--models beside --module or --onnx"),
         (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
         (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
         (["--direction", "sideways"], "unknown direction 'sideways'"),
