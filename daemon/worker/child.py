@@ -48,7 +48,8 @@ def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple
         return "failed", f"{where}{_WITHOUT_AUTOGRAD} (torch: {text})"
     if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or _lacks_memory(text.lower()):
         return "failed", f"{where}out of memory: {text}"
-    return "failed", f"{where}{type(error).__name__}: {text}"
+    kind = "" if type(error).__module__.startswith("benchd.models.") else f"{type(error).__name__}: "
+    return "failed", f"{where}{kind}{text}"  # our own sentences need no class in front
 
 
 def folder_of(module: str | None, folder: str) -> Path | None:

@@ -7,6 +7,7 @@ from worker_jobs import job, run
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.worker import child
+from benchd.models.data_named import DataError
 
 
 class OutOfMemoryError(RuntimeError):
@@ -31,8 +32,9 @@ ASSERTION = 'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/c
         (RuntimeError("can't allocate 8 bytes"), "failed", "out of memory: can't allocate 8 bytes"),
         (RuntimeError(ASSERTION), "failed", f"RuntimeError: {ASSERTION}"),
         (KeyError("x"), "failed", "KeyError: 'x'"),
+        (DataError("no images"), "failed", "no images"),
     ],
-    ids=["unsupported", "ours", "Python's", "by type", "CUDA's", "allocator", "assertion", "other"],
+    ids=["unsupported", "ours", "Python's", "by type", "CUDA's", "allocator", "assertion", "other", "of models"],
 )
 def test_an_exception_is_a_status_and_a_line(error, status, reason, capsys):
     assert child.diagnose(error) == (status, reason)
