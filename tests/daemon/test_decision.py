@@ -272,7 +272,7 @@ def test_of_a_module_of_one_s_own_it_is_said_what_was_not_tried():
         records = [candidate(variant, 1.0, model=model, device="cpu") for variant in variants]
         return only([msgspec.structs.replace(record, model=facts) for record in records])
 
-    module = decided("own.net.build", "random, seed 0", "eager", "compile", "onnxruntime", "bf16")
+    module = decided("own.net.build", "of the module", "eager", "compile", "onnxruntime", "bf16")
     assert untried(module) == ["fp16", "amp", "compile-fp16", "compile-bf16", "compile-amp", "onnxruntime-fp16"]
     assert untried(decided("own.v2.net", "v2.net.onnx", "onnxruntime")) == []
     assert untried(decided("vim_tiny", "random, seed 0", "eager")) == []

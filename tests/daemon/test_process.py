@@ -18,6 +18,7 @@ def test_a_worker_that_does_its_work(tmp_path):
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     assert outcome.check is not None
     assert outcome.check.passed
+    assert outcome.model.weights == "of the module"
     stages = msgspec.structs.asdict(outcome.process.stages)
     assert stages.pop("idle_s") is None  # no power sensor asks for a rest
     assert stages.pop("accuracy_s") is None  # no labels were given
