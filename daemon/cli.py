@@ -56,6 +56,9 @@ _Data = Annotated[
     str | None,
     typer.Option(help="Real images; `demo`: the digits that ship.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
 ]
+_Wait = Annotated[
+    bool | None, typer.Option("--wait/--no-wait", help="Wait until the machine is free; by default on a terminal.")
+]
 
 
 def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> "Broker":
@@ -63,6 +66,10 @@ def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_fil
     from benchd.daemon.delivery.mqtt import parse_url  # noqa: PLC0415
 
     return replace(parse_url(url), ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
+
+
+def _waits(wait: bool | None) -> bool:
+    return sys.stderr.isatty() if wait is None else wait
 
 
 def _names(text: str | None) -> list[str]:
@@ -137,10 +144,7 @@ def once(
     ] = "slower,check",
     page: Annotated[bool, typer.Option("--report", help="Write report.html of all records in --output.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record a line instead of a table.")] = False,
-    wait: Annotated[
-        bool | None,
-        typer.Option("--wait/--no-wait", help="Wait until the machine is free; by default on a terminal."),
-    ] = None,
+    wait: _Wait = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
@@ -186,7 +190,7 @@ def once(
         output=output,
         mqtt=mqtt,
         as_json=json,
-        wait=sys.stderr.isatty() if wait is None else wait,
+        wait=_waits(wait),
         dry_run=dry_run,
         baseline=baseline,
         fail_on=choices("--fail-on", _names(fail_on or None), list(FAIL_ON)),
@@ -224,6 +228,7 @@ def compare(
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model, with --live.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file, for its limits, with --live.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for the records, with --live.")] = Path("bench-out"),
+    wait: _Wait = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say whether B is faster than A, slower or the same."""
@@ -247,6 +252,7 @@ def compare(
         threads=threads,
         output=output,
         is_aa=aa,
+        wait=_waits(wait),
     )
     raise typer.Exit(judging.compare_live(request, sys.stdout, json))
 
@@ -359,6 +365,7 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings propose.")] = False,
     mqtt: Annotated[str | None, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")] = None,
+    wait: _Wait = None,
 ) -> None:
     """Say where the time goes, by operator, kernel, module, layer and component, and what to do about it."""
     from benchd.daemon import profile as profiling  # noqa: PLC0415
@@ -389,6 +396,7 @@ def profile(
         as_json=json,
         verify=verify,
         mqtt=mqtt,
+        wait=_waits(wait),
     )
     raise typer.Exit(profiling.run(request, sys.stdout, sys.stderr))
 

@@ -3,7 +3,6 @@
 import keyword
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
 from benchd.daemon.delivery.mqtt import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.lock import Busy
+from benchd.daemon.lock import when_free
 from benchd.daemon.plan import Machine, Own, OwnFile, OwnModule, Planned
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
@@ -41,8 +40,6 @@ from benchd.daemon.statistics import MIN_EFFECT
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
 from benchd.models import data_named
-
-FREE_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def run(request: Request) -> int:
     if request.page:
         report.require_page()
     supervisor = _supervisor(settings, request, planned, machine)
-    _run_when_free(supervisor, request.wait)
+    when_free(supervisor.run, request.wait, sys.stderr)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
     comparisons = baseline.against(stored, supervisor.records, min_effect) if request.baseline else []
@@ -140,26 +137,6 @@ def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:
             out.write(f"{report.page(request.output)}\n")
         except BenchdError as error:  # older lines of the file: what was measured now is kept
             sys.stderr.write(f"warning: no page: {error}\n")
-
-
-def _run_when_free(supervisor: Supervisor, wait: bool) -> None:
-    """Run the pass; where another one is under way wait for its end, or raise Busy where nobody wants to."""
-    busy = _try(supervisor)
-    if busy and wait:
-        sys.stderr.write(f"waiting: {busy}\n")
-    while busy and wait:
-        time.sleep(FREE_POLL_S)
-        busy = _try(supervisor)
-    if busy:
-        raise busy
-
-
-def _try(supervisor: Supervisor) -> Busy | None:
-    try:
-        supervisor.run()
-    except Busy as busy:
-        return busy
-    return None
 
 
 def _device(request: Request) -> str:
