@@ -219,9 +219,9 @@ def _refuse_absent_files(request: Request, planned: Sequence[Planned]) -> None:
 
 def _refuse_absent_images(images: str, labels: str | None) -> None:
     try:
-        data_named.parse(images, labels)
+        _, folder = data_named.parse(images, labels)
         if labels:
-            data_named.read_labels(labels)
+            data_named.read_listed(folder, labels)
     except data_named.DataError as error:
         raise UsageError(str(error)) from error
 

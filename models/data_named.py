@@ -54,6 +54,15 @@ def read_labels(path: str | Path) -> dict[str, int]:
     return found
 
 
+def read_listed(folder: str, labels: str | Path) -> dict[str, int]:
+    """Return what `read_labels` does; raise DataError too if the folder lacks one of the images."""
+    named = read_labels(labels)
+    missing = next((name for name in named if not Path(folder, name).is_file()), None)
+    if missing is not None:
+        raise DataError(f"{labels} names {missing}, which is no file in {folder}")
+    return named
+
+
 def _entry(path: str | Path, number: int, line: str) -> tuple[str, int]:
     match = _LINE.fullmatch(line.strip())
     if match is None or len(match[2]) > 9:

@@ -303,6 +303,10 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tm
         (["--labels", "net.py"], "accuracy needs images with labels: give --data"),
         (["--data", "imagefolder:none"], "none is not a folder"),
         (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
+        (
+            ["--data", "imagefolder:images", "--labels", "labels", "--dry-run"],
+            "labels names a.png, which is no file in",
+        ),
         (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has labels of its own"),
         (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
         (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
@@ -312,6 +316,7 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tm
 )
 def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
     (tmp_path / "images").mkdir()
+    (tmp_path / "labels").write_text("a.png 0")
     done = once("--module", own_module(tmp_path), *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "out").exists()
