@@ -47,9 +47,9 @@ def inputs(texts: Sequence[str]) -> list[InputSpec]:
 def _input(text: str) -> InputSpec:
     name, equals, rest = text.rpartition("=")
     dtype, colon, sizes = rest.rpartition(":")
-    if (equals and not name) or (not colon and not sizes):
+    if (equals and not name) or not (colon or sizes) or not re.fullmatch(r"([0-9]+(x[0-9]+)*)?", sizes):
         raise UsageError(f"--input {text}: expected [NAME=][TYPE:]SIZExSIZE..., as in 3x224x224 or ids=int64:16")
-    shape = whole_numbers("--input", sizes.split("x")) if sizes else []
+    shape = [int(size) for size in sizes.split("x")] if sizes else []
     if shape and min(shape) < 1:
         raise UsageError(f"--input {text}: every size is at least 1")
     return InputSpec(name.strip(), choices("type of an input", [dtype], DTYPES)[0] if colon else None, shape)
@@ -102,7 +102,7 @@ def image_count(text: str) -> ImageCount:
 
 def accuracy_drop(text: str) -> float:
     """Return the share of `1%`; raise UsageError where nothing or everything would keep it."""
-    share = quantity("--max-accuracy-drop", text, {"%": 0.01})
+    share = -1.0 if text.startswith("-") else quantity("--max-accuracy-drop", text, {"%": 0.01})
     if not 0.0 < share <= 1.0:
         raise UsageError(f"--max-accuracy-drop {text}: expected more than 0 % and at most 100 %, such as 1%")
     return share

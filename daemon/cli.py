@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchd.daemon.errors import BenchdError, NotAvailable
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 
 if TYPE_CHECKING:
     from benchd.daemon.delivery.mqtt import Broker
@@ -56,6 +56,9 @@ _Data = Annotated[
     str | None,
     typer.Option(help="Real images; `demo`: the digits that ship.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
 ]
+_Wait = Annotated[
+    bool | None, typer.Option("--wait/--no-wait", help="Wait until the machine is free; by default on a terminal.")
+]
 
 
 def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> "Broker":
@@ -65,8 +68,16 @@ def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_fil
     return replace(parse_url(url), ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
 
 
+def _waits(wait: bool | None) -> bool:
+    return sys.stderr.isatty() if wait is None else wait
+
+
 def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+    """Return what stands between the commas; raise UsageError for text that names nothing."""
+    names = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
+    if text is not None and not names:
+        raise UsageError(f"{text!r} names nothing: give values separated by commas, or leave the option out")
+    return names
 
 
 @_once.command(epilog="Example: bench-once --models vim_tiny --variants eager,amp --batch-sizes 1,4 --output out")
@@ -133,10 +144,7 @@ def once(
     ] = "slower,check",
     page: Annotated[bool, typer.Option("--report", help="Write report.html of all records in --output.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record a line instead of a table.")] = False,
-    wait: Annotated[
-        bool | None,
-        typer.Option("--wait/--no-wait", help="Wait until the machine is free; by default on a terminal."),
-    ] = None,
+    wait: _Wait = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
@@ -182,10 +190,10 @@ def once(
         output=output,
         mqtt=mqtt,
         as_json=json,
-        wait=sys.stderr.isatty() if wait is None else wait,
+        wait=_waits(wait),
         dry_run=dry_run,
         baseline=baseline,
-        fail_on=choices("--fail-on", _names(fail_on), list(FAIL_ON)),
+        fail_on=choices("--fail-on", _names(fail_on or None), list(FAIL_ON)),
         page=page,
         max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
     )
@@ -220,6 +228,7 @@ def compare(
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model, with --live.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file, for its limits, with --live.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for the records, with --live.")] = Path("bench-out"),
+    wait: _Wait = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say whether B is faster than A, slower or the same."""
@@ -243,6 +252,7 @@ def compare(
         threads=threads,
         output=output,
         is_aa=aa,
+        wait=_waits(wait),
     )
     raise typer.Exit(judging.compare_live(request, sys.stdout, json))
 
@@ -355,6 +365,7 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings propose.")] = False,
     mqtt: Annotated[str | None, typer.Option(help="Publish there.", metavar="mqtt://HOST[:PORT]")] = None,
+    wait: _Wait = None,
 ) -> None:
     """Say where the time goes, by operator, kernel, module, layer and component, and what to do about it."""
     from benchd.daemon import profile as profiling  # noqa: PLC0415
@@ -385,6 +396,7 @@ def profile(
         as_json=json,
         verify=verify,
         mqtt=mqtt,
+        wait=_waits(wait),
     )
     raise typer.Exit(profiling.run(request, sys.stdout, sys.stderr))
 

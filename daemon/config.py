@@ -202,11 +202,14 @@ def read(path: Path) -> Config:
 
 
 def _refuse_foreign(path: Path, status: os.stat_result) -> None:
-    """Raise UsageError for a file that others than root and the current user may write."""
-    if status.st_uid not in (0, os.geteuid()):
-        raise UsageError(f"suite.onnx: not from a file of another user: sudo chown root {path}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(f"suite.onnx: not from a file that others may write: sudo chmod go-w {path}")
+    """Raise UsageError for a file that others than root and the current user may write, or put another in place of."""
+    for place, found in [(path, status), *((folder, folder.stat()) for folder in path.resolve().parents)]:
+        what = "file" if place is path else "folder"
+        is_kept = place is not path and found.st_mode & stat.S_ISVTX  # as /tmp: there nobody replaces another's file
+        if found.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"suite.onnx: not from a {what} of another user: sudo chown root {place}")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
+            raise UsageError(f"suite.onnx: not from a {what} that others may write: sudo chmod go-w {place}")
 
 
 def _refuse_unknown_keys(data: Mapping[str, Any], kind: type[Struct], where: str) -> None:

@@ -15,6 +15,7 @@ Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
 """The least share of images, ties aside, to which a variant that ships gives float64's class."""
 
+LONGER = "run longer, as with --preset standard"
 FALLBACKS = {"weak_typing", "provider_fallback"}
 CHEATS = {
     "repeated_input_faster": "answers repeated inputs faster",
@@ -126,11 +127,12 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     ranked = sorted(figures, key=lambda name: figures[name].point)
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
-    unknown = _unknown_time(named[ranked[0]])
-    if unknown:
-        return Decision(subject=subject, excluded=excluded | {ranked[0]: unknown})
     best = figures[ranked[0]]
     tied = [name for name in ranked if figures[name].low <= best.high]
+    unknown = {name: reason for name in tied if (reason := _unknown_time(named[name], len(ranked), objective))}
+    if unknown:
+        others = {name: _not_known_to_be_best(name, tied, unknown) for name in ranked if name not in unknown}
+        return Decision(subject=subject, excluded=excluded | unknown | others)
     return Decision(
         subject=subject,
         ship=ranked[0] if len(tied) == 1 else None,
@@ -157,10 +159,9 @@ def variant_name(record: Record) -> str:
 
 def _why_not(record: Record, requirements: Requirements) -> str | None:
     """Return the first reason for which the record cannot be shipped, else None."""
-    by_p99 = record.timing and record.timing.p99_ms
     reasons = (
         disqualified(record),
-        _above("p99" if by_p99 else "latency", latency_ms(record), requirements.max_latency_ms, "ms"),
+        _too_slow(record, requirements.max_latency_ms),
         _above("power", power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),
@@ -206,6 +207,13 @@ def _fallback(record: Record) -> str | None:
     return f"did not run as asked for ({', '.join(sorted(found))})" if found else None
 
 
+def _too_slow(record: Record, limit: float | None) -> str | None:
+    if limit is not None and latency_ms(record) is None:
+        return f"has no interval to hold against {limit:.4g} ms: {LONGER}"
+    by_p99 = record.timing and record.timing.p99_ms
+    return _above("p99" if by_p99 else "latency", latency_ms(record), limit, "ms")
+
+
 def _above(what: str, value: float | None, limit: float | None, unit: str) -> str | None:
     if limit is None:
         return None
@@ -222,14 +230,23 @@ def _disagrees(record: Record, least: float) -> str | None:
     return f"agreement on {check.agreeing} of {check.decided} images is below {least:.4g}"
 
 
-def _unknown_time(record: Record) -> str | None:
-    """Return that the interval is wider than the time itself: it may be the best, and nobody knows."""
+def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
+    """Return that the interval is missing or wider than the time itself: it may be the best, and nobody knows."""
     timing = record.timing
-    if timing is None or timing.low_ms is None or timing.high_ms is None:
+    if timing is None:
         return None
+    if timing.low_ms is None or timing.high_ms is None:
+        return f"has no interval: {LONGER}" if rivals > 1 and objective != "energy" else None
     if timing.high_ms - timing.low_ms <= timing.median_ms:
         return None
-    return f"its time is not known: {timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
+    interval = f"{timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
+    return f"its interval is too wide, {interval}: {LONGER}"
+
+
+def _not_known_to_be_best(name: str, tied: Sequence[str], unknown: Mapping[str, str]) -> str:
+    """Return why a variant with an interval does not ship beside those of unknown time."""
+    may = "may be slower" if name in tied else "is slower"
+    return f"{may} than {next(iter(unknown if name in tied else tied))}"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:

@@ -34,6 +34,7 @@ from benchd.daemon.compare import Comparison, comparison
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.jsonl import Journal
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.lock import when_free
 from benchd.daemon.plan import OwnModule, Planned
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.recording import Begun, Pass
@@ -71,9 +72,10 @@ class Request:
     output: Path
     is_aa: bool
     modules: list[OwnModule] = field(default_factory=list)
+    wait: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class Side:
     """One of the two sides: its case, the interpreter that runs it, what it is called, and what came of it."""
 
@@ -111,7 +113,7 @@ def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
     noise_floor.tell(min_effect, request.min_effect, err)
     supervisor = _supervisor(request, settings, machine, sides)
     try:
-        verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
+        verdict = when_free(lambda: _alternate(supervisor, sides, request.pairs, min_effect, err), request.wait, err)
     finally:
         _keep(sides, request.output)
     if request.is_aa and verdict.effect is not None:
@@ -221,8 +223,10 @@ def _alternate(
     supervisor: Supervisor, sides: tuple[Side, Side], pairs: int | None, min_effect: float, err: TextIO
 ) -> Verdict:
     """Measure pair after pair, in each the sides in an order drawn by lot, until there is a verdict."""
-    started, done = time.monotonic(), 0
     with supervisor.session(_ending()):
+        started, done = time.monotonic(), 0
+        for side in sides:
+            side.begun = Begun.now(time.monotonic_ns())  # whatever it waited
         while True:
             for side in random.sample(sides, 2):
                 name = f"{side.begun.run_id}.{done}"

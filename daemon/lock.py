@@ -5,8 +5,10 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +19,9 @@ from benchd.daemon.sysfs import text
 NAME = "benchd.lock"
 ACTIVITY = Path("/run/benchd/activity.json")
 RUN_LOCK = Path("/run/lock")
+FREE_POLL_S = 0.5
+
+T = TypeVar("T")
 
 
 def default_path(folder: Path = RUN_LOCK) -> Path:
@@ -29,6 +34,25 @@ def default_path(folder: Path = RUN_LOCK) -> Path:
 
 class Busy(NotAvailable):
     """Another process measures this machine."""
+
+
+def when_free(work: Callable[[], T], wait: bool, err: TextIO) -> T:
+    """Return what `work` does, which begins with the lock; if another holds it wait, or raise Busy if nobody wants to.
+
+    `err` is told once what is waited for.
+    """
+    is_told = False
+    while True:
+        try:
+            return work()
+        except Busy as busy:
+            if not wait:
+                raise
+            if not is_told:
+                err.write(f"waiting: {busy}\n")
+                err.flush()
+            is_told = True
+        time.sleep(FREE_POLL_S)
 
 
 class Activity(Struct):

@@ -1,9 +1,8 @@
 """`bench-once`: one pass over a plan, from a request to an exit code; the same path that a service takes."""
 
-import ast
+import keyword
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import arguments, baseline, compare, config, gpu, identity, noise_floor, plan, report, samplers
+from benchd.daemon import (
+    arguments,
+    baseline,
+    compare,
+    config,
+    gpu,
+    identity,
+    noise_floor,
+    own_python,
+    plan,
+    report,
+    samplers,
+)
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.decision import Requirements
@@ -21,7 +32,7 @@ from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
 from benchd.daemon.delivery.mqtt import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.lock import Busy
+from benchd.daemon.lock import when_free
 from benchd.daemon.plan import Machine, Own, OwnFile, OwnModule, Planned
 from benchd.daemon.recording import Pass
 from benchd.daemon.records import Record
@@ -29,8 +40,6 @@ from benchd.daemon.statistics import MIN_EFFECT
 from benchd.daemon.supervisor import Settings, Sink, Supervisor
 from benchd.kernels import cache
 from benchd.models import data_named
-
-FREE_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,8 @@ def run(request: Request) -> int:
     settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
     own = _own(request)
     machine = plan.inspect(_device(request))
-    planned = plan.plan(_suites(settings, request), settings.limits, machine, own, search=True)
+    suites = _suites(settings, request)
+    planned = plan.plan(suites, settings.limits, machine, own, search=True)
     _refuse_absent_files(request, planned)
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
@@ -72,14 +82,25 @@ def run(request: Request) -> int:
     if request.page:
         report.require_page()
     supervisor = _supervisor(settings, request, planned, machine)
-    _run_when_free(supervisor, request.wait)
+    when_free(supervisor.run, request.wait, sys.stderr)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
     comparisons = baseline.against(stored, supervisor.records, min_effect) if request.baseline else []
     noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)
     _conclude(request, comparisons)
-    passed = exit_code(planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons)
+    unscored = _unscored(supervisor.records) if any(suite.accuracy for suite in suites) else {}
+    for case_id, reason in unscored.items():
+        sys.stderr.write(f"error: no accuracy of {case_id}, which was asked for: {reason}\n")
+    passed = exit_code(
+        planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons, lacks_accuracy=bool(unscored)
+    )
     return passed or int(bool(supervisor.failures))
+
+
+def _unscored(records: Sequence[Record]) -> dict[str, str]:
+    """Return why each case that ran has no accuracy."""
+    without = [record for record in records if record.status == "ok" and record.accuracy is None]
+    return {record.case_id: record.missing["accuracy"] for record in without}
 
 
 def _supervisor(
@@ -118,26 +139,6 @@ def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:
             sys.stderr.write(f"warning: no page: {error}\n")
 
 
-def _run_when_free(supervisor: Supervisor, wait: bool) -> None:
-    """Run the pass; where another one is under way wait for its end, or raise Busy where nobody wants to."""
-    busy = _try(supervisor)
-    if busy and wait:
-        sys.stderr.write(f"waiting: {busy}\n")
-    while busy and wait:
-        time.sleep(FREE_POLL_S)
-        busy = _try(supervisor)
-    if busy:
-        raise busy
-
-
-def _try(supervisor: Supervisor) -> Busy | None:
-    try:
-        supervisor.run()
-    except Busy as busy:
-        return busy
-    return None
-
-
 def _device(request: Request) -> str:
     if request.device not in ("auto", "cpu"):
         gpu.check(request.device)
@@ -147,6 +148,8 @@ def _device(request: Request) -> str:
 def _own(request: Request) -> Own | None:
     if request.module and request.onnx:
         raise UsageError("--module and --onnx: give one of the two")
+    if "models" in request.suite and (request.module or request.onnx):
+        raise UsageError("--models beside --module or --onnx: a model of your own runs alone; leave one of them out")
     if request.artifacts and (request.module or request.onnx):
         raise UsageError("--artifacts holds files of the catalog's models; measure a file of your own with --onnx")
     if request.onnx:
@@ -162,6 +165,9 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
     """Return the module of `FILE.py:function` or `package.module:function`; raise UsageError for what it cannot be."""
     file, colon, function = module.rpartition(":")
     inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in arguments.inputs(given)]
+    unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
+    if unfit:
+        raise UsageError(f"--input {unfit}: no argument of a function has this name; give that of one of forward's")
     if not colon or not function.isidentifier():
         raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
     if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
@@ -173,12 +179,12 @@ def own_module(module: str, given: Sequence[str]) -> OwnModule:
         raise UsageError(f"--module {module}: {file}: no such file")
     if not file.endswith(".py"):
         raise UsageError(f"--module {module}: {file} is no .py file")
-    try:
-        ast.parse(Path(file).read_bytes())
-    except (SyntaxError, ValueError) as error:  # ValueError of a file that is no text
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise UsageError(f"--module {module}: {Path(file).name}{line}: {error}") from error
+    own_python.refuse(Path(file), function)
     return OwnModule(f"{Path(file).resolve()}:{function}", inputs)
+
+
+def _is_argument(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _own_file(path: Path, request: Request) -> OwnFile:
@@ -213,9 +219,9 @@ def _refuse_absent_files(request: Request, planned: Sequence[Planned]) -> None:
 
 def _refuse_absent_images(images: str, labels: str | None) -> None:
     try:
-        data_named.parse(images, labels)
+        _, folder = data_named.parse(images, labels)
         if labels:
-            data_named.read_labels(labels)
+            data_named.read_listed(folder, labels)
     except data_named.DataError as error:
         raise UsageError(str(error)) from error
 
@@ -260,9 +266,12 @@ def exit_code(
     interrupted: bool,
     fail_on: Sequence[str] = ("slower", "check"),
     comparisons: Sequence[Comparison] = (),
+    *,
+    lacks_accuracy: bool = False,
 ) -> int:
     """Return what the pass came to; where several hold, the first of 130, 2, 7, 6, 1, 5, 3, 4.
 
+    6 is that nothing was measured, or with `lacks_accuracy` not the accuracy that was asked for.
     `fail_on` says which of a failed check (5), slower (3) and inconclusive (4) against the baseline are to fail.
     """
     by_name = {entry.case.case_id for entry in planned if entry.by_name}
@@ -271,7 +280,7 @@ def exit_code(
         130: interrupted,
         2: any("usage_error" in record.flags for record in records),
         7: any(record.status == "unsupported" and record.case_id in by_name for record in records),
-        6: not any(record.status == "ok" for record in records),
+        6: lacks_accuracy or not any(record.status == "ok" for record in records),
         1: any(record.status in ("failed", "timeout") for record in records),
         5: checks_failed and "check" in fail_on,
     }

@@ -213,14 +213,14 @@ def plan(
 
 
 def refuse_unknown(model: str) -> None:
-    """Raise UsageError for a model that nobody has, and NotAvailable for one of a library that is not installed."""
+    """Raise UsageError for a model that nobody has or measures, NotAvailable for one of a library that is not there."""
     if catalog.find(model) is None:
         raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
     if model in catalog.MODELS:
         return
     try:
         libraries.refuse_unknown(model)
-    except libraries.UnknownModel as error:
+    except (libraries.UnknownModel, libraries.NotMeasured) as error:
         raise UsageError(str(error)) from error
     except libraries.NotInstalled as error:
         raise NotAvailable(str(error)) from error
@@ -392,7 +392,10 @@ def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> li
     """Return what to run of a model: what was asked for, else the preset's own choice for this machine."""
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
-        return list(itertools.product(map(Variant.parse, suite.variants), directions))
+        variants = [Variant.parse(name) for name in suite.variants]
+        if own and any(variant.kernels == "custom" for variant in variants):
+            raise UsageError("--variants: a model of your own has no custom kernels; leave those variants out")
+        return list(itertools.product(variants, directions))
     is_ours = not own and model in catalog.MODELS
     names = _module_variants(suite, model, machine) if is_ours else _own_variants(own, machine)
     chosen = list(itertools.product(map(Variant.parse, names), directions))

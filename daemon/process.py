@@ -26,6 +26,7 @@ class Worker:
 
     def __init__(self, job: Job, log: Path, python: str = sys.executable) -> None:
         self._limits = job.limits
+        self._runs_own = job.module is not None
         self._log = log
         self._buffer = b""
         self._outcome: Outcome | None = None
@@ -101,7 +102,8 @@ class Worker:
             return _lost(ended_by, reason)
         return _lost(
             "failed",
-            f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()} (log: logs/{self._log.name})",
+            f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
+            f"(log: logs/{self._log.name})",
         )
 
     def stop(self) -> None:
@@ -130,6 +132,10 @@ class Worker:
         if code < 0:
             return f"the worker was killed by {signal.Signals(-code).name}"
         return f"the worker exited with status {code} and no result"
+
+    def _hint(self, code: int) -> str:
+        """Return what to look for where a user's module ended the process by itself."""
+        return "; leave os._exit out of the module" if self._runs_own and code >= 0 and not self._rubbish else ""
 
     def _last_words(self) -> str:
         with self._log.open("rb") as log:

@@ -14,7 +14,7 @@ from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.lock import MachineLock
+from benchd.daemon.lock import MachineLock, when_free
 from benchd.daemon.plan import Machine, OwnModule, Planned
 from benchd.daemon.profiling import report, tables
 from benchd.daemon.profiling.collecting import Found, gather
@@ -78,6 +78,7 @@ class Request:
     as_json: bool
     verify: bool
     mqtt: str | None
+    wait: bool = False
 
     @property
     def depth(self) -> Depth:
@@ -92,12 +93,16 @@ def run(request: Request, out: TextIO, err: TextIO) -> int:
     sort = request.sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
     broker = parse_url(request.mqtt) if request.mqtt else None
-    shared, begun = once.new_pass(None, machine), Begun.now(time.monotonic_ns())
+    shared = once.new_pass(None, machine)
     job = _job(request, machine, shared.suite_id)
     regex = SNN_KERNELS if request.snn_kernels else request.kernel_regex
-    try:
+
+    def locked() -> tuple[Begun, Found]:
         with MachineLock():
-            found = gather(job, request.depth.deadline_s, regex)
+            return Begun.now(time.monotonic_ns()), gather(job, request.depth.deadline_s, regex)
+
+    try:
+        begun, found = when_free(locked, request.wait, err)
         profile = _profile(job, found, shared, begun)
         _write(profile, sort, job, err)
         if request.verify:

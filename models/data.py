@@ -176,10 +176,7 @@ class _Listed:
     """The images that a file of labels names, by their paths inside a folder."""
 
     def __init__(self, folder: str, labels: str) -> None:
-        named = data_named.read_labels(labels)
-        missing = next((name for name in named if not Path(folder, name).is_file()), None)
-        if missing is not None:
-            raise DataError(f"{labels} names {missing}, which is no file in {folder}")
+        named = data_named.read_listed(folder, labels)
         self._samples = [(Path(folder, name), label) for name, label in named.items()]
         self.classes = range(max(named.values()) + 1)
         self.transform: Preprocess

@@ -38,7 +38,7 @@ def read_labels(path: str | Path) -> dict[str, int]:
     Raises DataError that names the file and the line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the labels {path} cannot be read: {error}") from error
     found: dict[str, int] = {}
@@ -54,8 +54,20 @@ def read_labels(path: str | Path) -> dict[str, int]:
     return found
 
 
+def read_listed(folder: str, labels: str | Path) -> dict[str, int]:
+    """Return what `read_labels` does; raise DataError too if the folder lacks one of the images."""
+    named = read_labels(labels)
+    missing = next((name for name in named if not Path(folder, name).is_file()), None)
+    if missing is not None:
+        raise DataError(f"{labels} names {missing}, which is no file in {folder}")
+    return named
+
+
 def _entry(path: str | Path, number: int, line: str) -> tuple[str, int]:
     match = _LINE.fullmatch(line.strip())
     if match is None or len(match[2]) > 9:
         raise DataError(f"{path}:{number}: {line[:60]!r}: expected a path and a class index, as in cat/1.png 0")
-    return match[1].rstrip(", "), int(match[2])
+    name = match[1].rstrip(", ")
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataError(f"{path}:{number}: {name}: expected a path inside the folder of --data, without ..")
+    return name, int(match[2])

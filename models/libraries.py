@@ -9,10 +9,21 @@ from pathlib import Path
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # @register_model, @register_model() or @register_model(name="..."), then other decorators and the function
 _REGISTERED = re.compile(r"^@register_model\b(?:\(name=[\"'](\w+)[\"']\))?.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
+# what torchvision has and benchd does not measure: a part of the name, and why
+_NOT_MEASURED = {
+    "quantized_": "its int8 modules run in eager alone; measure the float model of the same name",
+    "raft_": "optical flow reads two images; measure it as a module of your own, with --module",
+    "rcnn": "a two-stage detector proposes another number of regions for each image, and shapes are fixed here; "
+    "one-stage detectors (ssd, retinanet, fcos) are measured",
+}
 
 
 class NotInstalled(LookupError):
     """The library is not there; the message says how to install it."""
+
+
+class NotMeasured(ValueError):
+    """A library has the model, and benchd does not measure it; the message says why and what to measure instead."""
 
 
 class UnknownModel(ValueError):
@@ -25,12 +36,18 @@ class UnknownModel(ValueError):
 
 
 def refuse_unknown(name: str) -> None:
-    """Raise UnknownModel if the library that `name` begins with has no such model, NotInstalled if it is not there."""
+    """Raise UnknownModel if the library that `name` begins with has no such model, NotInstalled if it is not there.
+
+    Raises NotMeasured for one that it has and that is not measured here.
+    """
     library, _, model = name.partition(":")
     known = _registered(library)
     architecture = model.partition(".")[0] if library == "timm" else model  # resnet18.a1_in1k: which weights
     if not _NAME.fullmatch(model) or (known and architecture not in known):
         raise UnknownModel(library, model, known)
+    reason = next((why for part, why in _NOT_MEASURED.items() if library == "torchvision" and part in model), None)
+    if reason:
+        raise NotMeasured(f"{name}: {reason}")
 
 
 @cache

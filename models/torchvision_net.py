@@ -20,7 +20,6 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import (
     ImageClassification,
     ObjectDetection,
-    OpticalFlow,
     SemanticSegmentation,
     VideoClassification,
 )
@@ -57,7 +56,7 @@ def build(
 
     `image_size` is the side of its images, 0 for the model's own; `shape` what `shape_from` found. Random weights are
     settled for images of that size. The module says what it reads in `input_shape`, and how a PIL image becomes that in
-    `preprocess` (None for clips). Raises Unavailable for a model that is not measured.
+    `preprocess` (None for clips). Raises Unavailable for `kernels` "custom".
     """
     if kernels != "torch":
         raise Unavailable(f"{name} has no custom kernels")
@@ -93,19 +92,9 @@ def _own_name(name: str) -> str:
 
 
 def _preset(name: str) -> tuple[Any, int]:
-    """Return the preprocessing of the model's newest weights and their number of classes; raise Unavailable."""
+    """Return the preprocessing of the model's newest weights and their number of classes."""
     newest = models.get_model_weights(_own_name(name)).DEFAULT
-    preset = newest.transforms()
-    if _own_name(name).startswith("quantized_"):
-        raise Unavailable("its int8 modules run in eager alone; measure the float model of the same name")
-    if isinstance(preset, OpticalFlow):
-        raise Unavailable("optical flow reads two images; measure it as a module of your own, with --module")
-    if "rcnn" in name:
-        raise Unavailable(
-            "a two-stage detector proposes another number of regions for each image, and shapes are fixed here; "
-            "one-stage detectors (ssd, retinanet, fcos) are measured"
-        )
-    return preset, len(newest.meta["categories"])
+    return newest.transforms(), len(newest.meta["categories"])
 
 
 def _arguments(name: str, preset: Any, image_size: int) -> dict[str, Any]:

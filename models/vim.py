@@ -12,6 +12,7 @@ computes what its class token can see. Without gradients, what a layer derives o
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
@@ -201,7 +202,7 @@ class Vim(nn.Module):
         super().__init__()
         if patch_size > image_size:
             raise ValueError(f"patch_size={patch_size} is larger than the image, {image_size} pixels")
-        patches = ((image_size - patch_size) // stride + 1) ** 2
+        patches = _side(patch_size, stride, image_size) ** 2
         self.input_shape, self.num_classes = (3, image_size, image_size), num_classes
         self.class_index = patches // 2
         self.patch_embed = PatchEmbedding(dim, patch_size, stride)
@@ -338,12 +339,21 @@ def _try(implementation: str, scan: Form) -> None:
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
     """Return the arguments of `build` that a checkpoint fixes: num_classes, where its head says.
 
-    Raises WeightsError for another number of classes than was asked for, and for positions that are not those of the
-    options: how many there are does not say whether the image is larger or the patches lie closer.
+    Raises WeightsError for another number of classes than was asked for, another dim, depth or patch_size, and for
+    positions that are not those of the options: how many there are does not say whether the image is larger or the
+    patches lie closer.
     """
-    head, positions = state.get("head.weight"), state.get("pos_embed")
-    if positions is not None and positions.dim() == 3 and positions.shape[1] > 1:
-        _refuse_other_positions(positions.shape[1] - 1, options)
+    found = _sizes_of(state)
+    differing = {name: size for name, size in found.items() if size != options[name]}
+    problems = [
+        f"it has {name}={size}, not {options[name]}: pass --option {name}={size}" for name, size in differing.items()
+    ]
+    positions = state.get("pos_embed")
+    if positions is not None and positions.dim() == 3:
+        problems += _other_positions(positions.shape[1] - 1, {**options, **found})
+    if problems:
+        raise WeightsError("; ".join(problems))
+    head = state.get("head.weight")
     if head is None or head.dim() != 2:
         return {}
     if options["num_classes"] not in {_IMAGENET_CLASSES, len(head)}:
@@ -351,20 +361,36 @@ def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) ->
     return {"num_classes": len(head)}
 
 
-def _refuse_other_positions(patches: int, options: Mapping[str, Any]) -> None:
+def _sizes_of(state: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return the options that the checkpoint's own tensors say: dim, patch_size and depth."""
+    patch, layers = state.get("patch_embed.proj.weight"), [re.match(r"layers\.(\d+)\.", key) for key in state]
+    has_patch = patch is not None and patch.dim() == 4 and patch.shape[2] == patch.shape[3]
+    found = {"dim": patch.shape[0], "patch_size": patch.shape[2]} if patch is not None and has_patch else {}
+    return found | ({"depth": 1 + max(int(layer[1]) for layer in layers if layer)} if any(layers) else {})
+
+
+def _other_positions(patches: int, options: Mapping[str, Any]) -> list[str]:
+    """Return why so many patches are not those of the options, with the options that make them; else nothing."""
     patch_size, stride, image_size = options["patch_size"], options["stride"], options["image_size"]
-    side, own = math.isqrt(patches), (image_size - patch_size) // stride + 1
+    own = _side(patch_size, stride, image_size)
     if patches == own**2:
-        return
-    held = f"pos_embed has {side}x{side}+1 positions" if side**2 == patches else f"pos_embed has {patches}+1 positions"
+        return []
+    side = math.isqrt(max(0, patches))
     wanted = f"patch_size={patch_size}, stride={stride} and image_size={image_size} make {own}x{own}+1"
-    raise WeightsError(f"{held}, and {wanted}{_advice(side, patch_size, stride, image_size)}")
+    if side**2 != patches or not side:
+        return [f"pos_embed has {patches + 1} positions, and {wanted}; no option makes a count that is not N x N + 1"]
+    return [f"pos_embed has {side}x{side}+1 positions, and {wanted}; {_advice(side, patch_size, stride, image_size)}"]
+
+
+def _side(patch_size: int, stride: int, image_size: int) -> int:
+    """Return how many patches stand in a row of the image."""
+    return (image_size - patch_size) // stride + 1 if patch_size <= image_size else 0
 
 
 def _advice(side: int, patch_size: int, stride: int, image_size: int) -> str:
     """Return the options that make `side` patches a side: another stride, where one does, or another image."""
-    larger = f"--option image_size={(side - 1) * stride + patch_size}"
+    larger = f"pass --option image_size={(side - 1) * stride + patch_size}"
     closer = (image_size - patch_size) // max(1, side - 1)
-    if closer < 1 or (image_size - patch_size) // closer + 1 != side:
-        return f"; pass {larger}"
-    return f"; pass --option stride={closer}, which gives {image_size} pixels, or {larger}"
+    if closer < 1 or _side(patch_size, closer, image_size) != side:
+        return larger
+    return f"pass --option stride={closer}, which gives {image_size} pixels, or {larger.removeprefix('pass ')}"

@@ -48,8 +48,19 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: no such file")
+    _refuse_other_suffix(path)
     content = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
     return _without_prefix(_state_dict(path, content))
+
+
+def _refuse_other_suffix(path: Path) -> None:
+    """Raise WeightsError for a file whose first bytes are those of the other format."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    if path.suffix == ".safetensors" and start.startswith(b"PK"):
+        raise WeightsError(f"{path}: its content is that of a torch file; rename it to end in .pth")
+    if path.suffix != ".safetensors" and start[6:] == b"\0\0{":  # behind the header's length, 64 bits
+        raise WeightsError(f"{path}: its content is that of a safetensors file; rename it to end in .safetensors")
 
 
 def _safetensors(path: Path) -> Any:
@@ -74,6 +85,8 @@ def _cause(error: Exception) -> str:
     refused = re.search(r"(?:GLOBAL|global) (\S+) was not an allowed", str(error))
     if refused:
         return f"it holds {refused[1]}, and only tensors are loaded"
+    if "TorchScript" in str(error) or "locating file data.pkl" in str(error):
+        return "a saved program (TorchScript or torch.export), not tensors; save its state_dict() with torch.save"
     detail = re.search(r"(?:WeightsUnpickler error:\s*|\A)(?!Weights only load failed)(.+)", str(error))
     return f"not a complete torch file of tensors: {detail[1] if detail else type(error).__name__}"
 
@@ -148,7 +161,8 @@ def _under_own_names(state: Mapping[str, torch.Tensor], published: Mapping[str, 
 def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes are the module's.
 
-    One number is one number, whether its shape is () or (1,).
+    One number is one number, whether its shape is () or (1,). Raises it too for a tensor that holds NaN, and for one of
+    whole or complex numbers where the module's has real ones.
     """
     own = module.state_dict()
     single = {key for key in own.keys() & state.keys() if own[key].numel() == state[key].numel() == 1}
@@ -162,11 +176,26 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
         "missing": [key for key in own if key not in state],
         "unexpected": [key for key in state if key not in own],
         "of another shape": reshaped,
+        "of another kind of numbers": [
+            f"{key} {str(state[key].dtype).removeprefix('torch.')}"
+            for key in own
+            if key in state and _is_other(state[key], own[key])
+        ],
+        "with NaN in them": [key for key in own if key in state and _has_nan(state[key])],
     }
     found = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
     if found:
         raise WeightsError("; ".join(found))
     module.load_state_dict(state)
+
+
+def _is_other(given: torch.Tensor, own: torch.Tensor) -> bool:
+    """Say whether a copy into `own` would take whole or complex numbers for real ones."""
+    return own.is_floating_point() and not given.is_floating_point()
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and bool(tensor.float().isnan().any())
 
 
 def _some(keys: list[str]) -> str:

@@ -34,7 +34,7 @@ def _work(job: Job, stages: StageClock) -> Outcome:
         findings = Findings(stages)
         run(job, findings)
         return findings.outcome("ok", None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         stages.leave()
         status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
         if not isinstance(error, BenchdError):

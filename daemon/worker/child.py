@@ -12,6 +12,11 @@ from benchd.daemon.errors import BenchdError, Unsupported
 from benchd.daemon.records import Status
 
 _PR_SET_PDEATHSIG = 1
+_NEEDS_AUTOGRAD = ("does not require grad and does not have a grad_fn", "nference tensor")
+_WITHOUT_AUTOGRAD = (
+    "benchd runs inference without autograd: leave gradients out of forward, or on eager compute them under "
+    "`with torch.inference_mode(False), torch.enable_grad():` from a clone of each input"
+)
 
 
 def die_with_parent() -> None:
@@ -26,7 +31,7 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def diagnose(error: Exception, folder: Path | None = None) -> tuple[Status, str]:
+def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple[Status, str]:
     """Return the status and the reason that an exception stands for; print the traceback of an unexpected one.
 
     Where a user's own code in `folder` raised it, or called what did, the reason begins with that line.
@@ -37,9 +42,14 @@ def diagnose(error: Exception, folder: Path | None = None) -> tuple[Status, str]
         return "failed", str(error)
     traceback.print_exception(error)
     text, where = _message(error), _frame(error, folder) if folder else ""
+    if isinstance(error, SystemExit):
+        return "failed", f"{where}it ends the process by sys.exit({error.code!r}): raise an error in its place"
+    if where and any(words in text for words in _NEEDS_AUTOGRAD):
+        return "failed", f"{where}{_WITHOUT_AUTOGRAD} (torch: {text})"
     if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or _lacks_memory(text.lower()):
         return "failed", f"{where}out of memory: {text}"
-    return "failed", f"{where}{type(error).__name__}: {text}"
+    kind = "" if type(error).__module__.startswith("benchd.models.") else f"{type(error).__name__}: "
+    return "failed", f"{where}{kind}{text}"  # our own sentences need no class in front
 
 
 def folder_of(module: str | None, folder: str) -> Path | None:
@@ -47,7 +57,7 @@ def folder_of(module: str | None, folder: str) -> Path | None:
     return Path(folder or Path(module.rpartition(":")[0]).parent) if module else None
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """Return the first line, or the last one of TorchScript, which begins with a traceback of its own."""
     lines = str(error).strip().splitlines() or ["no message"]
     return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]

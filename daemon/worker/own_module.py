@@ -162,7 +162,6 @@ def _refuse_kind(job: Job, module: nn.Module) -> None:
     is_quantised = any(".quantized" in type(part).__module__ for part in module.modules())
     exports = variant.backend in ("onnxruntime", "tensorrt")
     reasons = {
-        "a module of your own has no custom kernels": variant.kernels == "custom",
         "torch compiles and exports no scripted module: return the nn.Module that it was scripted from": is_scripted
         and (exports or variant.backend == "compile"),
         "torch exports no quantised module: return the float one, or measure a quantised file with --onnx": is_quantised

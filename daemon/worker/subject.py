@@ -229,11 +229,19 @@ def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str)
         input_shape=specs[0].shape,
         inputs=list(specs) if job.module or job.onnx else [],
         parameters=sum(parameter.numel() for parameter in module.parameters()),
-        weights=Path(job.weights or job.onnx or "").name or f"random, seed {job.case.seed}",
+        weights=_weights(job),
         weights_sha256=weights_sha256,
         code_sha256=_code(job, weights_sha256),
         data=source,
     )
+
+
+def _weights(job: Job) -> str:
+    """Return the name of the file of the weights, or where else they are from."""
+    given = job.weights or job.onnx
+    if given:
+        return Path(given).name
+    return "of the module" if job.module else f"random, seed {job.case.seed}"
 
 
 def _code(job: Job, weights_sha256: str) -> str:

@@ -39,7 +39,8 @@ def test_inputs_without_a_name_come_first():
         (["ids="], r"--input ids=: expected \[NAME=\]\[TYPE:\]SIZExSIZE"),
         (["=3x4"], r"--input =3x4: expected"),
         (["3x0"], "--input 3x0: every size is at least 1"),
-        (["3xfour"], "--input 3,four: expected whole numbers"),
+        (["3xfour"], r"--input 3xfour: expected \[NAME=\]\[TYPE:\]SIZExSIZE\.\.\., as in 3x224x224"),
+        (["3,4"], r"--input 3,4: expected \[NAME=\]\[TYPE:\]SIZExSIZE"),
         (["x=3", "x=4"], "--input x: given twice"),
     ],
 )

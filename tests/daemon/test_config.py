@@ -68,6 +68,18 @@ def test_an_onnx_file_is_taken_from_a_configuration_that_nobody_else_can_write(t
             config.read(tmp_path / "benchd.toml")
 
 
+@pytest.mark.parametrize("shared", ["", "etc"])
+def test_a_folder_in_which_others_may_replace_the_configuration_is_as_open_as_the_file(tmp_path, shared):
+    (tmp_path / "root" / "etc").mkdir(parents=True)
+    (tmp_path / "root" / shared).chmod(0o777)
+    with pytest.raises(
+        UsageError, match=rf"from a folder that others may write: sudo chmod go-w {tmp_path}/root/?{shared}$"
+    ):
+        read(tmp_path / "root" / "etc", ONNX)
+    (tmp_path / "root" / shared).chmod(0o1777)
+    assert read(tmp_path / "root" / "etc", ONNX).suite[0].onnx
+
+
 def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, monkeypatch):
     (tmp_path / "benchd.toml").write_text(ONNX)
     if os.geteuid() == 0:

@@ -75,7 +75,8 @@ def test_a_time_whose_interval_is_wider_than_itself_does_not_ship(low, high, shi
     decision = only([candidate("eager", 780.8, timing=timing)])
     assert (decision.ship == "eager") is ships
     if not ships:
-        assert decision.excluded["eager"] == f"its time is not known: 780.8 [{low:.4g}, {high:.4g}] ms"
+        wanted = f"its interval is too wide, 780.8 [{low:.4g}, {high:.4g}] ms: run longer, as with --preset standard"
+        assert decision.excluded["eager"] == wanted
 
 
 def test_the_line_says_top_1_where_it_is_known():
@@ -103,6 +104,27 @@ def test_a_figure_without_an_interval_cannot_be_told_apart():
     unsure = candidate("fp16", 9.0, timing=timing(9.0, low_ms=None, high_ms=None))
     assert only([unsure, candidate("eager", 1.0)]).ship is None
     assert only([unsure]).ship == "eager-fp16"
+    reason = only([unsure], max_latency_ms=10.0).excluded["eager-fp16"]
+    assert reason == "has no interval to hold against 10 ms: run longer, as with --preset standard"
+
+
+LONGER = "run longer, as with --preset standard"
+
+
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms", "reason"),
+    [(0.0, 4.5, f"its interval is too wide, 2 [0, 4.5] ms: {LONGER}"), (None, None, f"has no interval: {LONGER}")],
+)
+def test_if_the_time_of_one_is_unknown_every_variant_has_its_reason(low_ms, high_ms, reason):
+    unknown = candidate("bf16", 2.0, timing=timing(2.0, low_ms=low_ms, high_ms=high_ms))
+    decision = only([candidate("eager", 4.0), candidate("compile", 9.0), unknown])
+    assert line(decision).endswith("nothing to ship")
+    than = "is" if high_ms else "may be"
+    assert decision.excluded == {
+        "eager-bf16": reason,
+        "eager": "may be slower than eager-bf16",
+        "compile": f"{than} slower than eager-bf16",
+    }
 
 
 WRONG = msgspec.structs.replace(PASSED, passed=False)
@@ -250,7 +272,7 @@ def test_of_a_module_of_one_s_own_it_is_said_what_was_not_tried():
         records = [candidate(variant, 1.0, model=model, device="cpu") for variant in variants]
         return only([msgspec.structs.replace(record, model=facts) for record in records])
 
-    module = decided("own.net.build", "random, seed 0", "eager", "compile", "onnxruntime", "bf16")
+    module = decided("own.net.build", "of the module", "eager", "compile", "onnxruntime", "bf16")
     assert untried(module) == ["fp16", "amp", "compile-fp16", "compile-bf16", "compile-amp", "onnxruntime-fp16"]
     assert untried(decided("own.v2.net", "v2.net.onnx", "onnxruntime")) == []
     assert untried(decided("vim_tiny", "random, seed 0", "eager")) == []

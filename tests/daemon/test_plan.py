@@ -204,6 +204,8 @@ def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
     assert ids(Suite(variants=["eager", "amp"]), own=own) == ["own.net.build,eager,b1", "own.net.build,amp,b1"]
     with pytest.raises(UsageError, match="takes no options"):
         ids(Suite(options={"time_steps": ["1"]}), own=own)
+    with pytest.raises(UsageError, match="a model of your own has no custom kernels; leave those variants out"):
+        ids(Suite(variants=["eager", "custom-fp16"]), own=own)
 
 
 def test_a_model_of_a_library_is_planned_as_one_of_the_catalog_without_kernels_of_ours():

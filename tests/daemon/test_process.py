@@ -18,6 +18,7 @@ def test_a_worker_that_does_its_work(tmp_path):
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     assert outcome.check is not None
     assert outcome.check.passed
+    assert outcome.model.weights == "of the module"
     stages = msgspec.structs.asdict(outcome.process.stages)
     assert stages.pop("idle_s") is None  # no power sensor asks for a rest
     assert stages.pop("accuracy_s") is None  # no labels were given
@@ -30,14 +31,18 @@ def test_a_worker_that_does_its_work(tmp_path):
     [
         ({"forward": "os.kill(os.getpid(), 9)"}, "failed", r"killed by SIGKILL.* in stage load"),
         ({"forward": "os.kill(os.getpid(), 11)"}, "failed", r"killed by SIGSEGV in stage load"),
-        ({"build": "os._exit(3)"}, "failed", r"exited with status 3 and no result in stage build"),
+        (
+            {"build": "os._exit(3)"},
+            "failed",
+            r"status 3 and no result in stage build; leave os\._exit out of the module",
+        ),
         ({"build": "print('the last words'); os._exit(3)"}, "failed", r"in stage build: the last words"),
         ({"build": "os.write(int(sys.argv[1]), b'{rubbish\\n'); os._exit(0)"}, "failed", r"wrote rubbish to its pipe"),
         ({"build": "os.write(int(sys.argv[1]), b'\\xff' * 100); os._exit(0)"}, "failed", r"status 0 and no result"),
         ({"build": "torch.empty(10**15)"}, "failed", r"out of memory: "),
         ({"build": "raise ValueError('no such net')"}, "failed", r"ValueError: no such net"),
         ({"build": "return 3"}, "failed", r"returned int, not torch.nn.Module"),
-        ({"forward": "raise SystemExit(4)"}, "failed", r"exited with status 4 and no result"),
+        ({"forward": "sys.exit(4)"}, "failed", r"in forward: .*it ends the process by sys\.exit\(4\): raise an error"),
     ],
     ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn", "memory", "raise", "no-module", "sys-exit"],
 )

@@ -148,7 +148,7 @@ def test_a_file_of_labels_names_images_and_classes_in_place_of_folders(tmp_path)
     write_image_folder(tmp_path, {"a": 3})
     (tmp_path / "a" / "001.png").rename(tmp_path / "one more.png")
     labels = tmp_path / "labels.txt"
-    labels.write_text("a/002.png 7\none more.png\t0\n\n./a/000.png, 12\n")
+    labels.write_text("\ufeffa/002.png 7\none more.png\t0\n\n./a/000.png, 12\n")
     found = open_set(f"imagefolder:{tmp_path}", (3, 8, 8), labels=str(labels))
     images, classes = found.read(found.spread(9))
     assert classes.tolist() == [7, 0, 12]
@@ -171,6 +171,8 @@ def test_as_many_folders_as_classes_are_labels_and_no_other_number(tmp_path):
         ("a/000.png 1\ncat\n", "labels.txt:2: 'cat': expected a path and a class index"),
         ("a/000.png -1\n", "labels.txt:1: "),
         ("a/000.png 1\na/000.png 2\n", "labels.txt:2: a/000.png has a label already"),
+        ("../images/a/000.png 1\n", "labels.txt:1: .*: expected a path inside the folder of --data, without"),
+        ("/images/a/000.png 1\n", "labels.txt:1: .*: expected a path inside the folder"),
         ("\n", "holds no labels"),
         ("a/none.png 1\n", "names a/none.png, which is no file in "),
     ],

@@ -36,6 +36,19 @@ def test_what_torchvision_does_not_have_is_refused_with_the_closest_name(name, w
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("quantized_resnet18", "int8 modules"),
+        ("raft_small", "reads two images"),
+        ("fasterrcnn_mobilenet_v3_large_fpn", "two-stage detector"),
+    ],
+)
+def test_what_is_not_measured_says_why(name, words):
+    with pytest.raises(libraries.NotMeasured, match=f"^torchvision:{name}: .*{words}"):
+        libraries.refuse_unknown(f"torchvision:{name}")
+
+
 def test_timm_takes_the_weights_it_names_behind_a_dot(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(timm_stub.written(tmp_path))
     libraries.refuse_unknown("timm:tiny_conv")

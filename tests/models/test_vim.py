@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -379,7 +380,7 @@ def test_custom_kernels_that_cannot_run_are_refused_at_build_time(tmp_path):
 def test_the_positions_of_the_options_are_accepted(patch_size, stride, image_size):
     options = {"patch_size": patch_size, "stride": stride}
     state = Vim(32, 1, num_classes=7, image_size=image_size, **options).state_dict()
-    options |= {"image_size": image_size, "num_classes": 1000}
+    options |= {"dim": 32, "depth": 1, "image_size": image_size, "num_classes": 1000}
     assert shape_from(state, options) == {"num_classes": 7}
     with pytest.raises(WeightsError, match=r"head\.weight has 7 classes, not 8; leave num_classes out"):
         shape_from(state, options | {"num_classes": 8})
@@ -400,3 +401,39 @@ def test_positions_of_other_options_are_refused_with_the_options_that_fit(patche
     side = math.isqrt(patches)
     with pytest.raises(WeightsError, match=rf"pos_embed has {side}x{side}\+1 positions, and .*; {advice}$"):
         shape_from({"pos_embed": torch.zeros(1, patches + 1, 2)}, options)
+
+
+@pytest.mark.parametrize("patches", [196 + 1, 2, 0])
+def test_positions_of_no_square_get_no_advice(patches):
+    options = {"patch_size": 16, "stride": 16, "image_size": 224}
+    words = rf"^pos_embed has {patches + 1} positions, and .* make 14x14\+1; no option makes a count that is not N x N"
+    with pytest.raises(WeightsError, match=words):
+        shape_from({"pos_embed": torch.zeros(1, patches + 1, 2)}, options)
+
+
+_TINY = {"dim": 192, "depth": 24, "patch_size": 16, "stride": 16, "image_size": 224}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dim": 64, "depth": 2, "patch_size": 4, "stride": 4, "image_size": 32},
+        {"dim": 64, "depth": 2},
+        {"dim": 32, "depth": 1, "patch_size": 8, "stride": 8},
+        {"depth": 3, "patch_size": 32, "stride": 8},
+    ],
+    ids=str,
+)
+def test_the_advised_options_load_the_checkpoint(given):
+    asked = _TINY | {"num_classes": 1000}
+    state = Vim(**(_TINY | given)).state_dict()
+    with pytest.raises(WeightsError) as refused:
+        shape_from(state, asked)
+    message = str(refused.value)
+    assert all(f"it has {name}={given[name]}, not" in message for name in given.keys() & {"dim", "depth", "patch_size"})
+    advised = {name: int(value) for name, value in re.findall(r"--option (\w+)=(\d+)", message)}
+    shape = {name: advised.pop(name) for name in given.keys() & advised.keys() - {"stride", "image_size"}}
+    for either in advised.items() or [("stride", asked["stride"])]:  # stride or image_size: each will do
+        options = asked | shape | dict([either])
+        assert shape_from(state, options) == {"num_classes": 1000}
+        Vim(**options).load_state_dict(state)

@@ -3,6 +3,7 @@
 import argparse
 import fractions
 import hashlib
+import math
 import pickle
 
 import pytest
@@ -129,6 +130,42 @@ def test_files_without_a_state_dict_are_named(tmp_path, content, cause):
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=rf"w\.pth: .*{cause}"):
         weights.read(tmp_path / "w.pth")
+
+
+def test_a_file_of_the_other_format_says_how_to_name_it(tmp_path, tensors):
+    torch.save(tensors, tmp_path / "w.safetensors")
+    with pytest.raises(WeightsError, match=r"content is that of a torch file; rename it to end in \.pth$"):
+        weights.read(tmp_path / "w.safetensors")
+    save_file(tensors, tmp_path / "w.pth")
+    with pytest.raises(
+        WeightsError, match=r"content is that of a safetensors file; rename it to end in \.safetensors$"
+    ):
+        weights.read(tmp_path / "w.pth")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_saved_program_is_told_from_a_damaged_file(tmp_path):
+    torch.jit.script(nn.Linear(2, 3)).save(tmp_path / "w.pt")
+    torch.export.save(torch.export.export(nn.Linear(2, 3), (torch.zeros(1, 2),)), tmp_path / "w.pt2")
+    for name in ("w.pt", "w.pt2"):
+        with pytest.raises(WeightsError, match=r"a saved program .* save its state_dict\(\) with torch\.save$"):
+            weights.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        (torch.full((3, 2), math.nan), "1 with NaN in them: weight$"),
+        (torch.ones(3, 2, dtype=torch.int64), "1 of another kind of numbers: weight int64$"),
+        (torch.ones(3, 2, dtype=torch.complex64), "1 of another kind of numbers: weight complex64$"),
+    ],
+    ids=["nan", "int64", "complex64"],
+)
+def test_numbers_that_are_no_weights_are_refused_by_name(weight, words):
+    module = nn.Linear(2, 3)
+    with pytest.raises(WeightsError, match=words):
+        weights.apply(module, {"weight": weight, "bias": torch.zeros(3)})
+    weights.apply(module, {"weight": torch.ones(3, 2, dtype=torch.bfloat16), "bias": torch.zeros(3)})
 
 
 def test_the_digest_is_that_of_the_bytes(tmp_path):

@@ -26,6 +26,8 @@ _DTYPES = {
     "tensor(double)": torch.float64,
     "tensor(int64)": torch.int64,
     "tensor(int32)": torch.int32,
+    "tensor(int16)": torch.int16,
+    "tensor(int8)": torch.int8,
     "tensor(uint8)": torch.uint8,
     "tensor(bool)": torch.bool,
 }

@@ -41,7 +41,7 @@ def collected(job: ProfileJob) -> Collected:
         work = open_work(job)
         if job.capture:
             _capture(work)
-    except Exception as error:  # of whatever a user's module or a backend raises
+    except (Exception, SystemExit) as error:  # of whatever a user's module or a backend raises
         status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
         return Collected(error=reason, unsupported=status == "unsupported")
     found = {} if job.capture else _results(work)
@@ -65,7 +65,7 @@ def _results(work: Work) -> dict[str, Any]:
         try:
             method = importlib.import_module(f"benchd.daemon.worker.profiling.{module}")
             found[field] = method.run(work)
-        except Exception as error:  # torch raises whatever it meets
+        except (Exception, SystemExit) as error:  # torch raises whatever it meets
             status, work.missing[name] = child.diagnose(error)
             found["failed"] += [name] * (status == "failed")
     return found

@@ -1,9 +1,13 @@
 """What an exception becomes: a status and one line."""
 
+import re
+
 import pytest
+from worker_jobs import job, run
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.worker import child
+from benchd.models.data_named import DataError
 
 
 class OutOfMemoryError(RuntimeError):
@@ -28,9 +32,45 @@ ASSERTION = 'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/c
         (RuntimeError("can't allocate 8 bytes"), "failed", "out of memory: can't allocate 8 bytes"),
         (RuntimeError(ASSERTION), "failed", f"RuntimeError: {ASSERTION}"),
         (KeyError("x"), "failed", "KeyError: 'x'"),
+        (DataError("no images"), "failed", "no images"),
     ],
-    ids=["unsupported", "ours", "Python's", "by type", "CUDA's", "allocator", "assertion", "other"],
+    ids=["unsupported", "ours", "Python's", "by type", "CUDA's", "allocator", "assertion", "other", "of models"],
 )
 def test_an_exception_is_a_status_and_a_line(error, status, reason, capsys):
     assert child.diagnose(error) == (status, reason)
     assert bool(capsys.readouterr().err) is not isinstance(error, (Unsupported, UsageError))
+
+
+AUTOGRAD = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    input_shape = (3, 4, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(48, 5)
+
+    def forward(self, images):
+        {mode}:
+            images = images.flatten(1){clone}.requires_grad_()
+            return torch.autograd.grad(self.fc(images).sin().sum(), images)[0]
+"""
+
+
+@pytest.mark.parametrize("mode", ["if True", "with torch.inference_mode(False), torch.enable_grad()"])
+def test_gradients_in_forward_are_told_from_a_fault_of_the_line(mode, tmp_path):
+    (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=""))
+    outcome = run(job(tmp_path, module=f"{tmp_path}/net.py:Net"))
+    words = (
+        r"net\.py:1\d: in forward: .* benchd runs inference without autograd: leave gradients .* clone of each input"
+    )
+    assert re.search(words, str(outcome.process.reason)), outcome.process.reason
+
+
+def test_gradients_as_the_sentence_advises_run(tmp_path):
+    mode = "with torch.inference_mode(False), torch.enable_grad()"
+    (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=".clone()"))
+    assert run(job(tmp_path, module=f"{tmp_path}/net.py:Net")).process.status == "ok"

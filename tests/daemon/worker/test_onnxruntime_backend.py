@@ -176,9 +176,11 @@ def test_every_output_is_answered_by_its_name(tmp_path):
     ("graph", "dtype"),
     [
         ("g (int64[2,4] x) => (int64[2,4] y) { y = Neg(x) }", torch.int64),
+        ("g (int8[2,4] x) => (int8[2,4] y) { y = Neg(x) }", torch.int8),
+        ("g (int16[2,4] x) => (int16[2,4] y) { y = Identity(x) }", torch.int16),
         ("g (bool[2,4] x) => (bool[2,4] y) { y = Not(x) }", torch.bool),
     ],
-    ids=["whole numbers", "truth values"],
+    ids=["int64", "int8", "int16", "bool"],
 )
 def test_an_own_file_may_compute_with_other_types(graph, dtype, tmp_path):
     built = own_file(tmp_path, graph)
