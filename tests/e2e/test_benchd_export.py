@@ -21,39 +21,8 @@ parser = pytest.importorskip("onnx.parser")
 pytest.importorskip("onnxscript", reason="exports")
 pytest.importorskip("onnxruntime", reason="runs what was exported")
 
-TINY = """
-[device]
-id = "test-device"
-
-[limits]
-warm_up_cap_s = 0.2
-measure_cap_s = 0.3
-check_images = 1
-"""
 SMALL = ("snn_onepass", "--option", "time_steps=2")
 DEADLINE_S = 120
-
-
-@pytest.fixture
-def command(tmp_path, child_environment):
-    """Return a function that runs `benchd` or `bench-once` in `tmp_path` and returns the finished process."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-
-    def run(*arguments, program="benchd", **variables):
-        line = [Path(sys.executable).parent / program, *arguments]
-        if program == "bench-once":
-            line += ["--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out"]
-        environment = child_environment | variables
-        return subprocess.run(
-            line, check=False, timeout=600, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-
-    return run
-
-
-@pytest.fixture
-def once(command):
-    return lambda *arguments: command(*arguments, program="bench-once")
 
 
 def written(folder):
@@ -65,7 +34,7 @@ def state(folder):
 
 
 def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_next_time(command, tmp_path):
-    done = command("export", *SMALL, "--out", "net.onnx")
+    done = command("benchd", "export", *SMALL, "--out", "net.onnx")
     assert done.returncode == 0, done.stderr
     assert "[1/1] snn_onepass fp32 batch 1" in done.stderr
     assert "made" in done.stdout
@@ -74,22 +43,22 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
     assert (tmp_path / "net.onnx").stat().st_mode & 0o777 == 0o644
     sessions.open_session(tmp_path / "net.onnx")
 
-    again = command("export", *SMALL, "--out", "deeper/net.onnx", "--json")
+    again = command("benchd", "export", *SMALL, "--out", "deeper/net.onnx", "--json")
     assert again.returncode == 0, again.stderr
     (told,) = json.loads(again.stdout)
     assert told["reused"]
     assert told["metadata"]["measured"]["findings"] == {"10.3": 0, "11": 0}
     assert (tmp_path / "deeper" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
 
-    listed = command("export", "--list")
+    listed = command("benchd", "export", "--list")
     assert told["key"] in listed.stdout
     assert re.search(rf"1 files, [89]\.\d MB in {state(tmp_path)}\n", listed.stdout)
-    assert command("export", "--prune", "1MiB").stdout == f"removed {told['key']}\n"
-    assert command("export", "--list").stdout == f"0 files, 0.0 MB in {state(tmp_path)}\n"
+    assert command("benchd", "export", "--prune", "1MiB").stdout == f"removed {told['key']}\n"
+    assert command("benchd", "export", "--list").stdout == f"0 files, 0.0 MB in {state(tmp_path)}\n"
 
 
 def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_path):
-    done = command("export", *SMALL, "--batch-sizes", "dynamic", "--out", "artifacts", "--json")
+    done = command("benchd", "export", *SMALL, "--batch-sizes", "dynamic", "--out", "artifacts", "--json")
     assert done.returncode == 0, done.stderr
     (artifact,) = json.loads(done.stdout)
     assert not state(tmp_path).exists()
@@ -107,7 +76,7 @@ def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_pat
 
 
 def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(command, once, tmp_path):
-    done = command("export", "qann_resnet18", "--weights", "demo", "--json")
+    done = command("benchd", "export", "qann_resnet18", "--weights", "demo", "--json")
     assert done.returncode == 0, done.stderr
     (artifact,) = json.loads(done.stdout)
     assert artifact["metadata"]["facts"]["options"] == {"level": 8, "width": 16}
@@ -135,7 +104,7 @@ def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(command, once, 
 )
 def test_what_does_not_work_ends_with_its_code_and_its_reason(command, tmp_path, arguments, code, words):
     (tmp_path / "taken").write_text("a file")
-    done = command("export", *arguments)
+    done = command("benchd", "export", *arguments)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -156,7 +125,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(command, small_disk):
-    done = command("export", "snn_onepass,square", "--out", str(small_disk))
+    done = command("benchd", "export", "snn_onepass,square", "--out", str(small_disk))
     assert done.returncode == 1
     assert "error: snn_onepass fp32 batch 1: artifact store" in done.stderr
     assert "disk full, and this artifact takes more than 1.0 MB" in done.stderr
@@ -177,7 +146,7 @@ def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(c
     assert process.returncode == -signal.SIGKILL
     with Store(tmp_path / "artifacts") as store:
         assert store.list() == ()
-    again = command("export", *SMALL, "--out", "artifacts")
+    again = command("benchd", "export", *SMALL, "--out", "artifacts")
     assert again.returncode == 0, again.stderr
     with Store(tmp_path / "artifacts") as store:
         (whole,) = store.list()

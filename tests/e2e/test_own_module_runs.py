@@ -1,10 +1,7 @@
 """A user's module through the real commands: what is measured is the file as it is, whatever was measured before."""
 
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +13,7 @@ onnx = pytest.importorskip("onnx", reason="writes a file")
 pytest.importorskip("onnx.parser", reason="writes a file")
 pytest.importorskip("onnxruntime", reason="runs what was exported")
 
-TINY = """
-[device]
-id = "test-device"
-
-[limits]
-warm_up_cap_s = 0.2
-measure_cap_s = 0.3
-check_images = 2
-"""
+LIMITS = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out")
 NET = """
 import sys
 from pathlib import Path
@@ -56,18 +45,12 @@ def net(folder, turns, imports=""):
 
 
 @pytest.fixture
-def run(tmp_path, child_environment):
-    """Return a function that runs a command in `tmp_path` and returns the records that it wrote, all checks passed."""
-    (tmp_path / "tiny.toml").write_text(TINY)
+def run(command, once, tmp_path):
+    """Return a function that runs a program and returns the records that it wrote, all checks passed."""
 
-    def run(*command):
+    def run(program, *arguments):
         before = len(written(tmp_path))
-        line = [Path(sys.executable).parent / command[0], *command[1:], "--config", "tiny.toml", "--preset", "quick"]
-        line += ["--device", "cpu", "--output", "out"]
-        environment = child_environment | {"OMP_WAIT_POLICY": "passive"}
-        done = subprocess.run(
-            line, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600
-        )
+        done = once(*arguments) if program == "bench-once" else command(program, *arguments, *LIMITS)
         (tmp_path / "said").write_text(f"{done.stdout}exit {done.returncode}")
         made = written(tmp_path)[before:]
         assert [record.check and record.check.passed for record in made] == [True] * len(made), done.stdout
