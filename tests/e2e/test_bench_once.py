@@ -272,35 +272,6 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tm
         assert record.floor is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--accuracy", "some"], "--accuracy some: expected full, or how many images"),
-        (["--accuracy", "0"], "--accuracy 0: expected full"),
-        (["--accuracy", "full"], "accuracy needs images with labels: give --data"),
-        (["--labels", "net.py"], "accuracy needs images with labels: give --data"),
-        (["--data", "imagefolder:none"], "none is not a folder"),
-        (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
-        (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has labels of its own"),
-        (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
-        (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
-        (["--max-accuracy-drop", "1%"], "no accuracy would be measured; give --data"),
-    ],
-)
-def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
-    (tmp_path / "images").mkdir()
-    done = once("--module", own_module(tmp_path), *arguments)
-    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_accuracy_of_random_weights_is_refused(once, tmp_path):
-    (tmp_path / "images").mkdir()
-    done = once("--models", "snn_onepass", "--data", "imagefolder:images", "--accuracy", "full")
-    assert done.returncode == 2
-    assert "accuracy needs trained weights, and these would be random: give --weights FILE" in done.stderr
-
-
 def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, command, tmp_path):
     """A module that answers wrongly in bf16 alone; its second process counts nothing again."""
     for label in range(5):
@@ -390,7 +361,7 @@ def test_a_module_of_a_package_is_found_from_the_current_folder(once, tmp_path):
 @pytest.mark.usefixtures("command")
 def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(tmp_path, child_environment):
     module = own_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
-    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--config", "tiny.toml", "--variants", "eager"]
+    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--variants", "eager", "--config", "tiny.toml", "--wait"]
     line = [Path(sys.executable).parent / "bench-once", *arguments, "--device", "cpu", "--output", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(line, cwd=tmp_path, env=child_environment, **pipes) as process:
@@ -402,63 +373,6 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(tmp_path, ch
     assert process.returncode == 130
     assert [record.status for record in written(tmp_path)] == ["ok", "aborted"]
     assert "aborted" in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
-        (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
-        (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
-        (["--direction", "sideways"], "unknown direction 'sideways'"),
-        (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
-        (["--weights", "nowhere.pth"], "nowhere.pth: no such file; demo and random need none"),
-        (["--weights", "demo", "--models", "vim_small"], "--weights demo: vim_small has none; choose one of vim_tiny"),
-        (
-            ["--weights", "demo", "--models", "vim_tiny", "--option", "depth=3"],
-            "option depth=3: the weights demo of vim_tiny have depth=4; leave it out",
-        ),
-        (["--weights", "tiny.toml"], "--weights is for one model; name it with --models"),
-        (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
-        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is no .py file"),
-        (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
-        (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
-        (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
-        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
-        (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
-        (["--threads", "0"], "--threads 0: at least 1"),
-    ],
-)
-def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, arguments, words):
-    done = once(*arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list((tmp_path / "out").glob("raw/*"))
-
-
-def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
-    (tmp_path / "out").write_text("a file")
-    done = once("--models", "square")
-    assert done.returncode == 2
-    assert "--output out: out cannot be written: " in done.stderr
-
-
-def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
-    (tmp_path / "cache").write_text("a file")
-    done = once("--models", "square")
-    assert done.returncode == 2
-    assert "set XDG_CACHE_HOME to another" in done.stderr
-
-
-def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
-    done = once("--models", "square", "--variants", "eager,tensorrt", "--dry-run")
-    assert done.returncode == 0
-    assert "square,eager,b1" in done.stdout
-    assert "TensorRT needs an NVIDIA GPU" in done.stdout
-    assert "2 cases, at most about 00:00:" in done.stdout
-    assert re.search(r"cannot run here: CUDA graphs need an NVIDIA GPU: cudagraph, ", done.stdout)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_supervisor_stays_small_and_free_of_torch_while_a_case_runs(once, tmp_path, child_environment):
@@ -491,12 +405,3 @@ def test_who_waits_gets_its_turn_when_the_holder_has_ended(tmp_path, child_envir
     with process:
         assert process.wait(600) == 0
     assert [record.status for record in written(tmp_path)] == ["ok"]
-
-
-def test_help_names_every_option_and_list_every_model(command):
-    shown = command("bench-once", "--help").stdout
-    for option in ("--models", "--variants", "--option", "--preset", "--mqtt", "--module", "Example:"):
-        assert option in shown
-    listed = command("benchd", "list").stdout
-    for model in MODELS:
-        assert f"{model}: " in listed

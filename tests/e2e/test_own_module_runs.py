@@ -145,11 +145,10 @@ def test_a_module_that_is_edited_while_it_is_measured_ends_the_comparison(run, t
 @pytest.mark.parametrize(
     ("does", "options", "words"),
     [
-        (EDITS, [], "its code was edited meanwhile: leave it alone"),
         (DRAWS, [], "its weights are others each time it is built: seed what build draws"),
         (REPLACES, ["--weights", "own/w.safetensors"], "w.safetensors was replaced meanwhile: leave it alone"),
     ],
-    ids=["code", "drawn weights", "checkpoint"],
+    ids=["drawn weights", "checkpoint"],
 )
 def test_variants_of_what_changes_during_a_run_are_not_ranked(run, tmp_path, does, options, words):
     own = net(tmp_path / "own", 1, does)
