@@ -228,9 +228,9 @@ def _alternate(
                 name = f"{side.begun.run_id}.{done}"
                 outcome = supervisor.process(side.planned, name, done, side.python, is_compared=True)
                 side.outcomes.append(outcome)
-                reason = outcome.process.reason or recording.other_model(side.outcomes)
-                if outcome.process.status != "ok" or reason:
-                    return Verdict(answer="inconclusive", reason=f"{side.name}: {reason}")
+                mixed = recording.other_model(side.outcomes)
+                if outcome.process.status != "ok" or mixed:
+                    return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
             done += 1
             _tell(sides, done, pairs, time.monotonic() - started, err)
             verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, pairs, min_effect)
