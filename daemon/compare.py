@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from benchd.daemon import one_model
 from benchd.daemon.decision import wrong
 from benchd.daemon.environment import comparable
 from benchd.daemon.records import Environment, InputSpec, Record
@@ -143,7 +144,13 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     difference = next(_differences(_measured([*first, *second])), None)
     if difference:
         return f"{difference}; {_both_here(_measured(second)[-1])}"
-    return _too_few(first, second, fewest_runs)
+    return _mixed(first, second) or _too_few(first, second, fewest_runs)
+
+
+def _mixed(*sides: Sequence[Record]) -> str | None:
+    """Return why the records of a side are not all of one model, which need not be the other side's; else None."""
+    found = [one_model.difference(record.model for record in _measured(side)) for side in sides]
+    return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
 
 
 def _absence(found: Sequence[Record]) -> str:

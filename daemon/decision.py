@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchd.daemon import accuracy
+from benchd.daemon import accuracy, one_model
 from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
 
 Objective = Literal["latency", "energy", "throughput"]
@@ -41,7 +41,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What is said of one model, by the names of its variants. `ship` is None where nothing can be said.
 
     `candidates` are ranked, the best first; `tied` are those whose intervals overlap the best one's; `excluded` gives
-    the reason of each other variant. `ratio` is the runner-up's figure over the best one's.
+    the reason of each other variant. `ratio` is the runner-up's figure over the best one's. `mixed` says how
+    the variants are not all of one model: then nothing ships.
     """
 
     subject: str
@@ -50,6 +51,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     candidates: dict[str, Record] = {}
     tied: list[str] = []
     excluded: dict[str, str] = {}
+    mixed: str | None = None
 
 
 class _Figure(Struct, frozen=True):
@@ -121,6 +123,9 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     objective = requirements.objective
     named = {_name(record, objective): record for record in group}
     excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
+    mixed = one_model.difference(record.model for record in group if record.status == "ok")
+    if mixed:
+        return Decision(subject=subject, excluded=excluded, mixed=mixed)
     if objective == "energy":
         excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
     figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
@@ -329,7 +334,7 @@ def line(decision: Decision) -> str:
         words += [f"({decision.ratio:.2g}x {runner_up[0]})"] if runner_up else []
         return f"{decision.subject}: ship: {'  '.join(words)}"
     if not decision.tied:
-        return f"{decision.subject}: nothing to ship"
+        return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
     *others, last = decision.tied
     return f"{decision.subject}: too close to call between {', '.join(others)} and {last}"
 

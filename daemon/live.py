@@ -130,8 +130,8 @@ def _code(sides: Sequence[Side]) -> int:
     statuses = {outcome.process.status for outcome in outcomes}
     if any("usage_error" in outcome.flags for outcome in outcomes):
         return 2
-    is_edited = any(recording.is_edited(side.outcomes) for side in sides)
-    return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_edited)
+    is_mixed = any(recording.other_model(side.outcomes) for side in sides)
+    return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_mixed)
 
 
 def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[Side, Side]:
@@ -232,9 +232,9 @@ def _alternate(
                 name = f"{side.begun.run_id}.{done}"
                 outcome = supervisor.process(side.planned, name, done, side.python, is_compared=True)
                 side.outcomes.append(outcome)
-                if outcome.process.status != "ok" or recording.is_edited(side.outcomes):
-                    reason = outcome.process.reason or recording.EDITED
-                    return Verdict(answer="inconclusive", reason=f"{side.name}: {reason}")
+                mixed = recording.other_model(side.outcomes)
+                if outcome.process.status != "ok" or mixed:
+                    return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
             done += 1
             _tell(sides, done, pairs, time.monotonic() - started, err)
             verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, pairs, min_effect)

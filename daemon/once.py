@@ -27,7 +27,7 @@ from benchd.daemon import (
 )
 from benchd.daemon.compare import Comparison
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.decision import Requirements
+from benchd.daemon.decision import Requirements, decide
 from benchd.daemon.delivery.console import Screen, print_comparisons, print_plan
 from benchd.daemon.delivery.mqtt import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
@@ -281,7 +281,8 @@ def exit_code(
         2: any("usage_error" in record.flags for record in records),
         7: any(record.status == "unsupported" and record.case_id in by_name for record in records),
         6: lacks_accuracy or not any(record.status == "ok" for record in records),
-        1: any(record.status in ("failed", "timeout") for record in records),
+        1: any(record.status in ("failed", "timeout") for record in records)
+        or any(decision.mixed for decision in decide(records, Requirements())),
         5: checks_failed and "check" in fail_on,
     }
     return next((code for code, true in holds.items() if true), compare.exit_code(comparisons, fail_on))

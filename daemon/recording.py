@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from benchd.daemon import accuracy, energy, floor, statistics
+from benchd.daemon import accuracy, energy, floor, one_model, statistics
 from benchd.daemon.protocol import Outcome
 from benchd.daemon.records import (
     VERDICTS,
@@ -33,7 +33,6 @@ FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
 PERCENTILES = (90, 95, 99)
-EDITED = "its code was edited between two processes of the run; run it again"
 BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
 
@@ -130,14 +129,13 @@ def record(
 def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
     order: tuple[Status, ...] = ("aborted", "failed", "timeout", "unsupported", "ok")
     worst = min((outcome.process for outcome in outcomes), key=lambda process: order.index(process.status))
-    if worst.status == "ok" and is_edited(outcomes):
-        return "failed", EDITED
-    return worst.status, worst.reason
+    other = other_model(outcomes) if worst.status == "ok" else None
+    return ("failed", other) if other else (worst.status, worst.reason)
 
 
-def is_edited(outcomes: Sequence[Outcome]) -> bool:
-    """Say whether these processes of a case ran more than one version of its code."""
-    return len({outcome.model.code_sha256 for outcome in outcomes if outcome.model}) > 1
+def other_model(outcomes: Sequence[Outcome]) -> str | None:
+    """Return why these processes of a case did not all run the same model, else None."""
+    return one_model.difference(outcome.model for outcome in outcomes)
 
 
 def _combined(timings: Sequence[Timing | None]) -> Timing | None:

@@ -384,6 +384,10 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
         return f"{self.name}{'=' if self.name else ''}{'' if is_plain else f'{self.dtype or DTYPES[0]}:'}{sizes}"
 
 
+OF_MODULE = "of the module"
+"""The `weights` of a module that made its own."""
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """The model as it was built: all options, the shape of one input, which weights and which code.
 

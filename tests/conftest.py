@@ -40,6 +40,7 @@ MEASURES = (
     "tests/benchmarks/test_soak_aa.py",
     "tests/dashboard/test_pages.py",
 )
+ENDS_BEFORE = ("tests/e2e/test_benchd_export.py", "tests/e2e/test_refused.py")  # that, and takes no lock
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -49,13 +50,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "machine" if nodeid.startswith(MEASURES) else nodeid.partition("::")[0]
+            return "machine" if _measures(nodeid) else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 
 
+def _measures(nodeid: str) -> bool:
+    return nodeid.startswith(MEASURES) and not nodeid.startswith(ENDS_BEFORE)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(MEASURES))  # they take longest together
+    items.sort(key=lambda item: not _measures(item.nodeid))  # they take longest together
     if torch.cuda.is_available():
         return
     for item in items:

@@ -84,12 +84,17 @@ class Screen:
             self._out.file.flush()
 
     def end(self) -> None:
-        """Take the bar away and print the table, then which variants to ship."""
+        """Take the bar away and print the table, then which variants to ship; beside JSON only why nothing may."""
         if self._progress:
             self._progress.stop()
-        if not self._json and self._records:
+        decisions = decide(self._records, self._requirements)
+        if self._json:
+            for decision in decisions:
+                if decision.mixed:
+                    self._err.print(line(decision), markup=False)
+        elif self._records:
             print_table(self._out, self._records)
-            _print_decisions(self._out, decide(self._records, self._requirements))
+            _print_decisions(self._out, decisions)
 
 
 def console_on(file: TextIO) -> Console:

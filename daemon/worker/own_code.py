@@ -6,6 +6,7 @@ import sysconfig
 from pathlib import Path
 
 _INSTALLED = {"site-packages", "dist-packages"}
+_STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
 
 
 def sha256(file: Path) -> str:
@@ -34,5 +35,4 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_installed(path: Path) -> bool:
-    stdlib = Path(sysconfig.get_path("stdlib")).resolve()
-    return bool(_INSTALLED & set(path.parts)) or path.is_relative_to(stdlib)
+    return bool(_INSTALLED & set(path.parts)) or path.is_relative_to(_STDLIB)

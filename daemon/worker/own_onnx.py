@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon import own_file
-from benchd.daemon.errors import Unsupported
+from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.records import Dtype, InputSpec, Precision
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import sessions
@@ -45,16 +45,21 @@ class OwnFile(nn.Module):
         return found[0] if len(found) == 1 else Tensors(dict(zip(names, found, strict=True)))
 
 
-def artifact(path: Path, precision: Precision) -> Artifact:
-    """Return the user's file as an artifact; raise Unsupported where it computes in another precision."""
+def artifact(path: Path, precision: Precision, sha256: str) -> Artifact:
+    """Return the user's file as an artifact.
+
+    Raises Unsupported where it computes in another precision, and UnfitModel where it is no longer what it was.
+    """
     own: Precision = _PRECISIONS.get(own_file.first_dtype(path), "fp32")
     if precision != own:
         suffix = "" if own == "fp32" else f"-{own}"
         raise Unsupported(f"{path.name} is written in {own}; ask for onnxruntime{suffix} or tensorrt{suffix}")
+    if sha256_of(path) != sha256:
+        raise UnfitModel(f"{path.name} was replaced while it was measured: leave it alone until the run ends")
     written = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
     metadata = Metadata(
         bytes=path.stat().st_size,
-        sha256=sha256_of(path),
+        sha256=sha256,
         made_at=written,
         made_on="",
         versions={},

@@ -83,7 +83,7 @@ class Source:
         if self.own:
             from benchd.daemon.worker import own_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
-            return own_onnx.artifact(self.own, precision)
+            return own_onnx.artifact(self.own, precision, self.weights_sha256)
         form = files.form(self.options, target)
         if self.given is None:
             return self.export(precision, batch, form)

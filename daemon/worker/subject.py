@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.protocol import Job
-from benchd.daemon.records import InputSpec, ModelFacts
+from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
 from benchd.daemon.worker import own_code, own_module
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, dtype_of
@@ -241,7 +241,7 @@ def _weights(job: Job) -> str:
     given = job.weights or job.onnx
     if given:
         return Path(given).name
-    return "of the module" if job.module else f"random, seed {job.case.seed}"
+    return OF_MODULE if job.module else f"random, seed {job.case.seed}"
 
 
 def _code(job: Job, weights_sha256: str) -> str:

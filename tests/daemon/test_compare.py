@@ -34,6 +34,14 @@ def test_each_side_is_the_processes_of_all_its_runs():
     assert exit_code([comparison], ["slower"]) == 3
 
 
+def test_one_side_is_of_one_model_and_the_other_may_be_another():
+    other = msgspec.structs.replace(MODEL, weights_sha256="1")
+    mixed = only([run(FAST, "r1", model=MODEL), run(FAST, "r2", model=other)], [run(SLOW, model=MODEL)])
+    assert mixed.verdict.answer == "inconclusive"
+    assert mixed.verdict.reason.startswith("A: w was replaced meanwhile: ")
+    assert only([run(FAST, model=MODEL)], [run(SLOW, model=other)]).verdict.answer == "slower"
+
+
 def test_the_other_way_round_is_faster_and_exits_0():
     comparison = only([run(SLOW)], [run(FAST)])
     assert comparison.verdict.answer == "faster"

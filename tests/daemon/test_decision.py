@@ -252,6 +252,19 @@ def test_what_did_not_run_as_asked_for_is_not_ranked(flag):
     assert decision.excluded == {"tensorrt": f"did not run as asked for ({flag})"}
 
 
+def test_variants_of_more_than_one_model_do_not_ship():
+    def of(facts, *given, **fields):
+        return msgspec.structs.replace(candidate(*given, **fields), model=facts)
+
+    facts = ModelFacts(options={}, input_shape=[4], parameters=1, weights="a.pt", weights_sha256="0", data="random")
+    later = msgspec.structs.replace(facts, weights_sha256="1")
+    decision = only([of(facts, "eager", 9.0), of(later, "fp16", 4.0)])
+    assert (decision.ship, decision.candidates) == (None, {})
+    assert line(decision).startswith("vim_tiny b1: nothing to ship: a.pt was replaced meanwhile: leave it alone")
+    failed = of(later, "fp16", 4.0, status="failed", reason="gone")
+    assert only([of(facts, "eager", 9.0), failed]).ship == "eager"
+
+
 def test_joules_of_another_scope_are_not_ranked():
     board = msgspec.structs.replace(ENERGY, scope="GPU board", gross_per_inference_j=0.001)
     records = [

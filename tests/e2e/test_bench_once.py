@@ -23,30 +23,7 @@ from benchd.models import catalog, data
 
 ROOT = Path(__file__).parents[2]
 MODELS = ["vim_tiny", "vim_small", "vim_base", "snn_onepass", "qann_resnet18", "snn_stbif_resnet18", "square"]
-TINY = """
-[device]
-id = "test-device"
-
-[limits]
-warm_up_cap_s = 0.2
-measure_cap_s = 0.3
-check_images = 1
-"""
-
-
-@pytest.fixture
-def once(tmp_path, child_environment):
-    """Return a function that runs bench-once with tiny limits in `tmp_path` and returns the finished process."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-
-    def run(*arguments, program="bench-once", **options):
-        command = [Path(sys.executable).parent / program, *arguments]
-        if program == "bench-once":
-            command += ["--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out"]
-        options = {"cwd": tmp_path, "env": child_environment, "capture_output": True, "text": True} | options
-        return subprocess.run(command, check=False, timeout=600, **options)
-
-    return run
+SHALLOW = ("--option", "depth=2")  # of the Vims: two of their layers say as much as 24
 
 
 def written(folder):
@@ -57,7 +34,8 @@ def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):
     watts = [5.01, 15.02, 7.03, 6.04, 9.05, 12.06, 5.57]
     metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": watts, "period_s": 0.05}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
-    sampling = TINY.replace("0.3", "2.5") + '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
+    limits = (tmp_path / "tiny.toml").read_text().replace("0.3", "2.5")
+    sampling = limits + '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
     (tmp_path / "tiny.toml").write_text(sampling)
     done = once("--models", "square", "--variants", "eager")
     assert done.returncode == 0, done.stderr
@@ -76,7 +54,8 @@ def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):
 
 def test_every_model_gives_a_valid_record_that_arrives_over_a_real_broker(once, mosquitto, tmp_path):
     subscriber = subscribe(mosquitto, len(MODELS) + 1)
-    done = once("--models", ",".join(MODELS), "--batch-sizes", "1", "--variants", "eager", "--mqtt", mosquitto.url)
+    asked = ("--batch-sizes", "1", "--variants", "eager", "--mqtt", mosquitto.url)
+    done = once("--models", ",".join(MODELS), *SHALLOW, *asked)
     assert done.returncode == 0, done.stderr
     trained = once("--models", "snn_stbif_resnet18", "--direction", "training", "--mqtt", mosquitto.url)
     assert trained.returncode == 0, trained.stderr
@@ -147,7 +126,7 @@ def assert_complete(record, folder):
         assert (folder / "out" / raw.path).stat().st_size == 8 * raw.count == 8 * record.timing.runs
 
 
-def test_a_broker_that_is_down_costs_a_warning_and_replay_sends_everything(once, tmp_path):
+def test_a_broker_that_is_down_costs_a_warning_and_replay_sends_everything(once, command, tmp_path):
     with running_broker(tmp_path) as broker:
         pass
     done = once("--models", "square", "--mqtt", broker.url)
@@ -156,7 +135,7 @@ def test_a_broker_that_is_down_costs_a_warning_and_replay_sends_everything(once,
     line = re.search(r"benchd (replay .*)", done.stderr)[1]
     with running_broker(tmp_path, port=broker.port) as broker:
         subscriber = subscribe(broker, 1)
-        replayed = once(*line.split(), program="benchd")
+        replayed = command("benchd", *line.split())
         assert replayed.returncode == 0, replayed.stderr
         output, _ = subscriber.communicate(timeout=60)
     (record,) = written(tmp_path)
@@ -294,41 +273,6 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tm
         assert record.floor is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--accuracy", "some"], "--accuracy some: expected full, or how many images"),
-        (["--accuracy", "0"], "--accuracy 0: expected full"),
-        (["--accuracy", "full"], "accuracy needs images with labels: give --data"),
-        (["--labels", "net.py"], "accuracy needs images with labels: give --data"),
-        (["--data", "imagefolder:none"], "none is not a folder"),
-        (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
-        (
-            ["--data", "imagefolder:images", "--labels", "labels", "--dry-run"],
-            "labels names a.png, which is no file in",
-        ),
-        (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has labels of its own"),
-        (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
-        (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
-        (["--max-accuracy-drop", "-1%"], "expected more than 0 %"),
-        (["--max-accuracy-drop", "1%"], "no accuracy would be measured; give --data"),
-    ],
-)
-def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "labels").write_text("a.png 0")
-    done = once("--module", own_module(tmp_path), *arguments)
-    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_accuracy_of_random_weights_is_refused(once, tmp_path):
-    (tmp_path / "images").mkdir()
-    done = once("--models", "snn_onepass", "--data", "imagefolder:images", "--accuracy", "full")
-    assert done.returncode == 2
-    assert "accuracy needs trained weights, and these would be random: give --weights FILE" in done.stderr
-
-
 def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tmp_path):
     """Three classes of images and five scores: the times stand, and only who asked is let down."""
     for label in range(3):
@@ -343,7 +287,7 @@ def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tm
     assert once(*arguments).returncode == 0
 
 
-def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, tmp_path):
+def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, command, tmp_path):
     """A module that answers wrongly in bf16 alone; its second process counts nothing again."""
     for label in range(5):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
@@ -361,34 +305,25 @@ def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, tm
     assert [process.stages.accuracy_s is None for process in bf16.processes] == [False, True]
     assert "100.0 [83.9, 100.0]" in done.stdout
     assert "top-1: own.net.build,bf16,b1: drop against plain fp32 100.00" in done.stdout
-    judged = once("recommend", "out", "--max-accuracy-drop", "10%", program="benchd")
+    judged = command("benchd", "recommend", "out", "--max-accuracy-drop", "10%")
     assert "ship: eager-bf16" not in judged.stdout
     assert "not eager-bf16: fails its numerical check" in judged.stdout
-    written_page = once("report", "out", "--format", "md,csv,html", "--output", "page", program="benchd")
+    written_page = command("benchd", "report", "out", "--format", "md,csv,html", "--output", "page")
     assert written_page.returncode == 0, written_page.stderr
     for name in ("report.md", "report.html"):
         assert "100.0 [83.9, 100.0]" in (tmp_path / "page" / name).read_text()
     assert "accuracy_drop_high" in (tmp_path / "page" / "report.csv").read_text()
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda state: state.pop("fc2.bias"), "fc2.bias"),
-        (lambda state: state.update(extra=torch.zeros(1)), "extra"),
-        (lambda state: state.update({"conv1.weight": torch.zeros(64, 1, 3, 3)}), "conv1.weight"),
-    ],
-    ids=["missing", "unexpected", "shape"],
-)
-def test_weights_that_do_not_fit_name_the_key(once, tmp_path, damage, words):
+def test_weights_that_do_not_fit_name_the_key(once, tmp_path):
     state = catalog.build("snn_onepass").state_dict()
-    damage(state)
+    del state["fc2.bias"]
     torch.save(state, tmp_path / "weights.pth")
     done = once("--models", "snn_onepass", "--weights", "weights.pth")
     assert done.returncode == 6
     assert written(tmp_path)[0].status == "failed"
-    assert words in written(tmp_path)[0].reason
-    assert words in done.stdout
+    assert "fc2.bias" in written(tmp_path)[0].reason
+    assert "fc2.bias" in done.stdout
 
 
 def test_nothing_measured_exits_6(once, tmp_path):
@@ -438,83 +373,21 @@ def test_a_module_of_a_package_is_found_from_the_current_folder(once, tmp_path):
     assert [record.case.model for record in written(tmp_path)] == ["own.net.build"]
 
 
-def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(once, tmp_path, child_environment):
+@pytest.mark.usefixtures("command")
+def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(tmp_path, child_environment):
     module = own_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
-    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--config", "tiny.toml", "--variants", "eager"]
-    (tmp_path / "tiny.toml").write_text(TINY)
-    command = [Path(sys.executable).parent / "bench-once", *arguments, "--device", "cpu", "--output", "out"]
+    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--variants", "eager", "--config", "tiny.toml", "--wait"]
+    line = [Path(sys.executable).parent / "bench-once", *arguments, "--device", "cpu", "--output", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=child_environment, **pipes) as process:
-        for line in process.stderr:
-            if "b2" in line and "load" in line:
+    with subprocess.Popen(line, cwd=tmp_path, env=child_environment, **pipes) as process:
+        for told in process.stderr:
+            if "b2" in told and "load" in told:
                 break
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert [record.status for record in written(tmp_path)] == ["ok", "aborted"]
     assert "aborted" in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
-        (["--models", ","], "',' names nothing: give values separated by commas"),
-        (["--models", "square", "--module", "none.py:build"], "--models beside --module or --onnx"),
-        (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
-        (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
-        (["--direction", "sideways"], "unknown direction 'sideways'"),
-        (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
-        (["--weights", "nowhere.pth"], "nowhere.pth: no such file; demo and random need none"),
-        (["--weights", "demo", "--models", "vim_small"], "--weights demo: vim_small has none; choose one of vim_tiny"),
-        (
-            ["--weights", "demo", "--models", "vim_tiny", "--option", "depth=3"],
-            "option depth=3: the weights demo of vim_tiny have depth=4; leave it out",
-        ),
-        (["--weights", "tiny.toml"], "--weights is for one model; name it with --models"),
-        (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
-        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is no .py file"),
-        (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
-        (["--module", "none.py:build", "--dry-run"], "--module none.py:build: none.py has no 'build'"),
-        (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
-        (["--module", "none.py:build", "--input", "a.b=3"], "--input a.b: no argument of a function has this name"),
-        (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
-        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
-        (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
-        (["--threads", "0"], "--threads 0: at least 1"),
-    ],
-)
-def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, arguments, words):
-    (tmp_path / "none.py").touch()
-    done = once(*arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list((tmp_path / "out").glob("raw/*"))
-
-
-def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
-    (tmp_path / "out").write_text("a file")
-    done = once("--models", "square")
-    assert done.returncode == 2
-    assert "--output out: out cannot be written: " in done.stderr
-
-
-def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
-    (tmp_path / "cache").write_text("a file")
-    done = once("--models", "square")
-    assert done.returncode == 2
-    assert "set XDG_CACHE_HOME to another" in done.stderr
-
-
-def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
-    done = once("--models", "square", "--variants", "eager,tensorrt", "--dry-run")
-    assert done.returncode == 0
-    assert "square,eager,b1" in done.stdout
-    assert "TensorRT needs an NVIDIA GPU" in done.stdout
-    assert "2 cases, at most about 00:00:" in done.stdout
-    assert re.search(r"cannot run here: CUDA graphs need an NVIDIA GPU: cudagraph, ", done.stdout)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_supervisor_stays_small_and_free_of_torch_while_a_case_runs(once, tmp_path, child_environment):
@@ -530,15 +403,15 @@ def test_the_supervisor_stays_small_and_free_of_torch_while_a_case_runs(once, tm
     assert int(kib) <= 60 * 1024
 
 
-def test_two_at_a_time_is_refused_with_the_holder(once, tmp_path):
+def test_two_at_a_time_is_refused_with_the_holder(command):
     with MachineLock():
-        done = once("--models", "square")
+        done = command("bench-once", "--models", "square", "--device", "cpu")
     assert done.returncode == 7
     assert str(os.getpid()) in done.stderr
 
 
 @pytest.mark.parametrize(
-    "command",
+    "line",
     [
         "bench-once --models square --config tiny.toml --preset quick --variants eager --output out",
         "benchd compare --live square,eager,b1,size=64 square,eager,b1,size=32 --pairs 2 --output out",
@@ -546,9 +419,9 @@ def test_two_at_a_time_is_refused_with_the_holder(once, tmp_path):
     ],
     ids=["once", "compare", "profile"],
 )
-def test_who_waits_gets_its_turn_when_the_holder_has_ended(command, tmp_path, child_environment):
-    (tmp_path / "tiny.toml").write_text(TINY)
-    program, *words = command.split()
+@pytest.mark.usefixtures("command")
+def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, tmp_path, child_environment):
+    program, *words = line.split()
     line = [Path(sys.executable).parent / program, *words, "--wait", "--device", "cpu"]
     with MachineLock():
         process = subprocess.Popen(line, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True)
@@ -561,14 +434,3 @@ def test_who_waits_gets_its_turn_when_the_holder_has_ended(command, tmp_path, ch
     assert all(
         datetime.fromisoformat(record.t_wall.replace("Z", "+00:00")) >= held_until for record in written(tmp_path)
     )
-
-
-def test_help_names_every_option_and_list_every_model(once):
-    shown = subprocess.run(
-        [Path(sys.executable).parent / "bench-once", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    for option in ("--models", "--variants", "--option", "--preset", "--mqtt", "--module", "Example:"):
-        assert option in shown
-    listed = once("list", program="benchd").stdout
-    for model in MODELS:
-        assert f"{model}: " in listed

@@ -160,30 +160,3 @@ def test_two_modules_of_ones_own_are_compared_by_real_workers(compare, tmp_path)
     assert comparison["verdict"]["effect"] > 1
     first, _ = (records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl"))
     assert first.missing["probes"] == "a comparison is not held against a floor"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--live", CASE], 2, "two cases, or one case and two --python"),
-        (["--live", CASE, CASE, CASE], 2, "two cases, or one case and two --python"),
-        (["--aa", CASE, CASE], 2, "--aa compares one case with itself"),
-        (["--live", CASE, "--python", "nowhere/python", "--python", sys.executable], 2, "--python nowhere/python: "),
-        (["--live", CASE, CASE, "--pairs", "1"], 2, "--pairs 1: at least 2"),
-        (["--live", CASE, CASE, "--min-effect", "1"], 2, "--min-effect 1: expected a number with its unit, one of %"),
-        (
-            ["--live", "eager", "--module", "nowhere.py:build"],
-            2,
-            "--module nowhere.py:build: nowhere.py: no such file",
-        ),
-        (["--live", CASE, "square,offline"], 2, "square,offline names 4 cases; give its batch size"),
-        (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
-        (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
-        ([CASE], 2, "two result files are compared"),
-        (["nowhere", "nowhere"], 2, "nowhere: No such file"),
-    ],
-)
-def test_a_wrong_command_line_is_named(compare, arguments, code, words):
-    done = compare(*arguments)
-    assert done.returncode == code
-    assert words in done.stderr

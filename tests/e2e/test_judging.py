@@ -1,9 +1,6 @@
 """The real `bench-once --baseline` and the commands of benchd that judge, on files and on a real run."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from records_made import made, timing
@@ -13,33 +10,9 @@ from benchd.daemon.records import Case, Check, ProcessResult, Variant, encode
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
 )
-TINY = """
-[device]
-id = "test-device"
-
-[limits]
-warm_up_cap_s = 0.2
-measure_cap_s = 0.3
-check_images = 1
-"""
-
-SQUARE = ("--models", "square", "--option", "size=64", "--config", "tiny.toml", "--preset", "quick")
-SQUARE += ("--device", "cpu", "--output", "out")
 
 
-@pytest.fixture
-def run(tmp_path, child_environment):
-    """Return a function that runs a command in `tmp_path`."""
-
-    (tmp_path / "tiny.toml").write_text(TINY)
-
-    def ran(program, *arguments):
-        command = [Path(sys.executable).parent / program, *arguments]
-        return subprocess.run(
-            command, check=False, capture_output=True, text=True, cwd=tmp_path, env=child_environment, timeout=300
-        )
-
-    return ran
+SQUARE = ("--models", "square", "--option", "size=64")
 
 
 @pytest.fixture
@@ -66,74 +39,74 @@ def results(tmp_path):
     return written
 
 
-def test_compare_names_the_verdict_and_exits_by_it(run, results):
+def test_compare_names_the_verdict_and_exits_by_it(command, results):
     before, after = results("before"), results("after", scale=1.02)
-    slower = run("benchd", "compare", before, after)
+    slower = command("benchd", "compare", before, after)
     assert slower.returncode == 3
     assert slower.stdout.count("SLOWER") == 2
     assert "+2.00 %" in slower.stdout
-    faster = run("benchd", "compare", after, before, "--json")
+    faster = command("benchd", "compare", after, before, "--json")
     assert faster.returncode == 0
     assert [one["verdict"]["answer"] for one in json.loads(faster.stdout)] == ["faster", "faster"]
-    assert run("benchd", "compare", after, before, "--min-effect", "5%").returncode == 4
-    assert run("benchd", "compare", before, before).stdout.count("SAME") == 2
+    assert command("benchd", "compare", after, before, "--min-effect", "5%").returncode == 4
+    assert command("benchd", "compare", before, before).stdout.count("SAME") == 2
 
 
-def test_files_in_which_nothing_was_measured_exit_6(run, tmp_path):
+def test_files_in_which_nothing_was_measured_exit_6(command, tmp_path):
     absent = made(case=Case(model="vim_tiny", variant=Variant("tensorrt")), status="unsupported", timing=None)
     for name, record in (("before", absent), ("after", absent), ("failed", made(status="failed", timing=None))):
         (tmp_path / name).write_bytes(encode(record) + b"\n")
     for before in ("before", "failed"):
-        done = run("benchd", "compare", before, "after")
+        done = command("benchd", "compare", before, "after")
         assert done.returncode == 6
         assert f"nothing was measured: no record in {before} and after has ended well" in done.stderr
 
 
-def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(run, results):
-    clear = run("benchd", "recommend", results("clear"))
+def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(command, results):
+    clear = command("benchd", "recommend", results("clear"))
     assert clear.returncode == 0
     assert "vim_tiny b1: ship: custom  5.005 ms  energy not measured  check ok  (2x eager)" in clear.stdout
-    close = run("benchd", "recommend", results("close", ratio=1.001))
+    close = command("benchd", "recommend", results("close", ratio=1.001))
     assert close.returncode == 4
     assert "vim_tiny b1: too close to call between custom and eager" in close.stdout
-    strict = run("benchd", "recommend", "clear", "--max-latency", "4ms", "--json")
+    strict = command("benchd", "recommend", "clear", "--max-latency", "4ms", "--json")
     assert strict.returncode == 4
     (decision,) = json.loads(strict.stdout)
     assert decision["excluded"]["custom"] == "latency 5.055 ms is above 4 ms"
-    assert run("benchd", "recommend", "clear", "--max-latency", "4").returncode == 2
+    assert command("benchd", "recommend", "clear", "--max-latency", "4").returncode == 2
     assert (
         "unknown objective 'enrgy'; did you mean 'energy'?"
-        in run("benchd", "recommend", "clear", "--objective", "enrgy").stderr
+        in command("benchd", "recommend", "clear", "--objective", "enrgy").stderr
     )
 
 
-def test_a_baseline_is_set_shown_and_cleared(run, results):
-    assert run("benchd", "baseline", "set", results("before")).returncode == 0
-    shown = run("benchd", "baseline", "show").stdout
+def test_a_baseline_is_set_shown_and_cleared(command, results):
+    assert command("benchd", "baseline", "set", results("before")).returncode == 0
+    shown = command("benchd", "baseline", "show").stdout
     assert "baseline of bench-abc123" in shown
     assert "vim_tiny,custom,b1" in shown
-    assert len(run("benchd", "baseline", "show", "--json").stdout.splitlines()) == 6
-    assert run("benchd", "baseline", "clear").stdout == "the baseline is cleared\n"
-    gone = run("benchd", "baseline", "show")
+    assert len(command("benchd", "baseline", "show", "--json").stdout.splitlines()) == 6
+    assert command("benchd", "baseline", "clear").stdout == "the baseline is cleared\n"
+    gone = command("benchd", "baseline", "show")
     assert (gone.returncode, gone.stdout) == (2, "")
     assert "benchd baseline set RUN..." in gone.stderr
 
 
-def test_a_run_is_held_against_its_baseline(run, tmp_path):
-    missing = run("bench-once", *SQUARE, "--baseline", "stored")
+def test_a_run_is_held_against_its_baseline(once, tmp_path):
+    missing = once(*SQUARE, "--baseline", "stored")
     assert missing.returncode == 2
     assert "no baseline is stored" in missing.stderr
     assert not list((tmp_path / "out").glob("raw/*"))
-    assert run("bench-once", *SQUARE).returncode == 0
-    held = run("bench-once", *SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
+    assert once(*SQUARE).returncode == 0
+    held = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
     assert held.returncode == 4, held.stdout + held.stderr
     assert "INCONCLUSIVE" in held.stdout
     assert "A has 1 of 5 processes: bench-once --models square" in held.stdout
 
 
-def test_the_page_is_written_after_the_run_and_its_path_comes_last(run, tmp_path):
+def test_the_page_is_written_after_the_run_and_its_path_comes_last(once, tmp_path):
     pytest.importorskip("plotly", reason="the extra `report` is not installed")
-    done = run("bench-once", *SQUARE, "--report")
+    done = once(*SQUARE, "--report")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("out/report.html\n")
     assert "<h1>benchd report</h1>" in (tmp_path / "out" / "report.html").read_text()

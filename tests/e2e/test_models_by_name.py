@@ -1,9 +1,6 @@
 """Models of other libraries by name, through the real `bench-once`, `benchd compare --live` and `benchd profile`."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,51 +12,24 @@ from torchvision import models
 from benchd.daemon import records
 from benchd.daemon.delivery import jsonl
 
-TINY = """
-[limits]
-warm_up_cap_s = 0.2
-measure_cap_s = 0.3
-check_images = 4
-"""
-
 
 @pytest.fixture
-def command(tmp_path, child_environment):
-    """Return a function that runs a command on the CPU in `tmp_path` and returns the finished process."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-
-    def run(program, *arguments, **environment):
-        return subprocess.run(
-            [Path(sys.executable).parent / program, *arguments],
-            cwd=tmp_path,
-            env=child_environment | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-
-    return run
-
-
-@pytest.fixture
-def once(command, tmp_path):
+def measured(once, tmp_path):
     """Return a function that runs bench-once with tiny limits and returns the finished process and its records."""
 
     def run(*arguments, **environment):
-        limits = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out", "--wait")
-        done = command("bench-once", *arguments, *limits, **environment)
+        done = once(*arguments, **environment)
         path = tmp_path / "out" / "records.jsonl"
         return done, [records.decode(line) for line in jsonl.read(path)] if path.exists() else []
 
     return run
 
 
-def test_a_classifier_and_a_segmentation_net_run_in_eager_and_as_a_file(once):
+def test_a_classifier_and_a_segmentation_net_run_in_eager_and_as_a_file(measured):
     pytest.importorskip("onnxruntime", reason="runs the files")
     names = ["torchvision:mobilenet_v3_small", "torchvision:lraspp_mobilenet_v3_large"]
     variants = ["eager", "onnxruntime"]
-    done, found = once("--models", ",".join(names), "--variants", ",".join(variants), "--option", "image_size=64")
+    done, found = measured("--models", ",".join(names), "--variants", ",".join(variants), "--option", "image_size=64")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(r.case.model, r.case.variant.name) for r in found] == [(name, one) for name in names for one in variants]
     assert all(record.check.passed and record.model.input_shape == [3, 64, 64] for record in found)
@@ -69,9 +39,9 @@ def test_a_classifier_and_a_segmentation_net_run_in_eager_and_as_a_file(once):
 
 
 @pytest.mark.slow
-def test_a_detector_is_compiled_and_exported_without_its_suppression(once):
+def test_a_detector_is_compiled_and_exported_without_its_suppression(measured):
     arguments = ("--models", "torchvision:ssdlite320_mobilenet_v3_large", "--option", "image_size=128")
-    done, found = once(*arguments, "--variants", "eager,compile,onnxruntime")
+    done, found = measured(*arguments, "--variants", "eager,compile,onnxruntime")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [record.check.passed for record in found] == [True] * 3
 
@@ -85,13 +55,13 @@ def test_a_detector_is_compiled_and_exported_without_its_suppression(once):
         (("--models", "torchvision:raft_small", "--dry-run"), 2, "optical flow reads two images"),
     ],
 )
-def test_what_cannot_be_measured_ends_with_a_sentence(once, arguments, code, words):
-    done, _ = once(*arguments)
+def test_what_cannot_be_measured_ends_with_a_sentence(measured, arguments, code, words):
+    done, _ = measured(*arguments)
     assert done.returncode == code
     assert words in done.stdout + done.stderr
 
 
-def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(once, tmp_path):
+def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(measured, tmp_path):
     (tmp_path / "images" / "class0").mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 256, (2, 60, 80, 3), dtype=np.uint8)
     for number, picture in enumerate(noise):
@@ -99,7 +69,7 @@ def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(o
     torch.manual_seed(3)
     torch.save(models.mobilenet_v3_small(weights=None, num_classes=7).state_dict(), tmp_path / "net.pth")
     arguments = ("--models", "torchvision:mobilenet_v3_small", "--variants", "eager", "--option", "image_size=64")
-    done, (record,) = once(*arguments, "--weights", "net.pth", "--data", "imagefolder:images")
+    done, (record,) = measured(*arguments, "--weights", "net.pth", "--data", "imagefolder:images")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (record.model.weights, record.check.note) == ("net.pth", "")
     assert "images of imagefolder:images" in record.model.data
@@ -107,9 +77,9 @@ def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(o
     assert record.model.parameters == seven
 
 
-def test_timm_s_models_run_where_it_is_installed(once, tmp_path):
+def test_timm_s_models_run_where_it_is_installed(measured, tmp_path):
     path = str(timm_stub.written(tmp_path))
-    done, (record,) = once("--models", "timm:tiny_vit.a1_in1k", "--variants", "eager", PYTHONPATH=path)
+    done, (record,) = measured("--models", "timm:tiny_vit.a1_in1k", "--variants", "eager", PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (record.case_id, record.model.input_shape) == ("timm_tiny_vit.a1_in1k,eager,b1", [3, 24, 24])
 

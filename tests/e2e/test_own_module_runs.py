@@ -1,8 +1,7 @@
 """A user's module through the real commands: what is measured is the file as it is, whatever was measured before."""
 
-import subprocess
-import sys
-from pathlib import Path
+import threading
+import time
 
 import pytest
 
@@ -10,17 +9,11 @@ from benchd.daemon import records
 from benchd.daemon.delivery import jsonl
 
 pytest.importorskip("onnxscript", reason="exports")
+onnx = pytest.importorskip("onnx", reason="writes a file")
+pytest.importorskip("onnx.parser", reason="writes a file")
 pytest.importorskip("onnxruntime", reason="runs what was exported")
 
-TINY = """
-[device]
-id = "test-device"
-
-[limits]
-warm_up_cap_s = 0.2
-measure_cap_s = 0.3
-check_images = 2
-"""
+LIMITS = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out")
 NET = """
 import sys
 from pathlib import Path
@@ -52,18 +45,13 @@ def net(folder, turns, imports=""):
 
 
 @pytest.fixture
-def run(tmp_path, child_environment):
-    """Return a function that runs a command in `tmp_path` and returns the records that it wrote, all checks passed."""
-    (tmp_path / "tiny.toml").write_text(TINY)
+def run(command, once, tmp_path):
+    """Return a function that runs a program and returns the records that it wrote, all checks passed."""
 
-    def run(*command):
+    def run(program, *arguments):
         before = len(written(tmp_path))
-        line = [Path(sys.executable).parent / command[0], *command[1:], "--config", "tiny.toml", "--preset", "quick"]
-        line += ["--device", "cpu", "--output", "out"]
-        environment = child_environment | {"OMP_WAIT_POLICY": "passive"}
-        done = subprocess.run(
-            line, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600
-        )
+        done = once(*arguments) if program == "bench-once" else command(program, *arguments, *LIMITS)
+        (tmp_path / "said").write_text(f"{done.stdout}exit {done.returncode}")
         made = written(tmp_path)[before:]
         assert [record.check and record.check.passed for record in made] == [True] * len(made), done.stdout
         assert made, done.stderr
@@ -136,11 +124,60 @@ def test_two_files_of_one_name_are_each_measured(run, tmp_path):
     assert base.model.weights_sha256 == pr.model.weights_sha256
 
 
+EDITS = "Path(__file__).with_name('helper.py').open('a').write('#\\n')\nimport helper"
+DRAWS = "import random, torch\ntorch.manual_seed(random.getrandbits(32))"
+REPLACES = """import random, torch
+from safetensors.torch import save_file
+weights = {'fc.weight': torch.full((8, 8), random.random()), 'fc.bias': torch.zeros(8)}
+save_file(weights, Path(__file__).with_name('w.safetensors'))
+"""
+
+
 def test_a_module_that_is_edited_while_it_is_measured_ends_the_comparison(run, tmp_path):
     """Its helper is another one in each process."""
-    edits = "Path(__file__).with_name('helper.py').open('a').write('#\\n')\nimport helper"
-    own = ("--module", net(tmp_path / "own", 1, edits))
+    own = ("--module", net(tmp_path / "own", 1, EDITS))
     made = run("benchd", "compare", "--live", "eager,b1", *own, *own, "--pairs", "2")
     (edited,) = [record for record in made if len(record.processes) == 2]
     assert (edited.status, edited.timing) == ("failed", None)
-    assert edited.reason == "its code was edited between two processes of the run; run it again"
+    assert edited.reason.startswith("its code was edited meanwhile: ")
+
+
+@pytest.mark.parametrize(
+    ("does", "options", "words"),
+    [
+        (DRAWS, [], "its weights are others each time it is built: seed what build draws"),
+        (REPLACES, ["--weights", "own/w.safetensors"], "w.safetensors was replaced meanwhile: leave it alone"),
+    ],
+    ids=["drawn weights", "checkpoint"],
+)
+def test_variants_of_what_changes_during_a_run_are_not_ranked(run, tmp_path, does, options, words):
+    own = net(tmp_path / "own", 1, does)
+    (tmp_path / "own" / "w.safetensors").touch()
+    eager, half = run("bench-once", "--module", own, "--variants", "eager,bf16", *options)
+    assert (eager.status, half.status) == ("ok", "ok")
+    said = (tmp_path / "said").read_text()
+    assert f"own.net.build b1: nothing to ship: {words}" in said
+    assert said.endswith("exit 1")
+
+
+def test_an_onnx_file_that_is_replaced_between_two_processes_fails_its_case(run, tmp_path):
+    replaced = threading.Thread(target=replace_when, args=(tmp_path, "out/logs/*.1.log"), daemon=True)
+    linear(tmp_path, 1.0)
+    replaced.start()
+    (record,) = run("bench-once", "--onnx", "net.onnx", "--processes", "2")
+    assert (record.status, record.timing, len(record.processes)) == ("failed", None, 2)
+    assert record.reason.startswith("net.onnx was replaced meanwhile: leave it alone")
+
+
+def replace_when(folder, pattern):
+    """Write another file as soon as a process has its log: it reads the file seconds later, when torch is imported."""
+    while not any(folder.glob(pattern)):
+        time.sleep(0.02)
+    linear(folder, 2.0)
+
+
+def linear(folder, bias):
+    """Write net.onnx in one step: a reader sees the one or the other."""
+    text = f"g (float[N,4] x) => (float[N,4] y) <float[4] bias = {{{bias},2,3,4}}> {{ y = Add(x, bias) }}"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {text}'), folder / "new.onnx")
+    (folder / "new.onnx").replace(folder / "net.onnx")

@@ -1,5 +1,6 @@
 """Which code a user's module is: its file, what it imports, and nothing that was installed."""
 
+import sys
 import zipfile
 
 import pytest
@@ -46,9 +47,12 @@ def test_a_module_without_a_file_of_its_own_is_left_out(digest, tmp_path):
     assert len(digest()) == 64
 
 
-def test_the_same_code_in_another_folder_is_the_same(tmp_path):
+def test_the_same_code_in_another_folder_is_the_same(tmp_path, monkeypatch):
+    def built(folder):
+        monkeypatch.delitem(sys.modules, "net", raising=False)  # a worker has imported no other before
+        return subject.build(job(folder, module=own_module(folder)))
+
     (tmp_path / "other").mkdir()
-    jobs = [job(folder, module=own_module(folder)) for folder in (tmp_path, tmp_path / "other")]
-    one, other = (subject.build(each) for each in jobs)
+    one, other = built(tmp_path), built(tmp_path / "other")
     assert one.facts.code_sha256 == other.facts.code_sha256
     assert one.source.scope != other.source.scope

@@ -6,9 +6,10 @@ import torch
 from worker_jobs import job
 
 from benchd.daemon import arguments
-from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker import subject
+from benchd.exporters.artifacts import sha256_of
 from benchd.exporters.sessions import SessionError
 
 onnx = pytest.importorskip("onnx", reason="writes and reads files")
@@ -166,17 +167,25 @@ def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
     ids=["fp32", "fp16", "whole numbers"],
 )
 def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, asked, advice, tmp_path):
+    path = written(tmp_path, graph)
     with pytest.raises(Unsupported, match=rf"net\.onnx is {advice}$"):
-        own_onnx.artifact(written(tmp_path, graph), asked)
+        own_onnx.artifact(path, asked, sha256_of(path))
 
 
 def test_in_its_own_precision_it_is_an_artifact_of_its_bytes(tmp_path):
     path = written(tmp_path, HALF)
-    found = own_onnx.artifact(path, "fp16")
+    found = own_onnx.artifact(path, "fp16", sha256_of(path))
     assert (found.path, found.key, found.reused) == (path, "net.onnx", True)
     assert found.metadata.bytes == path.stat().st_size
     assert found.metadata.sha256 == own_onnx.OwnFile(path, []).sha256
     assert found.metadata.facts == {"format": "onnx", "model": "net", "precision": "fp16"}
+
+
+def test_a_file_that_is_replaced_while_it_is_measured_is_refused(tmp_path):
+    module = own(tmp_path, FIXED)
+    path = written(tmp_path, OPEN)
+    with pytest.raises(UnfitModel, match=r"^net\.onnx was replaced while it was measured: leave it alone"):
+        own_onnx.artifact(path, "fp32", module.sha256)
 
 
 def test_another_batch_size_than_the_file_s_is_refused(tmp_path):

@@ -36,9 +36,39 @@ def asked(tmp_path, forward="return scores", *, count="full", data=None, labels=
     )
 
 
-def runs_in_fp32(tmp_path):
-    """Return how often the last worker ran its module in float32, by what it printed."""
-    return (tmp_path / "logs" / "run.log").read_text().splitlines().count("torch.float32")
+def runs_in_fp32(capfd):
+    """Return how often the module ran in float32 since the last call, by what it printed."""
+    return capfd.readouterr().err.splitlines().count("torch.float32")
+
+
+class Watched:
+    """A data set that notes how many of its images were asked for at once."""
+
+    def __init__(self, dataset):
+        self._dataset, self.sizes = dataset, []
+
+    def __getattr__(self, name):
+        return getattr(self._dataset, name)
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def read(self, indices):
+        self.sizes.append(len(indices))
+        return self._dataset.read(indices)
+
+
+def in_this_process(a_job):
+    """Return the accuracy of the job, how many images were read at once, and the parts that were told."""
+    built = subject.build(a_job)
+    device = torch.device("cpu")
+    loaded = backends.load(a_job.case.variant, built.source, device, built.images[: a_job.case.batch_size])
+    seen, told = Watched(built.dataset), []
+    return accuracy.measure(built, seen, loaded, a_job, told.append), seen.sizes, told
+
+
+def counted(a_job):
+    return in_this_process(a_job)[0]
 
 
 def test_a_right_variant_is_right_on_every_image_of_the_set(tmp_path):
@@ -54,8 +84,7 @@ def test_a_right_variant_is_right_on_every_image_of_the_set(tmp_path):
 
 def test_a_variant_that_is_wrong_in_bf16_alone_loses_what_fp32_has(tmp_path):
     write_images(tmp_path / "images")
-    outcome = run(asked(tmp_path, BF16_WRONG, variant=Variant(precision="bf16")))
-    found = outcome.accuracy
+    found = counted(asked(tmp_path, BF16_WRONG, variant=Variant(precision="bf16")))
     assert (found.right, found.reference_right, found.gained, found.lost) == (15, 75, 0, 60)
     assert found.drop == pytest.approx(0.8)
     assert found.drop_low > 0.68
@@ -64,28 +93,28 @@ def test_a_variant_that_is_wrong_in_bf16_alone_loses_what_fp32_has(tmp_path):
 def test_a_variant_that_is_right_where_fp32_is_wrong_gains(tmp_path):
     write_images(tmp_path / "images")
     better = "return scores if images.dtype == torch.bfloat16 else scores.flip(1)"
-    found = run(asked(tmp_path, better, variant=Variant(precision="bf16"))).accuracy
+    found = counted(asked(tmp_path, better, variant=Variant(precision="bf16")))
     assert (found.gained, found.lost, found.drop) == (60, 0, pytest.approx(-0.8))
 
 
 def test_so_many_images_are_spread_over_the_whole_set(tmp_path):
     write_images(tmp_path / "images")
-    found = run(asked(tmp_path, BF16_WRONG, count=10, variant=Variant(precision="bf16"))).accuracy
+    found = counted(asked(tmp_path, BF16_WRONG, count=10, variant=Variant(precision="bf16")))
     assert (found.images, found.right) == (10, 2)  # two of each class, and bf16 knows the middle one
     assert found.data.startswith("10 of the 75 images")
 
 
-def test_fp32_answers_once_for_all_variants_of_the_same_images(tmp_path):
+def test_fp32_answers_once_for_all_variants_of_the_same_images(tmp_path, capfd):
     write_images(tmp_path / "images")
     a_job = asked(tmp_path, BF16_WRONG, variant=Variant(precision="bf16"))
-    first = run(a_job).accuracy
-    assert runs_in_fp32(tmp_path) == 75
-    assert run(a_job).accuracy == first
-    assert runs_in_fp32(tmp_path) == 0
+    first = counted(a_job)
+    assert runs_in_fp32(capfd) == 75
+    assert counted(a_job) == first
+    assert runs_in_fp32(capfd) == 0
     other = Image.new("RGB", (6, 5), (100, 100, 100))
     other.save(tmp_path / "images" / "class0" / "000.png")  # the same names, another image
-    changed = run(a_job).accuracy
-    assert runs_in_fp32(tmp_path) == 75
+    changed = counted(a_job)
+    assert runs_in_fp32(capfd) == 75
     assert (changed.reference_right, changed.data_sha256 == first.data_sha256) == (74, False)
 
 
@@ -107,14 +136,14 @@ def test_a_file_of_labels_serves_a_model_of_more_classes(tmp_path):
     write_images(tmp_path / "images", 2, per_class=2)
     labels = tmp_path / "labels.csv"
     labels.write_text("class0/000.png,0\nclass1/000.png,1\nclass1/001.png,4\n")
-    found = run(asked(tmp_path, labels=str(labels))).accuracy
+    found = counted(asked(tmp_path, labels=str(labels)))
     assert (found.images, found.right) == (3, 2)
 
 
 def test_a_score_that_is_no_number_is_never_right(tmp_path):
     write_images(tmp_path / "images")
     broken = "return torch.where(scores == scores, torch.nan, 0) if images.dtype == torch.bfloat16 else scores"
-    found = run(asked(tmp_path, broken, variant=Variant(precision="bf16"))).accuracy
+    found = counted(asked(tmp_path, broken, variant=Variant(precision="bf16")))
     assert (found.right, found.lost) == (0, 75)
 
 
@@ -129,7 +158,7 @@ def test_a_modules_own_preprocessing_replaces_the_usual_one(tmp_path):
         + "    def forward(self, images):\n        return -(images[:, 0, 0, :1] - torch.arange(5.0)) ** 2\n\n"
         + "def build():\n    return Net()\n"
     )
-    assert run(a_job).accuracy.right == 75
+    assert counted(a_job).right == 75
 
 
 def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
@@ -155,31 +184,6 @@ def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
     outcome = run(a_job)
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     assert (outcome.accuracy.images, outcome.accuracy.right, outcome.accuracy.reference_right) == (9, 8, 8)
-
-
-class Watched:
-    """A data set that notes how many of its images were asked for at once."""
-
-    def __init__(self, dataset):
-        self._dataset, self.sizes = dataset, []
-
-    def __getattr__(self, name):
-        return getattr(self._dataset, name)
-
-    def __len__(self):
-        return len(self._dataset)
-
-    def read(self, indices):
-        self.sizes.append(len(indices))
-        return self._dataset.read(indices)
-
-
-def in_this_process(a_job):
-    built = subject.build(a_job)
-    device = torch.device("cpu")
-    loaded = backends.load(a_job.case.variant, built.source, device, built.images[: a_job.case.batch_size])
-    seen, told = Watched(built.dataset), []
-    return accuracy.measure(built, seen, loaded, a_job, told.append), seen.sizes, told
 
 
 def test_images_are_read_in_parts_and_each_part_is_told(tmp_path):

@@ -1,0 +1,44 @@
+"""Whether what was measured is one model: of the same code, weights and inputs, in every process and every variant."""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from benchd.daemon.records import OF_MODULE, ModelFacts
+
+_AGAIN = "leave it alone until the run ends, and measure every variant again"
+
+
+def difference(found: Iterable[ModelFacts | None]) -> str | None:
+    """Return what these measurements of a model do not share though they must, and what to do; else None."""
+    known = [facts for facts in found if facts]
+    return next((words for one, other in combinations(known, 2) for words in _differences(one, other)), None)
+
+
+def _differences(one: ModelFacts, other: ModelFacts) -> Iterator[str]:
+    if one.code_sha256 and other.code_sha256 and one.code_sha256 != other.code_sha256:
+        yield _replaced(one) if one.code_sha256 == one.weights_sha256 else f"its code was edited meanwhile: {_AGAIN}"
+    if (one.weights_sha256, one.parameters) != (other.weights_sha256, other.parameters):
+        yield _other_weights(one, other)
+    if _inputs(one) != _inputs(other):
+        yield f"other inputs ({_inputs(one)} and {_inputs(other)}): measure every variant with the same"
+
+
+def _replaced(facts: ModelFacts) -> str:
+    return f"{facts.weights} was replaced meanwhile: {_AGAIN}"
+
+
+def _other_weights(one: ModelFacts, other: ModelFacts) -> str:
+    if one.weights != other.weights:
+        return f"other weights ({one.weights} and {other.weights}): measure every variant with the same"
+    if not one.weights.startswith(("random", OF_MODULE)):
+        return _replaced(one)
+    return (
+        "its weights are others each time it is built: seed what build draws without torch, leave the files alone that "
+        "it reads, and measure every variant again"
+    )
+
+
+def _inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:
+    """Return what the model reads; of a set of images the name, as a larger batch takes more of them."""
+    images = facts.data.rpartition(" images of ")[2].partition(", fewer than ")[0]
+    return [str(spec) for spec in facts.inputs] or facts.input_shape, images

@@ -1,0 +1,41 @@
+"""What tests of the commands share: limits that keep a run short, and our programs in a folder of the test's own."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TINY = """
+[device]
+id = "test-device"
+
+[limits]
+warm_up_cap_s = 0.2
+measure_cap_s = 0.3
+check_images = 1
+"""
+LIMITS = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, child_environment: dict[str, str]) -> Run:
+    """Return a function that runs one of our programs in `tmp_path`, where tiny.toml lies, and returns how it ended."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        line = [Path(sys.executable).parent / program, *arguments]
+        environment = child_environment | variables
+        return subprocess.run(
+            line, check=False, timeout=600, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    return run
+
+
+@pytest.fixture
+def once(command: Run) -> Run:
+    """Return a function that runs bench-once with tiny limits, writes to `out` and waits for whoever measures now."""
+    return lambda *arguments, **variables: command("bench-once", *arguments, *LIMITS, "--wait", **variables)

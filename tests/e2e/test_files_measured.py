@@ -1,0 +1,92 @@
+"""`bench-once` on files: those that `benchd export` made, and one of the user's own."""
+
+import json
+import os
+
+import pytest
+
+from benchd.daemon import records
+from benchd.daemon.delivery import jsonl
+from benchd.exporters.artifacts import Store
+
+onnx = pytest.importorskip("onnx", reason="reads and writes files")
+parser = pytest.importorskip("onnx.parser")
+pytest.importorskip("onnxscript", reason="exports")
+pytest.importorskip("onnxruntime", reason="runs what was exported")
+
+SMALL = ("snn_onepass", "--option", "time_steps=2")
+
+
+def written(folder):
+    return [records.decode(line) for line in jsonl.read(folder / "out" / "records.jsonl")]
+
+
+def state(folder):
+    return folder / "state" / "benchd" / "artifacts"
+
+
+def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_path):
+    done = command("benchd", "export", *SMALL, "--batch-sizes", "dynamic", "--out", "artifacts", "--json")
+    assert done.returncode == 0, done.stderr
+    (artifact,) = json.loads(done.stdout)
+    assert not state(tmp_path).exists()
+    arguments = ("--models", *SMALL, "--variants", "onnxruntime", "--artifacts", "artifacts", "--batch-sizes", "3")
+    measured = once(*arguments)
+    assert measured.returncode == 0, measured.stdout + measured.stderr
+    (record,) = written(tmp_path)
+    assert (record.status, record.check.passed) == ("ok", True)
+    assert record.runtime.provider == "CPUExecutionProvider"
+    (used,) = record.artifacts
+    assert (used.key, used.sha256, used.reused) == (artifact["key"], artifact["metadata"]["sha256"], True)
+    assert used.made_on == artifact["metadata"]["made_on"]
+    with Store(state(tmp_path)) as store:
+        assert store.list() == ()
+
+
+def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(command, once, tmp_path):
+    done = command("benchd", "export", "qann_resnet18", "--weights", "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    (artifact,) = json.loads(done.stdout)
+    assert artifact["metadata"]["facts"]["options"] == {"level": 8, "width": 16}
+    measured = once("--models", "qann_resnet18", "--option", "width=16", "--variants", "onnxruntime")
+    assert measured.returncode == 0, measured.stdout + measured.stderr
+    (record,) = written(tmp_path)
+    (used,) = record.artifacts
+    assert (record.model.weights, used.key, used.reused) == ("demo", artifact["key"], True)
+
+
+GOOD = """<ir_version: 9, opset_import: ["" : 20]>
+g (float[N,4] x, int64[N] rows) => (float[N,4] y) <float[2,4] table = {0,0,0,0, 10,20,30,40}> {
+  r = Gather(table, rows)  y = Add(x, r)
+}"""
+
+
+def own_file(folder):
+    onnx.save(parser.parse_model(GOOD), folder / "own.onnx")
+    return folder / "own.onnx"
+
+
+def test_an_own_file_is_measured(once, tmp_path):
+    own_file(tmp_path)
+    done = once("--onnx", "own.onnx", "--batch-sizes", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = written(tmp_path)
+    assert (record.case.model, record.case.variant.name, record.case.batch_size) == ("own.own", "onnxruntime", 3)
+    assert (record.status, record.check.passed, record.check.max_abs_error) == ("ok", True, 0.0)
+    assert record.artifacts[0].key == "own.onnx"
+
+
+def test_a_damaged_file_of_ones_own_is_told_before_anything_is_measured(once, tmp_path):
+    os.truncate(own_file(tmp_path), 50)
+    done = once("--onnx", "own.onnx")
+    assert done.returncode == 2
+    assert "truncated, or no valid ONNX file" in done.stderr
+
+
+def test_an_own_file_runs_where_files_run(once, tmp_path):
+    own_file(tmp_path)
+    missing = once("--onnx", "nowhere.onnx")
+    assert (missing.returncode, missing.stderr) == (2, "error: --onnx nowhere.onnx: no such file\n")
+    planned = once("--onnx", "own.onnx", "--variants", "compile,onnxruntime", "--dry-run")
+    assert planned.returncode == 0
+    assert "an ONNX file runs on onnxruntime and tensorrt" in planned.stdout

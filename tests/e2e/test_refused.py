@@ -1,0 +1,144 @@
+"""Commands that end before they measure: lines that are refused, folders that cannot be written, plans and help."""
+
+import re
+import sys
+
+import pytest
+from worker_jobs import own_module
+
+from benchd.models import catalog
+
+CASE = "square,eager,b1,size=64"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
+        (["--models", ","], "',' names nothing: give values separated by commas"),
+        (["--models", "square", "--module", "none.py:build"], "--models beside --module or --onnx"),
+        (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
+        (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
+        (["--direction", "sideways"], "unknown direction 'sideways'"),
+        (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
+        (["--weights", "nowhere.pth"], "nowhere.pth: no such file; demo and random need none"),
+        (["--weights", "demo", "--models", "vim_small"], "--weights demo: vim_small has none; choose one of vim_tiny"),
+        (
+            ["--weights", "demo", "--models", "vim_tiny", "--option", "depth=3"],
+            "option depth=3: the weights demo of vim_tiny have depth=4; leave it out",
+        ),
+        (["--weights", "tiny.toml"], "--weights is for one model; name it with --models"),
+        (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
+        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is no .py file"),
+        (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
+        (["--module", "none.py:build", "--dry-run"], "--module none.py:build: none.py has no 'build'"),
+        (["--module", "none.py:build", "--input", "a.b=3"], "--input a.b: no argument of a function has this name"),
+        (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
+        (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
+        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
+        (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
+        (["--threads", "0"], "--threads 0: at least 1"),
+    ],
+)
+def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, arguments, words):
+    (tmp_path / "none.py").touch()
+    done = once(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "out").glob("raw/*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--live", CASE], 2, "two cases, or one case and two --python"),
+        (["--live", CASE, CASE, CASE], 2, "two cases, or one case and two --python"),
+        (["--aa", CASE, CASE], 2, "--aa compares one case with itself"),
+        (["--live", CASE, "--python", "nowhere/python", "--python", sys.executable], 2, "--python nowhere/python: "),
+        (["--live", CASE, CASE, "--pairs", "1"], 2, "--pairs 1: at least 2"),
+        (["--live", CASE, CASE, "--min-effect", "1"], 2, "--min-effect 1: expected a number with its unit, one of %"),
+        (
+            ["--live", "eager", "--module", "nowhere.py:build"],
+            2,
+            "--module nowhere.py:build: nowhere.py: no such file",
+        ),
+        (["--live", CASE, "square,offline"], 2, "square,offline names 4 cases; give its batch size"),
+        (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
+        (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
+        ([CASE], 2, "two result files are compared"),
+        (["nowhere", "nowhere"], 2, "nowhere: No such file"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_named(command, arguments, code, words):
+    done = command("benchd", "compare", *arguments, "--config", "tiny.toml", "--device", "cpu")
+    assert done.returncode == code
+    assert words in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    done = once("--models", "square")
+    assert done.returncode == 2
+    assert "--output out: out cannot be written: " in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    done = once("--models", "square")
+    assert done.returncode == 2
+    assert "set XDG_CACHE_HOME to another" in done.stderr
+
+
+def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
+    done = once("--models", "square", "--variants", "eager,tensorrt", "--dry-run")
+    assert done.returncode == 0
+    assert "square,eager,b1" in done.stdout
+    assert "TensorRT needs an NVIDIA GPU" in done.stdout
+    assert "2 cases, at most about 00:00:" in done.stdout
+    assert re.search(r"cannot run here: CUDA graphs need an NVIDIA GPU: cudagraph, ", done.stdout)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--accuracy", "some"], "--accuracy some: expected full, or how many images"),
+        (["--accuracy", "0"], "--accuracy 0: expected full"),
+        (["--accuracy", "full"], "accuracy needs images with labels: give --data"),
+        (["--labels", "net.py"], "accuracy needs images with labels: give --data"),
+        (["--data", "imagefolder:none"], "none is not a folder"),
+        (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
+        (
+            ["--data", "imagefolder:images", "--labels", "labels", "--dry-run"],
+            "labels names a.png, which is no file in",
+        ),
+        (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has labels of its own"),
+        (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
+        (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
+        (["--max-accuracy-drop", "-1%"], "expected more than 0 %"),
+        (["--max-accuracy-drop", "1%"], "no accuracy would be measured; give --data"),
+    ],
+)
+def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").write_text("a.png 0")
+    done = once("--module", own_module(tmp_path), *arguments)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_accuracy_of_random_weights_is_refused(once, tmp_path):
+    (tmp_path / "images").mkdir()
+    done = once("--models", "snn_onepass", "--data", "imagefolder:images", "--accuracy", "full")
+    assert done.returncode == 2
+    assert "accuracy needs trained weights, and these would be random: give --weights FILE" in done.stderr
+
+
+def test_help_names_every_option_and_list_every_model(command):
+    shown = command("bench-once", "--help").stdout
+    for option in ("--models", "--variants", "--option", "--preset", "--mqtt", "--module", "Example:"):
+        assert option in shown
+    listed = command("benchd", "list").stdout
+    for model in catalog.MODELS:
+        assert f"{model}: " in listed
