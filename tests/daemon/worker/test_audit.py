@@ -79,12 +79,16 @@ def test_a_cache_by_identity_address_or_content_is_seen(key):
     assert audit.repeated_is_faster(caching, pool, 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("again", "cached"),
-    [([94] * 10, True), ([96] * 10, False), ([50] * 9 + [200], True), ([50] * 8 + [200] * 2, False)],
-)
-def test_nearly_every_second_run_has_to_be_faster(again, cached):
-    assert audit.is_cached([100] * 10, again) is cached
+def test_a_variant_that_keeps_nothing_is_soon_acquitted():
+    runs, pool = [], [torch.rand(1, 3, 4, 4) for _ in range(9)]
+
+    def slow(images):
+        runs.append(images)
+        time.sleep(0.002 if any(images is timed for timed in pool) else 0.001)
+        return images
+
+    assert not audit.repeated_is_faster(loaded(slow), pool, 2e-3)
+    assert len(runs) < 2 * audit.FEWEST_PAIRS
 
 
 def known(a_job):
