@@ -31,7 +31,7 @@ from xml.etree import ElementTree
 import msgspec
 import typer
 
-from benchd.daemon import plan
+from benchd.daemon.measuring import plan
 from benchd.daemon.records import Case
 from benchd.models import catalog
 from benchmarks import models, performance, rows

@@ -19,11 +19,11 @@ from typing import Annotated
 import typer
 from sqlalchemy import func, select
 
-from benchd.daemon import environment
 from benchd.daemon.delivery import mqtt
 from benchd.daemon.delivery.outbox import Row
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timing, encode
 from benchd.dashboard.store import Store
 

@@ -16,11 +16,13 @@ from contextlib import closing, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from benchd.daemon import environment, recording, records
+from benchd.daemon import records
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
-from benchd.daemon.protocol import Outcome
-from benchd.daemon.recording import Begun, Pass
+from benchd.daemon.machine import environment
+from benchd.daemon.measuring import recording
+from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.recording import Begun, Pass
 from benchd.daemon.records import Case, ProcessResult
 
 HOST, DEVICE, COLLECTOR = "127.0.0.1", "soak", "store"

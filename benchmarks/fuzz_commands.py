@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchd.daemon.agenda import MAX_PASSES, Agenda
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.commands import MAX_BYTES, VERBS, Arrived, Command, Gate, Parameters
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
-from benchd.daemon.plan import Machine
-from benchd.daemon.schedule import Progress, State
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.service.agenda import MAX_PASSES, Agenda
+from benchd.daemon.service.schedule import Progress, State
 from benchd.models.catalog import MODELS
 
 TOPICS = Topics("d")

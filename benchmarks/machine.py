@@ -11,7 +11,7 @@ import msgspec
 import torch
 import typer
 
-from benchd.daemon import environment
+from benchd.daemon.machine import environment
 from benchd.daemon.records import Environment, Precision, Probes
 from benchd.daemon.worker import probes
 from benchmarks import rows

@@ -19,9 +19,9 @@ import typer
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchd.daemon import plan
 from benchd.daemon.errors import Unsupported, UsageError
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, all_variants
 from benchd.daemon.worker import backends, subject
 from benchd.daemon.worker.backends import Loaded

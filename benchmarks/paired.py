@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchd.daemon.statistics import Interval, mean_interval
+from benchd.daemon.verdicts.statistics import Interval, mean_interval
 
 VISIT_S = 0.01
 REST_S = 0.005

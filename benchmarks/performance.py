@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from benchd.daemon import results
 from benchd.daemon.profiling.profile import Profile, TorchProfile
 from benchd.daemon.records import Record
+from benchd.daemon.verdicts import results
 from benchd.kernels.shipped import Compiled
 from benchmarks import kernels, models, rows, soak, soak_aa
 from benchmarks.machine import Machine

@@ -17,7 +17,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchd.daemon.process import environment
+from benchd.daemon.measuring.process import environment
 from benchd.kernels import cache
 from benchmarks.paired import Dropped, Paired, race, told
 

@@ -25,10 +25,10 @@ from rich.table import Table
 
 from benchd.daemon.config import Suite
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.publisher import SCHEDULE
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.schedule import State, begin
-from benchd.daemon.statistics import percentile
+from benchd.daemon.service.publisher import SCHEDULE
+from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.verdicts.statistics import percentile
 from benchmarks.delivery_site import DEVICE, HOST, KEEP_ALIVE_S, WAIT_S, Result, Site, site, wait_until
 from benchmarks.fuzz_commands import fuzz
 

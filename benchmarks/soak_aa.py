@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from benchd.daemon.delivery import jsonl
-from benchd.daemon.statistics import share_upper_bound
+from benchd.daemon import journal
+from benchd.daemon.verdicts.statistics import share_upper_bound
 from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
@@ -71,7 +71,7 @@ def print_line(text: str) -> None:
 
 def read(path: Path, name: str | None = None) -> list[dict[str, Any]]:
     """Return the comparisons in a file, of one case where it is named."""
-    lines = [json.loads(line) for line in jsonl.read(path)] if path.exists() else []
+    lines = [json.loads(line) for line in journal.read(path)] if path.exists() else []
     return [line for line in lines if name in (None, line["case"])]
 
 
@@ -89,8 +89,8 @@ def _append(output: Path, name: str, beside_load: bool, arguments: Sequence[str]
     with _load() if beside_load else nullcontext():
         verdict = _compare(output, name, arguments)
     line = {"case": name, "beside_load": beside_load, "answer": verdict["answer"], "effect": verdict["effect"]}
-    with closing(jsonl.Journal(output / FILE)) as journal:
-        journal.append(json.dumps(line).encode())
+    with closing(journal.Journal(output / FILE)) as kept:
+        kept.append(json.dumps(line).encode())
 
 
 @contextmanager

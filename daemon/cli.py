@@ -148,8 +148,8 @@ def once(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
-    from benchd.daemon import once as one_pass  # noqa: PLC0415 - --help stays fast
-    from benchd.daemon.arguments import (  # noqa: PLC0415
+    from benchd.daemon.commands import once as one_pass  # noqa: PLC0415 - --help stays fast
+    from benchd.daemon.commands.arguments import (  # noqa: PLC0415
         accuracy_drop,
         byte_count,
         choices,
@@ -157,9 +157,9 @@ def once(
         options,
         whole_numbers,
     )
-    from benchd.daemon.compare import FAIL_ON  # noqa: PLC0415
-    from benchd.daemon.plan import named_weights  # noqa: PLC0415
+    from benchd.daemon.measuring.plan import named_weights  # noqa: PLC0415
     from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS  # noqa: PLC0415
+    from benchd.daemon.verdicts.compare import FAIL_ON  # noqa: PLC0415
 
     given = {
         "models": _names(models),
@@ -232,14 +232,14 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say whether B is faster than A, slower or the same."""
-    from benchd.daemon import judging  # noqa: PLC0415
-    from benchd.daemon.arguments import quantity  # noqa: PLC0415
-    from benchd.daemon.live import Request  # noqa: PLC0415
-    from benchd.daemon.once import own_module  # noqa: PLC0415
+    from benchd.daemon.commands import compare  # noqa: PLC0415
+    from benchd.daemon.commands.arguments import quantity  # noqa: PLC0415
+    from benchd.daemon.commands.once import own_module  # noqa: PLC0415
+    from benchd.daemon.measuring.paired import Request  # noqa: PLC0415
 
     least = quantity("--min-effect", min_effect, {"%": 0.01})
     if not (live or aa):
-        raise typer.Exit(judging.compare_files([Path(side) for side in sides], least, sys.stdout, json))
+        raise typer.Exit(compare.compare_files([Path(side) for side in sides], least, sys.stdout, json))
     request = Request(
         cases=sides,
         pythons=[str(path) for path in python or []],
@@ -254,7 +254,7 @@ def compare(
         is_aa=aa,
         wait=_waits(wait),
     )
-    raise typer.Exit(judging.compare_live(request, sys.stdout, json))
+    raise typer.Exit(compare.compare_live(request, sys.stdout, json))
 
 
 _baseline = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The runs that later ones are held against.")
@@ -266,7 +266,7 @@ def baseline_set(
     runs: Annotated[list[Path], typer.Argument(help="Result files or folders: at least 3 runs of bench-once.")],
 ) -> None:
     """Store at least 3 runs as the baseline of this machine."""
-    from benchd.daemon.judging import set_baseline  # noqa: PLC0415
+    from benchd.daemon.commands.compare import set_baseline  # noqa: PLC0415
 
     raise typer.Exit(set_baseline(runs, sys.stdout))
 
@@ -274,7 +274,7 @@ def baseline_set(
 @_baseline.command("show", epilog="Example: benchd baseline show --json")
 def baseline_show(json: Annotated[bool, typer.Option("--json", help="Print the records.")] = False) -> None:
     """Print what the baseline holds."""
-    from benchd.daemon.judging import show_baseline  # noqa: PLC0415
+    from benchd.daemon.commands.compare import show_baseline  # noqa: PLC0415
 
     raise typer.Exit(show_baseline(sys.stdout, json))
 
@@ -282,7 +282,7 @@ def baseline_show(json: Annotated[bool, typer.Option("--json", help="Print the r
 @_baseline.command("clear", epilog="Example: benchd baseline clear")
 def baseline_clear() -> None:
     """Forget the baseline."""
-    from benchd.daemon.judging import clear_baseline  # noqa: PLC0415
+    from benchd.daemon.commands.compare import clear_baseline  # noqa: PLC0415
 
     raise typer.Exit(clear_baseline(sys.stdout))
 
@@ -303,11 +303,11 @@ def recommend(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which variant of each model to ship, and why no other."""
-    from benchd.daemon import judging  # noqa: PLC0415
-    from benchd.daemon.arguments import requirements  # noqa: PLC0415
+    from benchd.daemon.commands import compare  # noqa: PLC0415
+    from benchd.daemon.commands.arguments import requirements  # noqa: PLC0415
 
     asked = requirements(max_latency, max_power, max_memory, min_agreement, objective, max_accuracy_drop)
-    raise typer.Exit(judging.recommend(files, asked, sys.stdout, json))
+    raise typer.Exit(compare.recommend(files, asked, sys.stdout, json))
 
 
 @_benchd.command(epilog="Example: benchd report bench-out --format html,csv --output report")
@@ -317,8 +317,8 @@ def report(
     output: Annotated[Path, typer.Option(help="Folder for report.html and the others.")] = Path("bench-out"),
 ) -> None:
     """Write records as a page with charts, as Markdown, CSV or JSON."""
-    from benchd.daemon import report as report_of  # noqa: PLC0415
-    from benchd.daemon.arguments import choices  # noqa: PLC0415
+    from benchd.daemon.commands.arguments import choices  # noqa: PLC0415
+    from benchd.daemon.reporting import report as report_of  # noqa: PLC0415
 
     formats = choices("format", _names(format_), list(report_of.FORMATS))
     raise typer.Exit(report_of.report(files, formats, output, sys.stdout))
@@ -368,8 +368,8 @@ def profile(
     wait: _Wait = None,
 ) -> None:
     """Say where the time goes, by operator, kernel, module, layer and component, and what to do about it."""
-    from benchd.daemon import profile as profiling  # noqa: PLC0415
-    from benchd.daemon.arguments import choices, options  # noqa: PLC0415
+    from benchd.daemon.commands import profile as profiling  # noqa: PLC0415
+    from benchd.daemon.commands.arguments import choices, options  # noqa: PLC0415
     from benchd.daemon.profiling.profile import METHODS, WORKLOADS  # noqa: PLC0415
 
     aliases = {"time_steps": time_steps, "level": level, "encoding": "repeat" if repeat_input else None}
@@ -409,7 +409,7 @@ def list_(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List models, options and variants, or the kernels for GPUs."""
-    from benchd.daemon.delivery.console import print_catalog, print_kernels  # noqa: PLC0415
+    from benchd.daemon.reporting.console import print_catalog, print_kernels  # noqa: PLC0415
 
     if kernels:
         print_kernels(sys.stdout, sys.stderr, json)
@@ -437,7 +437,7 @@ def replay(
     dead: Annotated[bool, typer.Option("--dead", help="Send what a broker has refused once more.")] = False,
 ) -> None:
     """Send the results of a folder that no broker has taken yet."""
-    from benchd.daemon.delivery.replay import replay as send  # noqa: PLC0415
+    from benchd.daemon.commands.replay import replay as send  # noqa: PLC0415
 
     raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead))
 
@@ -450,7 +450,7 @@ def run_(
     ] = None,
 ) -> None:
     """Run the service: measure what the configuration schedules, publish it, answer commands."""
-    from benchd.daemon.service import run  # noqa: PLC0415
+    from benchd.daemon.service.service import run  # noqa: PLC0415
 
     raise typer.Exit(run(config, artifacts))
 
@@ -476,8 +476,9 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Export models to files and check each: valid, the same numbers, readable by TensorRT."""
-    from benchd.daemon import export as exporting  # noqa: PLC0415
-    from benchd.daemon.arguments import batches, byte_count, choices, options  # noqa: PLC0415
+    from benchd.daemon.commands import export as exporting  # noqa: PLC0415
+    from benchd.daemon.commands.arguments import batches, byte_count, choices, options  # noqa: PLC0415
+    from benchd.daemon.measuring.protocol import ExportRequest  # noqa: PLC0415
     from benchd.exporters import files  # noqa: PLC0415
 
     if list_:
@@ -485,7 +486,7 @@ def export(
     elif prune is not None:
         exporting.prune_store(byte_count("--prune", prune), sys.stdout)
     else:
-        request = exporting.Request(
+        request = ExportRequest(
             models=_names(models),
             to=choices("target", [to], exporting.TARGETS)[0],
             precisions=choices("precision", _names(precision), files.PRECISIONS),
@@ -509,7 +510,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say of each sensor and runtime whether it can be used here, or why not and what to do."""
-    from benchd.daemon import doctor as examination  # noqa: PLC0415
+    from benchd.daemon.commands import doctor as examination  # noqa: PLC0415
 
     if unit:
         raise typer.Exit(examination.run_unit(sys.stdout, Path("/"), json))
@@ -522,7 +523,7 @@ def power_sweep(
     case: Annotated[list[str], typer.Argument(help="What bench-once is to measure.", metavar="-- OPTIONS")],
 ) -> None:
     """Measure the same cases in several power modes of a Jetson; the former mode comes back in every case."""
-    from benchd.daemon import power_sweep as sweep  # noqa: PLC0415
+    from benchd.daemon.commands import power_sweep as sweep  # noqa: PLC0415
 
     raise typer.Exit(sweep.run(_names(modes), [str(sweep.BENCH_ONCE), *case], sys.stdout))
 
@@ -567,16 +568,16 @@ def watch(
     key_file: _KeyFile = None,
 ) -> None:
     """Show a fleet live in the terminal, or without a broker this machine's sensors."""
-    from benchd.daemon import samplers  # noqa: PLC0415
+    from benchd.daemon.sampling import sources  # noqa: PLC0415
 
     if mqtt:
         from benchd.dashboard.start import show  # noqa: PLC0415
 
         show(_broker(mqtt, ca_file, certificate_file, key_file), seconds)
     else:
-        from benchd.daemon.watch import watch as show_sensors  # noqa: PLC0415
+        from benchd.daemon.commands.watch import watch as show_sensors  # noqa: PLC0415
 
-        show_sensors(samplers.present(device), seconds, sys.stdout)
+        show_sensors(sources.present(device), seconds, sys.stdout)
 
 
 if __name__ == "__main__":

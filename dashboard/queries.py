@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import ColumnElement, case, func, or_, select
 
 from benchd.daemon.records import PROFILED, Record, decode, throttles
-from benchd.daemon.statistics import combine
+from benchd.daemon.verdicts.statistics import combine
 from benchd.dashboard.messages import Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 

@@ -33,7 +33,7 @@ def start(broker: Broker, database: str | None, host: str, port: int, name: str 
 
 def demonstrate(port: int) -> int:
     """Run the demo until a signal and return its exit code."""
-    from benchd.dashboard.demo import run  # noqa: PLC0415
+    from benchd.dashboard.demo.start import run  # noqa: PLC0415
 
     absent = next((name for name in ("nicegui", "sqlalchemy") if find_spec(name) is None), None)
     if absent:

@@ -10,9 +10,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from benchd.daemon import config, plan
+from benchd.daemon import config
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.plan import PRESETS, Machine
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.plan import PRESETS, Machine
 from benchd.daemon.records import Record, all_variants
 from benchd.models.catalog import MODELS
 

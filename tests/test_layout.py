@@ -22,15 +22,25 @@ FOLDERS = ("daemon", "models", "kernels", "exporters", "dashboard")
 REQUIRED = {*FOLDERS, "systemd", "tests", "docs", ".ci", ".gitignore", "pyproject.toml", "Makefile", "constraints.txt"}
 REQUIRED |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
 ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt"}
-DASHBOARD_MAY_IMPORT = {
-    "benchd.daemon.compare",  # pure, as is history: the same verdict and the same steps everywhere
-    "benchd.daemon.errors",
-    "benchd.daemon.history",
-    "benchd.daemon.records",
-    "benchd.daemon.statistics",
-    "benchd.daemon.delivery.topics",
-    "benchd.daemon.delivery.mqtt",
+RANKS = {
+    "benchd.daemon": 1,  # its loose files: records, errors, config and what else belongs to all
+    "benchd.kernels": 1,
+    "benchd.daemon.machine": 2,
+    "benchd.exporters": 2,
+    "benchd.models": 2,
+    "benchd.daemon.verdicts": 3,
+    "benchd.daemon.sampling": 4,
+    "benchd.daemon.measuring": 5,
+    "benchd.daemon.delivery": 6,
+    "benchd.daemon.reporting": 6,
+    "benchd.daemon.profiling": 7,
+    "benchd.daemon.service": 7,
+    "benchd.dashboard": 7,
+    "benchd.daemon.commands": 8,
+    "benchd.daemon.worker": 8,
 }
+WITH_TORCH = ("benchd.daemon.worker", "benchd.models", "benchd.kernels", "benchd.exporters")
+MOST_LOOSE, MOST_PAIRS = 6, 115
 
 
 def sources() -> list[Path]:
@@ -137,45 +147,38 @@ def test_a_measured_process_imports_nothing_that_takes_a_second():
     assert done.stdout == "set()\n"
 
 
-@pytest.mark.parametrize(
-    ("folder", "forbidden"),
-    [
-        ("kernels", ("benchd.models", "benchd.exporters", "benchd.daemon", "benchd.dashboard")),
-        ("models", ("benchd.exporters", "benchd.daemon", "benchd.dashboard")),
-        ("exporters", ("benchd.daemon", "benchd.dashboard")),
-        ("daemon", ("benchd.dashboard",)),
-    ],
-)
-def test_nobody_imports_upwards(folder, forbidden):
-    upward = {
+def room(name: str) -> str:
+    """Return the room of a module: the deepest of RANKS that it lies in."""
+    return max((one for one in RANKS if f"{name}.".startswith(f"{one}.")), key=len)
+
+
+def arrows() -> set[tuple[str, str]]:
+    """Return each import from one room to another; a command's table may name any part, and is left out."""
+    return {
         (name, other)
         for name, path in MODULES.items()
-        if name.startswith(f"benchd.{folder}.") and name != "benchd.daemon.cli"  # a command may start any part
+        if name != "benchd.daemon.cli"
         for other in imports_of(path)
-        if other.startswith(forbidden)
+        if room(name) != room(other)
     }
-    assert not upward
 
 
-def test_only_the_worker_side_of_the_daemon_imports_torch_or_a_model_at_import():
+def test_imports_go_to_a_lower_rank_only():
+    assert [(name, other) for name, other in sorted(arrows()) if RANKS[room(other)] >= RANKS[room(name)]] == []
+    assert len({(room(name), room(other)) for name, other in arrows()}) <= MOST_PAIRS
+
+
+def test_few_files_lie_loose_in_the_daemon():
+    assert len(list((ROOT / "daemon").glob("*.py"))) <= MOST_LOOSE
+
+
+def test_only_rooms_with_torch_import_it_at_import():
     for name, path in MODULES.items():
-        if name.startswith("benchd.daemon") and not name.startswith("benchd.daemon.worker"):
+        if not name.startswith(WITH_TORCH):
             nodes = list(at_import(ast.parse(path.read_text())))
             outside = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
             outside |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
             assert not [other for other in outside if other.split(".")[0] in {"torch", "torchvision"}], name
-
-
-def test_the_supervisor_side_never_imports_the_worker():
-    outside = {name: path for name, path in MODULES.items() if not name.startswith("benchd.daemon.worker")}
-    assert not [name for name, path in outside.items() if any("daemon.worker" in other for other in imports_of(path))]
-
-
-def test_the_dashboard_knows_records_statistics_and_delivery_only():
-    for name, path in MODULES.items():
-        if name.startswith("benchd.dashboard"):
-            ours = {other for other in imports_of(path) if not other.startswith("benchd.dashboard")}
-            assert ours <= DASHBOARD_MAY_IMPORT, name
 
 
 def test_no_import_cycle():

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from broker import program
 
-from benchd.daemon import environment, lock, process, sampling, service
 from benchd.daemon.delivery.mqtt import CREDENTIAL
+from benchd.daemon.machine import environment, lock
+from benchd.daemon.measuring import process
+from benchd.daemon.sampling import child
+from benchd.daemon.service import service
 
 SYSTEMD = Path(__file__).parents[1] / "systemd"
 UNITS = ["benchd.service", "bench-once@.service"]  # those that need the GPU
@@ -67,8 +70,8 @@ def test_no_single_wait_is_as_long_as_the_watchdog_s():
     """Each follows upon a last sign of life that may be WATCHDOG_S old."""
     watchdog_s = float(re.search(r"^WatchdogSec=(\d+)$", unit("benchd.service"), re.MULTILINE)[1])
     waits_s = {
-        "the sampler does not start": sampling.START_S + 3 * sampling.STOP_S,
-        "a worker does not exit": process.TERMINATE_GRACE_S + process.EXIT_GRACE_S + sampling.FLUSH_S,
+        "the sampler does not start": child.START_S + 3 * child.STOP_S,
+        "a worker does not exit": process.TERMINATE_GRACE_S + process.EXIT_GRACE_S + child.FLUSH_S,
         "the tools that describe the machine hang": 2 * environment.TOOL_TIMEOUT_S,
     }
     longest_s = watchdog_s - service.WATCHDOG_S - service.TICK_S

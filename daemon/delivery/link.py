@@ -22,13 +22,13 @@ from paho.mqtt.client import Client, MQTTMessage
 
 from benchd.daemon.delivery.collectors import Collectors
 from benchd.daemon.delivery.commands import MAX_BYTES, Arrived
+from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.messages import Status, wall_now
 from benchd.daemon.delivery.mqtt import Broker, Ended, Sender, Session, Unsendable, connect
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import Topics, is_name
 from benchd.daemon.errors import Full, UsageError
-from benchd.daemon.systemd_notify import log
+from benchd.daemon.machine.systemd_notify import log
 
 CONNECT_S = 10.0
 STUCK_S = 2 * CONNECT_S + 10.0  # no turn, pause or attempt takes as long, a locked outbox included

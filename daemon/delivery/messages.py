@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
-from benchd.daemon.statistics import Answer
+from benchd.daemon.verdicts.statistics import Answer
 
 
 def wall_now() -> str:

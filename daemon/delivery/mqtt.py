@@ -31,7 +31,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.outbox import Outbox, Row
 from benchd.daemon.errors import UsageError
-from benchd.daemon.sysfs import text
+from benchd.daemon.machine.sysfs import text
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 PASSWORD_VARIABLE = "BENCHD_MQTT_PASSWORD"  # noqa: S105 - the name of a variable

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from benchd.daemon.delivery.jsonl import Journal
+from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.mqtt import Broker, drain
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
-from benchd.daemon.plan import Planned
-from benchd.daemon.protocol import StageName
+from benchd.daemon.journal import Journal
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.records import Record
 
 JOURNAL_BYTES = 64 * 2**20

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import identity
 
 ROOT = "benchd/v1"
 Kind = Literal["status", "info", "health", "telemetry", "event"]
@@ -23,10 +24,7 @@ class Topics:
     device_id: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.device_id):
-            raise UsageError(
-                f"device id {self.device_id!r}: use lower-case letters, digits, '-' and '_', a letter or digit first"
-            )
+        identity.checked(self.device_id)
 
     @property
     def root(self) -> str:

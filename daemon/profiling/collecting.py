@@ -11,12 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import energy
 from benchd.daemon.config import SamplingConfig
 from benchd.daemon.errors import BenchdError
-from benchd.daemon.process import environment
-from benchd.daemon.profiling import nsight, tables, trace
-from benchd.daemon.profiling.icicle import icicle
+from benchd.daemon.measuring.process import environment
+from benchd.daemon.profiling.nsight import nsight
 from benchd.daemon.profiling.occupancy import of_trace
 from benchd.daemon.profiling.profile import (
     Collected,
@@ -28,8 +26,11 @@ from benchd.daemon.profiling.profile import (
     ProfileJob,
     TorchProfile,
 )
+from benchd.daemon.profiling.trace import tables, trace
+from benchd.daemon.profiling.trace.icicle import icicle
 from benchd.daemon.records import Energy, Occupancy, Window
-from benchd.daemon.sampling import SamplerProcess
+from benchd.daemon.sampling import energy
+from benchd.daemon.sampling.child import SamplerProcess
 
 PERIOD_S = SamplingConfig().period_s
 LEAST_S = 2.0

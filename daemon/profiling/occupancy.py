@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchd.daemon.profiling import gpu_metrics
-from benchd.daemon.profiling.gpu_metrics import LaunchOccupancy
-from benchd.daemon.profiling.trace import Device, Trace, column, places
+from benchd.daemon.profiling.trace import gpu_metrics
+from benchd.daemon.profiling.trace.gpu_metrics import LaunchOccupancy
+from benchd.daemon.profiling.trace.trace import Device, Trace, column, places
 from benchd.daemon.records import Occupancy
 
 

@@ -5,12 +5,12 @@ from typing import TextIO
 
 import msgspec
 
-from benchd.daemon import live
-from benchd.daemon.compare import Comparison
 from benchd.daemon.errors import BenchdError
+from benchd.daemon.measuring import paired
 from benchd.daemon.profiling.profile import Finding, Profile
 from benchd.daemon.profiling.verify import case_for, verified
-from benchd.daemon.statistics import MIN_EFFECT
+from benchd.daemon.verdicts.compare import Comparison
+from benchd.daemon.verdicts.statistics import MIN_EFFECT
 
 MOST = 3
 """So many cases are measured at the most, those of the first findings."""
@@ -37,7 +37,7 @@ def tried(profile: Profile, pairs: int, device: str, output: Path, err: TextIO) 
 
 def _compared(cases: list[str], pairs: int, device: str, output: Path, err: TextIO) -> Comparison | str:
     """Return what the measurement says, or why there is none."""
-    request = live.Request(
+    request = paired.Request(
         cases=cases,
         pythons=[],
         pairs=pairs,
@@ -50,7 +50,7 @@ def _compared(cases: list[str], pairs: int, device: str, output: Path, err: Text
         is_aa=False,
     )
     try:
-        made, code = live.compare(request, err)
+        made, code = paired.compare(request, err)
     except BenchdError as error:  # it cannot run here, and the others may
         return str(error)
     if code == 130:

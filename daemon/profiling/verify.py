@@ -5,10 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from benchd.daemon import statistics
 from benchd.daemon.profiling.profile import Finding, Profile
 from benchd.daemon.records import Case, Variant
-from benchd.daemon.statistics import Answer, median
+from benchd.daemon.verdicts import statistics
+from benchd.daemon.verdicts.statistics import Answer, median
 from benchd.models import catalog
 
 _VERDICTS: dict[Answer, Literal["confirmed", "refuted", "inconclusive"]] = {

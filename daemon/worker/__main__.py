@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.protocol import Job, Outcome
+from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import ProcessResult
 from benchd.daemon.worker import child
 from benchd.daemon.worker.stages import StageClock, send

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchd.daemon import accuracy
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Accuracy, Variant
+from benchd.daemon.verdicts import accuracy
 from benchd.daemon.worker import backends, references
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe

@@ -3,7 +3,7 @@
 import msgspec
 import torch
 
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Check, Precision
 from benchd.daemon.worker import agreement, doubts, truth
 from benchd.daemon.worker.agreement import Format, Observation, Rule

@@ -6,7 +6,7 @@ where these images are: always in the same place of the batch, or where no round
 
 import numpy as np
 
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker import agreement, truth
 from benchd.daemon.worker.agreement import Observation, Rule
 from benchd.daemon.worker.backends import Loaded

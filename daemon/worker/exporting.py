@@ -1,4 +1,4 @@
-"""The child of `benchd export`: a Request on stdin, the files made as JSON on stdout, progress and errors on stderr."""
+"""The child of `benchd export`: what is asked as JSON on stdin, the files made on stdout, progress on stderr."""
 
 import os
 import shutil
@@ -15,9 +15,8 @@ import msgspec
 import torch
 
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
-from benchd.daemon.export import Request
-from benchd.daemon.plan import PRESETS
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring.plan import PRESETS
+from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
 from benchd.daemon.worker import backends, subject
 from benchd.exporters import files
@@ -38,7 +37,7 @@ class _File(NamedTuple):
 
 def main() -> int:
     """Export what was asked for; return 0, 1 where a file could not be made, 2 or 7."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExportRequest)
     try:
         with redirect_stdout(sys.stderr):  # libraries print
             made, wanted = _made(request)
@@ -49,7 +48,7 @@ def main() -> int:
     return int(len(made) < wanted)
 
 
-def _made(request: Request) -> tuple[list[Artifact], int]:
+def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
     """Return the files, and how many were asked for."""
     if request.to == "tensorrt" and (None in request.batches or not torch.cuda.is_available()):
         raise NotAvailable("an engine is built for one batch size, on the GPU that will run it; --to onnx needs none")
@@ -66,7 +65,7 @@ def _made(request: Request) -> tuple[list[Artifact], int]:
     return made, len(wanted)
 
 
-def _wanted(request: Request) -> Iterator[_File]:
+def _wanted(request: ExportRequest) -> Iterator[_File]:
     names = sorted(request.options)
     try:
         for model, *chosen in product(request.models, *(request.options[name] for name in names)):
@@ -80,7 +79,9 @@ def _wanted(request: Request) -> Iterator[_File]:
         raise UsageError(str(error)) from error
 
 
-def _job(request: Request, model: str, options: dict[str, OptionValue], precision: Precision, batch: int | None) -> Job:
+def _job(
+    request: ExportRequest, model: str, options: dict[str, OptionValue], precision: Precision, batch: int | None
+) -> Job:
     engine = request.to == "tensorrt"
     variant = Variant("tensorrt" if engine else "onnxruntime", precision)
     weights, data = demo.sources(model, options, request.weights, None)
@@ -102,7 +103,7 @@ def _job(request: Request, model: str, options: dict[str, OptionValue], precisio
     )
 
 
-def _export(request: Request, file: _File) -> Artifact:
+def _export(request: ExportRequest, file: _File) -> Artifact:
     built = subject.build(file.job)
     if request.to == "onnx":
         form = files.form(file.job.options, "cpu")

@@ -1,4 +1,4 @@
-"""Warming up to a steady state and the timed loop; the statistics themselves are in benchd.daemon.statistics."""
+"""Warming up to a steady state and the timed loop; the statistics are in benchd.daemon.verdicts.statistics."""
 
 import gc
 import hashlib
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import statistics
 from benchd.daemon.records import BlockStatistics, RawFile, Timing, WarmUp, Window
-from benchd.daemon.statistics import Blocks, BlockSummary, Interval, StopRule
+from benchd.daemon.verdicts import statistics
+from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, Interval, StopRule
 from benchd.daemon.worker.steps import Step
 
 WARM_UP_BLOCK_S = 0.1

@@ -8,10 +8,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.profiling import trace
 from benchd.daemon.profiling.occupancy import of_trace
+from benchd.daemon.profiling.trace import trace
 from benchd.daemon.records import Occupancy
-from benchd.daemon.samplers.nvml import Gpm
+from benchd.daemon.sampling.sources.nvml import Gpm
 from benchd.daemon.worker.steps import Step
 
 TRACED_RUNS = 3

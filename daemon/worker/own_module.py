@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
-from benchd.daemon import arguments
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring import input_specs
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker.structures import Batch, values
 
@@ -81,7 +81,7 @@ def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     if job.inputs:
         return job.inputs
     if isinstance(attribute, list | tuple) and attribute and all(isinstance(text, str) for text in attribute):
-        return arguments.inputs(attribute)
+        return input_specs.parse(attribute)
     shape = getattr(module, "input_shape", None)
     if shape is None:
         raise UsageError(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchd.daemon import own_file
 from benchd.daemon.errors import UnfitModel, Unsupported
+from benchd.daemon.measuring import own_file
 from benchd.daemon.records import Dtype, InputSpec, Precision
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import sessions

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.protocol import Job, Outcome
+from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import (
     Accuracy,
     ArtifactFacts,

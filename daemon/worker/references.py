@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker.structures import Batch, values
 from benchd.daemon.worker.subject import Subject
 from benchd.exporters import code

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator
 
 from benchd.daemon.records import Deadlines, TimeSlice, Window
-from benchd.daemon.statistics import median
+from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker.steps import Step
 
 RATES_HZ = (30, 10, 60)

@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from benchd.daemon.protocol import Job, Message, Stage, StageName
+from benchd.daemon.measuring.protocol import Job, Message, Stage, StageName
 from benchd.daemon.records import Stages
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
 from benchd.daemon.worker import own_code, own_module
 from benchd.daemon.worker.source import Source

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchd.daemon.errors import BenchdError, UnfitModel
-from benchd.daemon.protocol import Job
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker import agreement, references
 from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.backends import Loaded

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from nicegui import ui
 
-from benchd.daemon.history import shifts
-from benchd.daemon.statistics import median
+from benchd.daemon.verdicts.history import shifts
+from benchd.daemon.verdicts.statistics import median
 from benchd.dashboard import queries
 from benchd.dashboard.layout import frame, heading, notice
 from benchd.dashboard.messages import Result

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from stub_interpreter import interpreter
 
-from benchd.daemon import config, plan
-from benchd.daemon.delivery import jsonl
+from benchd.daemon import config, journal
+from benchd.daemon.measuring import plan
 from benchmarks import soak_aa
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def test_it_goes_on_where_it_stopped(soak, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "square,size=64 2 of 2" in done.stdout
     assert "square,size=64 1 of 2" not in done.stdout
-    lines = [json.loads(line) for line in jsonl.read(kept)]
+    lines = [json.loads(line) for line in journal.read(kept)]
     assert lines[:1] == before
     assert [line["beside_load"] for line in lines] == [False, True]
     assert lines[1]["answer"] == "same"

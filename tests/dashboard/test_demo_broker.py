@@ -12,7 +12,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from benchd.dashboard.broker import HOST, Broker
+from benchd.dashboard.demo.broker import HOST, Broker
 
 WAIT_S = 30.0
 

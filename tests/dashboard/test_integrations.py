@@ -24,12 +24,12 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from test_collector import WAIT_S, collecting, count, wait_until
 
-from benchd.daemon.delivery import homeassistant
 from benchd.daemon.delivery.messages import Health, Info, Latest
 from benchd.daemon.delivery.mqtt import drain, parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Case, Record, encode
+from benchd.daemon.service import homeassistant
 from benchd.dashboard import metrics
 from benchd.dashboard.app import TOKEN_VARIABLE
 from benchd.dashboard.messages import Message, Row, rows

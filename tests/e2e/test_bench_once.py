@@ -16,9 +16,8 @@ from broker import program, running_broker
 from PIL import Image
 from worker_jobs import own_module
 
-from benchd.daemon import records
-from benchd.daemon.delivery import jsonl
-from benchd.daemon.lock import MachineLock
+from benchd.daemon import journal, records
+from benchd.daemon.machine.lock import MachineLock
 from benchd.models import catalog, data
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +26,7 @@ SHALLOW = ("--option", "depth=2")  # of the Vims: two of their layers say as muc
 
 
 def written(folder):
-    return [records.decode(line) for line in jsonl.read(folder / "out" / "records.jsonl")]
+    return [records.decode(line) for line in journal.read(folder / "out" / "records.jsonl")]
 
 
 def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):

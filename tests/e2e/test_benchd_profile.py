@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchd.daemon import records
-from benchd.daemon.delivery import jsonl
+from benchd.daemon import journal, records
 from benchd.daemon.profiling.profile import Profile
 
 SMALL = ("snn_onepass", "--batch-size", "2", "--time-steps", "2", "--device", "cpu")
@@ -49,7 +48,7 @@ def written(folder):
 
 
 def published(folder):
-    return [records.decode(body) for body in jsonl.read(folder / "out" / "records.jsonl")]
+    return [records.decode(body) for body in journal.read(folder / "out" / "records.jsonl")]
 
 
 def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):

@@ -10,8 +10,7 @@ import pytest
 from stub_interpreter import interpreter
 from worker_jobs import own_module
 
-from benchd.daemon import records
-from benchd.daemon.delivery import jsonl
+from benchd.daemon import journal, records
 
 CONFIG = '[device]\nid = "test-device"\n'
 CASE = "square,eager,b1,size=64"
@@ -54,7 +53,7 @@ def test_the_sides_take_turns_and_seven_pairs_are_enough_for_a_clear_case(compar
     assert comparison["second"] == f"{CASE} by {slow}"
     assert [set(pair) for pair in pairs(tmp_path / "log")] == [{"fast", "slow"}] * 7
     assert "pair 7 of at most 15: 5 and 6 ms (+20.00 %)" in done.stderr
-    first, second = (records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl"))
+    first, second = (records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl"))
     assert [len(record.processes) for record in (first, second)] == [7, 7]
     assert first.suite_id == second.suite_id
     assert first.environment.versions["torch"]
@@ -85,7 +84,7 @@ def test_an_a_a_comparison_raises_the_least_effect_that_counts(compare, stub, tm
     assert "least effect" not in before.stderr
     floor = tmp_path / "state" / "benchd" / "noise_floor.jsonl"
     aa = compare("--aa", CASE, "--python", uneven, "--pairs", "3")
-    (effect,) = (json.loads(line) for line in jsonl.read(floor))
+    (effect,) = (json.loads(line) for line in journal.read(floor))
     assert effect["effect"] == said(aa)["verdict"]["effect"]
     assert (effect["device_id"], effect["case_id"], effect["pairs"]) == ("test-device", CASE, 3)
     floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, effect | {"effect": 0.02, "pairs": 7})))
@@ -114,7 +113,7 @@ def test_a_signal_ends_the_comparison_and_keeps_what_was_measured(number, stub, 
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == 130
-    kept = [records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
+    kept = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
     assert [[one.status for one in record.processes[:2]] for record in kept] == [["ok", "ok"]] * 2
     assert "aborted" in {record.status for record in kept}
 
@@ -123,7 +122,7 @@ def test_an_error_keeps_what_was_measured(compare, stub, tmp_path):
     """A folder that a log cannot be written to any more."""
     gone = "(turn and (__import__('shutil').rmtree('out/logs'), open('out/logs', 'w'))) and 5 or 5"
     compare("--live", CASE, "--python", stub("steady", "5"), "--python", stub("gone", gone))
-    kept = [records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
+    kept = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
     assert [len(record.processes) for record in kept] in ([1, 2], [2, 2])  # as the lot fell in the second pair
 
 
@@ -131,7 +130,7 @@ def test_a_process_that_dies_ends_the_comparison_with_the_reason(compare, stub, 
     done = compare("--live", CASE, "--python", stub("fast", "5"), "--python", stub("dead", "5", dies=True))
     assert done.returncode == 1
     assert "rubbish" in said(done)["verdict"]["reason"]
-    statuses = [records.decode(line).status for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
+    statuses = [records.decode(line).status for line in journal.read(tmp_path / "out" / "records.jsonl")]
     assert statuses in (["ok", "failed"], ["failed"])  # as the lot fell: who had no turn leaves no record
 
 
@@ -158,5 +157,5 @@ def test_two_modules_of_ones_own_are_compared_by_real_workers(compare, tmp_path)
     comparison = said(done)
     assert comparison["second"] == f"own.net.build,eager,b2,threads=1 of {modules[1]}"
     assert comparison["verdict"]["effect"] > 1
-    first, _ = (records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl"))
+    first, _ = (records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl"))
     assert first.missing["probes"] == "a comparison is not held against a floor"

@@ -68,7 +68,7 @@ def of(process, word):
 @contextmanager
 def heard(process):
     """Yield what is published on the demo's broker while the block runs."""
-    url = next(part for part in of(process, "benchd.daemon.simulated").cmdline() if part.startswith("mqtt://"))
+    url = next(part for part in of(process, "benchd.dashboard.demo.devices").cmdline() if part.startswith("mqtt://"))
     messages, subscribed = [], threading.Event()
     client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
     client.on_message = lambda client, data, message: messages.append(message)
@@ -115,7 +115,7 @@ def test_one_command_shows_four_devices_of_which_three_are_simulated(browser, en
 def test_a_part_that_dies_is_named_and_ends_the_demo(environment, tmp_path):
     with demo(environment, free_port()) as process:
         children = parts(process)
-        of(process, "benchd.daemon.simulated").kill()
+        of(process, "benchd.dashboard.demo.devices").kill()
         said = process.stderr.read()
         assert process.wait(WAIT_S) == 1
     assert "the simulated devices ended by itself, exit status -9" in said

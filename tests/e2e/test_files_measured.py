@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from benchd.daemon import records
-from benchd.daemon.delivery import jsonl
+from benchd.daemon import journal, records
 from benchd.exporters.artifacts import Store
 
 onnx = pytest.importorskip("onnx", reason="reads and writes files")
@@ -18,7 +17,7 @@ SMALL = ("snn_onepass", "--option", "time_steps=2")
 
 
 def written(folder):
-    return [records.decode(line) for line in jsonl.read(folder / "out" / "records.jsonl")]
+    return [records.decode(line) for line in journal.read(folder / "out" / "records.jsonl")]
 
 
 def state(folder):

@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torchvision import models
 
-from benchd.daemon import records
-from benchd.daemon.delivery import jsonl
+from benchd.daemon import journal, records
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def measured(once, tmp_path):
     def run(*arguments, **environment):
         done = once(*arguments, **environment)
         path = tmp_path / "out" / "records.jsonl"
-        return done, [records.decode(line) for line in jsonl.read(path)] if path.exists() else []
+        return done, [records.decode(line) for line in journal.read(path)] if path.exists() else []
 
     return run
 
@@ -89,7 +88,7 @@ def test_two_cases_of_a_library_are_compared_live_by_their_ids(command, tmp_path
     words = ("--pairs", "2", "--config", "tiny.toml", "--device", "cpu", "--json", "--output", "out")
     done = command("benchd", "compare", "--live", side, f"{side},threads=1", *words)
     assert done.returncode in (0, 3, 4), done.stderr
-    found = [records.decode(line) for line in jsonl.read(tmp_path / "out" / "records.jsonl")]
+    found = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
     assert {record.case.model for record in found} == {"torchvision:mobilenet_v3_small"}
 
 

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from benchd.daemon import records
-from benchd.daemon.delivery import jsonl
 
 pytest.importorskip("onnxscript", reason="exports")
 onnx = pytest.importorskip("onnx", reason="writes a file")
@@ -62,7 +61,7 @@ def run(command, once, tmp_path):
 
 def written(folder):
     journal = folder / "out" / "records.jsonl"
-    return [records.decode(line) for line in jsonl.read(journal)] if journal.exists() else []
+    return [records.decode(line) for line in journal.read(journal)] if journal.exists() else []
 
 
 def as_file(run, module, *arguments):

@@ -24,12 +24,12 @@ from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
 
 from benchd.daemon import records
+from benchd.daemon.delivery.disk_reserve import RESERVE_BYTES
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.publisher import Running
-from benchd.daemon.delivery.room import RESERVE_BYTES
-from benchd.daemon.lock import MachineLock
+from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
-from benchd.daemon.service import WATCHDOG_S
+from benchd.daemon.service.publisher import Running
+from benchd.daemon.service.service import WATCHDOG_S
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 45.0
@@ -57,7 +57,8 @@ SHORT_S, LONG_S = 0.2, 120.0
 ROOTED = """
 import sys
 from pathlib import Path
-from benchd.daemon import cli, plan
+from benchd.daemon import cli
+from benchd.daemon.measuring import plan
 for look in (plan.has_gpu, plan.has_missed_gpu):
     look.__defaults__ = (Path(sys.argv[1]),)
 del sys.argv[1]

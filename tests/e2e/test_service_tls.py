@@ -11,7 +11,7 @@ from certificates import Authority, serving
 
 from benchd.daemon.config import Suite
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.schedule import State, begin
+from benchd.daemon.service.schedule import State, begin
 
 WAIT_S = 45.0
 SUITE = Suite(models=["square"], variants=["eager"], options={"size": [16]}, preset="quick")

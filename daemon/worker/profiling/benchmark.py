@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch.profiler import profile
 
-from benchd.daemon import statistics
 from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution
-from benchd.daemon.statistics import Interval
+from benchd.daemon.verdicts import statistics
+from benchd.daemon.verdicts.statistics import Interval
 from benchd.daemon.worker.measure import no_collection
 from benchd.daemon.worker.profiling.torch_profiler import activities, module_ranges
 from benchd.daemon.worker.profiling.workload import Work

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from benchd.daemon import floor
 from benchd.daemon.profiling.profile import LayerRow
 from benchd.daemon.records import Probes
+from benchd.daemon.verdicts import roofline
 from benchd.daemon.worker.profiling import costs, spikes
 from benchd.daemon.worker.profiling.cuts import Path
 from benchd.daemon.worker.profiling.spikes import Spikes
@@ -39,7 +39,7 @@ class Breakdown:
     def _row(self, path: Path, times: Sequence[Sequence[int]], whole_ns: float) -> LayerRow:
         ns = sum(float(median(each)) for each in times)
         cost = costs.total(_under(path, self.costs))
-        least = floor.of(cost, self.rates)
+        least = roofline.of(cost, self.rates)
         fired = spikes.total(_under(path, self.spikes))
         return LayerRow(
             name=path[-1],

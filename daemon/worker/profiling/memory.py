@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.profiling import trace
-from benchd.daemon.profiling.nesting import Nesting
 from benchd.daemon.profiling.profile import Allocation, MemoryPoint, MemoryProfile
-from benchd.daemon.profiling.trace import DATA_LOADER_RANGE, MODULE_RANGE, Ints, MemoryEvent, Trace
+from benchd.daemon.profiling.trace import trace
+from benchd.daemon.profiling.trace.nesting import Nesting
+from benchd.daemon.profiling.trace.trace import DATA_LOADER_RANGE, MODULE_RANGE, Ints, MemoryEvent, Trace
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.workload import COPY_RANGE, Whole, Work

@@ -10,8 +10,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
 
 from benchd.daemon.errors import Unsupported, UsageError
-from benchd.daemon.profiling import tables, trace
-from benchd.daemon.profiling.trace import MODULE_RANGE
+from benchd.daemon.profiling.trace import tables, trace
+from benchd.daemon.profiling.trace.trace import MODULE_RANGE
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.workload import Whole, Work
 

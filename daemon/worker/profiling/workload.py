@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.plan import PRESETS
+from benchd.daemon.measuring.plan import PRESETS
+from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.profiling.profile import ProfileJob
-from benchd.daemon.protocol import Job
 from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, phases, subject
 from benchd.daemon.worker.backends import Loaded

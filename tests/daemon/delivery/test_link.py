@@ -18,9 +18,9 @@ from proxy import PUBACK, forward, kind, proxying, refuse_5
 from benchd.daemon.delivery import link as link_module
 from benchd.daemon.delivery.collectors import SILENT
 from benchd.daemon.delivery.commands import MAX_BYTES
+from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.mqtt import QUOTA_EXCEEDED, parse_url
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import Topics
 
 RECEIVE_MAXIMUM = 20  # mosquitto's own choice

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from records_made import INFO, accuracy, made, timing
 
-from benchd.daemon.delivery import homeassistant, messages, prometheus
+from benchd.daemon.delivery import messages
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Check, Energy, ProcessResult, Summary, Window
+from benchd.daemon.service import homeassistant, prometheus
 
 HEALTH = messages.Health(
     t_wall="",

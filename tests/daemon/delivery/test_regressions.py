@@ -9,18 +9,18 @@ from broker import HOST, free_port
 from records_made import ENVIRONMENT, made, timing
 from test_link import Watcher, linked
 
-from benchd.daemon import baseline
-from benchd.daemon.agenda import Agenda
 from benchd.daemon.config import Config, Suite
+from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.publisher import STANDINGS, Publisher
-from benchd.daemon.delivery.room import Reserve
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
-from benchd.daemon.plan import Machine
+from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, ProcessResult, encode
-from benchd.daemon.regressions import Regressions, Standing
-from benchd.daemon.schedule import State, begin
+from benchd.daemon.service.agenda import Agenda
+from benchd.daemon.service.publisher import STANDINGS, Publisher
+from benchd.daemon.service.regressions import Regressions, Standing
+from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.verdicts import baseline
 
 DEVICE = "d-regressions"
 CASE = Case(model="square", options={"size": 16})

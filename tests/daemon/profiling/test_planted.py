@@ -9,8 +9,9 @@ from torch.profiler import ProfilerActivity
 from torch.utils.data import DataLoader, Dataset
 from traces_made import ORIN, kernel, launch
 
-from benchd.daemon.profiling import findings, tables, trace
-from benchd.daemon.profiling.trace import Annotation, Operator, RuntimeCall, Trace
+from benchd.daemon.profiling.rules import findings
+from benchd.daemon.profiling.trace import tables, trace
+from benchd.daemon.profiling.trace.trace import Annotation, Operator, RuntimeCall, Trace
 from benchd.daemon.records import Case, Variant
 
 SIDE = torch.randn(256, 256)

@@ -10,10 +10,10 @@ import pytest
 from profile_shown import EVIL, FINDINGS, shown, shown_on_cpu
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.profiling import report
+from benchd.daemon.profiling.output import report
+from benchd.daemon.profiling.output.sections import finding_lines, sections
+from benchd.daemon.profiling.output.terminal import print_profile
 from benchd.daemon.profiling.profile import Finding, LayerRow, Profile, encode
-from benchd.daemon.profiling.sections import finding_lines, sections
-from benchd.daemon.profiling.terminal import print_profile
 
 GPU_SORT, CPU_SORT = "self_device_ns", "self_cpu_ns"
 

@@ -5,10 +5,10 @@ from io import StringIO
 import pytest
 from profile_shown import shown_on_cpu
 
-from benchd.daemon import results
 from benchd.daemon.profiling.profile import Finding
 from benchd.daemon.profiling.trials import MOST, tried
 from benchd.daemon.records import Case
+from benchd.daemon.verdicts import results
 
 
 def finding(variant=None, **fields):

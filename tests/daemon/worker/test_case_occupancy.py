@@ -10,7 +10,7 @@ from fake_nvml import FIRST, FakeNvml
 from traces_made import ORIN, kernel, launch
 
 from benchd.daemon.profiling.occupancy import of_trace
-from benchd.daemon.profiling.trace import RuntimeCall, Trace
+from benchd.daemon.profiling.trace.trace import RuntimeCall, Trace
 
 
 def test_each_figure_is_a_mean_over_kernel_time_and_the_limits_add_up():

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from worker_jobs import job
 
-from benchd.daemon.plan import PRESETS
+from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import backends, check, subject
 from benchd.models import catalog, demo

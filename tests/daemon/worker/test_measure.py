@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchd.daemon.statistics import StopRule
+from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import measure, steps
 from benchd.daemon.worker.backends import Loaded
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from worker_jobs import job
 
-from benchd.daemon import arguments
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
+from benchd.daemon.measuring import input_specs
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker import subject
 from benchd.exporters.artifacts import sha256_of
@@ -36,7 +36,7 @@ def written(folder, graph, opset=20):
 
 
 def own(folder, graph, *given):
-    return own_onnx.OwnFile(written(folder, graph), arguments.inputs(given))
+    return own_onnx.OwnFile(written(folder, graph), input_specs.parse(given))
 
 
 def test_a_file_of_fixed_sizes_needs_no_input_option(tmp_path):
@@ -148,7 +148,7 @@ REFUSED = {
 @pytest.mark.parametrize(("make", "given", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_measured_is_refused_with_the_reason(make, given, reason, tmp_path):
     with pytest.raises(UsageError, match=reason):
-        own_onnx.OwnFile(make(tmp_path), arguments.inputs(given))
+        own_onnx.OwnFile(make(tmp_path), input_specs.parse(given))
 
 
 def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):

@@ -4,7 +4,7 @@ import time
 import msgspec
 from worker_jobs import job
 
-from benchd.daemon.protocol import Stage
+from benchd.daemon.measuring.protocol import Stage
 from benchd.daemon.worker.stages import StageClock
 
 

@@ -5,7 +5,7 @@ from profile_jobs import own_job, profile_job
 from traces_made import annotation, operator
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.profiling.trace import MemoryEvent, Trace
+from benchd.daemon.profiling.trace.trace import MemoryEvent, Trace
 from benchd.daemon.worker.profiling import memory
 from benchd.daemon.worker.profiling.memory import Block
 from benchd.daemon.worker.profiling.workload import open_work

@@ -8,8 +8,8 @@ from profile_jobs import own_job, profile_job
 from torch import nn
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.profiling import tables, trace
 from benchd.daemon.profiling.profile import TorchProfile
+from benchd.daemon.profiling.trace import tables, trace
 from benchd.daemon.worker.profiling import profiled, torch_profiler
 from benchd.daemon.worker.profiling.workload import open_work
 

@@ -1,0 +1,73 @@
+"""The commands that judge records: `compare`, `baseline` and `recommend`, from their arguments to an exit code."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import paired
+from benchd.daemon.reporting.console import print_baseline, print_comparisons, print_decisions
+from benchd.daemon.verdicts import baseline, noise_floor, results
+from benchd.daemon.verdicts.compare import FAIL_ON, compare, exit_code
+from benchd.daemon.verdicts.recommend import Requirements, decide
+
+
+def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
+    """Compare two files or folders of results and return the exit code of the verdicts, 6 for nothing measured."""
+    if len(paths) != 2:
+        raise UsageError(f"two result files are compared, and these are {len(paths)}; cases are compared with --live")
+    first, second = (results.read(path) for path in paths)
+    least = noise_floor.min_effect(second[0].device_id, second[0].environment.device, min_effect)
+    noise_floor.tell(least, min_effect, sys.stderr)
+    comparisons = compare(first, second, least)
+    print_comparisons(out, comparisons, as_json)
+    if not any(record.status == "ok" for record in (*first, *second)):
+        sys.stderr.write(f"nothing was measured: no record in {paths[0]} and {paths[1]} has ended well\n")
+        return 6
+    return exit_code(comparisons, list(FAIL_ON))
+
+
+def compare_live(request: paired.Request, out: TextIO, as_json: bool) -> int:
+    """Compare two cases here and now and return the exit code of the measurement, else of the verdict."""
+    counts = (len(request.cases), len(request.pythons), len(request.modules))
+    if request.is_aa and (counts[0] != 1 or max(counts) > 1):
+        raise UsageError("--aa compares one case with itself")
+    if not request.is_aa and (max(counts) != 2 or counts[0] == 0):
+        raise UsageError("--live takes two cases, or one case and two --python or two --module")
+    made, code = paired.compare(request, sys.stderr)
+    print_comparisons(out, [made], as_json)
+    return code or exit_code([made], list(FAIL_ON))
+
+
+def set_baseline(paths: Sequence[Path], out: TextIO) -> int:
+    """Store a baseline."""
+    print_baseline(out, baseline.set_(paths), baseline.path())
+    return 0
+
+
+def show_baseline(out: TextIO, as_json: bool) -> int:
+    """Print the stored baseline: its cases, or its records."""
+    kept = baseline.read(baseline.STORED)
+    if as_json:
+        out.writelines(f"{msgspec.json.encode(record).decode()}\n" for record in kept)
+    else:
+        print_baseline(out, kept, baseline.path())
+    return 0
+
+
+def clear_baseline(out: TextIO) -> int:
+    """Forget the stored baseline."""
+    out.write("the baseline is cleared\n" if baseline.clear() else "no baseline was stored\n")
+    return 0
+
+
+def recommend(paths: Sequence[Path], requirements: Requirements, out: TextIO, as_json: bool) -> int:
+    """Print which variant of each model to ship; return 4 where that is undecided for one of them, else 0."""
+    decisions = decide(results.read_all(paths), requirements)
+    if not decisions:
+        raise UsageError("these records hold no inference; training is not shipped")
+    print_decisions(out, decisions, as_json)
+    return 0 if all(decision.ship for decision in decisions) else 4

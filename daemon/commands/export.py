@@ -1,0 +1,128 @@
+"""`benchd export`: what to export and what came of it; the work is done in a child, because it takes torch."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TextIO
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.protocol import ExportRequest
+from benchd.exporters.artifacts import Artifact, ArtifactError, Store
+from benchd.kernels import cache
+from benchd.models import catalog, demo
+
+To = Literal["onnx", "tensorrt"]
+TARGETS: tuple[To, ...] = ("onnx", "tensorrt")
+PLAIN_WIDTH = 180
+
+
+def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
+    """Export in a child, show what it made and return its exit code; raise UsageError before anything is done."""
+    _refuse(request)
+    child = subprocess.run(
+        [sys.executable, "-m", "benchd.daemon.worker.exporting"],
+        input=msgspec.json.encode(request),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    made = msgspec.json.decode(child.stdout or b"[]", type=list[Artifact], dec_hook=_path)
+    show(made, out, as_json)
+    if made and not as_json:
+        out.write(f"in {request.out or request.folder}\n")
+    if child.returncode < 0:
+        sys.stderr.write(f"error: the export was killed by signal {-child.returncode}\n")
+    return child.returncode if child.returncode >= 0 else 1
+
+
+def _path(kind: type, text: str) -> object:
+    return kind(text)
+
+
+def _refuse(request: ExportRequest) -> None:
+    if not request.models:
+        raise UsageError("name a model, as in `benchd export vim_tiny`; `benchd list` shows them")
+    for model in request.models:
+        plan.refuse_unknown(model)
+        known = catalog.entry(model).options
+        for option in request.options:
+            if option not in known:
+                raise unknown(f"option of {model}", option, sorted(known))
+    is_file = request.weights not in {None, demo.DEMO, demo.RANDOM}
+    if is_file and (len(request.models) > 1 or not Path(str(request.weights)).is_file()):
+        raise UsageError(f"--weights {request.weights}: {demo.DEMO}, or one file that exists, for one model")
+    files = len(request.models) * len(request.precisions) * len(request.batches)
+    files *= math.prod(map(len, request.options.values()))
+    if request.single and (files > 1 or request.to == "tensorrt"):
+        raise UsageError(f"--out {request.out}: engines and several files go into a folder")
+
+
+def list_store(out: TextIO, as_json: bool) -> None:
+    """Print what the store of this machine holds."""
+    with Store(cache.artifacts()) as store:
+        held = list(store.list())
+    show(held, out, as_json)
+    if not as_json:
+        total = sum(artifact.metadata.bytes for artifact in held)
+        out.write(f"{len(held)} files, {total / 1e6:.1f} MB in {cache.artifacts()}\n")
+
+
+def prune_store(limit_bytes: int, out: TextIO) -> None:
+    """Remove what was not used for longest until the rest takes at most so many bytes."""
+    try:
+        with Store(cache.artifacts()) as store:
+            removed = store.prune(limit_bytes)
+    except ArtifactError as error:
+        raise UsageError(str(error)) from error
+    out.write("".join(f"removed {key}\n" for key in removed) or "nothing to remove\n")
+
+
+def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
+    """Print one row a file, or all as JSON."""
+    if as_json:
+        out.write(msgspec.json.encode(artifacts, enc_hook=str).decode() + "\n")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "precision", "batch", "scan"):
+        table.add_column(heading)
+    for heading in ("nodes", "MB", "off by", "load s", "export s"):
+        table.add_column(heading, justify="right")
+    for heading in ("TensorRT 10.3 / 11", "code", "torch", "", "key"):
+        table.add_column(heading, overflow="fold")
+    for artifact in artifacts:
+        table.add_row(*_row(artifact))
+    if artifacts:
+        plain = not out.isatty()
+        Console(file=out, width=PLAIN_WIDTH if plain else None, highlight=False, soft_wrap=plain).print(table)
+
+
+def _row(artifact: Artifact) -> list[str]:
+    metadata = artifact.metadata
+    facts, found = metadata.facts, metadata.measured
+    parity, findings = found.get("parity"), found.get("findings", {})
+    return [
+        str(facts.get("model", "")),
+        str(facts.get("precision", "")),
+        str(facts.get("batch", "")),
+        str(facts.get("form") or "-"),
+        str(found.get("nodes", "-")),
+        f"{metadata.bytes / 1e6:.1f}",
+        f"{parity['error_share']:.1e}" if parity else "-",
+        _seconds(found.get("load_s")),
+        _seconds(found.get("export_s")),
+        " / ".join("reads it" if not count else f"{count} findings" for count in findings.values()) or "-",
+        str(facts.get("code_sha256", "-"))[:8],
+        str(facts.get("versions", {}).get("torch", "-")),
+        "kept" if artifact.reused else "made",
+        artifact.key,
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

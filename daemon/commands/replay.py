@@ -1,0 +1,86 @@
+"""`benchd replay`: send the results of an output or state folder that no broker has taken yet."""
+
+import uuid
+from pathlib import Path
+from typing import TextIO
+
+from benchd.daemon import journal, records
+from benchd.daemon.delivery import mqtt
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.topics import RESULT_QOS, Topics
+from benchd.daemon.errors import BenchdError, SchemaError, UsageError
+
+OUTBOX = "outbox.db"
+JOURNAL = "records.jsonl"
+
+
+def replay(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False) -> int:
+    """Send what `folder` holds and no broker has taken, `dead` what one has refused too; tell `out` what came of it.
+
+    A folder without an outbox gets one from its records.jsonl; one that has both was measured without a broker for a
+    while, and what its outbox never had is added. Returns the exit code: 0 when the broker has acknowledged everything,
+    else 1; results that stay refused count. Raises UsageError for a bad URL or a folder that holds neither file.
+    """
+    broker = mqtt.parse_url(url)
+    unreadable = _complete(folder) if (folder / OUTBOX).exists() else _build(folder)
+    with Outbox(folder / OUTBOX) as outbox:
+        if dead:
+            outbox.retry_refused()
+        report = mqtt.drain(outbox, broker, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
+        refusals = outbox.refused()
+    lines = [*unreadable, *(f"refused: {refusal.key}: {refusal.reason}" for refusal in refusals)]
+    lines.append(f"{report.sent} sent, {report.refused} refused, {report.left} left{_because(report.reason)}")
+    out.writelines(f"{line}\n" for line in lines)
+    return 1 if unreadable or refusals or report.left else 0
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _build(folder: Path) -> list[str]:
+    """Make the outbox from the folder's records and return a line for each that cannot be read."""
+    if not (folder / JOURNAL).exists():
+        raise UsageError(f"{folder}: holds neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
+    # under another name until it is whole: half an outbox would hide the records it lacks
+    unfinished = folder / f"{OUTBOX}.unfinished"
+    with Outbox(unfinished) as outbox:
+        unreadable = _add_all(outbox, folder / JOURNAL)
+    unfinished.replace(folder / OUTBOX)
+    return unreadable
+
+
+def _complete(folder: Path) -> list[str]:
+    """Add what the outbox never had, and return a line for each record that cannot be read.
+
+    The service flags what it gave to an outbox, which may have let go of it since.
+    """
+    if not (folder / JOURNAL).exists():
+        return []
+    with Outbox(folder / OUTBOX) as outbox:
+        return _add_all(outbox, folder / JOURNAL, but="mqtt")
+
+
+def _add_all(outbox: Outbox, path: Path, but: str | None = None) -> list[str]:
+    """Add the records without the flag `but`; return a line for each that cannot be read."""
+    unreadable = []
+    try:
+        for number, line in enumerate(journal.read(path), 1):
+            problem = _add(outbox, line, but)
+            if problem:
+                unreadable.append(f"{path} line {number}: {problem}")
+    except SchemaError as error:
+        unreadable.append(str(error))
+    return unreadable
+
+
+def _add(outbox: Outbox, line: bytes, but: str | None) -> str | None:
+    """Add one record by its original bytes, unless it is flagged; return what is wrong with one that is no record."""
+    try:
+        record = records.decode(line)
+        topic = Topics(record.device_id).result(record.run_id)
+    except BenchdError as error:
+        return str(error)
+    if but not in record.flags:
+        outbox.add(record.key, topic, RESULT_QOS, line)
+    return None

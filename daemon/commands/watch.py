@@ -1,0 +1,74 @@
+"""`benchd watch` without a broker: this machine's sensors in the terminal, once a second."""
+
+import select
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from types import FrameType
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from benchd.daemon.records import SamplerReport, Summary, Window
+from benchd.daemon.sampling.child import SamplerProcess
+
+PERIOD_S = 0.1
+SHOWN_S = 1.0
+
+
+def watch(sources: list[str], seconds: float | None, out: TextIO) -> None:
+    """Show every metric of the last second until Ctrl-C, or for `seconds`; plain lines where `out` is no terminal."""
+    console = Console(file=out, highlight=False)
+    until = time.monotonic() + seconds if seconds is not None else float("inf")
+    screen = Live(console=console, auto_refresh=False)
+    with suppress(KeyboardInterrupt), _terminable(), SamplerProcess(sources, PERIOD_S) as sampler, screen:
+        while time.monotonic() < until:
+            summaries, report = _next(sampler)
+            if out.isatty():
+                screen.update(_table(summaries, report), refresh=True)
+            else:
+                out.write("  ".join(f"{name}={found.mean:.6g}" for name, found in sorted(summaries.items())) + "\n")
+                out.flush()
+
+
+def _next(sampler: SamplerProcess) -> tuple[dict[str, Summary], SamplerReport]:
+    """Wait for a second of samples and return what they say."""
+    start_ns = time.monotonic_ns()
+    deadline = time.monotonic() + SHOWN_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        if select.select([sampler], [], [], left_s)[0]:
+            sampler.receive()
+    sampler.flush()
+    found = sampler.cut(Window(start_ns, time.monotonic_ns()))
+    sampler.drop_before(start_ns)
+    return found
+
+
+def _table(summaries: Mapping[str, Summary], report: SamplerReport) -> Table:
+    table = Table(box=None, pad_edge=False, caption_justify="left")
+    for heading in ("metric", "rail", "source"):
+        table.add_column(heading)
+    for heading in ("mean", "lowest", "highest"):
+        table.add_column(heading, justify="right")
+    for name, found in sorted(summaries.items()):
+        metric, _, rail = name.partition("@")
+        figures = (found.mean, found.minimum, found.maximum)
+        table.add_row(metric, rail, found.source, *(f"{value:.6g}" for value in figures))
+    table.caption = "\n".join(f"{source}: {failure}" for source, failure in report.failures.items()) or "Ctrl-C ends it"
+    return table
+
+
+class _terminable:  # noqa: N801 - reads as a word in a with statement
+    """End on SIGTERM as on Ctrl-C, so that the sampler's process ends too."""
+
+    def __enter__(self) -> None:
+        self._old = signal.signal(signal.SIGTERM, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._old)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt

@@ -1,0 +1,310 @@
+"""The machine and the software under a measurement, read from /proc, /sys, /etc and two vendor tools; no torch."""
+
+import hashlib
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchd.daemon.machine.identity import is_placeholder
+from benchd.daemon.machine.sysfs import cpufreq_policies, number, text
+from benchd.daemon.records import Environment
+
+DISTRIBUTIONS = (
+    "benchd",
+    "torch",
+    "torchvision",
+    "numpy",
+    "triton",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "msgspec",
+)
+# The wheels that bring a library, and the package that does where torch takes the system's, as on a Jetson.
+LIBRARIES = {
+    "cuda": (("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), r"cuda-cudart-\d+-\d+"),
+    "cudnn": (("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), r"libcudnn\d+(-cuda-\d+)?"),
+    "tensorrt": (("tensorrt", "tensorrt-cu13", "tensorrt-cu12"), r"libnvinfer\d+"),
+}
+CPU_FLAGS = (
+    *("avx", "f16c", "fma", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
+    *("amx_tile", "amx_int8", "amx_bf16"),
+    *("neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+TOOL_TIMEOUT_S = 10.0
+OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
+_ALLOCATOR = re.compile(r"MALLOC_.+|PYTORCH_.*ALLOC.*")
+_PACKAGE = re.compile(r"^Package: (\S+)\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)$", re.MULTILINE)
+_L4T = re.compile(r"# (R\d+) \(release\), REVISION: ([\d.]+)")
+
+# CPU implementer and part of the main id register, as Arm publishes them in the cores' reference manuals.
+_ARM_CORES = {
+    (0x41, 0xD03): "Cortex-A53",
+    (0x41, 0xD05): "Cortex-A55",
+    (0x41, 0xD07): "Cortex-A57",
+    (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD09): "Cortex-A73",
+    (0x41, 0xD0B): "Cortex-A76",
+    (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD42): "Cortex-A78AE",
+    (0x41, 0xD49): "Neoverse-N2",
+    (0x41, 0xD4F): "Neoverse-V2",
+    (0x41, 0xD83): "Neoverse-V3AE",
+    (0x4E, 0x003): "Denver 2",
+    (0x4E, 0x004): "Carmel",
+}
+
+
+def describe(
+    device: str,
+    threads: int | None,
+    root: Path = Path("/"),
+    allocator: Mapping[str, str] | None = None,
+    gpu_uuid: str | None = None,
+) -> Environment:
+    """Return the environment of a measurement on `device` (cpu or cuda) with `threads` CPU threads.
+
+    `root` is where /proc, /sys and /etc are looked up, and `allocator` holds the settings that the worker will have;
+    those that it inherits from this process are added. `gpu_uuid` is the GPU that is measured, the first where it is
+    None. What cannot be found out is None.
+    """
+    policies, gpus = cpufreq_policies(root), _tegra_gpus(root)
+    gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
+    power_mode = power_mode_of(root)
+    packages = dict(_PACKAGE.findall(text(root / "var/lib/dpkg/status") or ""))
+    environment = Environment(
+        fingerprint="",
+        machine=text(root / "proc/sys/kernel/arch") or os.uname().machine,
+        os=_os_name(root),
+        kernel=text(root / "proc/sys/kernel/osrelease") or os.uname().release,
+        board=_board(root),
+        soc=_soc(root),
+        cpu_model=_cpu_model(root),
+        cpu_count=len(os.sched_getaffinity(0)),
+        cpu_governor=_joined(text(policy / "scaling_governor") for policy in policies),
+        cpu_max_hz=_max_hz(policies),
+        memory_bytes=_meminfo_bytes(root, "MemTotal"),
+        device=device,
+        gpu=gpu,
+        driver=driver,
+        power_mode=power_mode,
+        clocks_locked=_clocks_locked(device, gpus, policies),
+        threads=threads,
+        allocator=_allocator(os.environ) | dict(allocator or {}),
+        versions=_versions(packages),
+        cpu_flags=_cpu_flags(root),
+        swap_bytes=_meminfo_bytes(root, "SwapTotal"),
+        jetpack=packages.get("nvidia-jetpack"),
+        l4t=_l4t(root),
+        power_limit_w=power_limit_w or _watts(power_mode),
+        gpu_governor=_joined(text(gpu / "governor") for gpu in gpus),
+        gpu_max_hz=max((hz * 1.0 for gpu in gpus if (hz := number(gpu / "max_freq"))), default=None),
+        temperature_c=_temperatures(root),
+        cooling=_cooling(root),
+    )
+    return msgspec.structs.replace(environment, fingerprint=fingerprint(environment))
+
+
+def fingerprint(environment: Environment) -> str:
+    """Return 16 hex digits that two environments share if their measurements may be compared."""
+    return hashlib.sha256(msgspec.json.encode(comparable(environment), order="sorted")).hexdigest()[:16]
+
+
+def comparable(environment: Environment) -> dict[str, Any]:
+    """Return what two environments share if their measurements may be compared.
+
+    Everything counts but the version of benchd itself, which each record names and which a baseline is there to
+    compare; memory below a whole GiB, because firmware and kernel keep a different part of it for themselves at each
+    boot; the thermal state; and for the device cpu all that is of the GPU.
+    """
+    facts = msgspec.structs.asdict(environment)
+    del facts["fingerprint"], facts["temperature_c"], facts["cooling"]
+    facts["memory_bytes"] = -(-environment.memory_bytes // 2**30)
+    facts["versions"] = {name: value for name, value in environment.versions.items() if name != "benchd"}
+    if environment.device == "cpu":
+        del facts["gpu"], facts["driver"], facts["gpu_governor"], facts["gpu_max_hz"], facts["power_limit_w"]
+    return facts
+
+
+def _joined(values: Iterator[str | None]) -> str | None:
+    """Return the different values, in order, or None for none."""
+    return ", ".join(dict.fromkeys(value for value in values if value)) or None
+
+
+def _os_name(root: Path) -> str:
+    for file in (root / "etc/os-release", root / "usr/lib/os-release"):
+        found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", text(file) or "", re.MULTILINE)
+        if found:
+            return found[1]
+    return os.uname().sysname
+
+
+def _board(root: Path) -> str | None:
+    """Return the device tree's model or what DMI says, as `vendor product`."""
+    model = text(root / "proc/device-tree/model")
+    if model:
+        return model
+    dmi = root / "sys/class/dmi/id"
+    for vendor, name in (("sys_vendor", "product_name"), ("board_vendor", "board_name")):
+        product = text(dmi / name)
+        if product and not _unnamed(product):
+            maker = text(dmi / vendor)
+            return product if not maker or _unnamed(maker) else f"{maker} {product}"
+    return None
+
+
+def _unnamed(value: str) -> bool:
+    return is_placeholder(value) or value in ("System Product Name", "System manufacturer")
+
+
+def _soc(root: Path) -> str | None:
+    """Return the last and most general entry of the device tree's `compatible`, without its vendor."""
+    compatible = text(root / "proc/device-tree/compatible")
+    return compatible.split("\0")[-1].rpartition(",")[2] if compatible else None
+
+
+def _cpu_model(root: Path) -> str:
+    """Return the model name; on ARM the kinds of cores, by name or by the ids of those not known here."""
+    cpuinfo = text(root / "proc/cpuinfo") or ""
+    named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    if named and "CPU implementer" not in cpuinfo:
+        return " ".join(named[1].split())
+    ids = re.findall(
+        r"^CPU implementer\s*:\s*(0x[0-9a-f]+)$.*?^CPU part\s*:\s*(0x[0-9a-f]+)$", cpuinfo, re.MULTILINE | re.DOTALL
+    )
+    return _joined(_arm_core(implementer, part) for implementer, part in ids) or "unknown"
+
+
+def _arm_core(implementer: str, part: str) -> str:
+    return _ARM_CORES.get((int(implementer, 16), int(part, 16)), f"ARM implementer {implementer} part {part}")
+
+
+def _cpu_flags(root: Path) -> list[str]:
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text(root / "proc/cpuinfo") or "", re.MULTILINE)
+    has = set(found[1].split()) if found else set()
+    return [flag for flag in CPU_FLAGS if flag in has]
+
+
+def _max_hz(policies: list[Path]) -> float | None:
+    """Return the highest clock that any CPU is allowed now: a power mode may lower it."""
+    return max(
+        (kilohertz * 1e3 for policy in policies if (kilohertz := number(policy / "scaling_max_freq"))), default=None
+    )
+
+
+def _meminfo_bytes(root: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _l4t(root: Path) -> str | None:
+    release = _L4T.match(text(root / "etc/nv_tegra_release") or "")
+    return f"{release[1]}.{release[2]}" if release else None
+
+
+def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | None]:
+    """Return an NVIDIA GPU, its driver and its power limit in watts; on a Tegra its SoC and the L4T release."""
+    release = _l4t(root)
+    if release:
+        return f"{_soc(root) or 'tegra'} integrated GPU", f"L4T {release}", None
+    chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA it does not go by CUDA_VISIBLE_DEVICES
+    query = tool_output("nvidia-smi", *chosen, "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
+    fields = [field.strip() for field in (query or "").partition("\n")[0].split(",")]
+    return (fields[0], fields[1], _watts(fields[2])) if len(fields) == 3 else (None, None, None)
+
+
+def _watts(name: str | None) -> float | None:
+    """Return the watts in `450.00 W` or in the name of a power mode, None where it names none, as MAXN."""
+    found = re.search(r"(\d+(?:\.\d+)?) ?W", name or "")
+    return float(found[1]) if found else None
+
+
+def tool_output(*command: str) -> str | None:
+    """Return what a tool prints, whatever its exit status; None where it is absent or hangs.
+
+    `nvpmodel -q` tells an ordinary user the mode and then fails at what only root may read.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout
+
+
+def power_mode_of(root: Path) -> str | None:
+    """Return nvpmodel's mode, else the firmware's profile, None where neither tells."""
+    found = re.search(r"^NV Power Mode: *(.+)$", tool_output("nvpmodel", "-q") or "", re.MULTILINE)
+    return found[1].strip() if found else text(root / "sys/firmware/acpi/platform_profile")
+
+
+def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool | None:
+    """Say whether the clocks the device depends on are held; None where that cannot be known, as of a desktop GPU.
+
+    Held means that the least and the most are the same, as jetson_clocks leaves them: the governor has no choice then.
+    """
+    cpu = all(_same(policy / "scaling_min_freq", policy / "scaling_max_freq") for policy in policies)
+    if not policies or (device != "cpu" and not gpus):
+        return None
+    return cpu and (device == "cpu" or all(_same(gpu / "min_freq", gpu / "max_freq") for gpu in gpus))
+
+
+def _same(low: Path, high: Path) -> bool:
+    return number(low) is not None and number(low) == number(high)
+
+
+def _tegra_gpus(root: Path) -> list[Path]:
+    """Return the devfreq nodes of the integrated GPU, whose name changed from one L4T release to the next."""
+    nodes = sorted((root / "sys/class/devfreq").glob("*"))
+    return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu")]
+
+
+def _temperatures(root: Path) -> dict[str, float]:
+    """Return the degrees Celsius of each thermal zone that can be read, the hottest of those with one name."""
+    found: dict[str, float] = {}
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        name, millidegrees = text(zone / "type"), number(zone / "temp")
+        if name and millidegrees is not None and millidegrees > OFF_MILLIDEGREES:
+            found[name] = max(found.get(name, -math.inf), millidegrees / 1000)
+    return found
+
+
+def _cooling(root: Path) -> dict[str, int]:
+    """Return the level of each cooling device above 0: a fan that turns, a clock that is held down."""
+    found: dict[str, int] = {}
+    for device in sorted((root / "sys/class/thermal").glob("cooling_device*")):
+        name, level = text(device / "type"), number(device / "cur_state")
+        if name and level:
+            found[name] = max(found.get(name, 0), level)
+    return found
+
+
+def _allocator(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: variables[name] for name in sorted(variables) if _ALLOCATOR.fullmatch(name)}
+
+
+def _versions(packages: Mapping[str, str]) -> dict[str, str]:
+    found = {name: installed_version(name) for name in DISTRIBUTIONS}
+    for library, (wheels, package) in LIBRARIES.items():
+        of_system = _joined(release for name, release in packages.items() if re.fullmatch(package, name))
+        found[library] = next(filter(None, map(installed_version, wheels)), of_system)
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"python": python} | {name: installed for name, installed in found.items() if installed}
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, None where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,95 @@
+"""Who this machine is, stable over boots and the same for every user, and which boot this is."""
+
+import hashlib
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine.sysfs import number, text
+
+_PLACEHOLDERS = {
+    "default string",
+    "to be filled by o.e.m.",
+    "system serial number",
+    "base board serial number",
+    "chassis serial number",
+    "not specified",
+    "not applicable",
+    "not available",
+    "uninitialized",
+    "unknown",
+    "invalid",
+    "none",
+    "oem",
+    "n/a",
+    "0123456789",
+    "123456789",
+    "1234567890",
+    "03000200-0400-0500-0006-000700080009",
+}
+
+
+def device_id(configured: str | None, root: Path = Path("/")) -> str:
+    """Return the configured id, else the host name and six hex digits of a hash of the board's serial.
+
+    The host name alone will not do, nor /etc/machine-id: boards flashed from one image share both. Raises UsageError
+    for a configured id that cannot be a level of a topic.
+    """
+    if configured is not None:
+        return checked(configured)
+    host = text(root / "proc/sys/kernel/hostname") or socket.gethostname()
+    slug = re.sub(r"[^a-z0-9]+", "-", host.partition(".")[0].lower()).strip("-")[:40] or "device"
+    # A sandbox may hide every serial; then the host name is all there is.
+    serial = next(_serials(root), host)
+    return f"{slug}-{hashlib.sha256(serial.encode()).hexdigest()[:6]}"
+
+
+def checked(device_id: str) -> str:
+    """Return the id; raise UsageError if it is no lower-case slug of `a-z 0-9 _ -`."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", device_id):
+        raise UsageError(
+            f"device id {device_id!r}: use lower-case letters, digits, '-' and '_', a letter or digit first"
+        )
+    return device_id
+
+
+def boot_id(root: Path = Path("/")) -> str:
+    """Return the kernel's id of this boot: CLOCK_MONOTONIC stamps compare only within one."""
+    found = text(root / "proc/sys/kernel/random/boot_id")
+    if found is None:
+        raise NotAvailable("/proc/sys/kernel/random/boot_id cannot be read; benchd needs Linux with /proc mounted")
+    return found
+
+
+def is_placeholder(value: str) -> bool:
+    """Say whether a vendor left this in place of a serial or a name."""
+    digits = re.sub(r"[^0-9a-z]", "", value.lower())
+    return value.strip().lower() in _PLACEHOLDERS or len(set(digits)) < 2
+
+
+def _serials(root: Path) -> Iterator[str]:
+    """Yield what tells this board from others, the best first."""
+    dmi = root / "sys/class/dmi/id"
+    files = [root / "proc/device-tree/serial-number", dmi / "product_uuid", dmi / "board_serial"]
+    found = [text(file) for file in files if _readable_by_all(file)]
+    found += [*_macs(root), text(root / "etc/machine-id")]
+    yield from (value.lower() for value in found if value and not is_placeholder(value))
+
+
+def _readable_by_all(file: Path) -> bool:
+    # What only root may read would give the service and a user at the shell two ids for one machine.
+    try:
+        return bool(file.stat().st_mode & 0o004)
+    except OSError:
+        return False
+
+
+def _macs(root: Path) -> Iterator[str | None]:
+    """Yield the addresses of built-in network cards; one that was set or made up at boot is passed over."""
+    for card in sorted((root / "sys/class/net").glob("*")):
+        device = card / "device"
+        plugged_in = any(part.startswith("usb") for part in device.resolve().parts)
+        if device.exists() and not plugged_in and number(card / "addr_assign_type") in (0, None):
+            yield text(card / "address")

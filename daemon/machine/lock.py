@@ -1,0 +1,143 @@
+"""The machine-wide lock: one measurement at a time, whoever starts it, because two would measure each other."""
+
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine.sysfs import text
+
+NAME = "benchd.lock"
+ACTIVITY = Path("/run/benchd/activity.json")
+RUN_LOCK = Path("/run/lock")
+FREE_POLL_S = 0.5
+
+T = TypeVar("T")
+
+
+def default_path(folder: Path = RUN_LOCK) -> Path:
+    """Return the lock's path in `folder` where it exists there or can be made, else in the temporary folder."""
+    path = folder / NAME
+    if path.exists() or (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        return path
+    return Path(tempfile.gettempdir()) / NAME
+
+
+class Busy(NotAvailable):
+    """Another process measures this machine."""
+
+
+def when_free(work: Callable[[], T], wait: bool, err: TextIO) -> T:
+    """Return what `work` does, which begins with the lock; if another holds it wait, or raise Busy if nobody wants to.
+
+    `err` is told once what is waited for.
+    """
+    is_told = False
+    while True:
+        try:
+            return work()
+        except Busy as busy:
+            if not wait:
+                raise
+            if not is_told:
+                err.write(f"waiting: {busy}\n")
+                err.flush()
+            is_told = True
+        time.sleep(FREE_POLL_S)
+
+
+class Activity(Struct):
+    """What the service measures now, and when on CLOCK_MONOTONIC it will have ended at the latest."""
+
+    case_id: str
+    ends_s: float
+
+
+class MachineLock:
+    """Holds the lock over a `with` block; entering raises Busy, naming the holder, where it is taken.
+
+    The file stays behind, readable for all: who comes later locks the same one, be it another user. The lock goes with
+    the process that holds it, however that ends.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or default_path()
+
+    def __enter__(self) -> "MachineLock":
+        self._fd = self._open()
+        try:
+            self._require_regular_file()
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(os.fstat(self._fd))
+            os.close(self._fd)
+            raise Busy(
+                f"this machine is being measured already: {holder} holds {self._path}{_doing()}; wait until it has "
+                "ended or stop it, where it is the service with `systemctl stop benchd`"
+            ) from error
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    def _open(self) -> int:
+        """Open the file for reading; make it where there is none, without ever taking over another user's."""
+        try:
+            try:
+                return self._open_existing()
+            except FileNotFoundError:
+                self._create()
+                return self._open_existing()
+        except OSError as error:
+            raise NotAvailable(
+                f"the lock {self._path} cannot be opened: {error.strerror}; its owner can remove it or make it readable"
+            ) from error
+
+    def _open_existing(self) -> int:
+        # Without waiting for the other end, should somebody have put a named pipe there.
+        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def _create(self) -> None:
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileExistsError:  # another process was faster, and its file will do
+            return
+        os.fchmod(fd, 0o644)  # whatever the umask
+        os.close(fd)
+
+    def _require_regular_file(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise NotAvailable(f"the lock {self._path} is not a regular file; remove what is there")
+
+
+def _holder(file: os.stat_result) -> str:
+    """Return a description of the process that /proc/locks names for this file."""
+    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    for line in (text(Path("/proc/locks")) or "").splitlines():
+        fields = line.split()
+        if "FLOCK" in fields and "->" not in fields and fields[5] == wanted and int(fields[4]) > 0:
+            command = (text(Path("/proc", fields[4], "cmdline")) or "?").replace("\0", " ")
+            return f"process {fields[4]} ({' '.join(command.split())[:120]})"
+    return "another process"
+
+
+def _doing(path: Path = ACTIVITY) -> str:
+    """Return what the service says that it measures, nothing where it says nothing or that is over."""
+    try:
+        activity = msgspec.json.decode(text(path) or "", type=Activity)
+    except msgspec.DecodeError:
+        return ""
+    left_s = activity.ends_s - time.monotonic()
+    return f" and measures {activity.case_id}, at most {left_s:.0f} s more" if left_s > 0 else ""

@@ -1,0 +1,143 @@
+"""What the installed unit keeps from the service, and what the service says: which option blocks which device.
+
+Reads the unit and its drop-ins under /etc/systemd/system as systemd does: a list grows from file to file, and an empty
+value clears it. Sources: systemd.exec(5), systemd.resource-control(5).
+"""
+
+import grp
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine.sysfs import text
+
+NAME = "benchd.service"
+UNIT = f"etc/systemd/system/{NAME}"
+# what CUDA opens of a desktop GPU and of an integrated one (L4T 35 and 36), WSL's node, jtop's socket, and the energy
+# counters of a CPU
+WANTED = (
+    "dev/nvidia[0-9]*",
+    "dev/nvidiactl",
+    "dev/nvidia-uvm",
+    "dev/nvhost-gpu",
+    "dev/nvhost-ctrl-gpu",
+    "dev/nvhost-as-gpu",
+    "dev/nvgpu/*/as",
+    "dev/nvgpu/*/channel",
+    "dev/nvgpu/*/ctrl",
+    "dev/nvgpu/*/power",
+    "dev/host1x-fence",
+    "dev/nvmap",
+    "dev/dri/render*",
+    "dev/dxg",
+    "run/jtop.sock",
+    "sys/class/powercap/*/energy_uj",
+)
+READ_ALONE = ("nvmap", "energy_uj")  # by name; the others are written to as well
+ROOT = 0  # a group that no service joins
+Options = dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Whether the service may use a path: `reason` names the option that blocks it, `cure` the line to add; or None."""
+
+    path: Path
+    reason: str | None = None
+    cure: str = ""
+
+
+def examine(root: Path = Path("/")) -> Iterator[Access]:
+    """Yield the access of the installed service to each device and counter here; raise NotAvailable without a unit."""
+    options = _options(root)
+    names = _driver_names(root)
+    for path in sorted(path for pattern in WANTED for path in root.glob(pattern) if not path.is_dir()):
+        yield _hidden(path, options, names) or _forbidden(path, options) or Access(path)
+
+
+def said() -> tuple[str, str] | None:
+    """Return the service's state and its status line; None where systemd does not run or does not know it."""
+    if not Path("/run/systemd/system").is_dir():
+        return None
+    command = ["systemctl", "show", NAME, "--property=LoadState", "--property=ActiveState", "--property=StatusText"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = dict(line.split("=", 1) for line in shown.stdout.splitlines())
+    return (found["ActiveState"], found["StatusText"]) if found["LoadState"] == "loaded" else None
+
+
+def _options(root: Path) -> Options:
+    unit = root / UNIT
+    if not unit.exists():
+        raise NotAvailable(f"there is no unit {unit}; sudo systemd/install.sh installs it")
+    options: Options = {}
+    for file in (unit, *sorted(Path(f"{unit}.d").glob("*.conf"))):
+        for line in file.read_text().splitlines():
+            name, assigned, value = line.partition("=")
+            if value.strip():
+                options.setdefault(name.strip(), []).append(value.strip())
+            elif assigned:
+                options.pop(name.strip(), None)
+    return options
+
+
+def _driver_names(root: Path) -> dict[int, list[str]]:
+    """Return the names of each character device's major number, which DeviceAllow goes by."""
+    names: dict[int, list[str]] = {}
+    for line in (text(root / "proc/devices") or "").partition("Block devices:")[0].splitlines()[1:]:
+        if line.strip():
+            major, name = line.split()
+            names.setdefault(int(major), []).append(name)
+    return names
+
+
+def _hidden(path: Path, options: Options, names: dict[int, list[str]]) -> Access | None:
+    """Say where an option takes the node away whatever its mode."""
+    status = path.stat()
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    if options.get("PrivateDevices", ["no"])[-1] in {"yes", "true", "1", "on"}:
+        return Access(path, "PrivateDevices= hides it", "PrivateDevices=no")
+    allowed = options.get("DeviceAllow", [])
+    policy = options.get("DevicePolicy", ["auto"])[-1]
+    drivers = [f"char-{name}" for name in names.get(os.major(status.st_rdev), [])]
+    if (policy == "auto" and not allowed) or any(_allows(entry, path, drivers) for entry in allowed):
+        return None
+    node = drivers[0] if drivers else f"/dev/{path.name}"
+    return Access(path, f"DevicePolicy={policy}, and no DeviceAllow= names it", f"DeviceAllow={node} rw")
+
+
+def _allows(entry: str, path: Path, drivers: list[str]) -> bool:
+    node, _, access = entry.partition(" ")
+    listed = str(path).endswith(node) if node.startswith("/") else any(fnmatch(name, node) for name in drivers)
+    return listed and set(_needed(path)) <= set(access.strip() or "rwm")
+
+
+def _needed(path: Path) -> str:
+    return "r" if path.name in READ_ALONE else "rw"
+
+
+def _forbidden(path: Path, options: Options) -> Access | None:
+    """Say where the file's mode keeps the service's user and groups out."""
+    status, access = path.stat(), _needed(path)
+    needed = 0o4 if access == "r" else 0o6
+    if status.st_mode & needed == needed:
+        return None
+    if status.st_mode >> 3 & needed != needed or status.st_gid == ROOT:
+        cure = f"sudo chmod a+{access} {path}, or a rule of udev's"
+        return Access(path, "User=: its mode is for its owner alone", cure)
+    group = _group(status.st_gid)
+    if group in " ".join(options.get("SupplementaryGroups", []) + options.get("Group", [])).split():
+        return None
+    return Access(path, f"SupplementaryGroups= lacks {group}", f"SupplementaryGroups={group}")
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,513 @@
+"""Which cases a command line or a configuration means, under which limits, and why a case cannot run here."""
+
+import errno
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import NotAvailable, UsageError, unknown
+from benchd.daemon.machine import environment, gpu
+from benchd.daemon.measuring import input_specs
+from benchd.daemon.measuring.process import allocator
+from benchd.daemon.measuring.protocol import ImageCount, Limits
+from benchd.daemon.records import (
+    DIRECTIONS,
+    SCENARIOS,
+    Case,
+    Direction,
+    Environment,
+    InputSpec,
+    OptionValue,
+    Scenario,
+    Variant,
+    all_variants,
+)
+from benchd.daemon.verdicts.statistics import STOP_RULES
+from benchd.exporters import sessions
+from benchd.models import catalog, demo, libraries
+
+PRESETS = {
+    "quick": Limits(processes=1, warm_up_cap_s=2.0, rule=STOP_RULES["quick"], check_images=8),
+    "standard": Limits(processes=3, warm_up_cap_s=30.0, rule=STOP_RULES["standard"], check_images=64),
+    "thorough": Limits(processes=7, warm_up_cap_s=60.0, rule=STOP_RULES["thorough"], check_images=64),
+}
+DEFAULT_MODELS = ("vim_tiny", "snn_onepass", "snn_stbif_resnet18")
+DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
+START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
+MAX_BATCH_SIZE = 2**20
+MAX_THREADS = 1024
+MAX_SEED = 2**62  # torch takes 64 bits, and each image draws by a seed of its own above this
+OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
+SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
+SUSTAINED_S = 600.0
+COLD_STARTS = 5
+POOL_IMAGES = 256  # whose accuracy is measured where data and weights were given and nothing was said
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a plan must know of the machine, without torch."""
+
+    device: str
+    has_cxx: bool
+    has_cc: bool = True
+    has_triton: bool = True
+    no_onnxruntime: str | None = None
+    has_tensorrt: bool = False
+    gpu_uuid: str | None = None
+
+    def environment(self) -> Environment:
+        """Return what its records say of it, on all its CPU threads."""
+        return environment.describe(self.device, None, allocator=allocator(self.device), gpu_uuid=self.gpu_uuid)
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not say them."""
+
+    path: str
+    inputs: list[InputSpec] = field(default_factory=list)
+    folder: str = ""
+
+    @property
+    def model(self) -> str:
+        """Return the name under which its records stand."""
+        file, _, function = self.path.rpartition(":")
+        name = file.rpartition(".")[2] if self.folder else Path(file).stem
+        return f"own.{name}.{function}"
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A user's ONNX file and its inputs; `batch_size` is the one it is written for, None if it takes any."""
+
+    path: str
+    inputs: list[InputSpec]
+    batch_size: int | None = None
+
+    @classmethod
+    def at(cls, path: Path, given: Sequence[str]) -> "OwnFile":
+        """Return the file with what it reads; `given` is as `--input` takes it.
+
+        Raises UsageError for a file that cannot be measured.
+        """
+        try:
+            return _own_file(path, path.stat().st_mtime_ns, tuple(given))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+
+    @property
+    def model(self) -> str:
+        """Return the name under which its records stand."""
+        return f"own.{Path(self.path).stem}"
+
+
+@lru_cache(maxsize=8)  # the service plans again before each case
+def _own_file(path: Path, changed_ns: int, given: Sequence[str]) -> OwnFile:
+    inputs = input_specs.parse(given)
+    try:
+        from benchd.daemon.measuring import own_file  # noqa: PLC0415 - the rest goes on without onnx
+    except ImportError:
+        return OwnFile(str(path), inputs)  # the worker says what to install
+    read = own_file.reads(path, inputs)
+    return OwnFile(str(path), read.inputs, read.batch_size)
+
+
+Own = OwnModule | OwnFile
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case of the plan. `reason` says why it cannot run here; `by_name` that its variant was asked for by name.
+
+    `is_searched` says that its batch size is one of a search, which ends where the throughput stops rising. `accuracy`
+    is null where the case measures none.
+    """
+
+    case: Case
+    preset: str
+    limits: Limits
+    by_name: bool
+    reason: str | None
+    own: Own | None = None
+    is_searched: bool = False
+    weights: str | None = None
+    data: str | None = None
+    labels: str | None = None
+    accuracy: ImageCount | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Return an upper estimate of how long the case takes, without its accuracy, which depends on the data."""
+        one = START_S + self.limits.warm_up_cap_s + self.limits.rule.cap_s
+        return 0.0 if self.reason else one * self.limits.processes
+
+
+def inspect(device: str) -> Machine:
+    """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one."""
+    asked = device
+    if device != "cpu":
+        device = "cuda" if device != "auto" or has_gpu() else "cpu"
+    compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
+    has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
+    gpu_uuid = gpu.measured(asked) if device == "cuda" else None
+    has_triton, has_tensorrt = (importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt"))
+    return Machine(device, has_cxx, has_cc, has_triton, sessions.why_not(), has_tensorrt, gpu_uuid)
+
+
+def has_gpu(root: Path = Path("/")) -> bool:
+    """Say whether an NVIDIA driver shows a GPU: a desktop's device node or a Tegra's."""
+    return any(_is_shown(root / node) for node in ("dev/nvidiactl", "dev/nvmap"))
+
+
+def _is_shown(node: Path) -> bool:
+    """Say whether a node is there and no unit's DeviceAllow= keeps it from us, which only opening it tells.
+
+    One whose mode keeps it from us counts: its cases say so, where the CPU in its place would pass in silence.
+    """
+    try:
+        os.close(os.open(node, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno == errno.EACCES
+    return True
+
+
+def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:
+    """Say whether `inspect` may find more of a GPU now, whose driver was not up then; a Tegra's is found whole."""
+    if machine.device == "cpu":
+        return has_gpu(root)
+    return machine.gpu_uuid is None and not (root / "dev/nvmap").exists()
+
+
+def plan(
+    suites: Sequence[Suite],
+    limits: LimitsConfig,
+    machine: Machine,
+    own: Own | None = None,
+    *,
+    search: bool = False,
+) -> list[Planned]:
+    """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows.
+
+    With the weights "demo" a case has the options of its model's trained weights. With `search` an offline case without
+    batch sizes doubles them as long as that pays.
+    """
+    planned: dict[str, Planned] = {}
+    try:
+        for suite in suites or [Suite()]:
+            for entry in _cases(suite, limits, machine, own, search):
+                planned.setdefault(entry.case.case_id, entry)
+    except catalog.BadOption as error:
+        raise UsageError(str(error)) from error
+    if not planned:
+        raise UsageError("the plan holds no case")
+    return list(planned.values())
+
+
+def refuse_unknown(model: str) -> None:
+    """Raise UsageError for a model that nobody has or measures, NotAvailable for one of a library that is not there."""
+    if catalog.find(model) is None:
+        raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
+    if model in catalog.MODELS:
+        return
+    try:
+        libraries.refuse_unknown(model)
+    except (libraries.UnknownModel, libraries.NotMeasured) as error:
+        raise UsageError(str(error)) from error
+    except libraries.NotInstalled as error:
+        raise NotAvailable(str(error)) from error
+
+
+def suite_of(case_id: str, preset: str) -> Suite:
+    """Return the suite of the one case that a `case_id` names; batch size and options may be left out.
+
+    Raises UsageError for a part that means nothing; names and values are the plan's to check.
+    """
+    model, *parts = case_id.split(",")
+    model = re.sub(rf"^({'|'.join(catalog.LIBRARIES)})_", r"\1:", model)  # as a case_id writes it
+    given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": [], "threads": []}
+    named: dict[str, str] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if name == "threads":
+            given["threads"].append(value)
+        elif equals:
+            named[name] = value
+        else:
+            given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
+    single = {name: named.pop(name) for name in ("seed", "provider") if name in named}
+    fields = {"models": [model], "preset": preset, "options": {name: [value] for name, value in named.items()}}
+    try:
+        return msgspec.convert(given | fields | single, Suite, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"case {case_id}: {error}") from error
+
+
+def _kind(part: str) -> str:
+    """Return which field of a Suite a part of a case_id belongs to."""
+    if part in DIRECTIONS:
+        return "directions"
+    if part in SCENARIOS:
+        return "scenarios"
+    return "batch_sizes" if re.fullmatch(r"b\d+", part) else "variants"
+
+
+def _limits(suite: Suite, config: LimitsConfig) -> Limits:
+    """Return the preset's limits, changed by the configuration and by the suite's number of processes."""
+    if suite.preset not in PRESETS:
+        raise unknown("preset", suite.preset, PRESETS)
+    if suite.processes is not None and suite.processes < 1:
+        raise UsageError(f"processes {suite.processes}: at least 1")
+    given = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
+    preset = PRESETS[suite.preset]
+    rule = msgspec.structs.replace(preset.rule, cap_s=given.pop("measure_cap_s", preset.rule.cap_s))
+    return msgspec.structs.replace(preset, **given, rule=rule, processes=suite.processes or preset.processes)
+
+
+def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: LimitsConfig) -> Limits:
+    """Return the limits of a case: a sustained run is long and one, a cold start is one run of each process."""
+    if scenario == "sustained":
+        rule = msgspec.structs.replace(limits.rule, cap_s=config.measure_cap_s or SUSTAINED_S, half_width=None)
+        return msgspec.structs.replace(limits, rule=rule, processes=suite.processes or 1)
+    if scenario == "cold_start":
+        return msgspec.structs.replace(limits, processes=suite.processes or max(COLD_STARTS, limits.processes))
+    return limits
+
+
+def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None, search: bool) -> Iterator[Planned]:
+    limits, own = _limits(suite, config), own or _of_suite(suite)
+    models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
+    for model in models:
+        if not own:
+            refuse_unknown(model)
+    _refuse_unknown_options(suite, models, own)
+    if not 0 <= suite.seed <= MAX_SEED:
+        raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
+    _refuse_weights(suite, models, own)
+    threads = _threads(suite)
+    for model in models:
+        for variant, direction in _variants(suite, model, machine, own):
+            for scenario in suite.scenarios or SCENARIOS[:1]:
+                if direction == "training" and scenario != "single_stream":
+                    continue
+                is_searched = (
+                    search and scenario == "offline" and not suite.batch_sizes and not isinstance(own, OwnFile)
+                )
+                sizes = SEARCHED_BATCH_SIZES if is_searched else _batch_sizes(suite, model, own, scenario)
+                combinations = itertools.product(sizes, _options(suite, model, own), threads)
+                for batch_size, options, count in combinations:
+                    case = Case(
+                        model=model,
+                        variant=variant,
+                        batch_size=batch_size,
+                        options=options,
+                        direction=direction,
+                        scenario=scenario,
+                        seed=suite.seed,
+                        provider=suite.provider if variant.backend == "onnxruntime" else None,
+                        threads=count,
+                    )
+                    reason = why_not(case, machine, own_file=isinstance(own, OwnFile))
+                    its_limits = _of_scenario(limits, scenario, suite, config)
+                    by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
+                    weights, data = _sources(suite, case, own)
+                    yield Planned(
+                        case,
+                        suite.preset,
+                        its_limits,
+                        by_name,
+                        reason,
+                        own,
+                        is_searched,
+                        weights=weights,
+                        data=data,
+                        labels=suite.labels,
+                        accuracy=_accuracy(suite, weights, data, own),
+                    )
+
+
+def named_weights(named: str) -> str:
+    """Return "demo", "random" or the full path of a file."""
+    return named if named in (demo.DEMO, demo.RANDOM) else str(Path(named).resolve())
+
+
+def _refuse_weights(suite: Suite, models: Sequence[str], own: Own | None) -> None:
+    """Raise for weights that are not there, or not those of one model."""
+    if own and suite.weights == demo.DEMO:
+        raise UsageError(f"--weights {demo.DEMO}: a model of your own has none; give a checkpoint of it")
+    if isinstance(own, OwnFile) and suite.weights:
+        raise UsageError("--weights: an ONNX file holds its own; leave it out, or name a model with --models")
+    if suite.weights in (None, demo.DEMO, demo.RANDOM):
+        return
+    if not Path(suite.weights).is_file():
+        raise UsageError(f"--weights {suite.weights}: no such file; {demo.DEMO} and {demo.RANDOM} need none")
+    if len(models) > 1:
+        raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
+
+
+def _sources(suite: Suite, case: Case, own: Own | None) -> tuple[str | None, str | None]:
+    """Return the weights and the data that a case runs on; None is random."""
+    if own:
+        return None if suite.weights == demo.RANDOM else suite.weights, suite.data
+    return demo.sources(case.model, case.options, suite.weights, suite.data)
+
+
+def _accuracy(suite: Suite, weights: str | None, data: str | None, own: Own | None) -> ImageCount | None:
+    """Return over how many images accuracy is measured: as asked for, else a pool of them where that means something.
+
+    Raises UsageError for what would not be accuracy: without images, and of a catalogued model with random weights.
+    """
+    if (suite.accuracy or suite.labels) and not data:
+        raise UsageError("accuracy needs images with labels: give --data imagefolder:DIR or cifar10:DIR too")
+    is_trained = bool(weights) or isinstance(own, OwnFile)
+    if suite.accuracy and not (is_trained or own):
+        raise UsageError("accuracy needs trained weights, and these would be random: give --weights FILE too")
+    return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
+
+
+def _of_suite(suite: Suite) -> OwnFile | None:
+    """Return the ONNX file that a configuration names in place of models."""
+    try:
+        return OwnFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
+    except UsageError as error:
+        raise UsageError(f"suite.onnx: {error}") from error
+
+
+def _threads(suite: Suite) -> Sequence[int | None]:
+    for threads in suite.threads:
+        if not 1 <= threads <= MAX_THREADS:
+            raise UsageError(f"--threads {threads}: at least 1 and at most {MAX_THREADS}")
+    return suite.threads or [None]
+
+
+def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> list[tuple[Variant, Direction]]:
+    """Return what to run of a model: what was asked for, else the preset's own choice for this machine."""
+    directions = suite.directions or list(DIRECTIONS[:1])
+    if suite.variants:
+        variants = [Variant.parse(name) for name in suite.variants]
+        if own and any(variant.kernels == "custom" for variant in variants):
+            raise UsageError("--variants: a model of your own has no custom kernels; leave those variants out")
+        return list(itertools.product(variants, directions))
+    is_ours = not own and model in catalog.MODELS
+    names = _module_variants(suite, model, machine) if is_ours else _own_variants(own, machine)
+    chosen = list(itertools.product(map(Variant.parse, names), directions))
+    if not suite.directions and model == "snn_stbif_resnet18":
+        chosen.append((Variant(), "training"))
+    return [(variant, direction) for variant, direction in chosen if direction == "inference" or variant == Variant()]
+
+
+def _own_variants(own: Own | None, machine: Machine) -> list[str]:
+    """Return what ships most of a model without kernels of ours.
+
+    One that cannot run here stays, so that its row says what is missing.
+    """
+    on_gpu = machine.device == "cuda"
+    if isinstance(own, OwnFile):
+        return ["onnxruntime", *(["tensorrt"] if on_gpu else [])]
+    return ["eager", "compile", "onnxruntime", *(["fp16", "cudagraph", "tensorrt-fp16"] if on_gpu else [])]
+
+
+def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
+    """Return the variants worth their time: in a quick pass what ships most, else all that can run here."""
+    on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
+    has_custom = catalog.entry(model).custom_kernels
+    names = ["eager", *(["fp16"] if on_gpu else [])]
+    names += ["custom"] if has_custom and machine.has_cc and (machine.has_triton or not on_gpu) else []
+    names += ["compile", "compile-amp"] if whole else []
+    names += ["cudagraph", "cudagraph-fp16"] if on_gpu and whole else []
+    names += ["custom-cudagraph-fp16"] if on_gpu and has_custom and machine.has_triton else []
+    names += ["onnxruntime"] if machine.no_onnxruntime is None and whole else []
+    names += ["onnxruntime-fp16"] if machine.no_onnxruntime is None and whole and on_gpu else []
+    names += ["tensorrt"] if on_gpu and machine.has_tensorrt and whole else []
+    names += ["tensorrt-fp16"] if on_gpu and machine.has_tensorrt else []
+    return names
+
+
+def _batch_sizes(suite: Suite, model: str, own: Own | None, scenario: Scenario) -> list[int]:
+    for batch_size in suite.batch_sizes:
+        if not 1 <= batch_size <= MAX_BATCH_SIZE:
+            raise UsageError(f"batch size {batch_size}: at least 1 and at most {MAX_BATCH_SIZE}")
+    if isinstance(own, OwnFile) and own.batch_size:
+        other = next((size for size in suite.batch_sizes if size != own.batch_size), None)
+        if other:
+            raise UsageError(f"--batch-sizes {other}: {Path(own.path).name} is written for batches of {own.batch_size}")
+        return [own.batch_size]
+    defaults = OFFLINE_BATCH_SIZES if scenario == "offline" else [DEFAULT_BATCH_SIZE.get(model, 1)]
+    return suite.batch_sizes or defaults
+
+
+def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, OptionValue]]:
+    """Return every combination of the options this model has, values that are defaults left out."""
+    if own:
+        return [{}]
+    entry = catalog.entry(model)
+    parsed = [
+        [(name, entry.options[name].parse(name, value)) for value in values]
+        for name, values in sorted(suite.options.items())
+        if name in entry.options
+    ]
+    combinations = [dict(chosen) for chosen in itertools.product(*parsed)]
+    if suite.weights == demo.DEMO:
+        combinations = [demo.complete(model, combination) for combination in combinations]
+    for combination in combinations:
+        entry.resolve(combination)
+    return [entry.without_defaults(combination) for combination in combinations]
+
+
+def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: Own | None) -> None:
+    """Raise for an option that none of the models has; the others run without it."""
+    if own and suite.options:
+        raise UsageError(f"option {next(iter(suite.options))!r}: a model of your own takes no options")
+    known = {name for model in models if not own for name in catalog.entry(model).options}
+    for name in suite.options:
+        if name not in known:
+            raise unknown(f"option of {', '.join(models)}", name, sorted(known))
+
+
+def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | None:
+    """Return why this case cannot run on this machine as far as that is known without torch, else None."""
+    variant, custom = case.variant, case.variant.kernels == "custom"
+    entry = catalog.find(case.model)
+    runs_files = variant.backend in ("onnxruntime", "tensorrt")
+    lacks_triton = machine.device == "cuda" and not machine.has_triton
+    reasons = {
+        "an ONNX file runs on onnxruntime and tensorrt": own_file and not runs_files,
+        "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
+        "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
+        "files are made in fp32 and fp16": runs_files and variant.precision not in ("fp32", "fp16"),
+        machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
+        "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
+        "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
+        f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
+        and machine.device != "cuda",
+        "the provider cpu measures the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
+        f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
+        "custom kernels need the package triton on a GPU: pip install triton": custom and lacks_triton,
+        "torch.compile needs the package triton on a GPU: pip install triton": variant.backend == "compile"
+        and lacks_triton,
+        "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
+        catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
+        "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
+        "torch.compile needs a C++ compiler; install g++ or set CXX": variant.backend == "compile"
+        and not machine.has_cxx,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def cannot_run(machine: Machine) -> dict[str, list[str]]:
+    """Return the names of the variants that cannot run on this machine, by reason."""
+    found: dict[str, list[str]] = {}
+    for variant in all_variants():
+        reason = why_not(Case(model="", variant=variant), machine)
+        if reason:
+            found.setdefault(reason, []).append(variant.name)
+    return found

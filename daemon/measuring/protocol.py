@@ -1,0 +1,154 @@
+"""What the supervisor and a worker say to each other: one Job in, Stage lines and one Outcome back, as JSON lines."""
+
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from benchd.daemon.records import (
+    Accuracy,
+    ArtifactFacts,
+    Case,
+    Check,
+    InputSpec,
+    ModelFacts,
+    Occupancy,
+    OptionValue,
+    ProcessResult,
+    RuntimeFacts,
+)
+from benchd.daemon.verdicts.statistics import StopRule
+from benchd.exporters.files import Form
+from benchd.exporters.files import Precision as FilePrecision
+from benchd.kernels import cache
+
+StageName = Literal["import", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"]
+ImageCount = int | Literal["full"]
+"""Over how many images of a data set accuracy is measured."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How long and how precisely one case is measured: a preset, or a preset changed by the configuration.
+
+    The `_deadline_s` bound the stages that have no cap of their own, and each part of `accuracy`, which takes as long
+    as the data set is large; `grace_s` is added to the caps, because a run that has begun is finished.
+    """
+
+    processes: int
+    warm_up_cap_s: float
+    rule: StopRule
+    check_images: int
+    import_deadline_s: float = 180.0
+    build_deadline_s: float = 900.0
+    check_deadline_s: float = 600.0
+    grace_s: float = 120.0
+
+    def deadline_s(self, stage: StageName) -> float:
+        """Return how long a worker may stay in this stage."""
+        return {
+            "import": self.import_deadline_s,
+            "build": self.build_deadline_s,
+            "export": self.build_deadline_s,
+            "load": self.build_deadline_s,
+            "check": self.check_deadline_s,
+            "accuracy": self.check_deadline_s,
+            "idle": self.grace_s,
+            "warm_up": self.warm_up_cap_s + self.grace_s,
+            "measure": self.rule.cap_s + self.grace_s,
+            "probe": self.grace_s,
+        }[stage]
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
+
+    Nothing that is made of a user's module outlives the run `suite_id`, whose processes share it. `weights` is a file,
+    or "demo", as `data` may be: the trained ones that ship; None is random.
+    For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
+    before and after. `module` is FILE.py:function, or package.module:function in `module_folder`; no `inputs` leaves it
+    to the model to say what it reads. `probes` asks for the device's rates. `is_compared` leaves out what a comparison
+    does not read: rests, rates, the parts of an inference, occupancy. `repeats` asks whether a repeated input is
+    answered faster. `accuracy` is null in a process that leaves it out.
+    """
+
+    case: Case
+    suite_id: str
+    options: dict[str, OptionValue]
+    limits: Limits
+    device: str
+    threads: int | None
+    output: str
+    raw_name: str
+    cache: str
+    spawned_ns: int
+    weights: str | None = None
+    data: str | None = None
+    labels: str | None = None
+    accuracy: ImageCount | None = None
+    module: str | None = None
+    module_folder: str = ""
+    onnx: str | None = None
+    inputs: list[InputSpec] = []
+    artifacts: str = ""
+    given_artifacts: str | None = None
+    workspace_bytes: int | None = None
+    hold_s: float = 0.0
+    idle_s: float = 0.0
+    gpu_uuid: str | None = None
+    probes: bool = True
+    repeats: bool = True
+    is_compared: bool = False
+
+
+class Stage(Struct, frozen=True, tag="stage"):
+    """The worker begins a stage, or says that it goes on: `percent` of it is done, null where that is not known."""
+
+    name: StageName
+    percent: int | None = None
+
+
+class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
+    """The worker's last line: what one process found."""
+
+    process: ProcessResult
+    model: ModelFacts | None = None
+    artifacts: list[ArtifactFacts] = []
+    runtime: RuntimeFacts | None = None
+    check: Check | None = None
+    accuracy: Accuracy | None = None
+    occupancy: Occupancy | None = None
+    kernels_ran: str | None = None
+    threads: int | None = None
+    device_name: str | None = None
+    device_uuid: str | None = None
+    versions: dict[str, str] = {}
+    flags: list[str] = []
+    missing: dict[str, str] = {}
+
+
+Message = Stage | Outcome
+
+
+class ExportRequest(Struct, frozen=True, kw_only=True):
+    """What the command line asks for; a batch of None is a dynamic one, a form of None the target's best."""
+
+    models: list[str]
+    to: Literal["onnx", "tensorrt"]
+    precisions: list[FilePrecision]
+    batches: list[int | None]
+    form: Form | None
+    options: dict[str, list[str]]
+    weights: str | None
+    seed: int
+    out: str | None
+    workspace_bytes: int | None
+
+    @property
+    def single(self) -> bool:
+        """Say whether `out` names one file."""
+        return bool(self.out and self.out.endswith(".onnx"))
+
+    @property
+    def folder(self) -> Path:
+        """Return the store that is written."""
+        return Path(self.out) if self.out and not self.single else cache.artifacts()

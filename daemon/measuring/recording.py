@@ -1,0 +1,362 @@
+"""From the processes of a case to its Record: what they say together, and what is missing and why; pure."""
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Literal
+
+import msgspec
+
+from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.records import (
+    VERDICTS,
+    Case,
+    Check,
+    Deadlines,
+    Energy,
+    Environment,
+    Floor,
+    Interference,
+    Memory,
+    ModelFacts,
+    Probes,
+    Record,
+    Status,
+    Summary,
+    Timing,
+)
+from benchd.daemon.sampling import energy
+from benchd.daemon.verdicts import accuracy, one_model, roofline, statistics
+
+FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
+DISTURBED_SHARE = 0.2
+PROBES_SHARE = 0.03
+PERCENTILES = (90, 95, 99)
+BACK_TO_BACK = ("single_stream", "offline", "sustained")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What all records of one pass share; `flags` say what else ran on the machine by our own doing."""
+
+    device_id: str
+    boot_id: str
+    suite_id: str
+    tool_version: str
+    environment: Environment
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A case that has begun: its run_id and when, on both clocks."""
+
+    run_id: str
+    t_wall: str
+    t_mono_ns: int
+
+    @classmethod
+    def now(cls, t_mono_ns: int) -> "Begun":
+        """Return a new run's shared."""
+        wall = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        return cls(uuid.uuid4().hex, wall.replace("+00:00", "Z"), t_mono_ns)
+
+
+def record(
+    case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequence[Outcome], probes: Probes | None = None
+) -> Record:
+    """Return the Record of a case from its processes, at least one; the worst status decides.
+
+    `probes` are the first of its pass, which its floor is made of; without them its own first ones are.
+    """
+    status, reason = _status(outcomes)
+    measured = [outcome for outcome in outcomes if outcome.process.timing]
+    timing = _combined([outcome.process.timing for outcome in measured]) if status == "ok" else None
+    telemetry = _summaries(outcomes)
+    probes = probes or next((outcome.process.probes for outcome in outcomes if outcome.process.probes), None)
+    model = next((outcome.model for outcome in outcomes if outcome.model), None)
+    least = _floor(case, model, probes, reason)
+    total = _energy(outcomes)
+    is_back_to_back = case.scenario in BACK_TO_BACK
+    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_back_to_back else None
+    return Record(
+        run_id=begun.run_id,
+        suite_id=shared.suite_id,
+        device_id=shared.device_id,
+        case_id=case.case_id,
+        case=case,
+        status=status,
+        t_wall=begun.t_wall,
+        t_mono_ns=begun.t_mono_ns,
+        boot_id=shared.boot_id,
+        tool_version=shared.tool_version,
+        environment=_with_worker_facts(shared.environment, outcomes),
+        reason=reason,
+        preset=preset,
+        model=model,
+        artifacts=next((outcome.artifacts for outcome in outcomes if outcome.artifacts), []),
+        runtime=next((outcome.runtime for outcome in outcomes if outcome.runtime), None),
+        kernels_ran=next((outcome.kernels_ran for outcome in outcomes if outcome.kernels_ran), None),
+        timing=timing,
+        parts=_parts(outcomes) if timing else {},
+        throughput_per_s=_throughput(case, timing, outcomes),
+        throughput_basis=_throughput_basis(case) if timing and is_back_to_back else None,
+        deadlines=_deadlines(outcomes),
+        energy=total if isinstance(total, Energy) else None,
+        telemetry=telemetry,
+        clocks=_ending(telemetry, "_clock_hz"),
+        temperature=_ending(telemetry, "_temp_c"),
+        memory=_memory(outcomes),
+        occupancy=next((outcome.occupancy for outcome in outcomes if outcome.occupancy), None),
+        check=_worst_check(outcomes),
+        accuracy=next((outcome.accuracy for outcome in outcomes if outcome.accuracy), None),
+        x_of_floor=x_of_floor,
+        floor=least if isinstance(least, Floor) else None,
+        probes=probes,
+        flags=sorted(
+            {
+                *shared.flags,
+                *_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
+                *_moved(probes, outcomes),
+            }
+        ),
+        missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
+        processes=[outcome.process for outcome in outcomes],
+    )
+
+
+def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
+    order: tuple[Status, ...] = ("aborted", "failed", "timeout", "unsupported", "ok")
+    worst = min((outcome.process for outcome in outcomes), key=lambda process: order.index(process.status))
+    other = other_model(outcomes) if worst.status == "ok" else None
+    return ("failed", other) if other else (worst.status, worst.reason)
+
+
+def other_model(outcomes: Sequence[Outcome]) -> str | None:
+    """Return why these processes of a case did not all run the same model, else None."""
+    return one_model.difference(outcome.model for outcome in outcomes)
+
+
+def _combined(timings: Sequence[Timing | None]) -> Timing | None:
+    """Return one Timing for all processes: centre and interval over process medians, the rest pooled as it may be."""
+    present = [timing for timing in timings if timing]
+    if len(present) <= 1:
+        return present[0] if present else None
+    within = [
+        statistics.Interval(timing.low_ms, timing.high_ms)
+        if timing.low_ms is not None and timing.high_ms is not None
+        else None
+        for timing in present
+    ]
+    combined = statistics.combine([timing.median_ms for timing in present], within)
+    runs = sum(timing.runs for timing in present)
+    return Timing(
+        median_ms=combined.centre,
+        low_ms=combined.interval.low if combined.interval else None,
+        high_ms=combined.interval.high if combined.interval else None,
+        mean_ms=sum(timing.mean_ms * timing.runs for timing in present) / runs,
+        min_ms=min(timing.min_ms for timing in present),
+        max_ms=max(timing.max_ms for timing in present),
+        p90_ms=_largest([timing.p90_ms for timing in present]),
+        p95_ms=_largest([timing.p95_ms for timing in present]),
+        p99_ms=_largest([timing.p99_ms for timing in present]),
+        p99_upper_ms=_largest([timing.p99_upper_ms for timing in present]),
+        runs=runs,
+        outliers_mild=sum(timing.outliers_mild for timing in present),
+        outliers_severe=sum(timing.outliers_severe for timing in present),
+        interval_basis=combined.basis,
+    )
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """Return the worst process's percentile; null where one process has too few runs for it."""
+    present = [value for value in values if value is not None]
+    return max(present) if len(present) == len(values) else None
+
+
+def _parts(outcomes: Sequence[Outcome]) -> dict[str, Timing]:
+    names = {name for outcome in outcomes for name in outcome.process.parts}
+    combined = {name: _combined([outcome.process.parts.get(name) for outcome in outcomes]) for name in sorted(names)}
+    return {name: timing for name, timing in combined.items() if timing}
+
+
+def _throughput_basis(case: Case) -> Literal["measured", "batch_over_median"]:
+    return "measured" if case.scenario == "offline" else "batch_over_median"
+
+
+def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) -> float | None:
+    if timing is None or case.scenario not in BACK_TO_BACK:
+        return None
+    if case.scenario != "offline":
+        return case.batch_size / timing.median_ms * 1e3
+    measured = [outcome.process.throughput_per_s for outcome in outcomes if outcome.process.throughput_per_s]
+    return statistics.median(measured)
+
+
+def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
+    """Return the deadlines of each rate over all processes."""
+    of_rate: dict[int, list[Deadlines]] = {}
+    for outcome in outcomes:
+        for one in outcome.process.deadlines:
+            of_rate.setdefault(one.rate_hz, []).append(one)
+    return [
+        Deadlines(
+            rate_hz,
+            sum(one.releases for one in found),
+            sum(one.misses for one in found),
+            max(one.worst_lateness_ms for one in found),
+        )
+        for rate_hz, found in of_rate.items()
+    ]
+
+
+def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
+    peaks = [outcome.process.memory for outcome in outcomes if outcome.process.memory]
+    if not peaks:
+        return None
+    device = [peak.device_peak_bytes for peak in peaks if peak.device_peak_bytes is not None]
+    return Memory(
+        rss_peak_bytes=max(peak.rss_peak_bytes for peak in peaks),
+        device_peak_bytes=max(device) if device else None,
+    )
+
+
+def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
+    checks = [outcome.check for outcome in outcomes if outcome.check]
+    return min(checks, key=lambda check: (VERDICTS.index(check.verdict), -check.error_share)) if checks else None
+
+
+def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
+    """Return the energy over all processes, or why there is none; None where a process has none of its own."""
+    energies = [outcome.process.energy for outcome in outcomes]
+    present = [each for each in energies if each is not None]
+    return energy.combined(present) if present and len(present) == len(energies) else None
+
+
+def _floor(case: Case, model: ModelFacts | None, probes: Probes | None, reason: str | None) -> Floor | str:
+    """Return the floor of one run, or why there is none."""
+    if model is None or probes is None:
+        return reason or "the device was not probed"
+    cost = roofline.cost_of(case, model)
+    return cost if isinstance(cost, str) else roofline.of(cost, probes)
+
+
+def _summaries(outcomes: Sequence[Outcome]) -> dict[str, Summary]:
+    """Return each metric over all processes' windows."""
+    found: dict[str, list[Summary]] = {}
+    for outcome in outcomes:
+        for name, summary in outcome.process.telemetry.items():
+            found.setdefault(name, []).append(summary)
+    return {name: _pooled(summaries) for name, summaries in sorted(found.items())}
+
+
+def _pooled(summaries: Sequence[Summary]) -> Summary:
+    samples = sum(summary.samples for summary in summaries)
+    return Summary(
+        minimum=min(summary.minimum for summary in summaries),
+        mean=sum(summary.mean * summary.samples for summary in summaries) / samples,
+        maximum=max(summary.maximum for summary in summaries),
+        samples=samples,
+        source=summaries[0].source,
+    )
+
+
+def _flags(
+    telemetry: dict[str, Summary], cpu_count: int, x_of_floor: float | None, outcomes: Sequence[Outcome]
+) -> list[str]:
+    flags = {flag for outcome in outcomes for flag in outcome.flags}
+    runtimes = [outcome.runtime for outcome in outcomes if outcome.runtime]
+    if any(runtime.typing == "weak" for runtime in runtimes):
+        flags.add("weak_typing")
+    if any(runtime.node_shares.get(runtime.provider, 1.0) < 1.0 for runtime in runtimes):
+        flags.add("provider_fallback")
+    for outcome in outcomes:
+        flags |= _disturbances(outcome.process.interference)
+    if x_of_floor is not None and x_of_floor < 1:
+        flags.add("faster_than_floor")
+    if _foreign_cpus(telemetry, cpu_count) > FOREIGN_CPUS:
+        flags.add("busy_machine")
+    return sorted(flags)
+
+
+def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
+    """Return the flag of a device that is not what it was when the pass began."""
+    later = [outcome.process.probes for outcome in outcomes if outcome.process.probes]
+    return {"probes_moved" for one in later if probes and roofline.change(probes, one) > PROBES_SHARE}
+
+
+def _disturbances(found: Interference | None) -> set[str]:
+    """Return what disturbed more than a fifth of the blocks."""
+    reasons = Counter(reason for block in found.reasons for reason in block) if found else Counter[str]()
+    return {reason for reason, count in reasons.items() if found and count > DISTURBED_SHARE * len(found.reasons)}
+
+
+def _foreign_cpus(telemetry: dict[str, Summary], cpu_count: int) -> float:
+    """Return how many CPUs other processes used on the mean while the case was timed, 0 where that was not seen."""
+    machine, process = telemetry.get("cpu_utilization_percent"), telemetry.get("process_cpu_percent")
+    return (machine.mean * cpu_count - process.mean) / 100 if machine and process else 0.0
+
+
+def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:
+    return {name: summary for name, summary in telemetry.items() if name.partition("@")[0].endswith(suffix)}
+
+
+def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
+    """Add what only a process with torch knows."""
+    versions = {name: version for outcome in outcomes for name, version in outcome.versions.items()}
+    return msgspec.structs.replace(
+        environment,
+        threads=next((outcome.threads for outcome in outcomes if outcome.threads), environment.threads),
+        gpu=next((outcome.device_name for outcome in outcomes if outcome.device_name), environment.gpu),
+        versions=environment.versions | versions,
+    )
+
+
+def _missing_energy(total: Energy | str | None) -> dict[str, str]:
+    return {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
+
+
+def _missing_timing(case: Case, timing: Timing | None, reason: str | None) -> dict[str, str]:
+    missing = {}
+    if timing is None:
+        missing["timing"] = missing["x_of_floor"] = reason or "not measured"
+    else:
+        for q in PERCENTILES:
+            if getattr(timing, f"p{q}_ms") is None:
+                missing[f"timing.p{q}_ms"] = f"needs {statistics.minimum_samples(q)} runs a process, has {timing.runs}"
+    if case.scenario not in BACK_TO_BACK:
+        missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
+    return missing
+
+
+def _missing(
+    case: Case,
+    timing: Timing | None,
+    total: Energy | str | None,
+    telemetry: dict[str, Summary],
+    probes: Probes | None,
+    least: Floor | str,
+    outcomes: Sequence[Outcome],
+    reason: str | None,
+) -> dict[str, str]:
+    """Return why each field that is null is null."""
+    missing = _missing_energy(total) | _missing_timing(case, timing, reason)
+    if isinstance(least, str):
+        missing["floor"] = missing["x_of_floor"] = least
+    if not _ending(telemetry, "_clock_hz"):
+        missing["clocks"] = "no_sensor"
+    if not _ending(telemetry, "_temp_c"):
+        missing["temperature"] = "no_sensor"
+    for outcome in outcomes:
+        missing |= outcome.missing
+    if not any(outcome.accuracy for outcome in outcomes):
+        missing.setdefault("accuracy", reason or accuracy.NOT_ASKED)
+    if not any(outcome.occupancy for outcome in outcomes):
+        missing.setdefault("occupancy", reason or "a GPU's alone")
+    if probes:
+        missing.pop("probes", None)
+    else:
+        missing.setdefault("probes", reason or "not measured")
+    return missing

@@ -1,0 +1,153 @@
+"""Nsight Systems and Nsight Compute: their command lines, and the run where they are there.
+
+Both start the profile's own child, which opens the capture range around its active steps. Its job is a file in the
+output folder, so that the line which is shown can be typed. Without the tool the answer is which package brings it, and
+that line.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring import process
+from benchd.daemon.profiling.nsight import nsight_csv
+from benchd.daemon.profiling.profile import NsightCompute, NsightSystems, ProfileJob
+from benchd.daemon.profiling.trace.trace import COUNTERS_CURE
+
+SNN_KERNELS = r"[Ll]if|LIF|[Ss][Tt]_?[Bb][Ii][Ff]|[Ss]pik|^_(sum|pool|unpool)_kernel"
+"""The kernels of spiking neurons: ours by their names in kernels/lif and kernels/stbif, others by the usual words."""
+
+_CHILD = [sys.executable, "-m", "benchd.daemon.worker.profiling"]
+_CUDA_PATH = ":/usr/local/cuda/bin"  # where sudo and services do not look
+_PACKAGES = {"nsys": "nsight-systems", "ncu": "nsight-compute"}
+_BRINGS = (
+    "sudo apt install {0} (Debian non-free, Ubuntu multiverse, NVIDIA's CUDA repository or a Jetson's), or "
+    "conda install -c nvidia {0}"
+)
+_NO_PERMISSION = ("ERR_NVGPUCTRPERM", "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+_NSYS_PROFILE = [
+    "profile",
+    "--trace=cuda,nvtx,osrt",
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--cuda-graph-trace=node",
+    "--capture-range=cudaProfilerApi",
+    "--capture-range-end=stop",
+    "--force-overwrite=true",
+]
+_NSYS_STATS = [
+    "stats",
+    "--report=cuda_gpu_kern_sum",
+    "--report=cuda_api_sum",
+    "--report=nvtx_sum",
+    "--format=csv",
+    "--force-export=true",
+]
+
+_NCU_PROFILE = [
+    "--profile-from-start=off",
+    "--target-processes=all",
+    "--clock-control=none",
+    "--force-overwrite",
+    f"--metrics={','.join(nsight_csv.METRICS)}",
+]
+# in base units nothing is rounded to three digits
+_NCU_PAGE = ["--csv", "--page=raw", "--print-units=base"]
+
+
+def systems(job: ProfileJob, deadline_s: float) -> NsightSystems | str:
+    """Return what nsys records of the job's active steps; or why not, with the package and the line to type."""
+    stem = Path(job.output, "nsys").resolve()
+    report = f"{stem}.nsys-rep"
+    record = ["nsys", *_NSYS_PROFILE, f"--output={stem}", *_CHILD]
+    try:
+        return nsight_csv.systems(_printed(job, record, ["nsys", *_NSYS_STATS, report], deadline_s), report)
+    except Unsupported as error:
+        return str(error)
+
+
+def compute(job: ProfileJob, deadline_s: float, kernel_regex: str | None = None) -> NsightCompute | str:
+    """Return what ncu counts in one active step, of the kernels whose name `kernel_regex` finds; or why not, likewise.
+
+    One step is enough: ncu runs each kernel several times over until all counters are read.
+    """
+    stem = Path(job.output, "ncu").resolve()
+    report = f"{stem}.ncu-rep"
+    only = ["--kernel-name-base=demangled", f"--kernel-name=regex:{kernel_regex}"] if kernel_regex else []
+    record = ["ncu", *_NCU_PROFILE, *only, f"--export={stem}", *_CHILD]
+    one_step = msgspec.structs.replace(job, steps=1)
+    try:
+        printed = _printed(one_step, record, ["ncu", f"--import={report}", *_NCU_PAGE], deadline_s)
+        return nsight_csv.compute(printed, report)
+    except Unsupported as error:
+        return str(error)
+
+
+def _printed(job: ProfileJob, record: list[str], read: list[str], deadline_s: float) -> str:
+    """Record the job and return what reading the report prints; raise Unsupported with the reason and the line."""
+    name, stdin = record[0], _job_file(job, record[0])
+    typed = f"{shlex.join(record)} < {shlex.quote(str(stdin))} && {shlex.join(read)}"
+    tool = shutil.which(name, path=os.environ.get("PATH", os.defpath) + _CUDA_PATH)
+    if tool is None:
+        raise Unsupported(f"{name} is not installed: {_BRINGS.format(_PACKAGES[name])}; then: {typed}")
+    if job.device == "cpu":
+        raise Unsupported(f"{name} records GPUs, and this profile is of the CPU; on one with a GPU: {typed}")
+    environment = process.environment(job.device, job.cache, job.gpu_uuid)
+    try:
+        if reason := _reason(_run([tool, *record[1:]], stdin, deadline_s, environment)):
+            raise Unsupported(f"ran a child that says: {reason}")
+        return _run([tool, *read[1:]], stdin, deadline_s, environment)
+    except Unsupported as error:
+        raise Unsupported(f"{name} {error}; by hand: {typed}") from error
+
+
+def _job_file(job: ProfileJob, tool: str) -> Path:
+    """Write the child's job, so that it can be run again by hand."""
+    path = Path(job.output, f"{tool}.job.json").resolve()
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(job, capture=True)))
+    return path
+
+
+def _reason(said: str) -> str | None:
+    """Return why the child failed, by its answer among what it and the tool printed."""
+    found = re.search(r'"error":("(?:[^"\\]|\\.)*")', said)
+    return msgspec.json.decode(found[1], type=str) if found else None
+
+
+def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[str, str]) -> str:
+    """Return what a tool and its child print; raise Unsupported where they fail. All they start ends with them."""
+    with (
+        stdin.open("rb") as job,
+        subprocess.Popen(
+            command,
+            stdin=job,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as child,
+    ):
+        try:
+            said, _ = child.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            raise Unsupported(f"was ended after {deadline_s:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):  # already gone
+                os.killpg(child.pid, signal.SIGKILL)
+    if any(mark in said for mark in _NO_PERMISSION):
+        raise Unsupported(f"may not read the GPU's counters: {COUNTERS_CURE}")
+    if child.returncode:
+        raise Unsupported(f"ended with status {child.returncode}{nsight_csv.last_words(said)}")
+    return said

@@ -1,0 +1,212 @@
+"""The tables of `nsys stats` from 2023.1 on and of ncu's raw page from 2022 on, out of their CSV.
+
+Both print lines of their own around the tables, quote names with commas, and may separate thousands.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.profiling.profile import KernelRow, NsightCompute, NsightSystems, Operator, Range
+from benchd.daemon.profiling.trace.trace import COUNTERS_CURE
+
+_DURATION = "gpu__time_duration.sum"
+_MEASURED = "sm__warps_active.avg.pct_of_peak_sustained_active"
+_THEORETICAL = "sm__maximum_warps_per_active_cycle_pct"
+_REGISTERS = "launch__registers_per_thread"
+_SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
+# not every architecture counts both
+_TENSOR_CORES = (
+    "sm__inst_executed_pipe_tensor.sum",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+)
+_LIMITS = {
+    "launch__occupancy_limit_registers": "registers",
+    "launch__occupancy_limit_shared_mem": "shared memory",
+    "launch__occupancy_limit_warps": "warps",
+    "launch__occupancy_limit_blocks": "blocks",
+}
+METRICS = (_DURATION, _MEASURED, _THEORETICAL, _REGISTERS, *_SHARED, *_TENSOR_CORES, *_LIMITS)
+_BASE_UNITS = {_DURATION: ("ns", "nsecond"), **dict.fromkeys(_SHARED, ("byte/block",))}
+
+
+def systems(text: str, report: str) -> NsightSystems:
+    """Return the tables of `nsys stats --format=csv`, in nanoseconds; raise Unsupported where it has no kernel."""
+    rows = list(_nsys_rows(text))
+    kernels = [_nsys_kernel(row) for row in rows if "Name" in row and "Instances" in row]
+    if not kernels:
+        raise Unsupported(f"nsys recorded no kernel: {COUNTERS_CURE}{last_words(text)}")
+    return NsightSystems(
+        report=report,
+        kernels=kernels,
+        runtime=[_nsys_call(row) for row in rows if "Num Calls" in row],
+        ranges=[_nsys_range(row) for row in rows if "Range" in row],
+    )
+
+
+def _nsys_rows(text: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of all tables by column; what stands between the tables has other lengths than their headers."""
+    header: list[str] = []
+    for row in csv.reader(text.splitlines()):
+        if "Total Time (ns)" in row:
+            header = row
+        elif header and len(row) == len(header):
+            yield dict(zip(header, row, strict=True))
+        else:
+            header = []
+
+
+def _nsys_kernel(row: dict[str, str]) -> KernelRow:
+    return KernelRow(
+        name=row["Name"],
+        calls=int(_number(row["Instances"])),
+        total_ns=int(_number(row["Total Time (ns)"])),
+        mean_ns=_number(row["Avg (ns)"]),
+        min_ns=int(_number(row["Min (ns)"])),
+        max_ns=int(_number(row["Max (ns)"])),
+    )
+
+
+def _nsys_call(row: dict[str, str]) -> Operator:
+    total_ns = int(_number(row["Total Time (ns)"]))
+    return Operator(
+        name=row["Name"],
+        calls=int(_number(row["Num Calls"])),
+        cpu_ns=total_ns,
+        self_cpu_ns=total_ns,
+        device_ns=0,
+        self_device_ns=0,
+    )
+
+
+def _nsys_range(row: dict[str, str]) -> Range:
+    return Range(
+        name=row["Range"].removeprefix(":"),  # what stands before the colon is the domain, and ours has no name
+        calls=int(_number(row["Instances"])),
+        total_ns=int(_number(row["Total Time (ns)"])),
+        mean_ns=_number(row["Avg (ns)"]),
+    )
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch as ncu counted it; shares are 0 to 1, None what this GPU does not count."""
+
+    name: str
+    ns: float
+    measured: float | None
+    theoretical: float | None
+    registers: float | None
+    shared_bytes: float | None
+    tensor_cores: bool | None
+    limits: list[str]
+
+
+def compute(text: str, report: str) -> NsightCompute:
+    """Return the kernels of `ncu --csv --page=raw --print-units=base` by name, the longest first.
+
+    Raises Unsupported where it holds none, or a unit that is not the base one.
+    """
+    by_name: dict[str, list[_Launch]] = {}
+    for cells, units in _ncu_rows(text):
+        launch = _ncu_launch(cells, units)
+        by_name.setdefault(launch.name, []).append(launch)
+    if not by_name:
+        raise Unsupported(f"ncu counted no kernel{last_words(text)}")
+    rows = [_ncu_kernel(name, launches) for name, launches in by_name.items()]
+    return NsightCompute(report=report, kernels=sorted(rows, key=lambda row: -row.total_ns))
+
+
+def _ncu_rows(text: str) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Yield each launch's cells and their units by column; the units are the row below the header, without an ID."""
+    header: list[str] = []
+    units: dict[str, str] = {}
+    for row in csv.reader(text.splitlines()):
+        if "Kernel Name" in row:
+            header = row
+        elif header and len(row) == len(header):
+            cells = dict(zip(header, row, strict=True))
+            if cells["ID"]:
+                yield cells, units
+            else:
+                units = cells
+
+
+def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> _Launch:
+    for metric, known in _BASE_UNITS.items():
+        if units.get(metric, known[0]) not in known:
+            raise Unsupported(f"ncu gave {metric} in {units[metric]!r} and not in {known[0]}")
+    ns = _counted(cells, _DURATION)
+    if ns is None:
+        raise Unsupported(f"ncu gave no {_DURATION} of {cells['Kernel Name']}")
+    shared = [_counted(cells, metric) for metric in _SHARED]
+    tensor = [count for count in (_counted(cells, metric) for metric in _TENSOR_CORES) if count is not None]
+    return _Launch(
+        name=cells["Kernel Name"],
+        ns=ns,
+        measured=_percent(cells, _MEASURED),
+        theoretical=_percent(cells, _THEORETICAL),
+        registers=_counted(cells, _REGISTERS),
+        shared_bytes=None if None in shared else sum(count or 0 for count in shared),
+        tensor_cores=any(tensor) if tensor else None,
+        limits=_limits(cells),
+    )
+
+
+def _counted(cells: dict[str, str], metric: str) -> float | None:
+    try:
+        return _number(cells[metric])
+    except (KeyError, ValueError):  # the column is left out, or reads n/a: this GPU does not count it
+        return None
+
+
+def _percent(cells: dict[str, str], metric: str) -> float | None:
+    value = _counted(cells, metric)
+    return None if value is None else value / 100
+
+
+def _limits(cells: dict[str, str]) -> list[str]:
+    """Return the resources that allow the fewest blocks on an SM."""
+    blocks = {word: _counted(cells, metric) for metric, word in _LIMITS.items()}
+    known = {word: count for word, count in blocks.items() if count is not None}
+    return [word for word, count in known.items() if count == min(known.values())]
+
+
+def _ncu_kernel(name: str, launches: list[_Launch]) -> KernelRow:
+    """Return the launches as one row: occupancies weighted by time, the configuration of the longest."""
+    longest = max(launches, key=lambda launch: launch.ns)
+    total_ns = sum(launch.ns for launch in launches)
+    used = [launch.tensor_cores for launch in launches if launch.tensor_cores is not None]
+    return KernelRow(
+        name=name,
+        calls=len(launches),
+        total_ns=round(total_ns),
+        mean_ns=total_ns / len(launches),
+        min_ns=round(min(launch.ns for launch in launches)),
+        max_ns=round(longest.ns),
+        registers=None if longest.registers is None else int(longest.registers),
+        shared_bytes=None if longest.shared_bytes is None else int(longest.shared_bytes),
+        theoretical_occupancy=_weighted([(launch.theoretical, launch.ns) for launch in launches]),
+        measured_occupancy=_weighted([(launch.measured, launch.ns) for launch in launches]),
+        limits=longest.limits,
+        tensor_cores=any(used) if used else None,
+        tensor_cores_by="counters" if used else None,
+    )
+
+
+def _weighted(values: list[tuple[float | None, float]]) -> float | None:
+    """Return the mean of the values that are known, weighted."""
+    known = [(value, weight) for value, weight in values if value is not None]
+    weights = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / weights if weights else None
+
+
+def last_words(said: str) -> str:
+    """Return the last lines that a program printed, as the end of a sentence."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f", saying: {' / '.join(lines[-3:])}" if lines else ""

@@ -1,0 +1,58 @@
+"""A profile's summary as a Record: flagged as one, so that it is published and shown and never ranked or compared."""
+
+from benchd.daemon.measuring.recording import Begun, Pass
+from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution, Profile
+from benchd.daemon.records import PROFILED, Occupancy, Record, Timing
+
+ELSEWHERE = ("energy", "clocks", "temperature", "memory", "check", "floor", "x_of_floor", "probes")
+
+
+def record(profile: Profile, shared: Pass, begun: Begun, occupancy: Occupancy | None) -> Record:
+    """Return the Record, with the times of the benchmark method and the occupancy where they are known."""
+    missing = dict.fromkeys(ELSEWHERE, "no part of a profile; bench-once measures it") | profile.missing
+    timing = _timing(profile.benchmark.step) if profile.benchmark else None
+    if timing is None:
+        missing["timing"] = profile.missing.get("benchmark", "the benchmark method was not asked for")
+    if occupancy is None:
+        missing["occupancy"] = "a GPU's alone" if profile.device == "cpu" else "the trace gave none"
+    reasons = "; ".join(profile.missing.values())
+    return Record(
+        run_id=begun.run_id,
+        suite_id=shared.suite_id,
+        device_id=shared.device_id,
+        case_id=profile.case_id,
+        case=profile.case,
+        status="ok" if profile.measured else "failed",
+        reason=None if profile.measured else reasons,
+        t_wall=begun.t_wall,
+        t_mono_ns=begun.t_mono_ns,
+        boot_id=shared.boot_id,
+        tool_version=shared.tool_version,
+        environment=profile.environment,
+        model=profile.model,
+        kernels_ran=profile.kernels_ran,
+        timing=timing,
+        parts=_parts(profile.benchmark) if profile.benchmark else {},
+        throughput_per_s=profile.benchmark.throughput_per_s if profile.benchmark else None,
+        throughput_basis="measured" if profile.benchmark else None,
+        occupancy=occupancy,
+        flags=[PROFILED],
+        missing=missing,
+    )
+
+
+def _timing(times: Distribution) -> Timing:
+    return Timing(
+        median_ms=times.median_ns / 1e6,
+        low_ms=times.low_ns / 1e6,
+        high_ms=times.high_ns / 1e6,
+        mean_ms=times.mean_ns / 1e6,
+        min_ms=times.min_ns / 1e6,
+        max_ms=times.max_ns / 1e6,
+        runs=times.runs,
+    )
+
+
+def _parts(benchmark: BenchmarkProfile) -> dict[str, Timing]:
+    parts = {"forward": benchmark.forward, "backward": benchmark.backward}
+    return {name: _timing(times) for name, times in parts.items() if times}

@@ -1,0 +1,41 @@
+"""A profile as a page and as Markdown: the findings first, then every table."""
+
+from collections.abc import Sequence
+
+from benchd.daemon.profiling.output.sections import Section, finding_lines, sections
+from benchd.daemon.profiling.profile import Profile
+from benchd.daemon.reporting.report import escaped, require_page
+
+MARKDOWN_ROWS = 30
+"""Of a longer table the Markdown shows the first rows; profile.json holds them all."""
+
+
+def page(profile: Profile, sort: str) -> str:
+    """Return the page; raise NotAvailable where its packages are absent."""
+    require_page()
+    from benchd.daemon.profiling.output import report_page  # noqa: PLC0415 - Markdown needs neither package
+
+    return report_page.page(profile, sections(profile, sort))
+
+
+def markdown(profile: Profile, sort: str) -> str:
+    """Return the Markdown."""
+    found = [_finding(number, finding_lines(one)) for number, one in enumerate(profile.findings, 1)]
+    tables = [_table(section) for section in sections(profile, sort)]
+    head = [f"# Profile of {escaped(profile.case_id)}", "## Findings", "\n".join(found) or "None."]
+    return "\n\n".join([*head, *tables]) + "\n"
+
+
+def _finding(number: int, lines: Sequence[str]) -> str:
+    first, *others = map(escaped, lines)
+    return "\n".join([f"{number}. **{first}**", *(f"   - {line}" for line in others)])
+
+
+def _table(section: Section) -> str:
+    sides = ["---" if place < section.words else "---:" for place in range(len(section.headings))]
+    rows = [section.headings, sides, *section.rows[:MARKDOWN_ROWS]]
+    lines = [f"| {' | '.join(map(escaped, row))} |" for row in rows]
+    hidden = len(section.rows) - MARKDOWN_ROWS
+    note = [escaped(section.note)] * bool(section.note)
+    more = [f"{hidden} more are in profile.json."] * (hidden > 0)
+    return "\n\n".join([f"## {section.title}", *note, "\n".join(lines), *more])

@@ -1,0 +1,292 @@
+"""What a person is shown of a profile: its tables as text with units in the headings, and each finding in lines."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from benchd.daemon.profiling.profile import (
+    BenchmarkProfile,
+    Distribution,
+    Finding,
+    Gpu,
+    KernelRow,
+    LayerRow,
+    LayersProfile,
+    MemoryProfile,
+    Module,
+    Operator,
+    Profile,
+    Range,
+    Synchronization,
+    TorchProfile,
+)
+from benchd.daemon.profiling.trace.tables import sorted_by
+
+MIB = 2**20
+INDENT = "\u00a0"
+"""What the name of a part begins with, where it is a part of the row above: a space that a page keeps."""
+
+Row = TypeVar("Row")
+Columns = Mapping[str, Callable[[Row], str]]
+
+
+class Section(NamedTuple):
+    """One table: how it is called, what to know of it, and cells of text; the first `words` columns hold no figures."""
+
+    title: str
+    note: str
+    headings: list[str]
+    rows: list[list[str]]
+    words: int = 1
+
+
+def sections(profile: Profile, sort: str) -> list[Section]:
+    """Return the tables of what there is, operators sorted by `sort`; columns and tables without a value are left out.
+
+    Raises UsageError for an unknown column.
+    """
+    found = [_summary(profile), *_sections(profile, sort), _missing(profile)]
+    return [_filled(section) for section in found if section.rows]
+
+
+def _sections(profile: Profile, sort: str) -> Iterator[Section]:
+    if profile.torch:
+        yield from _torch(profile.torch, sort)
+    if profile.ncu:
+        yield _table(
+            "Kernels, counted by ncu", "No time here is a latency: ncu replays kernels.", KERNELS, profile.ncu.kernels
+        )
+    if profile.nsys:
+        yield _table("Kernels, by nsys", "", KERNELS, profile.nsys.kernels)
+        yield _table("Calls of the runtime, by nsys", "", _operators(profile.nsys.runtime), profile.nsys.runtime)
+        yield _table("NVTX ranges, by nsys", "", RANGES, profile.nsys.ranges)
+    if profile.memory:
+        yield from _memory(profile.memory)
+    if profile.benchmark:
+        yield _benchmark(profile.benchmark)
+    if profile.layers:
+        yield from _layers(profile.layers)
+
+
+def figure(value: float | None, scale: float = 1.0) -> str:
+    """Return the value times `scale` in four significant digits, or a dash for what was not measured."""
+    if value is None:
+        return "-"
+    scaled = value * scale
+    return f"{scaled:.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """Return the conclusion, then its evidence, the cure, and what was predicted and measured."""
+    lines = [finding.title, *(f"evidence: {text}" for text in finding.evidence), f"do: {finding.advice}"]
+    if finding.expected is not None:
+        lines.append(f"predicted: {_times(finding.expected)}")
+    if finding.variant:
+        options = [f"--option {name}={value}" for name, value in sorted(finding.options.items())]
+        options += [f"--batch-size {finding.batch_size}"] if finding.batch_size else []
+        lines.append(" ".join(["tested by: --variant", finding.variant, *options]))
+    if finding.measured is not None:
+        lines.append(f"measured: {_times(finding.measured)}: {finding.verdict.upper()}")
+    return lines
+
+
+def _times(ratio: float) -> str:
+    return f"{figure(ratio)} of the time ({figure(1 / ratio)}x as fast)"
+
+
+def _table(title: str, note: str, columns: Columns[Row], rows: Sequence[Row], words: int = 1) -> Section:
+    return Section(title, note, list(columns), [[cell(row) for cell in columns.values()] for row in rows], words)
+
+
+def _filled(section: Section) -> Section:
+    """Return the section without the columns in which nothing was measured."""
+    kept = [place for place in range(len(section.headings)) if any(row[place] != "-" for row in section.rows)]
+    rows = [[row[place] for place in kept] for row in section.rows]
+    return section._replace(headings=[section.headings[place] for place in kept], rows=rows)
+
+
+def _summary(profile: Profile) -> Section:
+    model, traced, benchmark = profile.model, profile.torch, profile.benchmark
+    ran = f", custom kernels in {profile.kernels_ran}" if profile.kernels_ran else ""
+    rows = [
+        ["case", f"{profile.case_id}{ran}"],
+        ["workload", profile.workload],
+        ["device", f"{profile.device}: {profile.device_name or profile.environment.cpu_model}"],
+    ]
+    if model:
+        rows += [["model", f"{model.parameters} parameters, weights {model.weights}, data {model.data}"]]
+    if traced and traced.steps:
+        mean_ns = sum(step.duration_ns for step in traced.steps) / len(traced.steps)
+        rows += [["step under the profiler", f"{figure(mean_ns, 1e-6)} ms, mean of {len(traced.steps)}"]]
+    if benchmark:
+        rows += [["step without it", f"{figure(benchmark.step.median_ns, 1e-6)} ms, median of {benchmark.step.runs}"]]
+        rows += [["throughput", f"{figure(benchmark.throughput_per_s)} images a second"]]
+    if profile.memory:
+        rows += [["memory peak", f"{figure(profile.memory.peak_bytes, 1 / MIB)} MiB on {profile.memory.device}"]]
+    return Section("Profile", f"benchd {profile.tool_version}, {profile.t_wall}", ["what", "value"], rows, words=2)
+
+
+def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
+    yield _categories(traced)
+    yield _table("GPU", "", GPUS, traced.gpus)
+    steps = f"Over {len(traced.steps)} steps; in all {figure(traced.cpu_ns, 1e-6)} ms on the CPU"
+    steps += f" and {figure(traced.device_ns, 1e-6)} ms on the device." if traced.device_ns else "."
+    yield _table("Operators", steps, _operators(traced.operators), sorted_by(traced.operators, sort))
+    yield _table("Modules", "", MODULES, traced.modules)
+    yield _table("Kernels", f"{traced.launches} launches.", KERNELS, traced.kernels)
+    note = "Calls in which the host waited for the device, and what the device then waited for the next launch."
+    yield _table("Synchronisations", note, SYNCHRONIZATIONS, traced.synchronizations, words=2)
+
+
+def _categories(traced: TorchProfile) -> Section:
+    """Return where a step's time goes on the mean; the device counts before the host where both work."""
+    total_ns = sum(step.duration_ns for step in traced.steps)
+    names = dict.fromkeys(name for step in traced.steps for name in step.by_category)
+    sums = {name.replace("_", " "): sum(step.by_category.get(name, 0) for step in traced.steps) for name in names}
+    count = len(traced.steps)
+    rows = [[name, figure(ns / count, 1e-6), _percent(ns, total_ns)] for name, ns in sums.items()]
+    rows += [["step", figure(total_ns / count, 1e-6), "100"]] if count else []
+    return Section("Step time by category", f"Mean of {count} steps.", ["category", "ms a step", "share %"], rows)
+
+
+def _operators(rows: Sequence[Operator]) -> Columns[Operator]:
+    """Return the ten columns of torch.profiler's table, shares over the sum of all self times."""
+    cpu_ns, device_ns = (sum(getattr(row, name) for row in rows) for name in ("self_cpu_ns", "self_device_ns"))
+    return {
+        "operator": lambda row: row.name,
+        "self CPU %": lambda row: _percent(row.self_cpu_ns, cpu_ns),
+        "self CPU ms": lambda row: figure(row.self_cpu_ns, 1e-6),
+        "CPU total %": lambda row: _percent(row.cpu_ns, cpu_ns),
+        "CPU total ms": lambda row: figure(row.cpu_ns, 1e-6),
+        "CPU avg us": lambda row: figure(row.cpu_ns / row.calls, 1e-3),
+        "self device ms": lambda row: figure(row.self_device_ns if device_ns else None, 1e-6),
+        "self device %": lambda row: _percent(row.self_device_ns, device_ns),
+        "device total ms": lambda row: figure(row.device_ns if device_ns else None, 1e-6),
+        "device avg us": lambda row: figure(row.device_ns / row.calls if device_ns else None, 1e-3),
+        "calls": lambda row: str(row.calls),
+    }
+
+
+def _percent(part: float | None, whole: float = 1.0) -> str:
+    return f"{100 * part / whole:.2f}" if part is not None and whole else "-"
+
+
+def _tensor_cores(row: KernelRow) -> str:
+    if row.tensor_cores is None:
+        return "-"
+    return f"{'yes' if row.tensor_cores else 'no'}, by {row.tensor_cores_by}"
+
+
+GPUS: Columns[Gpu] = {
+    "GPU": lambda row: row.name,
+    "compute capability": lambda row: row.compute_capability or "-",
+    "utilisation %": lambda row: _percent(row.utilization),
+    "SM efficiency %": lambda row: _percent(row.sm_efficiency),
+    "est. occupancy %": lambda row: _percent(row.estimated_occupancy),
+    "tensor cores % (by name)": lambda row: _percent(row.tensor_core_share_by_name),
+}
+MODULES: Columns[Module] = {
+    "module": lambda row: row.name,
+    "calls": lambda row: str(row.calls),
+    "host total ms": lambda row: figure(row.host_ns, 1e-6),
+    "device total ms": lambda row: figure(row.device_ns or None, 1e-6),
+}
+KERNELS: Columns[KernelRow] = {
+    "kernel": lambda row: row.name,
+    "calls": lambda row: str(row.calls),
+    "total ms": lambda row: figure(row.total_ns, 1e-6),
+    "mean us": lambda row: figure(row.mean_ns, 1e-3),
+    "min us": lambda row: figure(row.min_ns, 1e-3),
+    "max us": lambda row: figure(row.max_ns, 1e-3),
+    "blocks per SM": lambda row: figure(row.blocks_per_sm),
+    "registers": lambda row: figure(row.registers),
+    "shared B": lambda row: figure(row.shared_bytes),
+    "est. occupancy %": lambda row: _percent(row.estimated_occupancy),
+    "theoretical occupancy %": lambda row: _percent(row.theoretical_occupancy),
+    "measured occupancy %": lambda row: _percent(row.measured_occupancy),
+    "limited by": lambda row: ", ".join(row.limits) or "-",
+    "tensor cores": _tensor_cores,
+    "launched by": lambda row: row.operator or "-",
+}
+SYNCHRONIZATIONS: Columns[Synchronization] = {
+    "call": lambda row: row.name,
+    "in operator": lambda row: row.operator or "-",
+    "calls": lambda row: str(row.calls),
+    "waited ms": lambda row: figure(row.waited_ns, 1e-6),
+    "device idle after ms": lambda row: figure(row.idle_after_ns, 1e-6),
+    "launches after": lambda row: str(row.launches_after),
+}
+RANGES: Columns[Range] = {
+    "range": lambda row: row.name,
+    "calls": lambda row: str(row.calls),
+    "total ms": lambda row: figure(row.total_ns, 1e-6),
+    "mean ms": lambda row: figure(row.mean_ns, 1e-6),
+}
+LAYERS: Columns[LayerRow] = {
+    "part": lambda row: row.name,
+    "ms": lambda row: figure(row.ns, 1e-6),
+    "share %": lambda row: _percent(row.share),
+    "low ms": lambda row: figure(row.low_ns, 1e-6),
+    "high ms": lambda row: figure(row.high_ns, 1e-6),
+    "MFLOP": lambda row: figure(row.flops, 1e-6),
+    "MB": lambda row: figure(row.bytes, 1e-6),
+    "x of floor": lambda row: figure(row.x_of_floor),
+    "bound by": lambda row: row.binding or "-",
+    "spike rate %": lambda row: _percent(row.spike_rate),
+    "wasted spikes": lambda row: figure(row.wasted_spikes),
+    "synaptic operations": lambda row: figure(row.synaptic_operations),
+    "modelled uJ an image": lambda row: figure(row.modelled_energy_j, 1e6),
+}
+
+
+def _memory(memory: MemoryProfile) -> Iterator[Section]:
+    peak = sorted(memory.peak_by_category.items(), key=lambda item: -item[1])
+    total = sum(size for _, size in peak)
+    rows = [[name, figure(size, 1 / MIB), _percent(size, total)] for name, size in peak]
+    note = f"The allocator's peak on {memory.device} is {figure(memory.peak_bytes, 1 / MIB)} MiB."
+    note += f" Snapshot: {memory.snapshot}." if memory.snapshot else ""
+    yield Section("Memory at its peak", note, ["category", "MiB", "share %"], rows)
+    cells = [[a.category, a.operator or "-", a.module or "-", figure(a.bytes, 1 / MIB)] for a in memory.largest]
+    yield Section("Largest allocations", "", ["category", "operator", "module", "MiB"], cells, words=3)
+
+
+def _benchmark(benchmark: BenchmarkProfile) -> Section:
+    timed = {"step": benchmark.step, "forward": benchmark.forward, "backward": benchmark.backward}
+    rows = [[name, *_spread(times)] for name, times in timed.items() if times]
+    note = f"{figure(benchmark.throughput_per_s)} images a second, without a profiler."
+    if benchmark.overhead is not None:
+        note += f" The torch profiler adds {_percent(benchmark.overhead)} %."
+    return Section("Benchmark", note, ["what", "median ms", "low ms", "high ms", "runs"], rows)
+
+
+def _spread(times: Distribution) -> list[str]:
+    return [*(figure(ns, 1e-6) for ns in (times.median_ns, times.low_ns, times.high_ns)), str(times.runs)]
+
+
+def _layers(layers: LayersProfile) -> Iterator[Section]:
+    added = layers.synchronised_ns - layers.fused_ns
+    note = (
+        f"With a synchronisation around each part a pass takes {figure(layers.synchronised_ns, 1e-6)} ms and without "
+        f"{figure(layers.fused_ns, 1e-6)} ms: {figure(added, 1e-6)} ms are the measuring's own. Over "
+        f"{len(layers.run_ns)} runs it varies by {_percent(layers.variation)} %."
+    )
+    if layers.measured_energy_j is not None:
+        error = figure(layers.measured_energy_err_j, 1e6)
+        note += f" Measured: {figure(layers.measured_energy_j, 1e6)} +- {error} uJ an image, of {layers.energy_scope}."
+    yield _table("Model loading", "", LAYERS, _indented(layers.loading))
+    yield _table("Components", note, LAYERS, _indented(layers.components))
+    yield _table("Layers", " ".join(layers.notes), LAYERS, _indented(layers.layers))
+
+
+def _indented(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Return the rows with the parts of a group further right."""
+    depths: dict[str | None, int] = {None: -1}
+    for row in rows:
+        depths[row.name] = depths[row.parent] + 1
+    return [msgspec.structs.replace(row, name=2 * depths[row.name] * INDENT + row.name) for row in rows]
+
+
+def _missing(profile: Profile) -> Section:
+    rows = [[name, reason] for name, reason in sorted(profile.missing.items())]
+    return Section("Not measured", "", ["what", "why"], rows, words=2)

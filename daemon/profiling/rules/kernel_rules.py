@@ -1,0 +1,305 @@
+"""Rules on the work of a step: the kernels of a GPU and the operators of a CPU, by name.
+
+Kernels are known by their libraries' names, operators by PyTorch's.
+"""
+
+from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
+from benchd.daemon.profiling.profile import Finding, KernelRow, Profile
+from benchd.daemon.profiling.rules import evidence, remedies
+from benchd.daemon.profiling.rules.evidence import Part, percent
+from benchd.models import catalog
+
+_SCAN = r"selective_scan|bidirectional_scan|_scan_kernel|chunk_scan"
+_MATRIX = r"(?i)gemm|winograd|implicit|cutlass|[fdw]grad|[fs]prop|cudnn.*conv"
+_COPIES = r"aten::(?:copy_|_to_copy|to|clone|contiguous)(?!\w)|copy_kernel"
+_FLIPS = r"flip|index_elementwise_kernel|aten::index(?!\w)"
+_ELEMENTWISE = (
+    r"aten::(?:add|sub|rsub|mul|div|where|avg_pool2d|ge|gt|le|lt|clamp|floor|exp2?|sigmoid|silu|softplus|threshold|relu"
+    r"|addcmul|addcdiv|neg|pow|masked_fill|sqrt|rsqrt)_?(?!\w)"
+)
+_CPU_CONVOLUTION = r"nnpack_spatial_convolution|mkldnn_convolution|slow_conv2d|thnn_conv2d"
+
+_LOW_OCCUPANCY = 0.5
+_TENSOR_CORE_SPEED = 8  # fp16 over fp32 without them: 4 on a GA102, 8 on an Orin, 15 on an H100
+_CASTS_A_STEP = 20
+
+
+def scan(profile: Profile) -> Finding | None:
+    """Find a selective scan that dominates. Its form is a choice of our kernels on a GPU alone."""
+    share, of_step, lines = _scan_part(profile)
+    if share < 0.3:
+        return None
+    has_form = bool(evidence.gpus(profile)) and remedies.options(profile).get("scan") == "serial"
+    custom = remedies.changed(profile, kernels="custom")
+    held = _scan_occupancy(profile)
+    return Finding(
+        rule="scan",
+        title="The selective scan dominates: each token waits for the one before it",
+        evidence=[*lines, *([] if held is None else [f"occupancy of its kernel {percent(held)}"])],
+        advice="The two-level form scans chunks of the tokens side by side, and is exact. Mamba-2's scan is made of "
+        "matrix products, but its recurrence is another one: it needs retraining.",
+        expected=1 - of_step * (1 - (held or 0.0)),
+        variant=custom or (profile.case.variant.name if has_form else None),
+        options={"scan": "two_level"} if has_form else {},
+    )
+
+
+def _scan_part(profile: Profile) -> tuple[float, float, list[str]]:
+    """Return the scan's shares of the work and of a step and the evidence: by its kernels, or else by its layers."""
+    part = evidence.work(profile, _SCAN)
+    layered = sum(row.share for row in evidence.layers(profile) if "scan" in row.name.lower())
+    if part.share >= layered:
+        return part.share, part.of_step, part.lines
+    return layered, layered, [f"layers named scan: {percent(layered)} of the forward pass"]
+
+
+def _scan_occupancy(profile: Profile) -> float | None:
+    kernels = [row.kernel for row in evidence.work(profile, _SCAN).rows if row.kernel]
+    return evidence.occupancy(evidence.by_counters(profile), kernels[0]) if kernels else None
+
+
+def sequence_length(profile: Profile) -> Finding | None:
+    """Find a scan that dominates over a sequence that larger patches make shorter."""
+    share, _, lines = _scan_part(profile)
+    options = remedies.options(profile)
+    if share < 0.3 or "patch_size" not in options:
+        return None
+    patch, stride = int(options["patch_size"]), int(options["stride"])
+    side = catalog.entry(profile.case.model).image_shape(profile.case.options)[-1]
+    if 2 * patch > side:
+        return None
+    now, then = _tokens(side, patch, stride), _tokens(side, 2 * patch, 2 * stride)
+    busy = evidence.step_share(profile, "kernel") if evidence.gpus(profile) else 1.0
+    return Finding(
+        rule="sequence_length",
+        title="The sequence is long for a scan",
+        evidence=[*lines, f"{now} tokens with patches of {patch} pixels, {then} with {2 * patch}"],
+        advice="Time falls with the number of tokens, at a cost in accuracy that is not measured here: larger patches "
+        "need weights that are trained for them.",
+        expected=1 - busy * (1 - then / now),
+        variant=profile.case.variant.name,
+        options={"patch_size": 2 * patch, "stride": 2 * stride},
+    )
+
+
+def _tokens(side: int, patch: int, stride: int) -> int:
+    return ((side - patch) // stride + 1) ** 2 + 1
+
+
+def dominant_kernel(profile: Profile) -> Finding | None:
+    """Find one kernel that takes over 30 % of the GPU's time and is not the scan, which has a rule of its own."""
+    longest = evidence.part(profile, evidence.rows(profile)[:1])
+    if not evidence.gpus(profile) or longest.share <= 0.3 or evidence.work(profile, _SCAN).share >= 0.3:
+        return None
+    return Finding(
+        rule="dominant_kernel",
+        title="One kernel takes the most time",
+        evidence=longest.lines,
+        advice="Look at this one first: making all others faster gains at most what they take.",
+        expected=1 - longest.of_step,
+        variant=remedies.fused(profile),
+    )
+
+
+def low_occupancy(profile: Profile) -> Finding | None:
+    """Find kernels that hold less than half of the warps; those on tensor cores are fast at few."""
+    counted = evidence.by_counters(profile)
+    held = [
+        (row, row.kernel, evidence.occupancy(counted, row.kernel))
+        for row in evidence.rows(profile)
+        if row.kernel and not row.kernel.tensor_cores
+    ]
+    low = [(row, kernel, share) for row, kernel, share in held if share is not None and share < _LOW_OCCUPANCY]
+    part = evidence.part(profile, (row for row, _, _ in low))
+    if part.share < 0.3:
+        return None
+    limits = low[0][1].limits
+    few_blocks = "grid" in limits
+    lost = sum(evidence.of_steps(profile, row.ns) * (1 - share / _LOW_OCCUPANCY) for row, _, share in low)
+    return Finding(
+        rule="low_occupancy",
+        title=f"Low occupancy, limited by {' and '.join(limits) or 'what the trace does not say'}",
+        evidence=[
+            f"{line}; occupancy {percent(share)}{_launched(kernel)}"
+            for line, (_, kernel, share) in zip(part.lines, low, strict=False)
+        ],
+        advice="The grid is too small: a larger batch, or work cut into more blocks, fills the SMs."
+        if few_blocks
+        else "Fewer registers, less shared memory or another block size let more warps hide the latency of memory.",
+        expected=1 - lost,
+        variant=profile.case.variant.name if few_blocks else remedies.changed(profile, kernels="custom"),
+        batch_size=4 * profile.case.batch_size if few_blocks else None,
+    )
+
+
+def _launched(kernel: KernelRow) -> str:
+    """Return what is known of a kernel's launches, as the end of a sentence."""
+    blocks = "" if kernel.blocks_per_sm is None else f", {kernel.blocks_per_sm:.3g} blocks an SM"
+    return blocks + ("" if kernel.registers is None else f", {kernel.registers} registers")
+
+
+def no_tensor_cores(profile: Profile) -> Finding | None:
+    """Find matrix products in fp32 that leave the tensor cores unused."""
+    found = evidence.by_counters(profile)
+    counted = {name: row.tensor_cores for name, row in found.items() if row.tensor_cores is not None}
+    plain = [
+        row
+        for row in evidence.work(profile, _MATRIX, but="causal_conv|depthwise").rows
+        if row.kernel and not row.kernel.tensor_cores and not counted.get(row.name)
+    ]
+    part = evidence.part(profile, plain)
+    if part.share < 0.1 or profile.case.variant.precision != "fp32":
+        return None
+    told = sum(row.name in counted for row in plain)
+    mixed = f"{told} by counters and {len(plain) - told} by name"
+    by = {0: "by the kernels' names", len(plain): "by counters"}.get(told, mixed)
+    return Finding(
+        rule="no_tensor_cores",
+        title="Matrix products in fp32 run without tensor cores",
+        evidence=[f"{percent(part.share)} of the work are matrix products without tensor cores, {by}", *part.lines],
+        advice="Tensor cores take fp16 and bf16: half precision, or amp where weights must stay in fp32.",
+        expected=1 - part.of_step * (1 - 1 / _TENSOR_CORE_SPEED),
+        variant=remedies.changed(profile, precision="fp16"),
+    )
+
+
+def casts_and_copies(profile: Profile) -> Finding | None:
+    """Find time in casts and copies; autocast makes them around every operator."""
+    part = evidence.work(profile, _COPIES)
+    operators = profile.torch.operators if profile.torch else []
+    casts = sum(row.calls for row in operators if row.name == "aten::_to_copy") / evidence.steps(profile)
+    if part.share < 0.1:
+        return None
+    precision = profile.case.variant.precision
+    return Finding(
+        rule="casts_and_copies",
+        title="A storm of casts" if casts >= _CASTS_A_STEP else "Copies take time",
+        evidence=[*part.lines, f"{casts:.4g} casts (aten::_to_copy) a step, in {precision}"],
+        advice="Weights and inputs in one format need no casts, and fused kernels convert in registers.",
+        expected=1 - part.of_step,
+        variant=_without_casts(profile),
+    )
+
+
+def _without_casts(profile: Profile) -> str | None:
+    if profile.case.variant.precision == "amp":
+        return remedies.half(profile) if evidence.gpus(profile) else remedies.changed(profile, precision="bf16")
+    return remedies.changed(profile, kernels="custom")
+
+
+def flips(profile: Profile) -> Finding | None:
+    """Find tensors that are turned round in memory."""
+    part = evidence.work(profile, _FLIPS)
+    if part.share < 0.02:
+        return None
+    return Finding(
+        rule="flips",
+        title="Sequences are turned round in memory",
+        evidence=part.lines,
+        advice="Read them backwards instead: the kernels of the scan and the convolution take reverse=True and turn "
+        "nothing round.",
+        expected=1 - part.of_step,
+        variant=remedies.changed(profile, kernels="custom"),
+    )
+
+
+def cpu_convolution(profile: Profile) -> Finding | None:
+    """Find an eager convolution on a CPU that dominates. Ours skips the zeros of spikes."""
+    part = evidence.work(profile, _CPU_CONVOLUTION)
+    if part.share < 0.3:
+        return None
+    rates = [row.spike_rate for row in evidence.layers(profile) if row.spike_rate is not None]
+    left = sum(rates) / len(rates) if rates else 0.0
+    custom = remedies.changed(profile, kernels="custom")
+    return Finding(
+        rule="cpu_convolution",
+        title="Eager convolutions dominate on this CPU",
+        evidence=[*part.lines, *([f"mean spike rate {percent(left)}"] if rates else [])],
+        advice="Spikes are mostly zeros, and our convolution skips them. ONNX Runtime packs weights once and fuses "
+        "what follows.",
+        expected=1 - part.of_step * (1 - left),
+        variant=custom or remedies.changed(profile, backend="onnxruntime", precision="fp32"),
+    )
+
+
+def elementwise_chain(profile: Profile) -> Finding | None:
+    """Find a chain of elementwise operators, each of which reads and writes all its numbers: room for fusion."""
+    part = _elementwise(profile)
+    kinds = {row.operator for row in part.rows if row.ns >= 0.02 * sum(one.ns for one in part.rows)}
+    if part.share < 0.25 or len(kinds) < 3:
+        return None
+    return Finding(
+        rule="elementwise_chain",
+        title="A chain of elementwise operators could be one kernel",
+        evidence=[f"{len(kinds)} operators make {percent(part.share)} of the work", *part.lines],
+        advice="A fused kernel reads and writes each number once; a membrane stays in registers over all steps.",
+        expected=1 - part.of_step * (1 - 1 / len(kinds)),
+        variant=remedies.fused(profile),
+    )
+
+
+def _elementwise(profile: Profile) -> Part:
+    """Return the elementwise work, copies and flips apart."""
+    return evidence.work(profile, _ELEMENTWISE, but=f"{_COPIES}|{_FLIPS}")
+
+
+def neurons(profile: Profile) -> Finding | None:
+    """Find kernels of spiking neurons that dominate."""
+    part = _neurons(profile)
+    if part.share < 0.3:
+        return None
+    shapes = [f"{row.name}{_launched(row.kernel)}" for row in part.rows[:3] if row.kernel]
+    return Finding(
+        rule="neurons",
+        title="The neurons' own kernels dominate",
+        evidence=[f"{percent(part.share)} of the work", *part.lines, *shapes],
+        advice="They are bound by the bytes they move: half precision halves the currents that they read.",
+        expected=1 - part.of_step / 2,
+        variant=remedies.changed(profile, precision="fp16") if evidence.gpus(profile) else None,
+    )
+
+
+def _neurons(profile: Profile) -> Part:
+    """Return the work of neurons that have a kernel of their own; a convolution of spikes is none."""
+    return evidence.work(profile, SNN_KERNELS, but="conv|linear")
+
+
+def time_steps(profile: Profile) -> Finding | None:
+    """Find a spiking net whose time is its neurons': it falls with the steps and, where they are bound, the level."""
+    share = max(_neurons(profile).share, _elementwise(profile).share)
+    options = remedies.options(profile)
+    steps = int(options.get("time_steps", 1))
+    if share < 0.25 or steps < 2:
+        return None
+    fewer: dict[str, int] = {"time_steps": steps // 2}
+    if "level" in options and int(options["level"]) // 2 - 1 > steps // 2:
+        fewer["level"] = max(4, 2 * (steps // 2) + 2)  # its input is spread over level // 2 - 1 steps
+    return Finding(
+        rule="time_steps",
+        title=f"Neurons compute every one of {steps} time steps",
+        evidence=[f"{percent(share)} of the work is the neurons'", _in_words(fewer, options)],
+        advice="Sweep both: the level alone changes no time, it says how many steps the input needs. What fewer steps "
+        "cost in accuracy is not measured here.",
+        expected=0.5,
+        variant=profile.case.variant.name,
+        options=dict(fewer),
+    )
+
+
+def _in_words(fewer: dict[str, int], options: dict[str, int | float | bool | str]) -> str:
+    return "; ".join(f"{name} {options[name]}, tested with {value}" for name, value in fewer.items())
+
+
+RULES = (
+    scan,
+    sequence_length,
+    dominant_kernel,
+    low_occupancy,
+    no_tensor_cores,
+    casts_and_copies,
+    flips,
+    cpu_convolution,
+    elementwise_chain,
+    neurons,
+    time_steps,
+)

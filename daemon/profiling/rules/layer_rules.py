@@ -1,0 +1,154 @@
+"""Rules on layers, on the halves of training and on memory."""
+
+import re
+from statistics import median
+
+from benchd.daemon.profiling.profile import Finding, LayerRow, Profile
+from benchd.daemon.profiling.rules import evidence, remedies
+from benchd.daemon.profiling.rules.evidence import mib, ms, percent
+
+_FAR = 10.0  # times the floor: where clocks are right, not every layer of a busy device is that far
+_HELD_FOR_LONG = ("parameters", "inputs", "gradients")
+
+
+def out_of_line(profile: Profile) -> Finding | None:
+    """Find the layer, or kind of layer, whose share of the time is most beyond three times that of the FLOPs."""
+    rows = [*evidence.layers(profile), *evidence.kinds(profile)]
+    known = [(row, share) for row in rows if (share := evidence.flops_share(profile, row))]
+    beyond = [(row, share) for row, share in known if row.share >= 0.1 and row.share >= 3 * share]
+    if not beyond:
+        return None
+    worst, flops = max(beyond, key=lambda pair: pair[0].share - pair[1])
+    return Finding(
+        rule="out_of_line",
+        title=f"Layer {worst.name} takes more time than its work",
+        evidence=[
+            f"{worst.name}: {ms(worst.ns)}, {percent(worst.share)} of the time for {percent(flops)} of the FLOPs"
+        ],
+        advice="What it does beside its products decides: layout changes, many small operators, too few blocks.",
+        expected=1 - (worst.share - flops),
+        variant=remedies.fused(profile),
+    )
+
+
+def far_from_floor(profile: Profile) -> Finding | None:
+    """Find a busy device on which every layer is far over its floor, as no algorithm explains."""
+    factors = [row.x_of_floor for row in evidence.layers(profile) if row.x_of_floor is not None]
+    is_busy = not evidence.gpus(profile) or evidence.step_share(profile, "kernel") >= 0.9
+    if len(factors) < 3 or min(factors) < _FAR or not is_busy:
+        return None
+    return Finding(
+        rule="far_from_floor",
+        title="Every layer is far over its floor: look at the clocks first",
+        evidence=[
+            f"{len(factors)} layers at {min(factors):.3g} to {max(factors):.3g} x of floor",
+            _clocks(profile),
+        ],
+        advice="A factor that all share is the board's and not the model's: set the power mode (nvpmodel), lock the "
+        "clocks (jetson_clocks), let it cool, and profile again.",
+        expected=1 / min(factors),
+    )
+
+
+def _clocks(profile: Profile) -> str:
+    machine = profile.environment
+    facts = {
+        "power mode": machine.power_mode,
+        "clocks locked": machine.clocks_locked,
+        "CPU governor": machine.cpu_governor,
+        "GPU governor": machine.gpu_governor,
+    }
+    return ", ".join(f"{name} {'unknown' if fact is None else fact}" for name, fact in facts.items())
+
+
+def memory_access(profile: Profile) -> Finding | None:
+    """Find the layer, or kind of layer, bound by bytes that is farthest over its floor, and farther than the others."""
+    rows = [*evidence.layers(profile), *evidence.kinds(profile)]
+    usual = median([row.x_of_floor for row in rows if row.x_of_floor is not None] or [0.0])
+    slow = [row for row in rows if row.binding == "bytes" and row.share >= 0.1 and _over(row) >= max(5.0, 2 * usual)]
+    if not slow:
+        return None
+    worst = max(slow, key=_over)
+    return Finding(
+        rule="memory_access",
+        title=f"Layer {worst.name} reaches little of the memory's bandwidth",
+        evidence=[
+            f"{worst.name}: {ms(worst.ns)}, {percent(worst.share)} of the time",
+            f"{_over(worst):.3g} x of the floor that its bytes set, and the median layer {usual:.3g} x of its own",
+        ],
+        advice="Look at its layout (channels last), at strides and at what is written only to be read again.",
+        expected=1 - worst.share * (1 - usual / _over(worst)),
+        variant=remedies.fused(profile),
+    )
+
+
+def _over(layer: LayerRow) -> float:
+    return layer.x_of_floor or 0.0
+
+
+def late_stages(profile: Profile) -> Finding | None:
+    """Find a ResNet whose stages 3 and 4, with their small maps, take more than their FLOPs."""
+    stages = [row for row in profile.layers.layers if row.parent is None] if profile.layers else []
+    rows = [row for row in stages if re.match(r"layer[34]", row.name, re.IGNORECASE)]
+    share = sum(row.share for row in rows)
+    flops = sum(evidence.flops_share(profile, row) or 0.0 for row in rows)
+    if share < 0.5 or share < 1.2 * flops:
+        return None
+    return Finding(
+        rule="late_stages",
+        title="Stages 3 and 4 take most of the time",
+        evidence=[f"{row.name}: {ms(row.ns)}, {percent(row.share)} of the time" for row in rows]
+        + [f"together {percent(share)} of the time for {percent(flops)} of the FLOPs"],
+        advice="Their maps are small and their weights large: a larger batch reads the weights once for more images.",
+        expected=1 - (share - flops),
+        variant=profile.case.variant.name,
+        batch_size=4 * profile.case.batch_size,
+    )
+
+
+def backward(profile: Profile) -> Finding | None:
+    """Find a backward pass that takes over three times the forward one; it has twice the products."""
+    timed = profile.benchmark
+    if not timed or not timed.forward or not timed.backward:
+        return None
+    ahead, back = timed.forward.median_ns, timed.backward.median_ns
+    if back <= 3 * ahead:
+        return None
+    return Finding(
+        rule="backward",
+        title="The backward pass dominates",
+        evidence=[f"forward {ms(ahead)}, backward {ms(back)}: {percent(back / (ahead + back))} of both"],
+        advice="Twice the forward pass is usual. Look for surrogate gradients made of many small operators, and for a "
+        "graph over all time steps; a fused kernel has its own gradient.",
+        expected=3 * ahead / (ahead + back),
+        variant=remedies.changed(profile, kernels="custom"),
+    )
+
+
+def memory_peak(profile: Profile) -> Finding | None:
+    """Find a peak that is ten times what is held for long: results between layers make it."""
+    memory = profile.memory
+    held = sum(memory.peak_by_category.get(name, 0) for name in _HELD_FOR_LONG) if memory else 0
+    if not memory or not held or memory.peak_bytes < 10 * held:
+        return None
+    largest = [
+        f"{one.module or one.operator or 'unknown'}: {mib(one.bytes)} of {one.category}" for one in memory.largest[:3]
+    ]
+    return Finding(
+        rule="memory_peak",
+        title="Results between layers make the peak of memory",
+        evidence=[f"peak {mib(memory.peak_bytes)} on {memory.device}, {mib(held)} held for long", *largest],
+        advice="Smaller batches, half precision, or fused kernels that keep time steps to themselves. The gain is room "
+        "for other work and not time.",
+        variant=remedies.changed(profile, kernels="custom"),
+    )
+
+
+RULES = (
+    out_of_line,
+    far_from_floor,
+    memory_access,
+    late_stages,
+    backward,
+    memory_peak,
+)

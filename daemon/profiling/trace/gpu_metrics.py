@@ -1,0 +1,213 @@
+"""How well a GPU was used over a window, from the kernels of a trace: arithmetic on launches and times, no counters.
+
+Three occupancies go under that word, and none stands in for another. *Theoretical*: the share of an SM's warps that a
+kernel can fill, by its registers, shared memory and block. *Estimated*: the same as far as the grid was large enough,
+which is what a trace holds. *Measured*: counted by the hardware (GPM, DCGM, ncu), which no trace does.
+
+All shares are 0 to 1. Where the trace gives whole percents, a small grid reads 0; `occupancy` computes it anew.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchd.daemon.profiling.trace.trace import Device, Kernel, Launch, Trace, column, places
+from benchd.kernels.occupancy import ARCHITECTURES, WARP_THREADS, theoretical
+
+# the shapes of the matrix instructions as libraries put them into names, and families that use nothing else
+_TENSOR_CORES = re.compile(
+    r"[hisdc](?:884|8816|8832|1688|16816|16832|16864)(?!\d)|[hiqg]mma|xmma|tensorop|nvjet|flash_(?:fwd|bwd)",
+    re.IGNORECASE,
+)
+_NO_TENSOR_CORES = re.compile(r"ffma|simt", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LaunchOccupancy:
+    """The occupancies of one launch, unrounded; `blocks` fit on an SM at once.
+
+    `limits` names what allows no more than `estimated`: resources of the SM, or "grid" where it has too few blocks.
+    """
+
+    theoretical: float
+    estimated: float
+    blocks: int
+    limits: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMetrics:
+    """One GPU over one window, kernels cut to it; None where a kernel lacks what the figure needs, or there is none.
+
+    `utilization` is the share of time with a kernel running; `sm_efficiency` the mean share of SMs that had a block, as
+    if blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count, and kernels
+    side by side count twice. `estimated_window_occupancy` is over the window, which alone compares with a measured one.
+    Both leave out the `without_occupancy` kernels. `tensor_core_share_by_name` is of kernel time and only as good as
+    the names: Triton's tell nothing.
+    """
+
+    seconds: float
+    kernels: int
+    without_occupancy: int
+    utilization: float
+    sm_efficiency: float | None
+    estimated_occupancy: float | None
+    estimated_window_occupancy: float | None
+    tensor_core_share_by_name: float | None
+
+
+@dataclass(frozen=True)
+class DeviceMetrics:
+    """All steps together, to the end of their last kernel, and each step by its number.
+
+    A step is its time on the CPU: a kernel that runs on behind it counts where it runs. `rounded` says that occupancy
+    is of the trace's whole percents, because this device's limits are not known here.
+    """
+
+    total: GpuMetrics
+    steps: dict[int, GpuMetrics]
+    rounded: bool
+
+
+def occupancy(launch: Launch, device: Device) -> LaunchOccupancy | None:
+    """Return the occupancies of a launch on a device; None where the trace's calculator failed or facts are missing."""
+    sms, sm_threads = device.num_sms, device.max_threads_per_multiprocessor
+    if launch.estimated_occupancy_percent is None or not (launch.grid and launch.block and sms and sm_threads):
+        return None
+    threads, launched = math.prod(launch.block), math.prod(launch.grid) / sms
+    fitting = _fitting(launch, device, threads)
+    if fitting is None:
+        return None
+    blocks, limits = fitting
+    warps = -(-threads // WARP_THREADS)
+    return LaunchOccupancy(
+        theoretical=blocks * warps * WARP_THREADS / sm_threads,
+        estimated=min(blocks, launched) * threads / sm_threads,
+        blocks=blocks,
+        limits=("grid",) if launched < blocks else limits,
+    )
+
+
+def _fitting(launch: Launch, device: Device, threads: int) -> tuple[int, tuple[str, ...]] | None:
+    """Return how many blocks fit on an SM and what holds them back, as the trace says or by the device's limits.
+
+    The trace's calculator takes 48 KiB of shared memory for the most that a block has. Of a kernel with more it finds
+    that no block fits, although it ran.
+    """
+    if launch.active_blocks_per_sm:
+        return launch.active_blocks_per_sm, launch.limits
+    architecture = ARCHITECTURES.get(10 * (device.compute_major or 0) + (device.compute_minor or 0))
+    if architecture is None or launch.registers is None or launch.shared_bytes is None:
+        return None
+    found = theoretical(architecture, launch.registers, launch.shared_bytes, threads)
+    return (found.blocks, found.limits) if found.blocks else None
+
+
+def traced_occupancy(launch: Launch) -> float | None:
+    """Return the estimated occupancy as the trace has it, rounded to percent; None where its calculator failed."""
+    percent = launch.estimated_occupancy_percent
+    return None if percent is None or launch.active_blocks_per_sm == 0 else percent / 100
+
+
+def uses_tensor_cores_by_name(kernel: str) -> bool:
+    """Say whether a kernel's name gives tensor cores away."""
+    return bool(_TENSOR_CORES.search(kernel)) and not _NO_TENSOR_CORES.search(kernel)
+
+
+def by_device(trace: Trace) -> dict[int, DeviceMetrics]:
+    """Return the metrics of each GPU that ran a kernel, by its id."""
+    devices = {device.id: device for device in trace.devices}
+    on = column(trace.kernels, "device")
+    return {number: _of_device(trace, on == number, devices.get(number)) for number in np.unique(on).tolist()}
+
+
+def over(kernels: Sequence[Kernel], start_ns: int, end_ns: int) -> GpuMetrics:
+    """Return the metrics of one GPU's kernels over [start, end), occupancy as the trace gives it."""
+    return _Columns(kernels, np.ones(len(kernels), np.bool_)).over(start_ns, end_ns)
+
+
+def _of_device(trace: Trace, on_device: NDArray[np.bool_], device: Device | None) -> DeviceMetrics:
+    columns = _Columns(trace.kernels, on_device, device)
+    steps = trace.steps
+    start = min(step.start_ns for step in steps) if steps else int(columns.start.min())
+    end = max([int(columns.end.max())] + [step.end_ns for step in steps])
+    return DeviceMetrics(
+        total=columns.over(start, end),
+        steps={step.number: columns.over(step.start_ns, step.end_ns) for step in steps},
+        rounded=columns.rounded,
+    )
+
+
+def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] | None:
+    """Return the unrounded occupancy of each launch; None where one that the trace has cannot be computed."""
+    found = [occupancy(launch, device) for launch in launches]
+    if any(it is None and traced_occupancy(launch) is not None for launch, it in zip(launches, found, strict=True)):
+        return None
+    return [it.estimated if it else None for it in found]
+
+
+class _Columns:
+    """The kernels of one GPU as arrays; NaN for what a launch lacks.
+
+    `rounded` says that occupancy is as the trace gives it: without a `device`, or where it cannot be computed.
+    """
+
+    def __init__(self, kernels: Sequence[Kernel], chosen: NDArray[np.bool_], device: Device | None = None) -> None:
+        place, launches = places(kernels, "launch")
+        used, place = np.unique(place[chosen], return_inverse=True)
+        launches = [launches[at] for at in used]
+        computed = _computed(launches, device) if device else None
+        self.rounded = computed is None
+        self.start = column(kernels, "start_ns")[chosen]
+        self.end = self.start + column(kernels, "duration_ns")[chosen]
+        self._blocks = _numbers(launch.blocks_per_sm for launch in launches)[place]
+        self._occupancy = _numbers(map(traced_occupancy, launches) if computed is None else computed)[place]
+        by_name = [uses_tensor_cores_by_name(launch.name) for launch in launches]
+        self._tensor_cores = np.array(by_name, np.bool_)[place]
+
+    def over(self, start_ns: int, end_ns: int) -> GpuMetrics:
+        """Return the metrics over [start, end); raise ValueError for a window without length."""
+        if end_ns <= start_ns:
+            raise ValueError(f"a window from {start_ns} to {end_ns} ns has no length")
+        inside = (self.end > start_ns) & (self.start < end_ns)
+        start = np.maximum(self.start[inside], start_ns)
+        end = np.minimum(self.end[inside], end_ns)
+        duration, occupancies = end - start, self._occupancy[inside]
+        known = ~np.isnan(occupancies)
+        warp_time = float((occupancies * duration)[known].sum()) if known.any() or not len(known) else math.nan
+        busy, loaded = _busy_and_loaded(start, end, self._blocks[inside])
+        return GpuMetrics(
+            seconds=(end_ns - start_ns) / 1e9,
+            kernels=len(duration),
+            without_occupancy=int((~known).sum()),
+            utilization=busy / (end_ns - start_ns),
+            sm_efficiency=_share(loaded, end_ns - start_ns),
+            estimated_occupancy=_share(warp_time, int(duration[known].sum())),
+            estimated_window_occupancy=_share(warp_time, end_ns - start_ns),
+            tensor_core_share_by_name=_share(int(duration[self._tensor_cores[inside]].sum()), int(duration.sum())),
+        )
+
+
+def _numbers(values: Iterable[float | None]) -> NDArray[np.float64]:
+    return np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+def _share(part: float, whole: int) -> float | None:
+    return part / whole if whole and not math.isnan(part) else None
+
+
+def _busy_and_loaded(
+    start: NDArray[np.int64], end: NDArray[np.int64], blocks_per_sm: NDArray[np.float64]
+) -> tuple[int, float]:
+    """Return the nanoseconds with a kernel, and these times the blocks per SM of all that run, at most one."""
+    edges = np.concatenate([start, end])
+    order = np.argsort(edges, kind="stable")
+    between = np.diff(edges[order])
+    ones = np.ones(len(start), np.int8)
+    running = np.cumsum(np.concatenate([ones, -ones])[order], dtype=np.int32)[:-1] > 0
+    load = np.cumsum(np.concatenate([blocks_per_sm, -blocks_per_sm])[order])[:-1]
+    return int(between[running].sum()), float((np.clip(load, 0, 1) * between)[running].sum())

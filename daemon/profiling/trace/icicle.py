@@ -1,0 +1,103 @@
+"""One step of a trace as calls within calls, equal paths merged: the frames of an icicle."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchd.daemon.profiling.profile import Frame
+from benchd.daemon.profiling.trace.nesting import Nesting
+from benchd.daemon.profiling.trace.trace import Kernel, MemoryOperation, Step, Trace, column
+
+SMALLEST_SHARE = 0.002
+"""What takes less than this share of the whole could not be seen."""
+
+
+def icicle(trace: Trace) -> list[Frame]:
+    """Return the frames of the last step, each behind its parent; none for a trace without steps.
+
+    They hold time of the device, under the operator that launched the work, where there is any; else time of the host,
+    in which threads side by side add up.
+    """
+    if not trace.steps:
+        return []
+    step = trace.steps[-1]
+    nested = Nesting(_only(trace, step))
+    tree = _Tree(f"step {step.number}")
+    places = _places(tree, nested, step)
+    work = list(_device_work(trace, step))
+    for row, call in zip(work, nested.launchers(work).tolist(), strict=True):
+        if call >= 0:
+            name = row.launch.name if isinstance(row, Kernel) else row.name
+            tree.own_ns[tree.child(places[call], name)] += row.duration_ns
+    if not work:
+        for place, self_ns in zip(places, nested.self_ns.tolist(), strict=True):
+            tree.own_ns[place] += self_ns
+    return tree.frames()
+
+
+def _device_work(trace: Trace, step: Step) -> Iterator[Kernel | MemoryOperation]:
+    """Yield what the device did from the step's begin on; what it did for an earlier one has no launcher in this."""
+    for rows in (trace.kernels, trace.memcpys, trace.memsets):
+        later: Sequence[int] = np.flatnonzero(column(rows, "start_ns") >= step.start_ns).tolist()
+        yield from (rows[place] for place in later)
+
+
+def _only(trace: Trace, step: Step) -> Trace:
+    """Return the host's side of one step."""
+
+    def within(rows: Sequence[Any]) -> list[Any]:
+        start_ns = column(rows, "start_ns")
+        inside = (start_ns >= step.start_ns) & (start_ns < step.end_ns)
+        return [rows[place] for place in np.flatnonzero(inside).tolist()]
+
+    return msgspec.structs.replace(
+        trace,
+        annotations=within(trace.annotations),
+        operators=within(trace.operators),
+        runtime_calls=within(trace.runtime_calls),
+    )
+
+
+class _Tree:
+    """Places by their path, the parent before its children; place 0 is the whole."""
+
+    def __init__(self, name: str) -> None:
+        self._places: dict[tuple[int, str], int] = {}
+        self._parents: list[int | None] = [None]
+        self._names = [name]
+        self.own_ns = [0]
+
+    def child(self, parent: int, name: str) -> int:
+        """Return the place of `name` under `parent`."""
+        place = self._places.setdefault((parent, name), len(self._names))
+        if place == len(self._names):
+            self._names.append(name)
+            self._parents.append(parent)
+            self.own_ns.append(0)
+        return place
+
+    def frames(self) -> list[Frame]:
+        """Return what can be seen, each with all that is in it."""
+        total_ns = list(self.own_ns)
+        for place, parent in reversed(list(enumerate(self._parents))):
+            if parent is not None:
+                total_ns[parent] += total_ns[place]
+        numbers: dict[int | None, int | None] = {None: None}
+        frames: list[Frame] = []
+        for place, parent in enumerate(self._parents):
+            if total_ns[place] >= SMALLEST_SHARE * total_ns[0]:
+                numbers[place] = len(frames)
+                frames.append(Frame(self._names[place], numbers[parent], total_ns[place]))
+        return frames
+
+
+def _places(tree: _Tree, nested: Nesting, step: Step) -> list[int]:
+    """Return the place of each call; the step's own range is the whole."""
+    places: list[int] = []
+    for parent, number in zip(nested.parent.tolist(), nested.name.tolist(), strict=True):
+        name = nested.names[number]
+        inside = places[parent] if parent >= 0 else 0
+        places.append(0 if name == f"ProfilerStep#{step.number}" else tree.child(inside, name))
+    return places

@@ -1,0 +1,116 @@
+"""Which call on a CPU thread happened inside which, and which of them launched each piece of device work."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchd.daemon.profiling.trace.trace import Ints, Kernel, MemoryOperation, Shared, Trace, column, places
+
+
+class Nesting:
+    """All calls of the host as a forest, parents before their children, which follow without a gap.
+
+    Call i has `parent[i]` (-1 for none), `stop[i]` (the first call behind it that is not inside), `name[i]` (an index
+    into `names`) and `kind[i]`; `outermost[i]` says that nothing around it has its name.
+    """
+
+    ANNOTATION, OPERATOR, RUNTIME = range(3)
+
+    def __init__(self, trace: Trace) -> None:
+        # of two that begin together and are as long, the one listed first is outside
+        listed = (trace.annotations, trace.operators, trace.runtime_calls)
+        start, duration, thread = (
+            np.concatenate([column(rows, name) for rows in listed]) for name in ("start_ns", "duration_ns", "thread")
+        )
+        kind = np.repeat(np.arange(3, dtype=np.int8), [len(rows) for rows in listed])
+        of_gpu = np.flatnonzero(column(trace.annotations, "on_gpu"))
+        order = np.lexsort((-duration, start, thread))
+        order = order[~np.isin(order, of_gpu)]
+        self.start, self.thread, self.kind = start[order], thread[order], kind[order]
+        self.end = self.start + duration[order]
+        identities = (column(trace.operators, "external_id"), column(trace.runtime_calls, "correlation"))
+        self._identity = np.concatenate([np.zeros(len(trace.annotations), np.int64), *identities])[order]
+        names, self.names = _numbered([places(rows, "name") for rows in listed])
+        self.name = names[order].astype(np.int32)
+        self.parent, self.stop, self.outermost = self._nest()
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @cached_property
+    def self_ns(self) -> Ints:
+        """The time of each call without the calls in it."""
+        inside = self.parent >= 0
+        parents = self.parent[inside]
+        # rounding may let a child end behind its parent
+        taken = np.minimum(self.end[inside], self.end[parents]) - self.start[inside]
+        own: Ints = self.end - self.start - np.bincount(parents, taken, len(self)).astype(np.int64)
+        return own
+
+    def within(self, own_ns: Ints) -> Ints:
+        """Return for each call the sum of a value over itself and all calls inside."""
+        summed = np.concatenate([[0], np.cumsum(own_ns)])
+        total: Ints = summed[self.stop] - summed[:-1]
+        return total
+
+    def around(self, call: int) -> Iterator[int]:
+        """Yield the call and those around it, from the inside out."""
+        while call >= 0:
+            yield call
+            call = int(self.parent[call])
+
+    def at(self, thread: int, t_ns: int) -> int:
+        """Return the innermost call on a thread at a time, -1 for none."""
+        first, last = np.searchsorted(self.thread, [thread, thread + 1])
+        call = int(first + np.searchsorted(self.start[first:last], t_ns, "right")) - 1
+        return next((each for each in self.around(call) if self.end[each] > t_ns), -1) if call >= first else -1
+
+    def launchers(self, work: Sequence[Kernel | MemoryOperation]) -> Ints:
+        """Return the operator that launched each piece of device work, else what the launch happened in, else -1."""
+        found = self._find(self.OPERATOR, column(work, "external_id"))
+        calls = self._find(self.RUNTIME, column(work, "correlation"))
+        return np.where((found < 0) & (calls >= 0), self.parent[calls], found)
+
+    def _find(self, kind: int, wanted: Ints) -> Ints:
+        """Return the call of a kind with each identity, -1 where there is none."""
+        calls = np.flatnonzero((self.kind == kind) & (self._identity > 0))
+        if not len(calls):
+            return np.full(len(wanted), -1)
+        calls = calls[np.argsort(self._identity[calls], kind="stable")]
+        identities = self._identity[calls]
+        place = np.minimum(np.searchsorted(identities, wanted), len(calls) - 1)
+        return np.where(identities[place] == wanted, calls[place], -1)
+
+    def _nest(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+        count = len(self)
+        parent, stop, outermost = (
+            np.full(count, -1, np.int32),
+            np.full(count, count, np.int32),
+            np.ones(count, np.bool_),
+        )
+        # plain integers without a list of them: half the time of numpy's, and no memory
+        parents, stops, outer = parent.data, stop.data, outermost.data
+        names, ends, threads = self.name.data, self.end.data, self.thread.data
+        open_calls: list[int] = []
+        open_names = [0] * len(self.names)
+        for call, start in enumerate(self.start.data):
+            while open_calls and (ends[open_calls[-1]] <= start or threads[open_calls[-1]] != threads[call]):
+                done = open_calls.pop()
+                stops[done] = call
+                open_names[names[done]] -= 1
+            if open_calls:
+                parents[call] = open_calls[-1]
+            name = names[call]
+            outer[call] = not open_names[name]
+            open_names[name] += 1
+            open_calls.append(call)
+        return parent, stop, outermost
+
+
+def _numbered(columns: Sequence[tuple[Ints, list[str]]]) -> tuple[Ints, list[str]]:
+    """Return one column of places in one list of names for several with a list each."""
+    known: Shared[str] = Shared()
+    renumbered = [np.array([known[name] for name in names] or [0], np.int64)[place] for place, names in columns]
+    return np.concatenate(renumbered), known.listed

@@ -1,0 +1,207 @@
+"""`benchd report`: records as a page, Markdown, CSV or JSON; one flat row a record, with units in the names."""
+
+import csv
+import importlib.util
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.records import OptionValue, Record
+from benchd.daemon.reporting.console import print_decisions
+from benchd.daemon.sampling.interference import disturbed
+from benchd.daemon.verdicts import accuracy, results
+from benchd.daemon.verdicts.recommend import (
+    Decision,
+    Requirements,
+    decide,
+    energy_error_share,
+    exclusions,
+    latency_ms,
+    line,
+    memory_mib,
+    power_w,
+)
+
+Cell = str | float | bool | None
+Row = dict[str, Cell]
+
+
+def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> int:
+    """Write the records of these files as `report.FORMAT` into `output`; print the decisions and the paths.
+
+    Raises NotAvailable where the page's packages are absent.
+    """
+    found = sorted(results.read_all(paths), key=lambda record: record.t_wall)
+    decisions = decide(found, Requirements())
+    texts = {name: FORMATS[name](found, decisions) for name in formats}
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (output / f"report.{name}").write_text(text, encoding="utf-8")
+    print_decisions(out, decisions, as_json=False)
+    out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
+    return 0
+
+
+def page(folder: Path) -> Path:
+    """Write the page of a folder's records into it and return its path."""
+    found = sorted(results.read(folder), key=lambda record: record.t_wall)
+    path = folder / "report.html"
+    path.write_text(_html(found, decide(found, Requirements())), encoding="utf-8")
+    return path
+
+
+def require_page() -> None:
+    """Raise NotAvailable where the page's packages are absent."""
+    for package in ("plotly", "jinja2"):
+        if importlib.util.find_spec(package) is None:
+            raise NotAvailable(f"a page needs the package {package}: pip install 'benchd[report]'")
+
+
+def row(record: Record) -> Row:
+    """Return the record as one flat row; what was not measured is None."""
+    case, timing, check = record.case, record.timing, record.check
+    environment, energy, top1 = record.environment, record.energy, record.accuracy
+    found = disturbed(record.processes)
+    return {
+        "device_id": record.device_id,
+        "device": environment.gpu if environment.device == "cuda" else environment.cpu_model,
+        "power_mode": environment.power_mode,
+        "clocks_locked": environment.clocks_locked,
+        "fingerprint": environment.fingerprint,
+        "suite_id": record.suite_id,
+        "run_id": record.run_id,
+        "t_wall": record.t_wall,
+        "tool_version": record.tool_version,
+        "preset": record.preset,
+        "model": case.model,
+        "variant": case.variant.label,
+        "kernels_ran": record.kernels_ran,
+        "provider": case.provider,
+        "batch_size": case.batch_size,
+        "options": _options(case.options),
+        "direction": case.direction,
+        "scenario": case.scenario,
+        "seed": case.seed,
+        "threads": environment.threads,
+        "status": record.status,
+        "reason": record.reason,
+        "median_ms": timing.median_ms if timing else None,
+        "low_ms": timing.low_ms if timing else None,
+        "high_ms": timing.high_ms if timing else None,
+        "p99_ms": timing.p99_ms if timing else None,
+        "disturbed_blocks": found.disturbed if found else 0,
+        "clean_ms": found.clean_ms if found else None,
+        "as_experienced_ms": found.as_experienced_ms if found else None,
+        "latency_upper_ms": latency_ms(record),
+        "runs": timing.runs if timing else None,
+        "throughput_per_s": record.throughput_per_s,
+        "energy_per_inference_j": energy.gross_per_inference_j if energy else None,
+        "energy_error_share": energy_error_share(energy),
+        "power_w": power_w(record),
+        "memory_mib": memory_mib(record),
+        "check": check.verdict if check else None,
+        "check_error_share": check.error_share if check else None,
+        "agreement": check.agreeing / check.decided if check and check.agreeing is not None and check.decided else None,
+        "accuracy_top1": top1.top1 if top1 else None,
+        "accuracy_low": top1.low if top1 else None,
+        "accuracy_high": top1.high if top1 else None,
+        "accuracy_drop": top1.drop if top1 else None,
+        "accuracy_drop_low": top1.drop_low if top1 else None,
+        "accuracy_drop_high": top1.drop_high if top1 else None,
+        "accuracy_images": top1.images if top1 else None,
+        "x_of_floor": record.x_of_floor,
+        "bound_by": record.floor.bound_by if record.floor else None,
+        "flags": " ".join(record.flags),
+    }
+
+
+def _options(options: dict[str, OptionValue]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(options.items()))
+
+
+def _csv(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
+    text = StringIO()
+    writer = csv.DictWriter(text, list(row(found[0])), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row(record) for record in found)
+    return text.getvalue()
+
+
+def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
+    said = [
+        {"subject": one.subject, "ship": one.ship, "line": line(one), "excluded": one.excluded} for one in decisions
+    ]
+    return msgspec.json.encode({"decisions": said, "records": [row(record) for record in found]}).decode() + "\n"
+
+
+COLUMNS = {
+    "device_id": "device",
+    "model": "model",
+    "options": "options",
+    "variant": "variant",
+    "provider": "provider",
+    "batch_size": "batch",
+    "direction": "direction",
+    "scenario": "scenario",
+    "median_ms": "median ms",
+    "p99_ms": "p99 ms",
+    "clean_ms": "ms undisturbed",
+    "throughput_per_s": "per second",
+    "energy_per_inference_j": "energy J",
+    "memory_mib": "memory MiB",
+    "x_of_floor": "x of floor",
+    "check": "check",
+    "agreement": "agreement",
+    "accuracy_top1": "top-1 % [95 %]",
+    "accuracy_drop": "drop % [95 %]",
+    "status": "status",
+}
+"""What a person is shown of a row, and under which heading."""
+
+
+def cells(record: Record) -> list[str]:
+    """Return what a person is shown of a record."""
+    flat = row(record)
+    if record.accuracy:
+        flat |= {"accuracy_top1": accuracy.top1(record.accuracy), "accuracy_drop": accuracy.drop(record.accuracy)}
+    return [_cell(flat[name]) for name in COLUMNS]
+
+
+def _cell(value: Cell) -> str:
+    if isinstance(value, bool):
+        return "ok" if value else "FAILED"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "-" if value in (None, "") else str(value)
+
+
+def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
+    rows = [list(COLUMNS.values()), ["---"] * len(COLUMNS), *map(cells, found)]
+    table = [f"| {' | '.join(escaped(text) for text in texts)} |" for texts in rows]
+    said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
+    return "\n".join(["# Report", "", *map(escaped, said), "", *table]) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Return the text as Markdown shows it in a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
+    require_page()
+    from benchd.daemon.reporting import report_page  # noqa: PLC0415 - the other formats need neither package
+
+    headings, table = list(COLUMNS.values()), [cells(record) for record in found]
+    return report_page.page(found, decisions, headings, table)
+
+
+FORMATS: dict[str, Callable[[Sequence[Record], Sequence[Decision]], str]] = {
+    "html": _html,
+    "md": _md,
+    "csv": _csv,
+    "json": _json,
+}

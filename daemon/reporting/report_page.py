@@ -1,0 +1,238 @@
+"""The page of a report: five charts and the table in one HTML file that needs no network, light or dark."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+
+import msgspec
+
+from benchd.daemon.records import Energy, Record
+from benchd.daemon.reporting.page import CHARTS, Chart, render
+from benchd.daemon.verdicts.history import shifts
+from benchd.daemon.verdicts.recommend import (
+    Decision,
+    disqualified,
+    exclusions,
+    impossible,
+    line,
+    newest,
+    place,
+    place_names,
+    variant_name,
+)
+
+Point = tuple[float | str, float, str]
+"""Where a record lies in a chart, and what it is called there."""
+
+ROWS = 500
+"""Of more records the newest are shown in the table; the charts hold them all."""
+
+RING: Chart = {"marker": {"symbol": "circle-open", "size": 14}, "showlegend": False}
+CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
+CROSSED = "A cross marks what cannot win: its check failed, or it did not run as asked for."
+
+SUMMARY = """<p>{{ count }} records of {{ devices|join(", ") }}, {{ first }} to {{ last }}</p>
+{% if left_out %}<p>Left out of the charts: {{ left_out|join("; ") }}.</p>{% endif %}
+<ul class="ship">{% for text, others in said %}<li>{{ text }}
+{%- if others %}<ul>{% for why in others %}<li>{{ why }}</li>{% endfor %}</ul>{% endif %}</li>{% endfor %}</ul>
+"""
+TABLE = """<h2>Records</h2>
+{% if hidden %}<p>The newest {{ rows|length }}; {{ hidden }} older ones are in the CSV.</p>{% endif %}
+<div class="wide"><table>
+<thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody>
+</table></div>
+"""
+
+
+def page(
+    found: Sequence[Record], decisions: Sequence[Decision], headings: Sequence[str], table: Sequence[Sequence[str]]
+) -> str:
+    """Return the page of these records, at least one and in order of time, with the decisions on top."""
+    measured = [record for record in found if record.status == "ok" and record.timing and not impossible(record)]
+    return render(
+        "benchd report",
+        SUMMARY + CHARTS + TABLE,
+        [chart(measured) for chart in DRAWN],
+        count=len(found),
+        devices=sorted({record.device_id for record in found}),
+        first=found[0].t_wall,
+        last=found[-1].t_wall,
+        left_out=sorted({f"{record.case_id} {why}" for record in found if (why := impossible(record))}),
+        said=[(line(decision), exclusions(decision)) for decision in decisions],
+        headings=headings,
+        rows=table[-ROWS:],
+        hidden=max(0, len(table) - ROWS),
+    )
+
+
+def _median_ms(record: Record) -> float:
+    if record.timing is None:
+        raise ValueError(f"{record.case_id} was not timed")
+    return record.timing.median_ms
+
+
+def _grouped(records: Sequence[Record], key: Callable[[Record], str]) -> Iterator[tuple[str, list[Record]]]:
+    for name, group in groupby(sorted(records, key=key), key=key):
+        yield name, list(group)
+
+
+def _subject(record: Record) -> list[str]:
+    """Return the parts of the case that variants share: model, batch size, and what else is not the default."""
+    model, _, *others = msgspec.structs.replace(record.case, provider=None).case_id.split(",")
+    return [model, *others]
+
+
+def _named(records: Sequence[Record]) -> Callable[[Record], str]:
+    """Return what names the subject of a record among these, and its place where they have several."""
+    where = place_names(records)
+    return lambda record: " ".join(_subject(record)) + where[place(record)]
+
+
+def _by_fitness(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Return the records that may win and those that cannot."""
+    able = [record for record in records if not disqualified(record)]
+    return able, [record for record in records if disqualified(record)]
+
+
+def _energy(record: Record) -> Energy:
+    if record.energy is None:
+        raise ValueError(f"{record.case_id} has no energy")
+    return record.energy
+
+
+def _latency_against_energy(measured: Sequence[Record]) -> Chart:
+    inference = [record for record in newest(measured) if record.case.direction == "inference"]
+    known = [record for record in inference if record.energy and record.energy.gross_per_inference_j > 0]
+    subject, of_many = _named(known), len({_energy(record).scope for record in known}) > 1
+    able, unable = _by_fitness(known)
+    traces: list[Chart] = []
+    for name, group in _grouped(able, lambda r: subject(r) + (f" of {_energy(r).scope}" if of_many else "")):
+        points = sorted(map(_spent, group))
+        traces.append(_trace(name, points, mode="markers"))
+        traces.append(_trace(f"{name}: front", list(_pareto(points)), mode="lines+markers") | RING)
+    note = f"A ring marks what no other variant beats in both; lower left is better. {CROSSED}"
+    return {
+        "title": "Latency against energy",
+        "note": note if known else "No record holds energy.",
+        "data": traces + _crosses(map(_spent, unable)),
+        "layout": {"xaxis": _log_axis("median latency, ms"), "yaxis": _log_axis("energy per inference, mJ")},
+    }
+
+
+def _spent(record: Record) -> Point:
+    return _median_ms(record), 1e3 * _energy(record).gross_per_inference_j, _text(record)
+
+
+def _text(record: Record) -> str:
+    """Return what a point is called: its case, and why it cannot win where it cannot."""
+    why = disqualified(record)
+    return f"{record.case_id}: {why}" if why else record.case_id
+
+
+def _crosses(points: Iterable[Point]) -> list[Chart]:
+    found = list(points)
+    return [_trace("cannot win", found, mode="markers") | CROSS] if found else []
+
+
+def _trace(name: str, points: Sequence[Point], mode: str) -> Chart:
+    x, y, text = ([point[i] for point in points] for i in range(3))
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, "text": text}
+
+
+def _pareto(points: Sequence[Point]) -> Iterator[Point]:
+    """Yield the points that no other one beats in both, of points in ascending order."""
+    least = float("inf")
+    for point in points:
+        if point[1] < least:
+            least = point[1]
+            yield point
+
+
+def _log_axis(title: str) -> Chart:
+    return {"title": {"text": title}, "type": "log"}
+
+
+def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
+    known = [record for record in newest(measured) if record.throughput_per_s]
+    where = place_names(known)
+    able, unable = _by_fitness(known)
+    traces = [
+        _trace(name, sorted(map(_throughput, group)), "lines+markers")
+        for name, group in _grouped(able, lambda record: _at_any_batch(record) + where[place(record)])
+    ]
+    batches = {"tickvals": sorted({record.case.batch_size for record in known})}
+    axes = {"xaxis": _log_axis("batch size") | batches, "yaxis": _log_axis("images a second")}
+    return {
+        "title": "Throughput by batch size",
+        "note": f"The newest record of each case. {CROSSED}",
+        "data": traces + _crosses(map(_throughput, unable)),
+        "layout": axes,
+    }
+
+
+def _at_any_batch(record: Record) -> str:
+    model, _, *others = _subject(record)
+    return " ".join([model, *others, variant_name(record)])
+
+
+def _throughput(record: Record) -> Point:
+    return record.case.batch_size, record.throughput_per_s or 0.0, _text(record)
+
+
+def _variants_by_model(measured: Sequence[Record]) -> Chart:
+    known = newest(measured)
+    subject = _named(known)
+    able, unable = _by_fitness(known)
+    traces = []
+    for name, group in _grouped(able, variant_name):
+        timings = [record.timing for record in group if record.timing]
+        above = [(t.high_ms if t.high_ms is not None else t.median_ms) - t.median_ms for t in timings]
+        below = [t.median_ms - (t.low_ms if t.low_ms is not None else t.median_ms) for t in timings]
+        points = [(subject(record), _median_ms(record), _text(record)) for record in group]
+        bars = {"type": "data", "array": above, "arrayminus": below}
+        traces.append(_trace(name, points, mode="markers") | {"marker": {"size": 9}, "error_y": bars})
+    traces += _crosses((subject(record), _median_ms(record), _text(record)) for record in unable)
+    axes = {"xaxis": {}, "yaxis": _log_axis("median latency, ms")}
+    note = f"The newest record of each case, with its 95 % interval. {CROSSED}"
+    return {"title": "Variants by model", "note": note, "data": traces, "layout": axes}
+
+
+def _consistency(measured: Sequence[Record]) -> Chart:
+    """Return how far the processes of each case lie from its median."""
+    traces, where = [], place_names(measured)
+    for name, group in _grouped(measured, lambda record: record.case_id + where[place(record)]):
+        shares = [
+            100 * (process.timing.median_ms / _median_ms(record) - 1)
+            for record in group
+            for process in record.processes
+            if process.timing
+        ]
+        traces.append({"type": "box", "name": name, "y": shares, "boxpoints": "all", "showlegend": False})
+    layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "off the case's median, %"}}}
+    note = "One point a process, against the median of its own run."
+    return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
+
+
+def _history(measured: Sequence[Record]) -> Chart:
+    """Return each case over time by device and fingerprint, with a ring where a new level begins."""
+    traces: list[Chart] = []
+    for name, group in _grouped(measured, lambda r: f"{r.device_id} {r.case_id} {r.environment.fingerprint}"):
+        if len(group) < 2:
+            continue
+        points = [(record.t_wall, _median_ms(record)) for record in group]
+        steps = [points[place] for place in shifts([median_ms for _, median_ms in points])]
+        traces.append(_series(name, points, mode="lines+markers"))
+        if steps:
+            traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING)
+    note = "A ring marks the first run of a new level." if traces else "No case was measured twice in one environment."
+    axes = {"xaxis": {"type": "date"}, "yaxis": _log_axis("median latency, ms")}
+    return {"title": "History by device", "note": note, "data": traces, "layout": axes}
+
+
+def _series(name: str, points: Sequence[tuple[str, float]], mode: str) -> Chart:
+    return {"type": "scatter", "mode": mode, "name": name, "x": [x for x, _ in points], "y": [y for _, y in points]}
+
+
+DRAWN = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _consistency, _history)

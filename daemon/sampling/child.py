@@ -1,0 +1,260 @@
+"""The supervisor's side of the sampler process: start it, take its batches, notice its death, cut to windows."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, cast
+
+import msgspec
+
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.records import Sample, SamplerReport, Summary, Window
+from benchd.daemon.sampling import sources as known
+from benchd.daemon.sampling.series import Samples
+from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, PowerSource, Refusal
+
+START_S = 15.0  # with what goes before and after it, less than the unit's watchdog waits
+FLUSH_S = 2.0
+STOP_S = 1.0
+PIPE_BYTES = 2**18  # minutes of batches, for an owner that is busy elsewhere
+MAX_LINE_BYTES = 2**24
+ITSELF = "sampler"
+
+
+class SamplerProcess:
+    """A sampler process over the length of a `with` block.
+
+    The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is started again once
+    a case, and the gap is a failure in the reports of the windows it touches. Entering raises UsageError for sources
+    or a period that make no sense, and NotAvailable where the process does not come up.
+    """
+
+    def __init__(self, sources: Sequence[str], period_s: float, cpu: int | None = None) -> None:
+        self._samples = Samples(known.check(sources), period_s)
+        self._arguments = ["--sources", ",".join(sources), "--period", str(period_s)]
+        self._arguments += [] if cpu is None else ["--cpu", str(cpu)]
+        self._child: _Child | None = None
+        self._lost: _Loss | None = None
+        self._refusal: str | None = None
+        self._restarts = 0
+        self._watched: int | None = None
+
+    def __enter__(self) -> "SamplerProcess":
+        # Never readable: what the owner waits on when there is no process.
+        self._silence = os.pipe()
+        self._child = _Child(self._arguments)
+        try:
+            self._wait(lambda: self._samples.last_tick_ns() is not None or self._child is None, START_S)
+            self._require_started()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _require_started(self) -> None:
+        if self._refusal:
+            raise UsageError(self._refusal)
+        if self._lost:
+            raise NotAvailable(f"{self._lost.reason} before its first reading; standard error says why")
+        if self._samples.last_tick_ns() is None:
+            raise NotAvailable(f"the sampler process gave no sample within {START_S:g} s")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._child:
+            self._child.stop()
+            self._child = None
+        for fd in self._silence:
+            os.close(fd)
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id, None while there is no process."""
+        return self._child.pid if self._child else None
+
+    def fileno(self) -> int:
+        """Return what to wait on; it may be another one after each `receive`."""
+        return self._child.fileno() if self._child else self._silence[0]
+
+    def watch(self, pid: int) -> None:
+        """Begin a case: follow this process, and forget the samples from before it."""
+        self._samples.drop_before(time.monotonic_ns())
+        self._watched = pid
+        self._restarts = 1
+        if self._child is None:
+            self._start_again()
+        else:
+            self._tell(Command(watch_pid=pid))
+
+    def receive(self) -> None:
+        """Take what has arrived, without waiting."""
+        child = self._child
+        if child is None:
+            return
+        for line in child.lines():
+            self._take(child, line)
+        if child.ended:
+            self._lose(child)
+
+    def flush(self, wait_s: float = FLUSH_S) -> bool:
+        """Ask for what is pending and wait for it; return whether all that was sampled so far has arrived."""
+        child = self._child
+        if child is None or not self._tell(Command(flush=True)):
+            return False
+        child.asked += 1
+        self._wait(lambda: child.answered >= child.asked or self._child is not child, wait_s)
+        answered = child.answered >= child.asked
+        if not answered and self._child is child:
+            now_ns = time.monotonic_ns()
+            span = Window(self._samples.last_tick_ns() or now_ns, now_ns)
+            self._samples.fail(span, {ITSELF: f"no answer within {wait_s:g} s"})
+        return answered
+
+    def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
+        """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went."""
+        summaries, report = self._samples.cut(window)
+        if self._lost and self._lost.since_ns <= window.end_ns:
+            failures = report.failures | {ITSELF: f"{self._lost.reason}; no samples since then"}
+            report = msgspec.structs.replace(report, failures=failures)
+        return summaries, report
+
+    def power(self) -> list[PowerSource]:
+        """Return what the power and energy that is sampled stands for, in the order of the sources."""
+        return list(self._samples.power)
+
+    def raw(self, window: Window) -> list[Sample]:
+        """Return the samples of the window as they were read."""
+        return self._samples.raw(window)
+
+    def latest(self) -> list[Sample]:
+        """Return the last sample of every series."""
+        return self._samples.latest()
+
+    def drop_before(self, t_ns: int) -> None:
+        """Forget the samples that are older, so that a long run does not fill the memory."""
+        self._samples.drop_before(t_ns)
+
+    def _wait(self, done: Callable[[], bool], wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while not done() and (remaining_s := deadline - time.monotonic()) > 0:
+            if select.select([self], [], [], remaining_s)[0]:
+                self.receive()
+
+    def _tell(self, command: Command) -> bool:
+        """Send a command; return False where the process turns out to be dead, which is then dealt with."""
+        child = self._child
+        if child and child.tell(command):
+            return True
+        self.receive()
+        return False
+
+    def _take(self, child: "_Child", line: bytes) -> None:
+        try:
+            message = msgspec.json.decode(line, type=Message)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            now_ns = time.monotonic_ns()
+            self._samples.fail(Window(now_ns, now_ns), {ITSELF: f"rubbish instead of a message: {line[:60]!r}"})
+            return
+        if isinstance(message, Refusal):
+            self._refusal = message.reason
+            return
+        self._close_gap(message)
+        self._samples.add(message)
+        child.answered = message.flushes
+
+    def _close_gap(self, first: Batch) -> None:
+        if self._lost is None:
+            return
+        until_ns = first.ticks_ns[0] if first.ticks_ns else first.t_ns
+        seconds = (until_ns - self._lost.since_ns) / 1e9
+        self._samples.begin_process()
+        gap = Window(self._lost.since_ns, until_ns)
+        self._samples.fail(gap, {ITSELF: f"{self._lost.reason}; no samples for {seconds:.2f} s"})
+        self._lost = None
+
+    def _lose(self, child: "_Child") -> None:
+        """Take note that the process has died; start it again once a case."""
+        status = child.stop()
+        self._child = None
+        since_ns = self._samples.last_tick_ns() or time.monotonic_ns()
+        self._lost = self._lost or _Loss(since_ns, f"the sampler process ended with status {status}")
+        if self._restarts > 0:
+            self._restarts -= 1
+            self._start_again()
+
+    def _start_again(self) -> None:
+        self._child = _Child(self._arguments)
+        if self._watched is not None:
+            self._tell(Command(watch_pid=self._watched))
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """When the last reading before a process died began, and how it ended."""
+
+    since_ns: int
+    reason: str
+
+
+class _Child:
+    """One sampler process and its pipes; `asked` and `answered` count its flushes."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.ended = False
+        self.asked = 0
+        self.answered = 0
+        self._buffer = b""
+        # A fresh interpreter, in a session of its own so that a terminal's Ctrl-C does not reach it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchd.daemon.sampling.sources", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pipesize=PIPE_BYTES,
+            start_new_session=True,
+        )
+        self._stdin = cast("IO[bytes]", self._process.stdin)
+        self._stdout = cast("IO[bytes]", self._process.stdout)
+        os.set_blocking(self.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._stdout.fileno()
+
+    def tell(self, command: Command) -> bool:
+        try:
+            self._stdin.write(msgspec.json.encode(command) + b"\n")
+        except BrokenPipeError:
+            return False
+        return True
+
+    def lines(self) -> list[bytes]:
+        """Return the whole lines that have arrived; what is behind them waits for its end."""
+        with suppress(BlockingIOError):
+            while not self.ended:
+                data = os.read(self.fileno(), PIPE_BYTES)
+                self._buffer += data
+                self.ended = not data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > MAX_LINE_BYTES:
+            lines.append(self._buffer)
+            self._buffer = b""
+        return lines
+
+    def stop(self) -> int | None:
+        """Let it end, make it end, kill it; return its exit status, None if not even that helped in time."""
+        self._stdin.close()
+        self._stdout.close()
+        for end in (self._process.poll, self._process.terminate, self._process.kill):
+            end()
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(STOP_S)
+        return None

@@ -1,0 +1,164 @@
+"""Which blocks of a measurement were disturbed, by what, and the result without and with them; pure.
+
+A reading stands for the time since the one before it: counts and shares cover just that, and a state may have changed
+anywhere in between. It tells of every block that this time touches, a clock rather of the block in which it was read. A
+block that no reading touches passes for undisturbed.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from benchd.daemon.records import BlocksResult, Interference, ProcessResult, Sample, Window, throttles
+from benchd.daemon.verdicts.statistics import combine, median, median_interval
+
+CLOCK_SHARE = 0.97
+STEAL_PERCENT = 1.0  # one tick of 10 ms in a block of half a second on two CPUs
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """How many blocks of a case's processes were disturbed and by what, and its median without and with them."""
+
+    disturbed: int
+    blocks: int
+    reasons: list[str]
+    clean_ms: float
+    as_experienced_ms: float
+
+
+def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
+    """Return what disturbed the processes of a case, None where no block was; one with a time of 0 is left out."""
+    told = [process.interference for process in processes if process.interference]
+    found = [one for one in told if min(one.clean.median_ms, one.as_experienced.median_ms) > 0.0]
+    by_block = [reasons for one in found for reasons in one.reasons]
+    if not any(by_block):
+        return None
+    return Disturbed(
+        disturbed=sum(map(bool, by_block)),
+        blocks=len(by_block),
+        reasons=sorted({reason for reasons in by_block for reason in reasons}),
+        clean_ms=_centre([one.clean.median_ms for one in found]),
+        as_experienced_ms=_centre([one.as_experienced.median_ms for one in found]),
+    )
+
+
+def _centre(medians_ms: Sequence[float]) -> float:
+    return combine(medians_ms, [None] * len(medians_ms)).centre
+
+
+@dataclass(frozen=True)
+class _Reading:
+    since_ns: int
+    t_ns: int
+    value: float
+
+
+def assess(
+    samples: Sequence[Sample], blocks: Sequence[Window], medians_ms: Sequence[float], device: str
+) -> Interference:
+    """Return what disturbed each block, and what the medians say without and with the disturbed ones.
+
+    Clocks are those of `device`, `cuda` or `cpu`; throttling and foreign processes of a GPU count for `cuda` alone.
+    `samples` come in any order and may come twice. Raises ValueError for no blocks or another number of medians.
+    """
+    if not blocks or len(blocks) != len(medians_ms):
+        raise ValueError(f"{len(blocks)} blocks and {len(medians_ms)} medians")
+    flagged = {
+        "low_clock": _low_clock(samples, blocks, device),
+        "steal": _steal(samples, blocks),
+        "major_faults": _any(samples, blocks, "process_major_faults_per_s", lambda reading: reading.value > 0),
+    }
+    if device == "cuda":
+        flagged["throttled"] = _any(samples, blocks, "gpu_throttle_reasons", _throttles)
+        flagged["foreign_gpu_process"] = _any(
+            samples, blocks, "gpu_foreign_processes", lambda reading: reading.value > 0
+        )
+    reasons = [sorted(name for name in flagged if i in flagged[name]) for i in range(len(blocks))]
+    clean = [value for value, found in zip(medians_ms, reasons, strict=True) if not found]
+    return Interference(
+        reasons=reasons,
+        clean=_result(clean or medians_ms),
+        as_experienced=_result(medians_ms),
+        all_flagged=not clean,
+    )
+
+
+def _result(medians_ms: Sequence[float]) -> BlocksResult:
+    interval = median_interval(medians_ms)
+    return BlocksResult(
+        median_ms=fmean(medians_ms),
+        low_ms=max(0.0, interval.low) if interval else None,
+        high_ms=interval.high if interval else None,
+        blocks=len(medians_ms),
+    )
+
+
+def _low_clock(samples: Sequence[Sample], blocks: Sequence[Window], device: str) -> set[int]:
+    """Return the blocks whose mean clock is below 97 % of the median block's, in any series of the device.
+
+    Of CPUs the mean over all counts: the clock of a cluster that nothing runs on says nothing.
+    """
+    metric = "gpu_clock_hz" if device == "cuda" else "cpu_clock_hz"
+    found: set[int] = set()
+    for rail, readings in _series(samples, metric):
+        means = _means(readings, blocks, _read_in)
+        if means and (device == "cuda" or not rail):
+            typical_hz = median(list(means.values()))
+            found |= {i for i, mean_hz in means.items() if mean_hz < CLOCK_SHARE * typical_hz}
+    return found
+
+
+def _steal(samples: Sequence[Sample], blocks: Sequence[Window]) -> set[int]:
+    return {
+        i
+        for _, readings in _series(samples, "cpu_steal_percent")
+        for i, percent in _means(readings, blocks, _touching).items()
+        if percent > STEAL_PERCENT
+    }
+
+
+def _throttles(reading: _Reading) -> bool:
+    return throttles(reading.value)
+
+
+def _any(
+    samples: Sequence[Sample], blocks: Sequence[Window], metric: str, disturbs: Callable[[_Reading], bool]
+) -> set[int]:
+    """Return the blocks that a reading touches which disturbs."""
+    return {
+        i
+        for _, readings in _series(samples, metric)
+        for i, block in enumerate(blocks)
+        if any(map(disturbs, _touching(readings, block)))
+    }
+
+
+def _means(
+    readings: Sequence[_Reading], blocks: Sequence[Window], of: Callable[[Sequence[_Reading], Window], list[_Reading]]
+) -> dict[int, float]:
+    """Return the mean over the readings of a block, by block, where there are any."""
+    found = {i: of(readings, block) for i, block in enumerate(blocks)}
+    return {i: fmean(reading.value for reading in mine) for i, mine in found.items() if mine}
+
+
+def _read_in(readings: Sequence[_Reading], block: Window) -> list[_Reading]:
+    inside = [reading for reading in readings if block.start_ns <= reading.t_ns <= block.end_ns]
+    return inside or _touching(readings, block)
+
+
+def _touching(readings: Sequence[_Reading], block: Window) -> list[_Reading]:
+    return [reading for reading in readings if reading.since_ns < block.end_ns and reading.t_ns > block.start_ns]
+
+
+def _series(samples: Sequence[Sample], metric: str) -> Iterable[tuple[str, list[_Reading]]]:
+    """Yield the rail and the readings, in order of time, of each source that gives the metric."""
+    series: dict[tuple[str, str], dict[int, float]] = {}
+    for sample in samples:
+        if sample.metric == metric:
+            series.setdefault((sample.source, sample.rail), {})[sample.t_ns] = sample.value
+    for (_, rail), values in series.items():
+        points = sorted(values.items())
+        steps = pairwise([points[0], *points])  # of the first nothing is known but its moment
+        yield rail, [_Reading(t0, t1, value) for (t0, _), (t1, value) in steps]

@@ -1,0 +1,151 @@
+"""What the sampler process has sent, kept by series until it is cut to a window; no process, no clock of its own."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from benchd.daemon.records import Sample, SamplerReport, Summary, Window
+from benchd.daemon.sampling.sources.protocol import Batch, PowerSource
+from benchd.daemon.verdicts.statistics import percentile
+
+
+class Samples:
+    """The samples of the named samplers, read every `period_s`: 16 bytes each."""
+
+    def __init__(self, names: Sequence[str], period_s: float) -> None:
+        self._names = list(names)
+        self._period_s = period_s
+        self._series: dict[tuple[str, str, str], _Series] = {}
+        self._ticks_ns = array("q")
+        self._cpu: list[tuple[int, float]] = []  # (when, CPU time of all sampler processes so far)
+        self._ended_cpu_s = 0.0
+        self._failures: list[tuple[Window, dict[str, str]]] = []
+        self.power: list[PowerSource] = []
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch; batches come in order of time."""
+        for sample in batch.samples:
+            key = (sample.metric, sample.rail, sample.source)
+            self._series.setdefault(key, _Series()).add(sample)
+        if batch.failures:
+            begin_ns = self._cpu[-1][0] if self._cpu else batch.t_ns
+            self._failures.append((Window(begin_ns, batch.t_ns), batch.failures))
+        self._ticks_ns.extend(batch.ticks_ns)
+        self.power = batch.power or self.power
+        self._cpu.append((batch.t_ns, self._ended_cpu_s + batch.cpu_s))
+
+    def fail(self, span: Window, failures: dict[str, str]) -> None:
+        """Note what failed during `span`, by source."""
+        self._failures.append((span, failures))
+
+    def begin_process(self) -> None:
+        """Expect batches of another process, whose CPU time starts from 0."""
+        self._ended_cpu_s = self._cpu[-1][1] if self._cpu else 0.0
+
+    def last_tick_ns(self) -> int | None:
+        """Return when the last reading began."""
+        return self._ticks_ns[-1] if self._ticks_ns else None
+
+    def drop_before(self, t_ns: int) -> None:
+        """Forget what is older."""
+        for series in self._series.values():
+            series.drop_before(t_ns)
+        self._series = {key: series for key, series in self._series.items() if series.times_ns}
+        del self._ticks_ns[: bisect_left(self._ticks_ns, t_ns)]
+        # The last one before stays: CPU time is read off between two.
+        del self._cpu[: max(0, bisect_left(self._cpu, (t_ns, 0.0)) - 1)]
+        self._failures = [entry for entry in self._failures if entry[0].end_ns >= t_ns]
+
+    def latest(self) -> list[Sample]:
+        """Return the last sample of every series."""
+        return [
+            Sample(series.times_ns[-1], metric, series.last, source, rail)
+            for (metric, rail, source), series in self._series.items()
+        ]
+
+    def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
+        """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went.
+
+        Of two samplers that give the same metric of the same rail, the one whose samples came first counts.
+        """
+        summaries: dict[str, Summary] = {}
+        for (metric, rail, source), series in self._series.items():
+            summary = series.summary(window, source)
+            if summary:
+                summaries.setdefault(f"{metric}@{rail}" if rail else metric, summary)
+        return summaries, self._report(window)
+
+    def raw(self, window: Window) -> list[Sample]:
+        """Return the samples of the window, series by series."""
+        return [
+            Sample(t_ns, metric, value, source, rail)
+            for (metric, rail, source), series in self._series.items()
+            for t_ns, value in series.points(window)
+        ]
+
+    def _report(self, window: Window) -> SamplerReport:
+        failures: dict[str, str] = {}
+        for span, found in self._failures:
+            if span.start_ns <= window.end_ns and span.end_ns >= window.start_ns:
+                failures = found | failures
+        return SamplerReport(
+            sources=self._names,
+            cpu_s=self._cpu_s(window.end_ns) - self._cpu_s(window.start_ns),
+            period_s=self._period_s,
+            period_p99_error=self._period_error(window),
+            samples=sum(len(series.within(window)) for series in self._series.values()),
+            failures=failures,
+        )
+
+    def _cpu_s(self, t_ns: int) -> float:
+        """Return the sampler's CPU time at this time, on a line between the batches around it."""
+        if not self._cpu:
+            return 0.0
+        after = bisect_left(self._cpu, (t_ns, 0.0))
+        if after in (0, len(self._cpu)):
+            return self._cpu[min(after, len(self._cpu) - 1)][1]
+        (t0, cpu0), (t1, cpu1) = self._cpu[after - 1 : after + 1]
+        return cpu0 + (cpu1 - cpu0) * (t_ns - t0) / (t1 - t0)
+
+    def _period_error(self, window: Window) -> float | None:
+        """Return the p99 of how far the time between readings is off the period, as a share of it."""
+        ticks = self._ticks_ns[
+            bisect_left(self._ticks_ns, window.start_ns) : bisect_right(self._ticks_ns, window.end_ns)
+        ]
+        period_ns = self._period_s * 1e9
+        errors = sorted(abs(late - early - period_ns) / period_ns for early, late in pairwise(ticks))
+        return percentile(errors, 99) if errors else None
+
+
+class _Series:
+    """The samples of one metric of one rail from one source, in order of time."""
+
+    def __init__(self) -> None:
+        self.times_ns = array("q")
+        self._values = array("d")
+
+    @property
+    def last(self) -> float:
+        return self._values[-1]
+
+    def add(self, sample: Sample) -> None:
+        self.times_ns.append(sample.t_ns)
+        self._values.append(sample.value)
+
+    def drop_before(self, t_ns: int) -> None:
+        kept = bisect_left(self.times_ns, t_ns)
+        del self.times_ns[:kept], self._values[:kept]
+
+    def within(self, window: Window) -> "array[float]":
+        return self._values[bisect_left(self.times_ns, window.start_ns) : bisect_right(self.times_ns, window.end_ns)]
+
+    def points(self, window: Window) -> Iterator[tuple[int, float]]:
+        span = slice(bisect_left(self.times_ns, window.start_ns), bisect_right(self.times_ns, window.end_ns))
+        return zip(self.times_ns[span], self._values[span], strict=True)
+
+    def summary(self, window: Window, source: str) -> Summary | None:
+        values = self.within(window)
+        if not values:
+            return None
+        return Summary(min(values), sum(values) / len(values), max(values), len(values), source)

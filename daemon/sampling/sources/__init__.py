@@ -1,0 +1,102 @@
+"""The sensors: one file a source. A new one is a file with a class like `Procfs` and a line in `SAMPLERS`.
+
+A sampler is constructed with the path of its root (or its script) and raises UsageError where that makes no sense;
+hardware that is absent is no error but the answer of `unavailable`. It may raise from `sample`: what it yielded until
+then stays, the failure is named in the record, and the next tick tries again.
+"""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
+
+from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.records import Sample
+from benchd.daemon.sampling.sources.protocol import PowerSource
+
+SAMPLERS = {
+    "procfs": "benchd.daemon.sampling.sources.procfs:Procfs",
+    "ina3221": "benchd.daemon.sampling.sources.ina3221:Ina3221",
+    "nvml": "benchd.daemon.sampling.sources.nvml:Nvml",
+    "rapl": "benchd.daemon.sampling.sources.rapl:Rapl",
+    "devfreq": "benchd.daemon.sampling.sources.devfreq:Devfreq",
+    "thermal": "benchd.daemon.sampling.sources.thermal:Thermal",
+    "gpm": "benchd.daemon.sampling.sources.nvml:Gpm",
+    "jtop": "benchd.daemon.sampling.sources.jtop:Jtop",
+    "fake": "benchd.daemon.sampling.sources.fake:Fake",
+}
+
+
+class Sampler(Protocol):
+    """One source of samples. Stamps are taken by the sampler, as near to each reading as it can."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in SAMPLERS, which is the `source` of its samples."""
+        ...
+
+    def unavailable(self) -> str | None:
+        """Return None after one successful reading of every value it claims to give, else why it gives none."""
+        ...
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield one sample a value, as they are now."""
+        ...
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A sampler that also follows one process."""
+
+    def watch(self, pid: int) -> None:
+        """Follow this process from now on, instead of any other."""
+        ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A sampler some of whose samples are power or energy."""
+
+    def power_sources(self) -> list[PowerSource]:
+        """Return what they stand for, the most complete first; valid once `unavailable` has returned None."""
+        ...
+
+
+def check(sources: Sequence[str]) -> list[str]:
+    """Return the samplers' names in `sources`; raise UsageError for one that is unknown, listed twice or unusable."""
+    names = [source.partition("=")[0] for source in sources]
+    for source, name in zip(sources, names, strict=True):
+        if name not in SAMPLERS:
+            raise unknown("sampler", name, SAMPLERS)
+        if names.count(name) > 1:
+            raise UsageError(f"sampler {name!r} is listed twice")
+        if "," in source:
+            raise UsageError(f"sampler {source!r}: a path with a comma in it cannot be given")
+    return names
+
+
+def load(source: str) -> Sampler:
+    """Return the sampler of a `name` or `name=PATH`; raise UsageError for one that makes no sense."""
+    check([source])
+    name, has_path, path = source.partition("=")
+    module, _, kind = SAMPLERS[name].partition(":")
+    sampler = getattr(importlib.import_module(module), kind)
+    return cast("Sampler", sampler(Path(path)) if has_path else sampler())
+
+
+def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) -> list[str]:
+    """Return the samplers whose hardware this machine shows, the best power source of `device` first.
+
+    `device` is cpu or cuda, and `gpu_uuid` what NVML is to open.
+    """
+    board = root / "proc/device-tree/compatible"
+    tegra = board.exists() and b"nvidia,tegra" in board.read_bytes()
+    shown = {
+        f"nvml={gpu_uuid}" if gpu_uuid else "nvml": device == "cuda" and not tegra,
+        "ina3221": tegra,
+        "rapl": any((root / "sys/class/powercap").glob("*rapl:*")),
+        "procfs": True,
+        "devfreq": tegra,
+        "thermal": any((root / "sys/devices/virtual/thermal").glob("thermal_zone*")),
+    }
+    return [name for name, is_there in shown.items() if is_there]

@@ -1,0 +1,209 @@
+"""The sampler process: `python -m benchd.daemon.sampling.sources --sources procfs,fake=FILE --period 0.1`.
+
+Reads all sources at each tick of an absolute grid on CLOCK_MONOTONIC and writes JSON lines (samplers/protocol.py).
+Standard input takes commands, and its end is the end of this process, so that it never outlives its parent.
+"""
+
+import argparse
+import math
+import os
+import select
+import sys
+import time
+
+import msgspec
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import Sample
+from benchd.daemon.sampling.sources import Metered, Sampler, Watcher, check, load
+from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, PowerSource, Refusal
+
+BATCH_NS = 10**9
+COMMANDS = 0
+MAX_COMMAND_BYTES = 2**16
+
+
+def main() -> int:
+    """Sample until standard input ends; return 2 after a Refusal."""
+    out = _claim_stdout()
+    try:
+        arguments = _arguments()
+        sources = _sources(arguments.sources)
+        period_ns = _period_ns(arguments.period)
+        _pin(arguments.cpu)
+    except UsageError as error:
+        _write(out, Refusal(str(error)))
+        return 2
+    try:
+        _Loop(sources, period_ns, out).run()
+    except BrokenPipeError:  # the parent is gone
+        return 0
+    return 0
+
+
+def _claim_stdout() -> int:
+    """Return a descriptor for messages alone; what a library prints goes to standard error."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    return out
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchd.daemon.sampling.sources", description="Read sensors on a fixed grid.")
+    parser.add_argument("--sources", required=True, metavar="NAME[=PATH],...", help="the samplers, in order")
+    parser.add_argument("--period", required=True, type=float, metavar="SECONDS", help="from one tick to the next")
+    parser.add_argument("--cpu", type=int, metavar="N", help="run on this CPU only")
+    return parser.parse_args()
+
+
+def _sources(given: str) -> list["_Source"]:
+    names = given.split(",")
+    check(names)
+    return [_Source(load(name)) for name in names]
+
+
+def _period_ns(period_s: float) -> int:
+    if not 1e-3 <= period_s <= 3600.0:
+        raise UsageError(f"a sampling period of {period_s:g} s: give 0.001 to 3600")
+    return round(period_s * 1e9)
+
+
+def _pin(cpu: int | None) -> None:
+    try:
+        if cpu is not None:
+            os.sched_setaffinity(0, [cpu])
+    except OSError as error:
+        raise UsageError(f"--cpu {cpu}: {error.strerror}; choose one this process may run on") from error
+
+
+def _write(out: int, message: Message) -> None:
+    line = memoryview(msgspec.json.encode(message) + b"\n")
+    while line:
+        line = line[os.write(out, line) :]
+
+
+class _Source:
+    """A sampler together with what last went wrong with it."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.failure: str | None = None
+        self._available = False
+
+    def power(self) -> list[PowerSource]:
+        """Return what its power and energy stand for, while it is available."""
+        return self.sampler.power_sources() if self._available and isinstance(self.sampler, Metered) else []
+
+    def look(self) -> None:
+        """Try an unavailable sampler again."""
+        if self._available:
+            return
+        try:
+            self.failure = self.sampler.unavailable()
+        except Exception as error:  # no sensor may end the others
+            self.failure = _reason(error)
+        self._available = self.failure is None
+
+    def forget(self) -> None:
+        """Let go of a failure that was reported, unless it lasts."""
+        if self._available:
+            self.failure = None
+
+    def read(self, into: list[Sample]) -> None:
+        """Append the present samples; those before a failure stay."""
+        if not self._available:
+            return
+        try:
+            for sample in self.sampler.sample():
+                if not math.isfinite(sample.value):
+                    raise ValueError(f"{sample.metric} {sample.rail} read as {sample.value}")
+                into.append(sample)
+        except Exception as error:  # no sensor may end the others
+            self.failure = _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class _Loop:
+    """Ticks, commands and batches."""
+
+    def __init__(self, sources: list[_Source], period_ns: int, out: int) -> None:
+        self._sources = sources
+        self._period_ns = period_ns
+        self._out = out
+        self._commands = b""
+        self._flushes = 0
+        self._samples: list[Sample] = []
+        self._ticks_ns: list[int] = []
+        self._missed = 0
+        self._batch_due_ns = 0
+
+    def run(self) -> None:
+        for source in self._sources:
+            source.look()
+        due_ns = time.monotonic_ns()
+        while self._listen(due_ns):
+            self._tick()
+            due_ns = self._next(due_ns)
+            if time.monotonic_ns() >= self._batch_due_ns:
+                self._send()
+                for source in self._sources:
+                    source.look()
+
+    def _listen(self, until_ns: int) -> bool:
+        """Obey commands until then; return False at the end of standard input."""
+        while True:
+            wait_s = max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
+            if not select.select([COMMANDS], [], [], wait_s)[0]:
+                return True
+            data = os.read(COMMANDS, MAX_COMMAND_BYTES)
+            if not data:
+                return False
+            *lines, self._commands = (self._commands + data).split(b"\n")
+            for line in lines:
+                self._obey(line)
+
+    def _obey(self, line: bytes) -> None:
+        command = msgspec.json.decode(line, type=Command)
+        if command.watch_pid is not None:
+            for source in self._sources:
+                if isinstance(source.sampler, Watcher):
+                    source.sampler.watch(command.watch_pid)
+        if command.flush:
+            self._flushes += 1
+            self._send()
+
+    def _tick(self) -> None:
+        self._ticks_ns.append(time.monotonic_ns())
+        for source in self._sources:
+            source.read(self._samples)
+
+    def _next(self, due_ns: int) -> int:
+        """Return the next tick of the grid that is still to come."""
+        late = max(0, (time.monotonic_ns() - due_ns) // self._period_ns)
+        self._missed += late
+        return due_ns + (late + 1) * self._period_ns
+
+    def _send(self) -> None:
+        now_ns = time.monotonic_ns()
+        batch = Batch(
+            samples=self._samples,
+            t_ns=now_ns,
+            cpu_s=time.process_time(),
+            ticks_ns=self._ticks_ns,
+            missed=self._missed,
+            flushes=self._flushes,
+            failures={source.sampler.name: source.failure for source in self._sources if source.failure},
+            power=[power for source in self._sources for power in source.power()],
+        )
+        _write(self._out, batch)
+        self._samples, self._ticks_ns, self._missed = [], [], 0
+        self._batch_due_ns = now_ns + BATCH_NS
+        for source in self._sources:
+            source.forget()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

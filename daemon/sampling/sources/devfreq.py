@@ -1,0 +1,91 @@
+"""Load and clock of a Jetson's GPU from devfreq, and of its memory where root sees them in debugfs."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchd.daemon.machine.sysfs import KernelFile, number
+from benchd.daemon.records import Sample
+
+GPU_NODES = ("ga10b", "gv11b", "gpu")  # what follows the address: it changed from one L4T release to the next
+MIN_INTERVAL_S = 0.09
+
+
+class Devfreq:
+    """Yields at most ten times a second `gpu_utilization_percent` and `gpu_clock_hz`.
+
+    Likewise `emc_clock_hz` and `emc_utilization_percent`, of the memory controller, where the kernel shows them.
+    """
+
+    name = "devfreq"
+
+    def __init__(self, root: Path = Path("/"), min_interval_s: float = MIN_INTERVAL_S) -> None:
+        self._root = root
+        self._min_interval_ns = round(min_interval_s * 1e9)
+        self._due_ns = 0
+        self._metrics: dict[str, Callable[[], float]] = {}
+
+    def unavailable(self) -> str | None:
+        """Return why the GPU's load or clock cannot be read, else None; the memory's may be missing."""
+        nodes = [node for node in self._nodes().glob("*") if node.name.rpartition(".")[2] in GPU_NODES]
+        if len(nodes) != 1:
+            return f"{self._nodes()} has {len(nodes)} nodes of an integrated GPU"
+        self._metrics = _gpu(nodes[0]) | _emc(self._root / "sys/kernel")
+        try:
+            for metric in self._metrics:
+                self._read(metric)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return None
+
+    def _nodes(self) -> Path:
+        return self._root / "sys/class/devfreq"
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the present values, or nothing soon after the last time.
+
+        Raises OSError or ValueError at the first that is not as it was.
+        """
+        now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + self._min_interval_ns
+        for metric in self._metrics:
+            value = self._read(metric)
+            yield Sample(time.monotonic_ns(), metric, value, self.name)
+
+    def _read(self, metric: str) -> float:
+        try:
+            value = self._metrics[metric]()
+        except (OSError, ValueError, ZeroDivisionError) as error:
+            raise OSError(f"{metric}: {error}") from error
+        if value < 0 or (metric.endswith("_percent") and value > 100):
+            raise ValueError(f"{metric} of {value:g} is out of range")
+        return value
+
+
+def _gpu(node: Path) -> dict[str, Callable[[], float]]:
+    load, clock = KernelFile(node / "device/load"), KernelFile(node / "cur_freq")
+    return {
+        "gpu_utilization_percent": lambda: int(load.read()) / 10,  # the kernel counts in permille
+        "gpu_clock_hz": lambda: int(clock.read()),
+    }
+
+
+def _emc(kernel: Path) -> dict[str, Callable[[], float]]:
+    """Return what can be read of the memory controller: clock and utilization, the clock alone, or nothing."""
+    rate_path = kernel / "debug/bpmp/debug/clk/emc/rate"
+    if number(rate_path) is None:
+        return {}
+    rate = KernelFile(rate_path)
+    metrics: dict[str, Callable[[], float]] = {"emc_clock_hz": lambda: int(rate.read())}
+    for path in (kernel / "debug/cactmon/mc_all", kernel / "actmon_avg_activity/mc_all"):
+        if number(path) is not None:
+            metrics["emc_utilization_percent"] = _emc_utilization(KernelFile(path), rate)
+            break
+    return metrics
+
+
+def _emc_utilization(activity: KernelFile, rate: KernelFile) -> Callable[[], float]:
+    # The monitor's average counts percent of a clock in kHz; it lags behind a clock that has just been lowered.
+    return lambda: min(int(activity.read()) / (int(rate.read()) / 1e3), 100.0)

@@ -1,0 +1,185 @@
+"""Rail power of a Jetson from its INA3221 monitors: a few sysfs files, no rights, no child process.
+
+A rail goes by its label: the numbers of hwmon devices and of channels differ from board to board and from boot to boot.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchd.daemon.machine.sysfs import KernelFile, number, text
+from benchd.daemon.records import Sample
+from benchd.daemon.sampling.sources.protocol import PowerSource
+
+MODULE_INPUT = "VDD_IN"
+# AGX Orin has no input rail. Its VDDQ_VDD2_1V8AO is fed from VIN_SYS_5V0 and would count twice.
+MODULE_RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+
+MAX_MILLIVOLTS = 26_000
+FULL_SCALE_UV = 163_800
+OFFSET_UV = 120  # three steps: a rail without load may read a little below zero
+SMALLEST_SHUNT_UOHM = 2000  # of all Orin boards, where the driver does not tell
+RESET_PERIOD_S = 3 * (1.1e-3 + 1.1e-3)  # out of reset: three channels, each its shunt and its bus voltage
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a driver names its files; `{}` is the number of a channel. Values are in mV and mA."""
+
+    folders: str
+    channels: range
+    label: str
+    voltage: str
+    current: str
+
+
+LAYOUTS = (
+    _Layout("hwmon/hwmon*", range(1, 4), "in{}_label", "in{}_input", "curr{}_input"),  # JetPack 5 and newer
+    _Layout("iio:device*", range(3), "rail_name_{}", "in_voltage{}_input", "in_current{}_input"),  # JetPack 4
+)
+
+
+class Ina3221:
+    """Yields `power_w` of each rail by its label and, on a board without VDD_IN, the sum of the module's rails.
+
+    The sum has no rail, and is there only where each of its parts was read at the same tick.
+    """
+
+    name = "ina3221"
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._devices = root / "sys/bus/i2c/devices"
+        self._rails: dict[str, _Rail] = {}
+
+    def unavailable(self) -> str | None:
+        """Return why not every rail with a label can be read, else None."""
+        try:
+            self._rails = _rails(self._devices)
+            if not self._rails:
+                return f"no INA3221 with labelled rails in {self._devices}: not a Jetson, or its driver is not loaded"
+            for _ in self.sample():
+                pass
+        except (OSError, ValueError) as error:
+            return str(error)
+        return None
+
+    def power_sources(self) -> list[PowerSource]:
+        """Return the module's whole power, where the board has rails that say it, and then the other rails."""
+        if MODULE_INPUT in self._rails:
+            whole = [self._source(MODULE_INPUT, f"module input {MODULE_INPUT}", [MODULE_INPUT], total=True)]
+        elif self._has_sum():
+            scope = f"sum of module rails {' + '.join(MODULE_RAILS)}"
+            whole = [self._source("", scope, MODULE_RAILS, total=True)]
+        else:
+            whole = []
+        parts = [label for label in self._rails if label != MODULE_INPUT]
+        return whole + [self._source(label, f"rail {label}", [label], total=False) for label in parts]
+
+    def _source(self, rail: str, scope: str, labels: Sequence[str], *, total: bool) -> PowerSource:
+        return PowerSource(
+            source=self.name,
+            rail=rail,
+            metric="power_w",
+            scope=scope,
+            total=total,
+            period_s=max(self._rails[label].period_s for label in labels),
+            averaging_s=max(self._rails[label].averaging_s for label in labels),
+        )
+
+    def _has_sum(self) -> bool:
+        return MODULE_INPUT not in self._rails and self._rails.keys() >= set(MODULE_RAILS)
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the present power of each rail; raise OSError in the end, naming the rails that gave none."""
+        read: dict[str, Sample] = {}
+        failures = []
+        for label, rail in self._rails.items():
+            try:
+                t_ns, watts = rail.read()
+            except (OSError, ValueError) as error:
+                failures.append(f"rail {label}: {error}")
+                continue
+            read[label] = Sample(t_ns, "power_w", watts, self.name, label)
+            yield read[label]
+        if self._has_sum() and read.keys() >= set(MODULE_RAILS):
+            yield self._sum([read[label] for label in MODULE_RAILS])
+        if failures:
+            with suppress(ValueError):  # what does not work is about to be said
+                self._find_again()
+            raise OSError("; ".join(failures))
+
+    def _sum(self, parts: Sequence[Sample]) -> Sample:
+        t_ns = sum(part.t_ns for part in parts) // len(parts)
+        return Sample(t_ns, "power_w", sum(part.value for part in parts), self.name)
+
+    def _find_again(self) -> None:
+        """Look up where the same rails are now; one that is nowhere goes on failing."""
+        found = _rails(self._devices)
+        self._rails = {label: found.get(label, rail) for label, rail in self._rails.items()}
+
+
+class _Rail:
+    """One channel, and the seconds between its values and over which its chip averages them."""
+
+    def __init__(self, label: str, folder: Path, layout: _Layout, channel: int) -> None:
+        self.period_s, self.averaging_s = _timing(folder)
+        self._name = label
+        self._label = KernelFile(folder / layout.label.format(channel))
+        self._voltage = KernelFile(folder / layout.voltage.format(channel))
+        self._current = KernelFile(folder / layout.current.format(channel))
+        self._shunt_uohm = number(folder / f"shunt{channel}_resistor") or SMALLEST_SHUNT_UOHM
+
+    def read(self) -> tuple[int, float]:
+        """Return when, in the middle of the reading, and the watts.
+
+        Raises OSError or ValueError where the channel cannot be read, has another label or is out of its range.
+        """
+        # A driver that was bound anew may have put another rail under the same path.
+        label = self._label.read().decode(errors="replace").strip()
+        if label != self._name:
+            raise ValueError(f"its channel is labelled {label!r} now")
+        before_ns = time.monotonic_ns()
+        millivolts, milliamps = int(self._voltage.read()), int(self._current.read())
+        t_ns = (before_ns + time.monotonic_ns()) // 2
+        if not 0 < millivolts <= MAX_MILLIVOLTS or not self._in_range(milliamps):
+            raise ValueError(f"{millivolts} mV and {milliamps} mA are out of range")
+        return t_ns, millivolts * milliamps / 1e6
+
+    def _in_range(self, milliamps: int) -> bool:
+        return -OFFSET_UV <= milliamps * self._shunt_uohm / 1e3 < FULL_SCALE_UV
+
+
+def _rails(devices: Path) -> dict[str, _Rail]:
+    """Return the rails of all chips by label; raise ValueError for a label that is unreadable or not the only one."""
+    rails: dict[str, _Rail] = {}
+    for folder, layout in _folders(devices):
+        for channel in layout.channels:
+            file = folder / layout.label.format(channel)
+            if not file.exists():
+                continue
+            label = text(file)
+            if label is None:
+                raise ValueError(f"{file} cannot be read")
+            if label in rails:
+                raise ValueError(f"two rails are labelled {label}")
+            if "NC" not in label:  # not connected
+                rails[label] = _Rail(label, folder, layout, channel)
+    return rails
+
+
+def _folders(devices: Path) -> Iterator[tuple[Path, _Layout]]:
+    for chip in sorted(devices.glob("*")):
+        if "ina3221" in (text(chip / "name") or ""):
+            for layout in LAYOUTS:
+                for folder in chip.glob(layout.folders):
+                    yield folder, layout
+
+
+def _timing(folder: Path) -> tuple[float, float]:
+    """Return the seconds between two values of a chip, and over which one is averaged: 0 for a single conversion."""
+    interval_ms, samples = number(folder / "update_interval"), number(folder / "samples")
+    period_s = interval_ms / 1e3 if interval_ms else RESET_PERIOD_S
+    # The average moves on with each conversion, and the interval of Jetson's drivers is that of one.
+    return period_s, period_s * samples if samples and samples > 1 else 0.0

@@ -1,0 +1,240 @@
+"""Power, temperatures, GPU, memory and fan of a Jetson from its jtop service; optional, since sysfs needs no service.
+
+Nothing here imports jtop: the bridge does (jtop_bridge.py says why), started with the system's Python or the one given
+as `jtop=PYTHON`. A bridge that ends or falls silent is started again, ever more slowly while that does not help.
+"""
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.records import Sample
+from benchd.daemon.sampling.sources.protocol import PowerSource
+
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+BRIDGE = Path(__file__).with_name("jtop_bridge.py")
+INTERVAL_S = 0.5  # the service takes some 5 % of a core at 0.1 s, and its authors advise against less than 0.5 s
+START_S = 10.0
+SILENCE_S = 2.0
+RETRY_S = 0.25
+MAX_RETRY_S = 30.0
+PIPE_BYTES = 2**16
+UPTIME_GRAIN_NS = 10_000_000
+
+
+class _Reading(Struct, frozen=True, tag="reading"):
+    """One state of the board as of `uptime_s`, renewed every `interval_s`.
+
+    `total` is the rail that jtop takes for the whole board and its watts, None where it has none; `values` hold metric,
+    rail and value.
+    """
+
+    uptime_s: float
+    interval_s: float
+    total: tuple[str, float] | None
+    values: list[tuple[str, str, float]]
+
+    @property
+    def total_rail(self) -> str | None:
+        return self.total[0] if self.total else None
+
+    @property
+    def rails(self) -> list[str]:
+        """Return the rails beside the total."""
+        return [rail for metric, rail, _ in self.values if metric == "power_w"]
+
+
+class _End(Struct, frozen=True, tag="end"):
+    reason: str
+
+
+class Jtop:
+    """Yields each reading of the service once, at most twice a second, stamped by the service within some 10 ms.
+
+    `power_w` by rail, `zone_temp_c` by zone, `gpu_utilization_percent`, `gpu_clock_hz`, `memory_used_bytes`,
+    `nvmap_used_bytes`, `fan_speed_percent` and `fan_speed_rpm` by fan, and `nvpmodel_id` with the mode's name as its
+    rail; each where the service has it. Another client may have set a slower or faster rate before.
+    """
+
+    name = "jtop"
+
+    def __init__(self, python: Path = SYSTEM_PYTHON) -> None:
+        self._python = python
+        self._bridge: _Bridge | None = None
+        self._failure: str | None = None
+        self._started_s = self._due_s = 0.0
+        self._retry_s = RETRY_S
+        self._first: _Reading | None = None
+        self._interval_s = INTERVAL_S
+
+    def unavailable(self) -> str | None:
+        """Return why no reading has come, None once one has. The first call waits for it, at most START_S."""
+        tried = self._bridge or self._failure
+        deadline = time.monotonic() + (0.0 if tried else START_S)
+        self._receive()
+        while self._first is None and self._bridge and (wait_s := deadline - time.monotonic()) > 0:
+            select.select([self._bridge], [], [], wait_s)
+            self._receive()
+        if self._first:
+            return None
+        return self._failure or f"no reading has come from {self._python} yet"
+
+    def power_sources(self) -> list[PowerSource]:
+        """Return the total, where jtop knows one, and the rails, whose scope is no more than their name."""
+        if self._first is None:
+            return []
+        total = self._first.total_rail
+        sources = [self._power_source(total, total=True)] if total else []
+        return sources + [self._power_source(rail, total=False) for rail in self._first.rails]
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the readings that have come since the last time.
+
+        Raises ChildProcessError while the bridge is down, and ValueError where the power rails are not those of the
+        first reading: jtop then sums up other rails to a total.
+        """
+        changed = None
+        for reading in self._receive():
+            yield from self._samples(reading)
+            changed = self._changed_rails(reading) or changed
+        if self._failure:
+            raise ChildProcessError(f"{self._failure}; no readings since")
+        if changed:
+            raise ValueError(changed)
+
+    def close(self) -> None:
+        """End the bridge."""
+        if self._bridge:
+            self._bridge.stop()
+            self._bridge = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _receive(self) -> list[_Reading]:
+        """Return the readings that have come; start a bridge that is due, let go of one that has ended."""
+        if self._bridge is None and time.monotonic() >= self._due_s:
+            self._start()
+        if self._bridge is None:
+            return []
+        readings = self._bridge.read()
+        if readings:
+            self._first = self._first or readings[0]
+            self._interval_s = readings[-1].interval_s
+            self._failure = None
+        if self._bridge.ended:
+            self._lose(self._bridge.ended)
+        return readings
+
+    def _start(self) -> None:
+        self._started_s = time.monotonic()
+        try:
+            self._bridge = _Bridge(self._python)
+        except OSError as error:
+            self._lose(f"{self._python} does not start: {error.strerror}; name the Python that has jtop: jtop=PYTHON")
+
+    def _lose(self, reason: str) -> None:
+        """Note the failure and when to try again: soon after a bridge that had lasted, else twice as late each time."""
+        self.close()
+        self._failure = reason
+        now_s = time.monotonic()
+        if now_s - self._started_s > MAX_RETRY_S:
+            self._retry_s = RETRY_S
+        self._due_s = now_s + self._retry_s
+        self._retry_s = min(2.0 * self._retry_s, MAX_RETRY_S)
+
+    def _samples(self, reading: _Reading) -> Iterator[Sample]:
+        t_ns = _monotonic_ns(reading.uptime_s)
+        if reading.total and self._first and reading.total_rail == self._first.total_rail:
+            yield Sample(t_ns, "power_w", reading.total[1], self.name, reading.total[0])
+        for metric, rail, value in reading.values:
+            yield Sample(t_ns, metric, value, self.name, rail)
+
+    def _changed_rails(self, reading: _Reading) -> str | None:
+        if self._first is None or _power_rails(reading) == _power_rails(self._first):
+            return None
+        return f"the power rails are now {_power_rails(reading)}; they were {_power_rails(self._first)}"
+
+    def _power_source(self, rail: str, *, total: bool) -> PowerSource:
+        scope = f"module input {rail}" if rail == "VDD_IN" else f"rail {rail}"
+        return PowerSource(
+            source=self.name, rail=rail, metric="power_w", scope=scope, total=total, period_s=self._interval_s
+        )
+
+
+def _power_rails(reading: _Reading) -> str:
+    return f"{reading.total_rail or 'no rail'} as total beside {', '.join(reading.rails) or 'no others'}"
+
+
+def _monotonic_ns(uptime_s: float) -> int:
+    """Return the time on CLOCK_MONOTONIC: uptime goes on through suspends and is cut to its grain."""
+    suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    return round(uptime_s * 1e9) - suspended_ns + UPTIME_GRAIN_NS // 2
+
+
+class _Bridge:
+    """One bridge process and its pipes; OSError where its Python cannot be started."""
+
+    def __init__(self, python: Path) -> None:
+        self.ended: str | None = None
+        self._buffer = b""
+        self._patience_s = START_S
+        self._heard_s = time.monotonic()
+        # -I: `import jtop` is to find the system's, neither our file of this name nor one in our PYTHONPATH.
+        self._process = subprocess.Popen(
+            [python, "-I", BRIDGE, str(INTERVAL_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self._stdin = cast("IO[bytes]", self._process.stdin)
+        self._stdout = cast("IO[bytes]", self._process.stdout)
+        os.set_blocking(self.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._stdout.fileno()
+
+    def read(self) -> list[_Reading]:
+        """Return the readings that have arrived; `ended` says then why no more are to be expected."""
+        readings = [message for line in self._lines() if (message := self._decode(line))]
+        now_s = time.monotonic()
+        if readings:
+            self._heard_s = now_s
+            self._patience_s = max(3.0 * readings[-1].interval_s, SILENCE_S)
+        elif now_s - self._heard_s > self._patience_s:
+            self.ended = self.ended or f"the bridge to jtop gave no reading for {self._patience_s:g} s"
+        return readings
+
+    def _lines(self) -> list[bytes]:
+        try:
+            data = os.read(self.fileno(), PIPE_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            self.ended = self.ended or "the bridge to jtop ended without a reason; standard error may hold one"
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > PIPE_BYTES:
+            lines, self._buffer = [*lines, self._buffer], b""
+        return lines
+
+    def _decode(self, line: bytes) -> _Reading | None:
+        try:
+            message = msgspec.json.decode(line, type=_Reading | _End)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.ended = self.ended or f"the bridge to jtop wrote rubbish: {line[:60]!r}"
+            return None
+        if isinstance(message, _End):
+            self.ended = self.ended or message.reason
+            return None
+        return message
+
+    def stop(self) -> None:
+        """Kill it: it holds nothing that it would have to put in order."""
+        self._stdin.close()
+        self._stdout.close()
+        self._process.kill()
+        self._process.wait()

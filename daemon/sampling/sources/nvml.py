@@ -1,0 +1,451 @@
+"""Power, energy, clocks and load of one NVIDIA GPU by NVML, through nvidia-ml-py; on a Jetson NVML reads nothing.
+
+`nvml` is read while a case is timed. `gpm`, the performance counters of Hopper and newer, is for a pass of its own,
+because counting may disturb what is timed.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine.gpu import NO_MIG, check, cuda_uuid, open_nvml
+from benchd.daemon.records import Sample
+from benchd.daemon.sampling.sources.protocol import PowerSource
+
+MIN_INTERVAL_NS = 90_000_000  # of all but the present power
+POLL_S = 0.0005
+COUNTER_STAMP_S = 5e-3  # the thread that watches the counter reads at 2 kHz, on a busy machine less regularly
+LEAD_NS = 1_000_000  # how long before it is due a change is watched for
+LONGEST_PERIOD_S = 0.1  # that is known of a GPU; for what stood still while its period was measured
+PERIODS_MEASURED = 10
+MEASURE_S = 2.0
+STALE_NS = 2_000_000_000
+AVERAGE_S = 1.0  # behind NVML's average from Ampere on
+GPM_INTERVAL_NS = 200_000_000
+GPM_FIRST_S = 0.12  # two readings less than 0.1 s apart count as invalid
+
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+
+_Key = tuple[str, str]  # metric, rail
+_Readings = dict[_Key, Callable[[], float]]
+
+_ENERGY: _Key = ("energy_counter_j", "gpu")
+_HISTORY: _Key = ("power_w", "gpu_history")
+_UNSUPPORTED = (2, 3, 6, 13)  # NVML's codes: a field it does not know, not supported, no such data, no such function
+_LOST = (1, 15, 999)  # not initialised, GPU lost, unknown error: it may answer again
+# NVML's field value and scope
+_PRESENT_POWERS: dict[_Key, tuple[int, int]] = {("power_w", "module"): (186, 1), ("power_w", "gpu"): (186, 0)}
+_AVERAGE_POWERS: dict[_Key, tuple[int, int]] = {
+    ("power_w", "module_average"): (185, 1),
+    ("power_w", "gpu_average"): (185, 0),
+}
+_GPM_METRICS = {
+    1: "gpm_graphics_utilization_percent",
+    2: "gpm_sm_utilization_percent",
+    3: "gpm_sm_occupancy_percent",
+    5: "gpm_tensor_percent",
+    7: "gpm_hmma_tensor_percent",
+    9: "gpm_imma_tensor_percent",
+    10: "gpm_dram_bandwidth_percent",
+}
+
+
+def throttle_names(mask: int) -> list[str]:
+    """Return the names of the bits that are set in `gpu_throttle_reasons`; one without a name as `bit 0x...`."""
+    bits = [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    return [THROTTLE_REASONS.get(bit, f"bit {bit:#x}") for bit in bits]
+
+
+class Nvml:
+    """Yields what the GPU supports, by its UUID or as CUDA counts it in this environment (`cuda`, `cuda:1`).
+
+    At each tick `power_w` of the rails gpu and module, and the changes of `energy_counter_j` since the last tick,
+    stamped when they came. At most ten times a second the rest: `power_w` of the rails gpu_average, module_average and
+    gpu_history, as the driver kept it; `gpu_clock_hz` (of the SMs), `gpu_memory_clock_hz`, `gpu_throttle_reasons` (a
+    mask, see `throttle_names`), `gpu_temp_c`, `gpu_utilization_percent`, `gpu_memory_used_bytes` and
+    `gpu_foreign_processes`, which counts those with a compute context, the watched one left out. A value that
+    the driver refuses is not claimed, and the reason is among the failures of each such reading.
+    """
+
+    name = "nvml"
+
+    def __init__(self, device: str | Path = "cuda") -> None:
+        self._device = check(str(device))
+        self._watched: int | None = None
+        self._due_ns = 0
+
+    def unavailable(self) -> str | None:
+        """Return None after one reading of every value that is claimed, else why there is none.
+
+        Takes up to two seconds, in which it measures how often energy and power are renewed.
+        """
+        try:
+            self._open(_Gpu(self._device))
+        except NotAvailable as error:
+            return str(error)
+        return None
+
+    def _open(self, gpu: "_Gpu") -> None:
+        self._gpu = gpu
+        self._present = gpu.answering({key: partial(gpu.power_w, *field) for key, field in _PRESENT_POWERS.items()})
+        self._others = gpu.answering(self._other_readings(gpu))
+        energy = gpu.answering({_ENERGY: gpu.energy_j})
+        self._history = _History(gpu) if gpu.answering({_HISTORY: lambda: len(gpu.history(0))}) else None
+        if not (self._present or self._others or energy or self._history):
+            why = gpu.refused or [f"NVML supports no reading of {gpu.uuid}, as on every Jetson; use ina3221 there"]
+            raise NotAvailable("; ".join(why))
+        self._periods_s = _measured_periods_s(self._present | energy)
+        self._counter = _EnergyCounter(gpu.energy_j, self._period_s(_ENERGY)) if energy else None
+
+    def _period_s(self, key: _Key) -> float:
+        return self._periods_s.get(key, LONGEST_PERIOD_S)
+
+    def _other_readings(self, gpu: "_Gpu") -> _Readings:
+        nvml, handle = gpu.nvml, gpu.handle
+        readings: _Readings = {
+            ("gpu_clock_hz", ""): lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+            ("gpu_memory_clock_hz", ""): lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
+            ("gpu_throttle_reasons", ""): lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+            ("gpu_temp_c", ""): lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            ("gpu_utilization_percent", ""): lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            ("gpu_memory_used_bytes", ""): lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            ("gpu_foreign_processes", ""): lambda: sum(map(_is_here, gpu.computing_pids() - {self._watched})),
+        }
+        return readings | {key: partial(gpu.power_w, *field) for key, field in _AVERAGE_POWERS.items()}
+
+    def watch(self, pid: int) -> None:
+        """Take this process for ours: any other that computes on the GPU is foreign."""
+        self._watched = pid
+
+    def power_sources(self) -> list[PowerSource]:
+        """Return what measures the module, which only superchips like Grace Hopper have, then the GPU board."""
+        powers = [*self._present, *(key for key in self._others if key in _AVERAGE_POWERS)]
+        module = [key for key in powers if key[1].startswith("module")]
+        board = [_ENERGY] * bool(self._counter) + [_HISTORY] * bool(self._history)
+        board += [key for key in powers if key not in module]
+        sources = [self._power_source(key, "module of GPU, CPU and memory", total=True) for key in module]
+        return sources + [self._power_source(key, "GPU board", total=not module) for key in board]
+
+    def _power_source(self, key: _Key, scope: str, *, total: bool) -> PowerSource:
+        return PowerSource(
+            source=self.name,
+            rail=key[1],
+            metric="energy_counter_j" if key == _ENERGY else "power_w",
+            scope=scope,
+            total=total,
+            period_s=self._history.period_s if self._history and key == _HISTORY else self._period_s(key),
+            averaging_s=AVERAGE_S if key in _AVERAGE_POWERS else 0.0,
+            stamp_s=COUNTER_STAMP_S if key == _ENERGY else None,
+        )
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the present values; then raise OSError that names those that could not be read."""
+        now_ns = time.monotonic_ns()
+        due = now_ns >= self._due_ns
+        failures = list(self._gpu.refused) if due else []
+        for key, read in (self._present | self._others if due else self._present).items():
+            yield from self._try(key, partial(_reading, read), failures)
+        if self._counter:
+            yield from self._try(_ENERGY, self._counter.changes, failures)
+        if due:
+            self._due_ns = now_ns + MIN_INTERVAL_NS
+            if self._history:
+                yield from self._try(_HISTORY, self._history.fresh, failures)
+        if failures:
+            raise OSError("; ".join(failures))
+
+    def _try(self, key: _Key, read: Callable[[], list[tuple[int, float]]], failures: list[str]) -> Iterator[Sample]:
+        try:
+            values = read()
+        except (self._gpu.error, TimeoutError) as error:
+            failures.append(f"{_named(key)}: {error}")
+            return
+        yield from (Sample(t_ns, key[0], value, self.name, key[1]) for t_ns, value in values)
+
+
+def _code(error: Exception) -> int | None:
+    return getattr(error, "value", None)
+
+
+def _named(key: _Key) -> str:
+    return " ".join(key).strip()
+
+
+def _is_here(pid: int) -> bool:
+    """Say whether a process has this number here: in a container the driver may give those of the host."""
+    if pid == 0:  # one that our namespace has no number for
+        return False
+    try:
+        os.kill(pid, 0)  # and not /proc, where a unit hides the processes of others
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
+def _reading(read: Callable[[], float]) -> list[tuple[int, float]]:
+    """Return one value with the middle of the time that its reading took."""
+    begin_ns, value = time.monotonic_ns(), float(read())
+    return [((begin_ns + time.monotonic_ns()) // 2, value)]
+
+
+class _Gpu:
+    """One whole GPU, opened by UUID; raises NotAvailable where it is not there or shared out by MIG."""
+
+    def __init__(self, device: str) -> None:
+        self.uuid = cuda_uuid(device)
+        self.nvml: Any = open_nvml()
+        self.error: type[Exception] = self.nvml.NVMLError
+        self.refused: list[str] = []
+        try:
+            self.handle = self.nvml.nvmlDeviceGetHandleByUUID(self.uuid)
+        except self.error as error:
+            raise NotAvailable(f"NVML does not open {self.uuid}: {error}") from error
+        if self._is_shared_out():
+            raise NotAvailable(f"{self.uuid} is shared out by MIG; {NO_MIG}")
+
+    def _is_shared_out(self) -> bool:
+        try:
+            return bool(self.nvml.nvmlDeviceGetMigMode(self.handle)[0])
+        except self.error as error:
+            if _code(error) in _UNSUPPORTED:
+                return False
+            raise NotAvailable(f"MIG mode of {self.uuid}: {error}") from error
+
+    def answering(self, readings: _Readings) -> _Readings:
+        """Return those readings that give a value, each tried; raise NotAvailable where the GPU answers nothing.
+
+        Why others do not, where it is not for lack of support, is kept in `refused`.
+        """
+        return {key: read for key, read in readings.items() if self._answers(key, read)}
+
+    def _answers(self, key: _Key, read: Callable[[], float]) -> bool:
+        try:
+            read()
+        except self.error as error:
+            if _code(error) in _LOST:
+                raise NotAvailable(f"{_named(key)} of {self.uuid}: {error}") from error
+            if _code(error) not in _UNSUPPORTED:
+                self.refused.append(f"{_named(key)}: {error}")
+            return False
+        return True
+
+    def energy_j(self) -> float:
+        """Return the energy since the driver was loaded."""
+        return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
+
+    def power_w(self, field: int, scope: int) -> float:
+        """Return one of NVML's field values, which carry their own return codes."""
+        value = self.nvml.nvmlDeviceGetFieldValues(self.handle, [(field, scope)])[0]
+        if value.nvmlReturn:
+            raise self.nvml.NVMLError(value.nvmlReturn)
+        return float(value.value.uiVal) / 1e3
+
+    def computing_pids(self) -> set[int]:
+        """Return the processes that hold a compute context."""
+        return {process.pid for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
+
+    def history(self, since_us: int) -> list[tuple[int, float]]:
+        """Return the powers that the driver has kept from after `since_us`, as (microseconds of UTC, W)."""
+        _, kept = self.nvml.nvmlDeviceGetSamples(self.handle, self.nvml.NVML_TOTAL_POWER_SAMPLES, since_us)
+        return [(sample.timeStamp, sample.sampleValue.uiVal / 1e3) for sample in kept if sample.timeStamp > since_us]
+
+
+class _History:
+    """The driver's own samples of power, each given once; those from before its making are left out."""
+
+    def __init__(self, gpu: _Gpu) -> None:
+        self._gpu = gpu
+        self._last_ns = time.monotonic_ns()
+        times_us = [t_us for t_us, _ in gpu.history(0)]
+        self._seen_us = max(times_us, default=0)
+        gaps_us = [late - early for early, late in pairwise(times_us)]
+        self.period_s = median(gaps_us) / 1e6 if gaps_us else LONGEST_PERIOD_S
+
+    def fresh(self) -> list[tuple[int, float]]:
+        """Return what has come since the last call."""
+        try:
+            kept = self._gpu.history(self._seen_us)
+        except self._gpu.nvml.NVMLError_NotFound:  # nothing
+            return []
+        now_ns = time.monotonic_ns()
+        from_utc_ns = now_ns - time.time_ns()
+        self._seen_us = max((t_us for t_us, _ in kept), default=self._seen_us)
+        stamped = [(t_us * 1000 + from_utc_ns, power_w) for t_us, power_w in kept]
+        # a step of the wall clock in between would put them elsewhere
+        credible = [(t_ns, power_w) for t_ns, power_w in stamped if self._last_ns < t_ns <= now_ns]
+        self._last_ns = max((t_ns for t_ns, _ in credible), default=self._last_ns)
+        return credible
+
+
+def _measured_periods_s(readings: _Readings) -> dict[_Key, float]:
+    """Return the median time between the changes of each value, of ten or as many as come in two seconds.
+
+    A value that changed less than three times has none.
+    """
+    changes: dict[_Key, list[int]] = {key: [] for key in readings}
+    values = {key: read() for key, read in readings.items()}
+    end_ns = time.monotonic_ns() + round(MEASURE_S * 1e9)
+    while time.monotonic_ns() < end_ns and any(len(times) <= PERIODS_MEASURED for times in changes.values()):
+        time.sleep(POLL_S)
+        for key, read in readings.items():
+            before, values[key] = values[key], read()
+            if values[key] != before:
+                changes[key].append(time.monotonic_ns())
+    return {key: _median_gap_s(times) for key, times in changes.items() if len(times) > 2}
+
+
+def _median_gap_s(times_ns: list[int]) -> float:
+    return median(late - early for early, late in pairwise(times_ns)) / 1e9
+
+
+class _EnergyCounter:
+    """The changes of the energy counter, each stamped when it happened, by a thread of its own.
+
+    The sampler's ticks would see a change late by up to its period, which is 20 % of a window of 0.5 s at 10 Hz. The
+    thread sleeps until shortly before a change is due and then reads at 2 kHz until it has come.
+    """
+
+    def __init__(self, read_j: Callable[[], float], period_s: float) -> None:
+        self._read_j = read_j
+        self._period_ns = round(period_s * 1e9)
+        self._thread: threading.Thread | None = None
+        self._changes: deque[tuple[int, float]] = deque()
+        self._failure: Exception | None = None
+
+    def changes(self) -> list[tuple[int, float]]:
+        """Return the changes since the last call as (stamp, J), at first the present value; starts the thread then.
+
+        Raises what reading raises now, and TimeoutError for a counter that has stood still for two seconds.
+        """
+        if self._thread is None:
+            self._follow_from(*_reading(self._read_j)[0])
+        # a failure waits until what was before it is handed over
+        if self._changes:
+            return [self._changes.popleft() for _ in range(len(self._changes))]
+        if self._failure:
+            raise self._failure.with_traceback(None)
+        idle_ns = time.monotonic_ns() - self._changed_ns
+        if idle_ns > STALE_NS:
+            raise TimeoutError(f"it has stood still for {idle_ns / 1e9:.1f} s")
+        return []
+
+    def _follow_from(self, t_ns: int, energy_j: float) -> None:
+        self._changes.append((t_ns, energy_j))
+        self._changed_ns, self._unchanged_ns, self._energy_j = t_ns, t_ns, energy_j
+        # when in its period this value came is not known
+        self._due_ns = t_ns
+        self._thread = threading.Thread(target=self._follow, name="nvml energy counter", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while True:
+            time.sleep(max(0, self._due_ns - LEAD_NS - time.monotonic_ns()) / 1e9)
+            try:
+                self._await_change()
+                self._failure = None
+            except Exception as error:  # the next call of `changes` raises it
+                self._failure = error
+                time.sleep(self._period_ns / 1e9)
+
+    def _await_change(self) -> None:
+        while True:
+            begin_ns, energy_j = time.monotonic_ns(), self._read_j()
+            now_ns = time.monotonic_ns()
+            if energy_j != self._energy_j:
+                break
+            self._unchanged_ns = begin_ns
+            overdue = now_ns > self._due_ns + 2 * self._period_ns
+            time.sleep(self._period_ns / 1e10 if overdue else POLL_S)
+        self._energy_j = energy_j
+        self._changed_ns = self._stamp_ns(now_ns)
+        self._due_ns = self._changed_ns + self._period_ns
+        self._changes.append((self._changed_ns, energy_j))
+
+    def _stamp_ns(self, now_ns: int) -> int:
+        """Return when the change that is seen now came: when it was due, within the two readings around it."""
+        periods = max(1, (now_ns - self._changed_ns) // self._period_ns)
+        return min(max(self._changed_ns + periods * self._period_ns, self._unchanged_ns), now_ns)
+
+
+class Gpm:
+    """Yields the performance counters of Hopper and newer over the time since the last reading, in percent.
+
+    Five times a second: `gpm_sm_occupancy_percent` (of the warps that fit), `gpm_sm_utilization_percent`,
+    `gpm_tensor_percent` and by number format `gpm_hmma_tensor_percent` and `gpm_imma_tensor_percent`,
+    `gpm_dram_bandwidth_percent` and `gpm_graphics_utilization_percent`.
+    """
+
+    name = "gpm"
+
+    def __init__(self, device: str | Path = "cuda") -> None:
+        self._device = check(str(device))
+
+    def unavailable(self) -> str | None:
+        """Return None after one reading of every counter that is claimed, else why there is none."""
+        try:
+            self._gpu = gpu = _Gpu(self._device)
+        except NotAvailable as error:
+            return str(error)
+        try:
+            if not gpu.nvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice:
+                return f"{gpu.uuid} has no GPM counters, which come with Hopper"
+            self._begin(gpu)
+        except gpu.error as error:
+            return f"{gpu.uuid} gives no GPM counters: {error}"
+        return None
+
+    def _begin(self, gpu: _Gpu) -> None:
+        nvml = gpu.nvml
+        self._query = nvml.c_nvmlGpmMetricsGet_t(
+            version=nvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(_GPM_METRICS)
+        )
+        for metric, number in zip(self._query.metrics, _GPM_METRICS, strict=False):
+            metric.metricId = number
+        self._older, self._newer = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        nvml.nvmlGpmSampleGet(gpu.handle, self._newer)
+        time.sleep(GPM_FIRST_S)
+        self._claimed = {name for name, code, _ in self._count() if not code}
+        self._due_ns = time.monotonic_ns() + GPM_INTERVAL_NS
+
+    def _count(self) -> list[tuple[str, int, float]]:
+        """Return each counter since the last reading, as its name, NVML's return code and percent."""
+        nvml = self._gpu.nvml
+        nvml.nvmlGpmSampleGet(self._gpu.handle, self._older)
+        self._older, self._newer = self._newer, self._older
+        self._query.sample1, self._query.sample2 = self._older, self._newer
+        nvml.nvmlGpmMetricsGet(self._query)
+        found = self._query.metrics[: len(_GPM_METRICS)]
+        return [(_GPM_METRICS[metric.metricId], metric.nvmlReturn, metric.value) for metric in found]
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the counters, or nothing soon after the last time; then raise OSError that names those that failed."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + GPM_INTERVAL_NS
+        try:
+            counts = [count for count in self._count() if count[0] in self._claimed]
+        except self._gpu.error as error:
+            raise OSError(f"GPM: {error}") from error
+        yield from (Sample(now_ns, name, percent, self.name) for name, code, percent in counts if not code)
+        failures = [f"{name}: {self._gpu.nvml.NVMLError(code)}" for name, code, _ in counts if code]
+        if failures:
+            raise OSError("; ".join(failures))

@@ -1,0 +1,194 @@
+"""CPU, memory and the watched process from procfs, CPU clocks from cpufreq: works everywhere, needs no rights.
+
+The kernel counts CPU time in ticks of 10 ms, so that one reading over a short interval is coarse; the mean is not.
+Where power is sampled faster than ten times a second this source sits ticks out: it would cost the most and tell
+nothing new.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchd.daemon.machine.sysfs import KernelFile, cpufreq_policies, number, text
+from benchd.daemon.records import Sample
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+CPUINFO_BYTES = 2**20
+MIN_INTERVAL_S = 0.09
+_MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*(\d+)", re.MULTILINE)
+_CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
+
+
+class Procfs:
+    """Yields at most ten times a second, with shares in percent and the watched process in percent of one CPU.
+
+    `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`,
+    `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the part of memory that the GPU's driver has handed out;
+    `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes` while the watched process lives; and
+    `cpu_clock_hz` where the kernel tells it: the mean over all CPUs and, where CPUs share clocks, one rail a cluster.
+    """
+
+    name = "procfs"
+
+    def __init__(self, root: Path = Path("/"), min_interval_s: float = MIN_INTERVAL_S) -> None:
+        self._proc = root / "proc"
+        self._min_interval_ns = round(min_interval_s * 1e9)
+        self._stat = KernelFile(self._proc / "stat")
+        self._meminfo = KernelFile(self._proc / "meminfo")
+        self._clocks = _clocks(root)
+        self._due_ns = 0
+        self._process: _Process | None = None
+        self._times: tuple[int, int, int] | None = None
+
+    def unavailable(self) -> str | None:
+        """Return why CPU or memory figures cannot be read, else None; starts the first interval."""
+        try:
+            self._times = self._read_times()
+            self._memory()
+        except (OSError, ValueError, IndexError) as error:
+            return f"{self._proc} does not hold stat and meminfo as Linux writes them: {error}"
+        return None
+
+    def watch(self, pid: int) -> None:
+        """Follow this process until it ends, which is no error."""
+        self._process = _Process(self._proc / str(pid) / "stat")
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the present values, or nothing soon after the last time.
+
+        Raises OSError or ValueError where a file is not as it was.
+        """
+        now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + self._min_interval_ns
+        yield from self._cpu()
+        yield from self._samples(self._memory())
+        yield from self._samples(self._watched())
+        yield from self._clock()
+
+    def _sample(self, metric: str, value: float, rail: str = "") -> Sample:
+        return Sample(time.monotonic_ns(), metric, value, self.name, rail)
+
+    def _samples(self, metrics: Mapping[str, float]) -> Iterator[Sample]:
+        for metric, value in metrics.items():
+            yield self._sample(metric, value)
+
+    def _cpu(self) -> Iterator[Sample]:
+        times = self._read_times()
+        if self._times is None:
+            self._times = times
+            return
+        total, idle, steal = (now - before for now, before in zip(times, self._times, strict=True))
+        if total > 0:  # else the interval goes on: not one tick has passed
+            self._times = times
+            yield self._sample("cpu_utilization_percent", _percent(total - idle, total))
+            yield self._sample("cpu_steal_percent", _percent(steal, total))
+
+    def _read_times(self) -> tuple[int, int, int]:
+        """Return the ticks of all CPUs together: in all, idle, stolen."""
+        fields = [int(field) for field in self._stat.read(512).split(b"\n", 1)[0].split()[1:9]]
+        # Guest time, in the fields behind, is part of user time already.
+        return sum(fields), fields[3] + fields[4], fields[7]
+
+    def _memory(self) -> dict[str, int]:
+        kib = {name: int(value) for name, value in _MEMINFO_KIB.findall(self._meminfo.read())}
+        if b"MemAvailable" not in kib:
+            raise ValueError(f"no MemAvailable in {self._proc / 'meminfo'}")
+        metrics = {"memory_available_bytes": kib[b"MemAvailable"] * 1024}
+        if b"SwapTotal" in kib:
+            metrics["swap_used_bytes"] = (kib[b"SwapTotal"] - kib[b"SwapFree"]) * 1024
+        if b"NvMapMemUsed" in kib:
+            metrics["nvmap_used_bytes"] = kib[b"NvMapMemUsed"] * 1024
+        return metrics
+
+    def _watched(self) -> Mapping[str, float]:
+        try:
+            return self._process.read() if self._process else {}
+        except (FileNotFoundError, ProcessLookupError):
+            self._process = None
+            return {}
+
+    def _clock(self) -> Iterator[Sample]:
+        clocks = self._clocks.read()
+        if clocks:
+            cpus = sum(cpus for _, cpus, _ in clocks)
+            yield self._sample("cpu_clock_hz", sum(hz * cpus for _, cpus, hz in clocks) / cpus)
+        if len(clocks) > 1 and any(cpus > 1 for _, cpus, _ in clocks):
+            for rail, _, hz in clocks:
+                yield self._sample("cpu_clock_hz", hz, rail)
+
+
+def _percent(part: int, whole: int) -> float:
+    # The kernel's idle and I/O wait counts may step back a little.
+    return 100.0 * min(max(part, 0), whole) / whole
+
+
+class _Process:
+    """What one process uses; the open file keeps to it even if its pid is used again."""
+
+    def __init__(self, stat: Path) -> None:
+        self._stat = KernelFile(stat)
+        self._before: tuple[int, int, int] | None = None
+
+    def read(self) -> dict[str, float]:
+        """Return the metrics: resident bytes and, from the second reading on, the rates since the last one.
+
+        Raises ProcessLookupError or FileNotFoundError for a process that has ended.
+        """
+        # The name before the last bracket may hold blanks and brackets; then state, ..., majflt, ..., utime, stime, ...
+        fields = self._stat.read().rpartition(b")")[2].split()
+        if fields[0] in (b"Z", b"X"):
+            raise ProcessLookupError("it has ended and waits for its parent")
+        now = time.monotonic_ns(), int(fields[11]) + int(fields[12]), int(fields[9])
+        before, self._before = self._before, now
+        metrics: dict[str, float] = {"process_rss_bytes": int(fields[21]) * PAGE_BYTES}
+        if before:
+            ns, ticks, faults = (late - early for late, early in zip(now, before, strict=True))
+            metrics["process_cpu_percent"] = 100.0 * ticks / TICKS_PER_S / (ns / 1e9)
+            metrics["process_major_faults_per_s"] = faults / (ns / 1e9)
+        return metrics
+
+
+class _Clocks:
+    """The present clock of each group of CPUs that share one, as (name, how many CPUs, Hz); here of none."""
+
+    def read(self) -> list[tuple[str, int, float]]:
+        return []
+
+
+class _Cpufreq(_Clocks):
+    def __init__(self, policies: list[Path]) -> None:
+        self._policies = [
+            (policy.name, len((text(policy / "affected_cpus") or "0").split()), KernelFile(policy / "scaling_cur_freq"))
+            for policy in policies
+        ]
+
+    def read(self) -> list[tuple[str, int, float]]:
+        return [(name, cpus, int(file.read()) * 1e3) for name, cpus, file in self._policies]
+
+
+class _Cpuinfo(_Clocks):
+    def __init__(self, cpuinfo: Path) -> None:
+        self._file = KernelFile(cpuinfo)
+        # A buffer for the largest machine, each time, would cost more than the reading.
+        self._bytes = 2 * len(self._file.read(CPUINFO_BYTES))
+
+    def read(self) -> list[tuple[str, int, float]]:
+        megahertz = _CPUINFO_MHZ.findall(self._file.read(self._bytes))
+        return [(f"cpu{i}", 1, float(mhz) * 1e6) for i, mhz in enumerate(megahertz)]
+
+
+def _clocks(root: Path) -> _Clocks:
+    """Return cpufreq where it gives a value, else /proc/cpuinfo where it does, else none, as on some ARM boards."""
+    policies = [policy for policy in cpufreq_policies(root) if number(policy / "scaling_cur_freq")]
+    if policies:
+        return _Cpufreq(policies)
+    try:
+        cpuinfo = _Cpuinfo(root / "proc/cpuinfo")
+        return cpuinfo if cpuinfo.read() else _Clocks()
+    except (OSError, ValueError):
+        return _Clocks()

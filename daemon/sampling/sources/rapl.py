@@ -1,0 +1,152 @@
+"""Energy of CPU packages from RAPL's counters under /sys/class/powercap, of Intel and AMD alike (intel-rapl).
+
+The kernel lets root alone read them (CVE-2020-8694). A counter wraps after a minute to hours: a step back is undone as
+one wrap where the zone tells its range and the time allows for one, and is an error otherwise.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchd.daemon.machine.sysfs import KernelFile, number, text
+from benchd.daemon.records import Sample
+from benchd.daemon.sampling.sources.protocol import PowerSource
+
+PERIOD_S = 1e-3  # as the processors renew them
+MAX_ZONE_W = 1000.0  # above what any zone draws: a step that would take more is none
+ALL_PACKAGES = "packages"
+# not intel-rapl-mmio:N, which is a second view of the same package
+_ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
+_UDEV_RULE = 'SUBSYSTEM=="powercap", RUN+="/bin/chgrp benchd /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"'
+
+
+class Rapl:
+    """Yields `energy_counter_j` of each zone since its first reading, at each change; several packages also as a sum.
+
+    Rails are the kernel's names: `package-0`, `package-0-core`, `psys`. After a step that is not to be trusted the zone
+    starts again from 0, so that no window across it can add up.
+    """
+
+    name = "rapl"
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._powercap = root / "sys/class/powercap"
+        self._zones: list[_Zone] = []
+        self._packages_j: float | None = None
+
+    def unavailable(self) -> str | None:
+        """Return None if every package, or at least another zone, could be read; else why not and what to do."""
+        folders = [path for path in sorted(self._powercap.glob("intel-rapl:*")) if _ZONE.fullmatch(path.name)]
+        if not folders:
+            return (
+                f"{self._powercap} has no intel-rapl zone: a virtual machine, no x86, or intel_rapl_msr is not loaded"
+            )
+        refusals = {zone: _refusal(zone) for zone in map(_Zone, folders)}
+        self._zones = [zone for zone, refusal in refusals.items() if refusal is None]
+        # without one of its packages the sum would still pass for the machine's
+        needed = (refusal for zone, refusal in refusals.items() if zone.is_package or not self._zones)
+        return next(filter(None, needed), None)
+
+    def power_sources(self) -> list[PowerSource]:
+        """Return the packages together, the platform, then parts, which are in no sum."""
+        packages = [zone.rail for zone in self._zones if zone.is_package]
+        whole = packages[0] if len(packages) == 1 else ALL_PACKAGES
+        sources = [self._source(whole, f"CPU {' and '.join(packages)}", total=True)] if packages else []
+        # behind the packages: whether a board is wired for it is up to its maker
+        sources += [self._source(zone.rail, "platform psys", total=True) for zone in self._zones if zone.is_platform]
+        rest = [zone for zone in self._zones if not zone.is_platform and zone.rail != whole]
+        return sources + [self._source(zone.rail, f"CPU {zone.rail}", total=False) for zone in rest]
+
+    def _source(self, rail: str, scope: str, *, total: bool) -> PowerSource:
+        return PowerSource(
+            source=self.name, rail=rail, metric="energy_counter_j", scope=scope, total=total, period_s=PERIOD_S
+        )
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the counters that have changed; then raise OSError that names the zones that could not be followed."""
+        failures: dict[_Zone, Exception] = {}
+        for zone in self._zones:
+            yield from self._follow(zone, failures)
+        if not any(zone.is_package for zone in failures):
+            yield from self._sum()
+        if failures:
+            raise OSError("; ".join(f"{zone.rail}: {error}" for zone, error in failures.items()))
+
+    def _follow(self, zone: "_Zone", failures: dict["_Zone", Exception]) -> Iterator[Sample]:
+        try:
+            changed = zone.read()
+        except (OSError, ValueError) as error:
+            failures[zone] = error
+            return
+        if changed:
+            yield Sample(zone.t_ns, "energy_counter_j", zone.energy_j, self.name, zone.rail)
+
+    def _sum(self) -> Iterator[Sample]:
+        packages = [zone for zone in self._zones if zone.is_package]
+        energy_j = sum(zone.energy_j for zone in packages)
+        if len(packages) > 1 and energy_j != self._packages_j:
+            self._packages_j = energy_j
+            yield Sample(packages[-1].t_ns, "energy_counter_j", energy_j, self.name, ALL_PACKAGES)
+
+
+class _Zone:
+    """One counter, undone of its wraps: `energy_j` since the first reading, as of `t_ns`."""
+
+    def __init__(self, folder: Path) -> None:
+        name = text(folder / "name") or folder.name
+        is_part = folder.name.count(":") > 1
+        parent = text(folder.with_name(folder.name.rpartition(":")[0]) / "name")
+        self.rail = f"{parent}-{name}" if is_part else name
+        self.is_package = not is_part and name.startswith("package-")
+        self.is_platform = not is_part and name == "psys"
+        self.path = folder / "energy_uj"
+        self.energy_j = 0.0
+        self.t_ns = 0
+        self._file = KernelFile(self.path)
+        self._range_uj = number(folder / "max_energy_range_uj")
+        self._energy_uj: int | None = None
+
+    def counter_uj(self) -> int:
+        """Return the counter as it stands; raise OSError or ValueError where it cannot be read."""
+        return int(self._file.read(32))
+
+    def read(self) -> bool:
+        """Read and return whether there is a new value, as the first is.
+
+        Raises OSError or ValueError where the file cannot be read or the step from the last value is not to be trusted.
+        """
+        energy_uj, t_ns = self.counter_uj(), time.monotonic_ns()
+        before_uj, self._energy_uj = self._energy_uj, energy_uj
+        before_ns, self.t_ns = self.t_ns, t_ns
+        if before_uj is None or energy_uj == before_uj:
+            return before_uj is None
+        try:
+            self.energy_j += self._step_uj(energy_uj - before_uj, (t_ns - before_ns) / 1e9) / 1e6
+        except ValueError:
+            self.energy_j = 0.0
+            raise
+        return True
+
+    def _step_uj(self, step_uj: int, elapsed_s: float) -> int:
+        """Return the step, a wrap undone; raise ValueError where it may be a reset or more than one wrap."""
+        most_uj = (elapsed_s + PERIOD_S) * MAX_ZONE_W * 1e6
+        if self._range_uj and most_uj >= self._range_uj:
+            raise ValueError(f"not read for {elapsed_s:.3g} s, in which it may have wrapped more than once")
+        if step_uj < 0 and not self._range_uj:
+            raise ValueError(f"went back by {-step_uj} uJ, and without max_energy_range_uj no wrap can be told")
+        forward_uj = step_uj % self._range_uj if self._range_uj else step_uj
+        if forward_uj > most_uj:
+            raise ValueError(f"changed by {step_uj} uJ in {elapsed_s:.3g} s, which is neither a load nor a wrap")
+        return forward_uj
+
+
+def _refusal(zone: _Zone) -> str | None:
+    """Return why the zone cannot be read and what to do, None where it can."""
+    try:
+        zone.counter_uj()
+    except PermissionError:
+        return f"{zone.path} is for root alone; let a group read it by this udev rule, then reboot: {_UDEV_RULE}"
+    except (OSError, ValueError) as error:
+        return f"{zone.path}: {error}"
+    return None

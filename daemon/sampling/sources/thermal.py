@@ -1,0 +1,80 @@
+"""Temperatures from the kernel's thermal zones: works on most machines, needs no rights."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchd.daemon.machine.sysfs import KernelFile, text
+from benchd.daemon.records import Sample
+
+MIN_INTERVAL_S = 0.45
+RANGE_C = (-55.0, 150.0)
+
+
+class Thermal:
+    """Yields `zone_temp_c` at most twice a second, the type of the zone as the rail.
+
+    A zone whose unit is switched off has no temperature, which is no error.
+    """
+
+    name = "thermal"
+
+    def __init__(self, root: Path = Path("/"), min_interval_s: float = MIN_INTERVAL_S) -> None:
+        self._folder = root / "sys/devices/virtual/thermal"
+        self._min_interval_ns = round(min_interval_s * 1e9)
+        self._due_ns = 0
+        self._zones: dict[str, KernelFile] = {}
+
+    def unavailable(self) -> str | None:
+        """Return None if a zone gives a temperature; zones that cannot be read at all are left out from then on."""
+        self._zones = {}
+        readable = 0
+        for rail, file in _zones(self._folder).items():
+            try:
+                readable += _celsius(file) is not None
+            except (OSError, ValueError):
+                continue
+            self._zones[rail] = file
+        return None if readable else f"no thermal zone in {self._folder} gives a temperature"
+
+    def sample(self) -> Iterator[Sample]:
+        """Yield the present temperatures, or nothing soon after the last time.
+
+        Raises OSError in the end, naming the zones that failed.
+        """
+        now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + self._min_interval_ns
+        failures = []
+        for rail, file in self._zones.items():
+            try:
+                celsius = _celsius(file)
+            except (OSError, ValueError) as error:
+                failures.append(f"zone {rail}: {error}")
+                continue
+            if celsius is not None:
+                yield Sample(time.monotonic_ns(), "zone_temp_c", celsius, self.name, rail)
+        if failures:
+            raise OSError("; ".join(failures))
+
+
+def _zones(folder: Path) -> dict[str, KernelFile]:
+    """Return the temperature file of each zone by its type, and by its number too where a type comes again."""
+    zones: dict[str, KernelFile] = {}
+    for zone in sorted(folder.glob("thermal_zone*"), key=lambda path: (len(path.name), path.name)):
+        kind = text(zone / "type") or "unnamed"
+        rail = kind if kind not in zones else f"{kind}-{zone.name.removeprefix('thermal_zone')}"
+        zones[rail] = KernelFile(zone / "temp")
+    return zones
+
+
+def _celsius(file: KernelFile) -> float | None:
+    """Return the temperature, None while the unit is off; raise OSError or ValueError where there is none."""
+    try:
+        celsius = int(file.read()) / 1e3
+    except BlockingIOError:  # what Tegra's firmware answers for a unit without power
+        return None
+    if not RANGE_C[0] <= celsius <= RANGE_C[1]:
+        raise ValueError(f"{celsius:g} degC is out of range")
+    return celsius

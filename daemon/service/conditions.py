@@ -1,0 +1,126 @@
+"""What a scheduled pass waits for: the machine's temperature, load, power mode and supply, read and judged."""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchd.daemon.config import Conditions
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine import gpu
+from benchd.daemon.machine.environment import power_mode_of
+from benchd.daemon.machine.sysfs import number, text
+from benchd.daemon.sampling.sources.devfreq import Devfreq
+
+GPU_QUIET_S = 30.0
+GPU_UNSEEN_S = 10.0  # between two looks; after longer, as for a case or a day, it may have been busy
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The machine as it is now; null where nothing here tells."""
+
+    temperature_c: float | None
+    gpu_load_percent: float | None
+    system_load: float | None
+    power_mode: str | None
+    on_mains: bool | None
+
+
+def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
+    """Return the hottest thermal zone, the GPU's load, the 1-minute load average, the power mode and the supply.
+
+    `gpu_uuid` is the GPU to ask NVML about; a Tegra tells of its own in sysfs.
+    """
+    return Readings(
+        temperature_c=_hottest_c(root),
+        gpu_load_percent=_gpu_load_percent(gpu_uuid, root),
+        system_load=_system_load(root),
+        power_mode=power_mode_of(root),
+        on_mains=_on_mains(root),
+    )
+
+
+class Judge:
+    """Says what a pass still waits for; remembers by limit since when the GPU was seen below it, and when last."""
+
+    def __init__(self) -> None:
+        self._quiet: dict[float, tuple[float, float]] = {}
+
+    def unmet(self, wanted: Conditions, now: Readings, t_s: float) -> str | None:
+        """Return the first condition that does not hold at the monotonic time `t_s`, None where all do.
+
+        One that cannot be read here does not hold.
+        """
+        found = [
+            _below("temperature", now.temperature_c, wanted.temperature_below_c, "C"),
+            _below("system load", now.system_load, wanted.system_load_below, ""),
+            self._gpu(wanted.gpu_load_below_percent, now.gpu_load_percent, t_s),
+            _equal("power mode", now.power_mode, wanted.power_mode),
+            _on_mains_wanted(now.on_mains) if wanted.on_mains else None,
+        ]
+        return next((reason for reason in found if reason), None)
+
+    def _gpu(self, limit: float | None, value: float | None, t_s: float) -> str | None:
+        """Return why the GPU is not quiet; one reading falls between two frames, so it has to stay below."""
+        if limit is None:
+            return None
+        busy = _below("GPU load", value, limit, "%")
+        if busy:
+            self._quiet.pop(limit, None)
+            return busy
+        since_s, seen_s = self._quiet.get(limit, (t_s, t_s))
+        since_s = t_s if t_s - seen_s > GPU_UNSEEN_S else since_s
+        self._quiet[limit] = since_s, t_s
+        quiet_s = t_s - since_s
+        return f"GPU quiet for {quiet_s:.0f} of {GPU_QUIET_S:g} s" if quiet_s < GPU_QUIET_S else None
+
+
+def _below(name: str, value: float | None, limit: float | None, unit: str) -> str | None:
+    if limit is None:
+        return None
+    if value is None:
+        return f"{name} cannot be read here"
+    return None if value < limit else f"{name} {value:.3g}{unit and ' ' + unit}, not below {limit:g}"
+
+
+def _equal(name: str, value: str | None, wanted: str | None) -> str | None:
+    if wanted is None or value == wanted:
+        return None
+    return f"{name} {value}, not {wanted}" if value else f"{name} cannot be read here"
+
+
+def _on_mains_wanted(on_mains: bool | None) -> str | None:
+    return None if on_mains else "on battery" if on_mains is False else "the power supply cannot be read here"
+
+
+def _hottest_c(root: Path) -> float | None:
+    found = [number(zone / "temp") for zone in (root / "sys/class/thermal").glob("thermal_zone*")]
+    return max((value / 1e3 for value in found if value is not None), default=None)
+
+
+def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
+    """Return the load by NVML, or by devfreq where that tells none, as on a Tegra that has it."""
+    if gpu_uuid:
+        with suppress(NotAvailable):
+            return gpu.utilization_percent(gpu_uuid)
+    try:
+        tegra = Devfreq(root)
+        samples = [] if tegra.unavailable() else tegra.sample()
+        return next((sample.value for sample in samples if sample.metric == "gpu_utilization_percent"), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _system_load(root: Path) -> float | None:
+    found = re.match(r"[\d.]+", text(root / "proc/loadavg") or "")
+    return float(found[0]) if found else None
+
+
+def _on_mains(root: Path) -> bool | None:
+    """Return False where a battery discharges; a board without one is on mains, and a mouse's is not its own."""
+    if not (root / "sys/class").is_dir():
+        return None
+    supplies = (root / "sys/class/power_supply").glob("*")
+    own = [supply for supply in supplies if text(supply / "scope") != "Device"]
+    return not any(text(supply / "status") == "Discharging" for supply in own)

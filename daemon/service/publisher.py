@@ -1,0 +1,143 @@
+"""The service's sink: a record and the schedule in one commit, and the link held while a case is timed."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.delivery.disk_reserve import Reserve
+from benchd.daemon.delivery.link import Link
+from benchd.daemon.delivery.messages import Event, latest, wall_now
+from benchd.daemon.delivery.outbox import Message, Outbox
+from benchd.daemon.delivery.topics import RESULT_QOS, Topics
+from benchd.daemon.machine.lock import Activity
+from benchd.daemon.machine.systemd_notify import log
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import StageName
+from benchd.daemon.records import Case, Record
+from benchd.daemon.service.agenda import Agenda
+from benchd.daemon.service.regressions import Followed, Regressions, Told
+
+SCHEDULE, RUNNING, STANDINGS = "schedule", "running", "standings"
+TIMED: tuple[StageName, ...] = ("warm_up", "measure")
+
+
+class Running(Struct, frozen=True):
+    """The case that runs, kept on the disk so that a service that died with it can say so."""
+
+    suite_id: str
+    case: Case
+    preset: str
+    boot_id: str
+    t_wall: str
+    t_mono_ns: int
+
+
+class Publisher:
+    """Takes records and events. Where no broker is configured `link` is None: only the service's own facts are kept.
+
+    While a case runs `activity` says so, for `bench-once` of any user to read.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        reserve: Reserve,
+        topics: Topics,
+        boot_id: str,
+        agenda: Agenda,
+        regressions: Regressions,
+        activity: Path,
+    ) -> None:
+        self.link: Link | None = None
+        self.topics = topics
+        self.planned_cases: set[str] = set()
+        self.timed = False
+        self._outbox, self._reserve, self._boot_id = outbox, reserve, boot_id
+        self._agenda, self._regressions, self._activity = agenda, regressions, activity
+        self._begun_s = time.monotonic()
+        self._suite_id = ""
+
+    def begin(self, plan: Sequence[Planned]) -> None:
+        """Keep what runs next, so that a crash is known to have happened in it."""
+        self._begun_s = time.monotonic()
+        (planned,) = plan
+        running = Running(self._suite_id, planned.case, planned.preset, self._boot_id, wall_now(), time.monotonic_ns())
+        self.keep({RUNNING: msgspec.json.encode(running)})
+        with suppress(OSError):  # for information only, on a file system of its own
+            self._activity.write_bytes(
+                msgspec.json.encode(Activity(planned.case.case_id, time.monotonic() + planned.seconds))
+            )
+            self._activity.chmod(0o644)
+
+    def of_suite(self, suite_id: str) -> None:
+        """Take note of the pass that the next case belongs to."""
+        self._suite_id = suite_id
+
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
+        """Hold the link while the case warms up and is timed."""
+        self._hold(stage in TIMED)
+
+    def publish(self, record: Record, body: bytes) -> None:
+        """Commit the record, what it leads to and the schedule, then let the link send it.
+
+        On a full disk that is done by means of the reserve.
+        """
+        self._hold(False)
+        followed = self._followed(record)
+        state = self._agenda.after(record, time.monotonic() - self._begun_s, again=followed.again)
+        result = Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body)
+        self._take(followed, {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}, result)
+        self._agenda.state = state
+        if self.link and record.case_id in self.planned_cases:
+            shown = latest(record, followed.judgement)
+            self.link.retain(self.topics.latest(record.case_id), msgspec.json.encode(shown))
+
+    def _followed(self, record: Record) -> Followed:
+        """Return what a result leads to; one of cases that a command has put together is no result of the plan."""
+        if record.case_id in self.planned_cases and self._agenda.is_of_suite(record.suite_id):
+            return self._regressions.after(record)
+        return Followed(self._regressions.standings)
+
+    def plan(self, case_ids: Collection[str]) -> None:
+        """Take these for the planned cases: they have a `latest`, and of others no regression stays."""
+        self.planned_cases = set(case_ids)
+        self._take(self._regressions.of_plan(self.planned_cases), {})
+
+    def _take(self, followed: Followed, kept: Mapping[str, bytes], *results: Message) -> None:
+        """Commit results together with what they lead to."""
+        standings = msgspec.json.encode(followed.standings)
+        self._commit([*results, *map(self._event, followed.told)], {**kept, STANDINGS: standings})
+        self._regressions.standings = followed.standings
+
+    def end(self) -> None:
+        """Let the link send again, however the case ended."""
+        self._hold(False)
+        self._activity.unlink(missing_ok=True)
+
+    def _hold(self, timed: bool) -> None:
+        self.timed = timed
+        if self.link:
+            self.link.hold() if timed else self.link.release()
+
+    def keep(self, values: Mapping[str, bytes]) -> None:
+        """Remember facts of the service, on a full disk by means of the reserve."""
+        self._commit([], values)
+
+    def event(self, name: str, detail: str) -> None:
+        """Publish something that happened."""
+        self._commit([self._event(Told(name, detail))], {})
+
+    def _event(self, told: Told) -> Message:
+        log(f"{told.event}: {told.detail}")
+        event = Event(**told._asdict(), t_wall=wall_now(), boot_id=self._boot_id)
+        key = f"{self.topics.device_id}:event:{self._boot_id}:{time.monotonic_ns()}"
+        return Message(key, self.topics.of("event"), RESULT_QOS, msgspec.json.encode(event))
+
+    def _commit(self, messages: Sequence[Message], kept: Mapping[str, bytes]) -> None:
+        self._reserve.write(lambda: self._outbox.add_all(messages if self.link else [], kept))
+        if self.link:
+            self.link.poke()

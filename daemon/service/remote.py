@@ -1,0 +1,112 @@
+"""What is asked of the service over MQTT: a command is let in or refused, carried out when it may be, and answered."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from benchd.daemon.delivery.commands import Command, Gate, Refused
+from benchd.daemon.delivery.link import Link
+from benchd.daemon.delivery.messages import Health, Response
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.machine.systemd_notify import log
+from benchd.daemon.service import announcements
+from benchd.daemon.service.agenda import Agenda
+
+COMMANDS = "commands"
+MAX_WAITING = 100
+
+
+class Remote:
+    """Takes commands from `link`.
+
+    `save` keeps what a command has changed, and `reload`, which may raise BenchdError, asks for a new configuration.
+    """
+
+    def __init__(
+        self,
+        link: Link | None,
+        gate: Gate,
+        agenda: Agenda,
+        outbox: Outbox,
+        health: Callable[[], Health],
+        save: Callable[[], None],
+        reload: Callable[[], None],
+    ) -> None:
+        self._link, self._gate, self._agenda, self._outbox = link, gate, agenda, outbox
+        self._health, self._save, self._reload = health, save, reload
+        self._waiting: deque[Command] = deque()
+        self._gate.remember(outbox.kept(COMMANDS) or b"[]", _boottime_s())
+
+    def remembered(self) -> bytes:
+        """Return the ids of commands, to be kept as `COMMANDS`."""
+        return self._gate.remembered()
+
+    def listen(self) -> None:
+        """Take in what has come, and answer at once what is refused."""
+        while self._link and self._link.seen.commands:
+            found = self._gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
+            if isinstance(found, Command) and len(self._waiting) >= MAX_WAITING:
+                reason = f"{MAX_WAITING} commands wait already"
+                found = Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)
+            if isinstance(found, Refused):
+                log(f"command refused: {found.reason}")
+                self._answer(found, Response(id=found.id, verb=found.verb, accepted=False, reason=found.reason))
+            elif found:
+                self._waiting.append(found)
+
+    def carry_out(self, *, timed: bool) -> None:
+        """Carry out what waits; while a case is timed only the command that ends it."""
+        for command in list(self._waiting):
+            if not timed or command.verb == "cancel":
+                self._waiting.remove(command)
+                self._answer(command, self._obey(command, timed=timed))
+
+    def _obey(self, command: Command, *, timed: bool) -> Response:
+        answer = Response(id=command.parameters.id, verb=command.verb, accepted=True)
+        if _boottime_s() >= command.expires_s:
+            return msgspec.structs.replace(answer, accepted=False, reason="it expired while it waited")
+        try:
+            changes = getattr(self, f"_do_{command.verb}")(command)
+        except BenchdError as error:
+            return msgspec.structs.replace(answer, accepted=False, reason=str(error)[:500])
+        if not timed:
+            self._save()
+        return msgspec.structs.replace(answer, **changes)
+
+    def _do_run(self, command: Command) -> dict[str, Any]:
+        given = command.parameters
+        entry = self._agenda.begin(self._agenda.named(given.suite) if given.suite else given.as_suite())
+        return {"suite_id": entry.suite_id, "cases": entry.left}
+
+    def _do_cancel(self, command: Command) -> dict[str, Any]:
+        if not self._agenda.cancel(command.parameters.suite_id):
+            raise UsageError("no such pass is under way")
+        return {}
+
+    def _do_list(self, command: Command) -> dict[str, Any]:
+        return {"suites": announcements.suites(self._agenda)}
+
+    def _do_reload(self, command: Command) -> dict[str, Any]:
+        self._reload()
+        return {}
+
+    def _do_status(self, command: Command) -> dict[str, Any]:
+        return {"health": self._health()}
+
+    def _do_replay(self, command: Command) -> dict[str, Any]:
+        rows = self._outbox.send_again(command.parameters.since_seq)
+        if self._link:
+            self._link.replay()
+        return {"rows": rows}
+
+    def _answer(self, to: Command | Refused, answer: Response) -> None:
+        if self._link and to.answer_to:
+            self._link.answer(to.answer_to, msgspec.json.encode(answer), to.correlation)
+
+
+def _boottime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

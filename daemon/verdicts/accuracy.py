@@ -1,0 +1,68 @@
+"""Top-1 of a variant: from counts to the field of a record, the words for it, and whether its drop is small enough."""
+
+from benchd.daemon.records import Accuracy
+from benchd.daemon.verdicts import proportions
+from benchd.daemon.verdicts.statistics import Interval
+
+NOT_ASKED = "no images with labels were given, or no trained weights"
+"""The reason in `missing` where nobody asked for it."""
+
+
+def counted(
+    *, right: int, gained: int, lost: int, images: int, data: str, data_sha256: str, is_reference: bool = False
+) -> Accuracy:
+    """Return the accuracy of a variant that is right on so many images, and not on the same ones as fp32.
+
+    `gained` are those that only the variant gets right, `lost` those that only fp32 does. Plain fp32 itself
+    (`is_reference`) loses nothing, however few the images.
+    """
+    share, reference_right = proportions.wilson(right, images), right - gained + lost
+    drop = Interval(0.0, 0.0) if is_reference else proportions.paired_difference(lost, gained, images)
+    return Accuracy(
+        images=images,
+        right=right,
+        top1=right / images,
+        low=share.low,
+        high=share.high,
+        reference_right=reference_right,
+        reference_top1=reference_right / images,
+        gained=gained,
+        lost=lost,
+        drop=(lost - gained) / images,
+        drop_low=drop.low,
+        drop_high=drop.high,
+        data=data,
+        data_sha256=data_sha256,
+    )
+
+
+def top1(accuracy: Accuracy) -> str:
+    """Return the share with its interval, in percent."""
+    return f"{100 * accuracy.top1:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]"
+
+
+def drop(accuracy: Accuracy) -> str:
+    """Return the drop against fp32 with its interval, in percent."""
+    return f"{100 * accuracy.drop:.2f} [{100 * accuracy.drop_low:.2f}, {100 * accuracy.drop_high:.2f}]"
+
+
+def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
+    """Return why the drop is not shown to be below `limit`, else None: the upper end of its interval decides."""
+    if accuracy is None:
+        return "accuracy was not measured"
+    if accuracy.drop_high < limit:
+        return None
+    found = f"accuracy drop {drop(accuracy)} %"
+    needed = proportions.items_needed(accuracy.lost, accuracy.gained, accuracy.images, limit)
+    if needed is None:
+        return f"{found} is not below {100 * limit:.4g} %"
+    return (
+        f"{found} on {accuracy.images} images is not shown to be below {100 * limit:.4g} %: "
+        f"that takes about {_round_up(needed)} images at these rates"
+    )
+
+
+def _round_up(count: int) -> int:
+    """Return the number with two significant digits, not less than it was."""
+    step = int(10 ** max(0, len(str(count)) - 2))
+    return -(-count // step) * step

@@ -1,0 +1,282 @@
+"""Records against records: which cases may be compared, what is said of each, and the exit code that follows; pure."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.machine.environment import comparable
+from benchd.daemon.records import Environment, InputSpec, Record
+from benchd.daemon.verdicts import one_model
+from benchd.daemon.verdicts.recommend import wrong
+from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.daemon.verdicts.statistics import (
+    FEWEST_PROCESSES,
+    Effect,
+    Verdict,
+    further_run,
+    judge_plan,
+    median,
+    welch_effect,
+)
+from benchd.models import catalog, demo
+
+CLOCK_SHARE = 0.03
+"""Clocks further apart than this are other clocks."""
+
+FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
+"""What may fail a run, and its exit code, the first that holds."""
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What is said of `second` against `first`. The medians are those of the process medians of each side."""
+
+    first: str
+    second: str
+    verdict: Verdict
+    first_ms: list[float]
+    second_ms: list[float]
+    check_failed: bool
+    check_void: bool = False
+
+    @property
+    def medians_ms(self) -> tuple[float | None, float | None]:
+        """Return the median of each side's process medians; None for a side without any."""
+        return (_median(self.first_ms), _median(self.second_ms))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def compare(
+    first: Sequence[Record], second: Sequence[Record], min_effect: float, fewest_runs: int = 1
+) -> list[Comparison]:
+    """Return one Comparison for each case of either side, corrected for their number.
+
+    A case that may not be compared is inconclusive with the reason and, where there is one, the line to type. One that
+    is unsupported on both sides is left out. `fewest_runs` is how many runs of a case the first side needs.
+    """
+    arms = {case_id: (_of(first, case_id), _of(second, case_id)) for case_id in _case_ids(first, second)}
+    refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
+    judged = [case_id for case_id, reason in refused.items() if reason is None]
+    effects = [_effect(*arms[case_id]) for case_id in judged]
+    verdicts = dict(zip(judged, judge_plan(effects, min_effect), strict=True))
+    return [
+        comparison(
+            (case_id, case_id),
+            verdicts.get(case_id) or Verdict(answer="inconclusive", reason=refused[case_id] or ""),
+            (process_medians_ms(sides[0]), process_medians_ms(sides[1])),
+            sides,
+        )
+        for case_id, sides in arms.items()
+    ]
+
+
+def _effect(first: Sequence[Record], second: Sequence[Record]) -> Effect:
+    by_run: dict[str, list[float]] = {}
+    for record in first:
+        by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
+    runs = [times_ms for times_ms in by_run.values() if times_ms]
+    return welch_effect(process_medians_ms(first), process_medians_ms(second), further_run(runs))
+
+
+def comparison(
+    names: tuple[str, str],
+    verdict: Verdict,
+    times_ms: tuple[Sequence[float], Sequence[float]],
+    records: tuple[Sequence[Record], Sequence[Record]],
+) -> Comparison:
+    """Return the Comparison of two sides; wrong answers have no time, and a void check never wins."""
+    doubt = _doubt(records, verdict)
+    if doubt:
+        verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        verdict=verdict,
+        first_ms=list(times_ms[0]),
+        second_ms=list(times_ms[1]),
+        check_failed=_first_wrong(records[1]) is not None,
+        check_void=_is_void(records[1]),
+    )
+
+
+def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
+    """Return why the times of these records do not compare, or why B cannot win; else None."""
+    for side, found in zip("AB", records, strict=True):
+        reason = _first_wrong(found)
+        if reason:
+            return f"{side} {reason}"
+    return "faster, but its check is void" if verdict.answer == "faster" and _is_void(records[1]) else None
+
+
+def _is_void(found: Sequence[Record]) -> bool:
+    return any(record.check and record.check.void for record in found)
+
+
+def _first_wrong(found: Sequence[Record]) -> str | None:
+    return next((reason for record in found if (reason := wrong(record))), None)
+
+
+def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
+    """Return the exit code of the first of `FAIL_ON` that holds and is to fail, else 0."""
+    holds = {one.verdict.answer for one in comparisons} | {"check" for one in comparisons if one.check_failed}
+    return next((code for word, code in FAIL_ON.items() if word in holds and word in fail_on), 0)
+
+
+def _case_ids(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
+    """Return the cases that either side could run, in the order of their first record."""
+    tried = [record for record in (*first, *second) if record.status != "unsupported"]
+    return list(dict.fromkeys(record.case_id for record in tried))
+
+
+def _of(found: Sequence[Record], case_id: str) -> list[Record]:
+    return [record for record in found if record.case_id == case_id]
+
+
+def _measured(found: Sequence[Record]) -> list[Record]:
+    return [record for record in found if record.status == "ok"]
+
+
+def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int) -> str | None:
+    """Return why these records of a case may not be compared, else None."""
+    for side, found in (("A", first), ("B", second)):
+        times_ms = process_medians_ms(found)
+        if not times_ms:
+            return f"{side} {_absence(found)}"
+        if min(times_ms) <= 0.0:
+            return f"{side} holds a time of {min(times_ms):g} ms"
+    difference = next(_differences(_measured([*first, *second])), None)
+    if difference:
+        return f"{difference}; {_both_here(_measured(second)[-1])}"
+    return _mixed(first, second) or _too_few(first, second, fewest_runs)
+
+
+def _mixed(*sides: Sequence[Record]) -> str | None:
+    """Return why the records of a side are not all of one model, which need not be the other side's; else None."""
+    found = [one_model.difference(record.model for record in _measured(side)) for side in sides]
+    return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
+
+
+def _absence(found: Sequence[Record]) -> str:
+    return f"{found[-1].status}: {found[-1].reason}" if found else "has no record of it"
+
+
+def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int) -> str | None:
+    for side, found in (("A", first), ("B", second)):
+        count = len(process_medians_ms(found))
+        if count < FEWEST_PROCESSES:
+            return f"{side} has {count} of {FEWEST_PROCESSES} processes: {command(_measured(found)[-1])}"
+    runs = len({record.suite_id for record in _measured(first)})
+    if runs >= fewest_runs:
+        return None
+    again = f"{command(_measured(first)[-1])} for each that is missing, then benchd baseline set RUN..."
+    return f"the baseline has {runs} of {fewest_runs} runs of it in this environment: {again}"
+
+
+def _differences(measured: Sequence[Record]) -> Iterator[str]:
+    """Yield what the records do not share though comparable ones must."""
+    one = measured[0]
+    for other in measured[1:]:
+        if other.device_id != one.device_id:
+            yield f"device {one.device_id} and {other.device_id}"
+        if other.environment.fingerprint != one.environment.fingerprint:
+            yield f"another environment ({_changed(one.environment, other.environment)})"
+        if _inputs(other) != _inputs(one):
+            yield f"other inputs ({_inputs(one)} and {_inputs(other)})"
+        yield from _clocks(one, other)
+
+
+def _changed(one: Environment, other: Environment) -> str:
+    """Return the names and values of what differs, as far as the fingerprint is made of it."""
+    before, after = (_flat(comparable(environment)) for environment in (one, other))
+    names = [name for name in before | after if before.get(name) != after.get(name)]
+    was, now = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))
+    return ", ".join(f"{name} {was.get(name)} and {now.get(name)}" for name in names) or "fingerprint"
+
+
+def _flat(facts: dict[str, object]) -> dict[str, object]:
+    versions = facts.pop("versions")
+    return facts | (versions if isinstance(versions, dict) else {})
+
+
+def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
+    if record.model is None:
+        return None
+    return [record.model.input_shape, *(spec.shape for spec in record.model.inputs[1:])], record.model.data
+
+
+def _clocks(one: Record, other: Record) -> Iterator[str]:
+    """Yield the measured clocks of the device that are not those of the other record."""
+    name = "cpu_clock_hz" if one.environment.device == "cpu" else "gpu_clock_hz"
+    if name in one.clocks and name in other.clocks:
+        before, after = one.clocks[name].mean, other.clocks[name].mean
+        if abs(after - before) > CLOCK_SHARE * before:
+            yield f"other clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
+
+
+def command(record: Record) -> str:
+    """Return the line that measures the case of a record with as many processes as a comparison needs."""
+    case = record.case
+    words = ["bench-once", *_subject(record), "--variants", case.variant.name, "--batch-sizes", str(case.batch_size)]
+    for name, value in sorted(case.options.items()):
+        words += ["--option", f"{name}={value}"]
+    words += ["--direction", case.direction] if case.direction != "inference" else []
+    words += ["--scenario", case.scenario] if case.scenario != "single_stream" else []
+    words += ["--seed", str(case.seed)] if case.seed else []
+    words += ["--provider", case.provider] if case.provider else []
+    words += ["--threads", str(case.threads)] if case.threads else []
+    words += ["--weights", demo.RANDOM] if _is_random(record) and case.model in demo.CHECKPOINTS else []
+    return shlex.join([*words, *_device(record), "--processes", str(FEWEST_PROCESSES)])
+
+
+def _subject(record: Record) -> list[str]:
+    """Return the words that name a model; of a user's own the file without its folder, which no record holds."""
+    if catalog.find(record.case.model):
+        return ["--models", record.case.model]
+    onnx = _own_file(record)
+    return [*(["--onnx", onnx] if onnx else ["--module", _own_module(record)]), *_read(record)]
+
+
+def _is_random(record: Record) -> bool:
+    return record.model is not None and record.model.weights.startswith(demo.RANDOM)
+
+
+def _own_file(record: Record) -> str | None:
+    """Return a user's own ONNX file, which stands in the record as its weights; None for a module."""
+    name = record.model.weights if record.model else ""
+    return name if record.case.model == f"own.{Path(name).stem}" else None
+
+
+def _own_module(record: Record) -> str:
+    file, _, function = record.case.model.removeprefix("own.").rpartition(".")
+    return f"{file}.py:{function}"
+
+
+def _read(record: Record) -> list[str]:
+    """Return the words that say what a user's own model reads."""
+    if record.model is None:
+        return []
+    of_old = [] if _own_file(record) else [InputSpec(shape=record.model.input_shape)]
+    inputs = record.model.inputs or of_old
+    return [word for spec in inputs for word in ("--input", str(spec))]
+
+
+def _device(record: Record) -> list[str]:
+    """Return the words that keep a case off the GPU where there is one."""
+    return ["--device", "cpu"] if record.environment.device == "cpu" and record.environment.gpu else []
+
+
+def _both_here(record: Record) -> str:
+    """Return the line that measures both sides of a case here and now: two installs, or two modules of one's own."""
+    if _own_file(record):
+        return f"{command(record)} for both, here and now"
+    words = ["benchd", "compare", "--live", record.case_id]
+    if catalog.find(record.case.model):
+        words += ["--python", "A/bin/python", "--python", "B/bin/python"]
+    else:
+        words += [word for side in "AB" for word in ("--module", f"{side}/{_own_module(record)}")] + _read(record)
+    return f"{shlex.join([*words, *_device(record)])} measures both here and now"

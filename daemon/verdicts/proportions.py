@@ -1,0 +1,85 @@
+"""Intervals of shares that were counted: one share, and the difference of two on the same items; pure.
+
+Both are score intervals: they stay inside their range and have a width where nothing was observed to differ, which is
+where a good variant lies. tests/daemon/verdicts/test_proportions.py holds them to their coverage by counting all
+outcomes.
+"""
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+from benchd.daemon.verdicts.statistics import Interval
+
+_PRECISION = 1e-9
+_MOST_ITEMS = 10**9
+
+
+def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+    """Return the interval of a share: E. B. Wilson, JASA 22, 1927. Raises ValueError for no trials."""
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"no interval for {successes} of {trials}")
+    z = _z(confidence)
+    share, weight = successes / trials, z * z / trials
+    centre = (share + weight / 2) / (1 + weight)
+    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def paired_difference(first_only: float, second_only: float, items: float, confidence: float = 0.95) -> Interval:
+    """Return the interval of the first share less the second one, both over the same items.
+
+    `first_only` counts the items that only the first one has, `second_only` those that only the second one has: the
+    two off-diagonal cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998.
+    Counts need not be whole. Raises ValueError for no items.
+    """
+    if min(first_only, second_only) < 0 or items < max(1, first_only + second_only):
+        raise ValueError(f"no interval for {first_only} and {second_only} of {items}")
+    z, estimate = _z(confidence), (first_only - second_only) / items
+    low = _where_zero(lambda d: z - _score(first_only, second_only, items, d), -1.0, estimate)
+    high = _where_zero(lambda d: -z - _score(first_only, second_only, items, d), estimate, 1.0)
+    return Interval(low, high)
+
+
+def _score(first_only: float, second_only: float, items: float, difference: float) -> float:
+    """Return Tango's score: how many standard errors the observed difference lies above the one supposed."""
+    excess = first_only - second_only - items * difference
+    b = (2 * items - first_only + second_only) * difference - first_only - second_only
+    c = -second_only * difference * (1 - difference)
+    likeliest = (math.sqrt(max(0.0, b * b - 8 * items * c)) - b) / (4 * items)
+    variance = items * (2 * likeliest + difference * (1 - difference))
+    return excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess) if excess else 0.0
+
+
+def _where_zero(rising: Callable[[float], float], low: float, high: float) -> float:
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
+    return (low + high) / 2
+
+
+def items_needed(first_only: int, second_only: int, items: int, limit: float) -> int | None:
+    """Return how many items show the difference to lie below `limit` if the shares stay what they are.
+
+    None if no number does: the difference itself is not below the limit.
+    """
+    if (first_only - second_only) / items >= limit:
+        return None
+    rates = first_only / items, second_only / items
+    enough, too_few = items, 0
+    while not _is_below(*rates, enough, limit):
+        enough, too_few = 2 * enough, enough
+        if enough > _MOST_ITEMS:
+            return None
+    while enough - too_few > 1:
+        middle = (enough + too_few) // 2
+        enough, too_few = (middle, too_few) if _is_below(*rates, middle, limit) else (enough, middle)
+    return enough
+
+
+def _is_below(first_rate: float, second_rate: float, items: int, limit: float) -> bool:
+    return paired_difference(first_rate * items, second_rate * items, items).high < limit
+
+
+def _z(confidence: float) -> float:
+    return NormalDist().inv_cdf(0.5 + confidence / 2)

@@ -1,0 +1,383 @@
+"""Which variant of each model to ship: what the records allow to say, what excluded each other variant; pure."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
+from benchd.daemon.verdicts import accuracy, one_model
+
+Objective = Literal["latency", "energy", "throughput"]
+MIN_AGREEMENT = 0.98
+"""The least share of images, ties aside, to which a variant that ships gives float64's class."""
+
+LONGER = "run longer, as with --preset standard"
+FALLBACKS = {"weak_typing", "provider_fallback"}
+CHEATS = {
+    "repeated_input_faster": "answers repeated inputs faster",
+    "output_changed": "answered otherwise while it was timed",
+}
+OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
+Place = tuple[str, str, str]
+"""Where a case ran: the device_id, which device of that machine, and its power mode, empty where it has none."""
+
+
+class Requirements(Struct, frozen=True, kw_only=True):
+    """What a variant must keep to be shipped, and what decides among those that do; None asks for nothing."""
+
+    max_latency_ms: float | None = None
+    max_power_w: float | None = None
+    max_memory_bytes: float | None = None
+    min_agreement: float = MIN_AGREEMENT
+    max_accuracy_drop: float | None = None
+    objective: Objective = "latency"
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What is said of one model, by the names of its variants. `ship` is None where nothing can be said.
+
+    `candidates` are ranked, the best first; `tied` are those whose intervals overlap the best one's; `excluded` gives
+    the reason of each other variant. `ratio` is the runner-up's figure over the best one's. `mixed` says how
+    the variants are not all of one model: then nothing ships.
+    """
+
+    subject: str
+    ship: str | None = None
+    ratio: float | None = None
+    candidates: dict[str, Record] = {}
+    tied: list[str] = []
+    excluded: dict[str, str] = {}
+    mixed: str | None = None
+
+
+class _Figure(Struct, frozen=True):
+    """What a variant is ranked by, with its interval; less is better."""
+
+    point: float
+    low: float
+    high: float
+
+
+def decide(records: Sequence[Record], requirements: Requirements) -> list[Decision]:
+    """Return one Decision for each model, and for each of its options, batch sizes, scenarios and places.
+
+    Of several records of a case in one place the newest counts. Batch sizes compete where throughput is the objective,
+    which it is in `offline` in place of latency. Training is left out: it is not shipped.
+    """
+    found = newest(record for record in records if record.case.direction == "inference")
+    where = place_names(found)
+    groups: dict[str, list[Record]] = {}
+    for record in found:
+        groups.setdefault(_subject(record, requirements.objective) + where[place(record)], []).append(record)
+    return [_decide(subject, group, requirements) for subject, group in groups.items()]
+
+
+def place(record: Record) -> Place:
+    """Return where the record was measured; what was measured elsewhere does not compete with it."""
+    return record.device_id, record.environment.device, record.environment.power_mode or ""
+
+
+def place_names(records: Iterable[Record]) -> dict[Place, str]:
+    """Return what tells the places of these records apart, such as ` on cuda at 15W`; nothing where there is one."""
+    found = {place(record) for record in records}
+    of_many = [len({one[i] for one in found}) > 1 for i in range(3)]
+    words = ("on", "on", "at")
+    return {one: "".join(f" {words[i]} {one[i]}" for i in range(3) if of_many[i] and one[i]) for one in found}
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """Return the newest record of each case in each place."""
+    in_time = sorted(records, key=lambda record: record.t_wall)
+    return list({(place(record), record.case_id): record for record in in_time}.values())
+
+
+def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
+    """Return the records whose energy is not of what most others' is: joules of two scopes do not compare."""
+    scopes = {name: record.energy.scope for name, record in named.items() if record.energy}
+    if len(set(scopes.values())) < 2:
+        return {}
+    usual = Counter(scopes.values()).most_common(1)[0][0]
+    return {name: f"energy is of {scope}, not of {usual}" for name, scope in scopes.items() if scope != usual}
+
+
+def _is_by_throughput(record: Record, objective: Objective) -> bool:
+    return objective == "throughput" or (objective == "latency" and record.case.scenario == "offline")
+
+
+def _subject(record: Record, objective: Objective) -> str:
+    """Return what all variants that compete share."""
+    case = record.case
+    parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
+    parts += [] if _is_by_throughput(record, objective) else [f"b{case.batch_size}"]
+    parts += [case.scenario] if case.scenario != "single_stream" else []
+    parts += [f"seed={case.seed}"] if case.seed else []
+    parts += [f"threads={case.threads}"] if case.threads else []
+    return " ".join(parts)
+
+
+def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:
+    objective = requirements.objective
+    named = {_name(record, objective): record for record in group}
+    excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
+    mixed = one_model.difference(record.model for record in group if record.status == "ok")
+    if mixed:
+        return Decision(subject=subject, excluded=excluded, mixed=mixed)
+    if objective == "energy":
+        excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
+    figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
+    ranked = sorted(figures, key=lambda name: figures[name].point)
+    if not ranked:
+        return Decision(subject=subject, excluded=excluded)
+    best = figures[ranked[0]]
+    tied = [name for name in ranked if figures[name].low <= best.high]
+    unknown = {name: reason for name in tied if (reason := _unknown_time(named[name], len(ranked), objective))}
+    if unknown:
+        others = {name: _not_known_to_be_best(name, tied, unknown) for name in ranked if name not in unknown}
+        return Decision(subject=subject, excluded=excluded | unknown | others)
+    return Decision(
+        subject=subject,
+        ship=ranked[0] if len(tied) == 1 else None,
+        ratio=figures[ranked[1]].point / best.point if len(ranked) > 1 else None,
+        candidates={name: named[name] for name in ranked},
+        tied=tied,
+        excluded=excluded,
+    )
+
+
+def _name(record: Record, objective: Objective) -> str:
+    """Return the variant, and the batch size where that competes."""
+    name = variant_name(record)
+    return f"{name} b{record.case.batch_size}" if _is_by_throughput(record, objective) else name
+
+
+def variant_name(record: Record) -> str:
+    """Return the variant, whose kernels it ran, and ONNX Runtime's provider where one was asked for."""
+    label = record.case.variant.label
+    if record.kernels_ran:
+        label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
+    return f"{label} ({record.case.provider})" if record.case.provider else label
+
+
+def _why_not(record: Record, requirements: Requirements) -> str | None:
+    """Return the first reason for which the record cannot be shipped, else None."""
+    reasons = (
+        disqualified(record),
+        _too_slow(record, requirements.max_latency_ms),
+        _above("power", power_w(record), requirements.max_power_w, "W"),
+        _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
+        _disagrees(record, requirements.min_agreement),
+        _loses_accuracy(record, requirements.max_accuracy_drop),
+        _unmeasured_energy(record, requirements.objective),
+    )
+    return next((reason for reason in reasons if reason), None)
+
+
+def disqualified(record: Record) -> str | None:
+    """Return why the record wins under no requirement, else None."""
+    if record.status != "ok" or record.timing is None:
+        return f"{record.status}: {record.reason}"
+    return impossible(record) or wrong(record) or _unproven(record) or _fallback(record)
+
+
+def impossible(record: Record) -> str | None:
+    """Return what the record holds that no measurement gives and no ratio or logarithm takes, else None."""
+    if record.timing and record.timing.median_ms <= 0:
+        return f"holds a time of {record.timing.median_ms:g} ms"
+    return f"holds a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
+
+
+def wrong(record: Record) -> str | None:
+    """Return why its time is not that of the model: it answers something else, or not every time; else None."""
+    if record.check and record.check.verdict == "failed":
+        return f"fails its numerical check{_because(record.check.note)}"
+    return next((words for flag, words in CHEATS.items() if flag in record.flags), None)
+
+
+def _unproven(record: Record) -> str | None:
+    if record.check is None:
+        return "was not checked"
+    return f"its check is void{_because(record.check.note)}" if record.check.void else None
+
+
+def _because(note: str) -> str:
+    return f": {note}" if note else ""
+
+
+def _fallback(record: Record) -> str | None:
+    found = FALLBACKS & set(record.flags)
+    return f"did not run as asked for ({', '.join(sorted(found))})" if found else None
+
+
+def _too_slow(record: Record, limit: float | None) -> str | None:
+    if limit is not None and latency_ms(record) is None:
+        return f"has no interval to hold against {limit:.4g} ms: {LONGER}"
+    by_p99 = record.timing and record.timing.p99_ms
+    return _above("p99" if by_p99 else "latency", latency_ms(record), limit, "ms")
+
+
+def _above(what: str, value: float | None, limit: float | None, unit: str) -> str | None:
+    if limit is None:
+        return None
+    if value is None:
+        return f"{what} was not measured"
+    return f"{what} {value:.4g} {unit} is above {limit:.4g} {unit}" if value > limit else None
+
+
+def _disagrees(record: Record, least: float) -> str | None:
+    """Return why too few images get float64's class; the check alone decides if the classes say nothing."""
+    check = record.check
+    if check is None or check.agreeing is None or check.agreeing >= least * check.decided:
+        return None
+    return f"agreement on {check.agreeing} of {check.decided} images is below {least:.4g}"
+
+
+def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
+    """Return that the interval is missing or wider than the time itself: it may be the best, and nobody knows."""
+    timing = record.timing
+    if timing is None:
+        return None
+    if timing.low_ms is None or timing.high_ms is None:
+        return f"has no interval: {LONGER}" if rivals > 1 and objective != "energy" else None
+    if timing.high_ms - timing.low_ms <= timing.median_ms:
+        return None
+    interval = f"{timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
+    return f"its interval is too wide, {interval}: {LONGER}"
+
+
+def _not_known_to_be_best(name: str, tied: Sequence[str], unknown: Mapping[str, str]) -> str:
+    """Return why a variant with an interval does not ship beside those of unknown time."""
+    may = "may be slower" if name in tied else "is slower"
+    return f"{may} than {next(iter(unknown if name in tied else tied))}"
+
+
+def _loses_accuracy(record: Record, limit: float | None) -> str | None:
+    if limit is None:
+        return None
+    reason = accuracy.why_dropped(record.accuracy, limit)
+    why_none = record.missing.get("accuracy")
+    return f"{reason} ({why_none})" if reason and record.accuracy is None and why_none else reason
+
+
+def _unmeasured_energy(record: Record, objective: Objective) -> str | None:
+    if objective != "energy":
+        return None
+    if record.energy is None:
+        return f"energy was not measured ({record.missing.get('energy', 'no reason given')})"
+    least_j = min(record.energy.energy_j, record.energy.gross_per_inference_j)
+    return f"holds an energy of {least_j:g} J" if least_j <= 0 else None
+
+
+def energy_error_share(energy: Energy | None) -> float | None:
+    """Return the error bar as a share of the energy; None where there is no energy."""
+    return energy.energy_err_j / energy.energy_j if energy and energy.energy_j > 0 else None
+
+
+def latency_ms(record: Record) -> float | None:
+    """Return p99 where enough runs back it, else the upper end of the median's interval, else nothing."""
+    return (record.timing.p99_ms or record.timing.high_ms) if record.timing else None
+
+
+def power_w(record: Record) -> float | None:
+    """Return the mean power of the rail that draws the most, which is the input's where there is one.
+
+    Where no rail was read but energy was counted it is that over its window, and of its scope.
+    """
+    rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
+    return max(rails) if rails else _counted_power_w(record)
+
+
+def _counted_power_w(record: Record) -> float | None:
+    windows = [process.window for process in record.processes if process.energy and process.window]
+    seconds = math.fsum(window.seconds for window in windows)
+    return record.energy.energy_j / seconds if record.energy and seconds > 0 else None
+
+
+def memory_mib(record: Record) -> float | None:
+    """Return the peak memory of the device that ran: the accelerator's, or on a CPU the process's."""
+    if record.memory is None:
+        return None
+    on_cpu = record.environment.device == "cpu"
+    return _mib(record.memory.rss_peak_bytes if on_cpu else record.memory.device_peak_bytes)
+
+
+def _mib(size: float | None) -> float | None:
+    return None if size is None else size / 2**20
+
+
+def _figure(record: Record, objective: Objective) -> _Figure:
+    if objective == "energy" and record.energy:
+        joules = record.energy.gross_per_inference_j
+        error = joules * (energy_error_share(record.energy) or 0.0)
+        return _Figure(joules, joules - error, joules + error)
+    if record.timing is None:
+        raise ValueError(f"{record.case_id} was not timed")
+    share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
+    return _scaled(record.timing, share)
+
+
+def _scaled(timing: Timing, share: float) -> _Figure:
+    # Without an interval nothing can be told apart from it.
+    low = 0.0 if timing.low_ms is None else timing.low_ms
+    high = math.inf if timing.high_ms is None else timing.high_ms
+    return _Figure(timing.median_ms * share, low * share, high * share)
+
+
+def line(decision: Decision) -> str:
+    """Return the decision in one line."""
+    if decision.ship:
+        words = [decision.ship, *_figures(decision.candidates[decision.ship])]
+        runner_up = list(decision.candidates)[1:2]
+        words += [f"({decision.ratio:.2g}x {runner_up[0]})"] if runner_up else []
+        return f"{decision.subject}: ship: {'  '.join(words)}"
+    if not decision.tied:
+        return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
+    *others, last = decision.tied
+    return f"{decision.subject}: too close to call between {', '.join(others)} and {last}"
+
+
+def exclusions(decision: Decision) -> list[str]:
+    """Return what excluded each other variant, in a line each."""
+    return [f"not {name}: {reason}" for name, reason in decision.excluded.items()]
+
+
+def untried(decision: Decision) -> list[str]:
+    """Return the names of the variants that a module of the user's own could run too, and that nobody asked for."""
+    record = next(iter(decision.candidates.values()), None)
+    if record is None or record.model is None or not record.case.model.startswith("own."):
+        return []
+    if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file, whose precision is its own
+        return []
+    tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
+    elsewhere = () if record.environment.device != "cpu" else ("cudagraph", "tensorrt")
+    return [
+        variant.name
+        for variant in all_variants()
+        if variant.kernels == "torch" and variant.label not in tried and variant.backend not in elsewhere
+        if variant.backend not in FILE_BACKENDS or variant.precision in ("fp32", "fp16")
+    ]
+
+
+def _figures(record: Record) -> list[str]:
+    latency = f"{record.timing.median_ms:.4g} ms" if record.timing else ""
+    share = [f"top-1 {accuracy.top1(record.accuracy)} %"] if record.accuracy else []
+    return [latency, _energy(record.energy), f"check ok{agreement(record.check)}", *share]
+
+
+def agreement(check: Check | None) -> str:
+    """Return, behind a comma, how many images get float64's class if not all do, ties apart; else nothing."""
+    if check is None or not check.argmax_disagreements or check.agreeing is None:
+        return ""
+    if not check.ties:
+        return f", {check.agreeing} of {check.decided} agree"
+    return f", {check.agreeing} of {check.decided} agree ({check.ties - check.tie_disagreements} of {check.ties} ties)"
+
+
+def _energy(energy: Energy | None) -> str:
+    share = energy_error_share(energy)
+    if energy is None or share is None:
+        return "energy not measured"
+    return f"{1e3 * energy.gross_per_inference_j:.4g} mJ ±{100 * share:.2g} %"

@@ -1,0 +1,608 @@
+"""Statistics of run durations: intervals on block medians, percentiles, the stop rule, verdicts on two arms; pure.
+
+Neighbouring runs resemble each other, so that an interval on single runs is far too narrow. Runs are grouped into
+blocks instead, and what correlation is left between block medians is measured and paid for (`median_interval`).
+Processes differ as well, so that a verdict stands on process medians alone. tests/daemon/verdicts/ holds the intervals
+(test_statistics_coverage.py) and the verdicts (test_error_rates.py) to their word, through the complete rules.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from operator import mul
+from statistics import NormalDist
+from typing import Literal
+
+import msgspec
+
+LAG1_BOUND = 0.3
+"""Blocks are merged where the lag-1 autocorrelation of their medians, corrected for its bias, reaches this."""
+
+STEADY_BLOCKS = 10
+STEADY_SHARE = 0.005
+
+_LAG1_BLOCKS = 8  # from fewer medians a lag-1 coefficient is noise: its bias correction alone doubles it
+_MERGED_BLOCKS = 20  # merging to fewer makes the next lag-1 test worse than the correlation it removes
+_MAX_LAG1 = 0.95
+_DOUBT = 1.25  # standard errors: with 1 quick covers 97 % at AR 0.9, with 1.5 and spikes 93 %
+_BLOCK_PIECES = 16
+_LOOK_SPACING = 8  # looks are an eighth of the blocks apart: fewer chances to stop by luck, and cheap
+_FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile runs away, and no coverage is gained
+
+
+LOOKS = (7, 11, 15)
+"""After how many pairs a live comparison may end."""
+
+LOOK_ALPHA = 0.022
+"""Two-sided error of each of three looks, 5 % over all of them: S. J. Pocock, Biometrika 64, 1977."""
+
+ALPHA = 0.05
+MIN_EFFECT = 0.005
+SAME_MARGIN = 0.01
+FEWEST_PROCESSES = 5
+
+Answer = Literal["faster", "slower", "same", "inconclusive"]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A two-sided confidence interval, in the unit of the values it came from."""
+
+    low: float
+    high: float
+
+
+class Combined(msgspec.Struct, frozen=True):
+    """What the processes of a case say together; `basis` names the variation that `interval` covers."""
+
+    centre: float
+    interval: Interval | None
+    basis: Literal["within_process", "between_processes"]
+
+
+class StopRule(msgspec.Struct, frozen=True):
+    """When a measuring loop may stop; `half_width` is relative to the median, None runs until the cap.
+
+    A block holds at least `min_block_runs` runs and lasts at least `min_block_s`. The cap wins over `min_blocks`.
+    """
+
+    min_blocks: int
+    min_block_runs: int
+    min_block_s: float
+    cap_s: float
+    half_width: float | None
+
+
+STOP_RULES = {
+    "quick": StopRule(5, 1, 0.25, 5.0, None),
+    "standard": StopRule(20, 1, 0.5, 60.0, 0.01),
+    "thorough": StopRule(20, 1, 0.5, 90.0, 0.005),
+}
+"""The stop rule of each preset."""
+
+
+class BlockSummary(msgspec.Struct, frozen=True):
+    """A measuring loop's result. `half_width` is the achieved one, relative to `median_ns`.
+
+    `median_ns` is the centre of `interval_ns`, the mean of the block medians. `runs_per_block` counts the shortest
+    block. `converged` says that the half-width asked for was reached, which a rule that asks for none never is. `lag1`
+    is None for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two.
+    `ends` counts the runs up to the end of each block.
+    """
+
+    block_medians_ns: list[float]
+    count: int
+    runs: int
+    runs_per_block: int
+    lag1: float | None
+    doublings: int
+    half_width: float | None
+    converged: bool
+    stop_reason: str | None
+    median_ns: float
+    interval_ns: Interval | None
+    ends: list[int]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of one value or more; raise ValueError for none."""
+    if not values:
+        raise ValueError("the median of no values")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return float(ordered[middle])
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def lag1_autocorrelation(values: Sequence[float]) -> float | None:
+    """Return the lag-1 autocorrelation, in [-1, 1]; None for fewer than three values or equal ones."""
+    if len(values) < 3:
+        return None
+    centre = math.fsum(values) / len(values)
+    deviations = [value - centre for value in values]
+    total = math.fsum(deviation * deviation for deviation in deviations)
+    if total == 0.0:
+        return None
+    return math.fsum(a * b for a, b in pairwise(deviations)) / total
+
+
+def student_t_quantile(p: float, degrees: float) -> float:
+    """Return the `p` quantile of Student's t; `degrees` is 1, or at least 2 and not necessarily whole.
+
+    Exact for 1 and 2 degrees; else the expansion of G. W. Hill, Algorithm 396, CACM 13 (10), 1970, here within 1e-5.
+    Raises ValueError outside.
+    """
+    if not (0.0 < p < 1.0 and (degrees == 1.0 or degrees >= 2.0)):
+        raise ValueError(f"no t quantile for p={p}, degrees={degrees}: 0 < p < 1, degrees 1 or at least 2")
+    if p < 0.5:
+        return -student_t_quantile(1.0 - p, degrees)
+    if degrees == 1.0:
+        return math.tan(math.pi * (p - 0.5))
+    if degrees == 2.0:
+        return (2.0 * p - 1.0) / math.sqrt(2.0 * p * (1.0 - p))
+    return _hill_quantile(2.0 * (1.0 - p), degrees)
+
+
+def _hill_quantile(tails: float, n: float) -> float:
+    a = 1.0 / (n - 0.5)
+    b = 48.0 / a**2
+    c = ((20700.0 * a / b - 98.0) * a - 16.0) * a + 96.36
+    d = ((94.5 / (b + c) - 3.0) / b + 1.0) * math.sqrt(a * math.pi / 2.0) * n
+    y = (d * tails) ** (2.0 / n)
+    if y <= 0.05 + a:  # far out in the tail
+        inner = 1.0 / (((n + 6.0) / (n * y) - 0.089 * d - 0.822) * (n + 2.0) * 3.0) + 0.5 / (n + 4.0)
+        return math.sqrt(n * ((inner * y - 1.0) * (n + 1.0) / (n + 2.0) + 1.0 / y))
+    x = NormalDist().inv_cdf(tails / 2.0)
+    y = x * x
+    if n < 5.0:
+        c += 0.3 * (n - 4.5) * (x + 0.6)
+    c += (((0.05 * d * x - 5.0) * x - 7.0) * x - 2.0) * x + b
+    y = (((((0.4 * y + 6.3) * y + 36.0) * y + 94.5) / c - y - 3.0) / b + 1.0) * x
+    return math.sqrt(n * math.expm1(a * y * y))
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+    """Return the t interval on the mean of independent values; None for fewer than two."""
+    return _t_interval(values, len(values), confidence) if len(values) > 1 else None
+
+
+def median_interval(block_medians: Sequence[float], confidence: float = 0.95) -> Interval | None:
+    """Return the t interval on the median from the medians of successive blocks; None for fewer than two.
+
+    Its centre is the mean of the block medians. Correlated medians count for fewer than they are: n becomes
+    n (1 - r) / (1 + r) with the lag-1 autocorrelation r, as in Skart (Tafazzoli and Wilson, IIE Transactions 43,
+    2011), applied where r exceeds 1.25 standard errors. Fewer than eight medians are taken as independent.
+    """
+    return _t_interval(block_medians, _effective_count(block_medians), confidence) if len(block_medians) > 1 else None
+
+
+def _t_interval(values: Sequence[float], effective: float, confidence: float) -> Interval:
+    # The squared deviations over n (effective - 1) estimate the variance of the mean without bias: correlation both
+    # widens it and narrows the spread that is seen. For independent values it is the familiar s^2 / n.
+    centre = math.fsum(values) / len(values)
+    squares = math.fsum((value - centre) ** 2 for value in values)
+    error = math.sqrt(squares / (len(values) * (effective - 1.0)))
+    reach = student_t_quantile(0.5 + confidence / 2.0, effective - 1.0) * error
+    return Interval(centre - reach, centre + reach)
+
+
+def _effective_count(medians: Sequence[float], expected_lag1: float = 0.0, inflation: float = 1.0) -> float:
+    # What the runs let expect holds unless the medians show clearly more.
+    count = float(len(medians))
+    lag1 = _unbiased_lag1(medians)
+    if lag1 is not None and lag1 > expected_lag1 + _DOUBT / math.sqrt(count):
+        lag1 = min(lag1, _MAX_LAG1)
+        inflation = max(inflation, (1.0 + lag1) / (1.0 - lag1))
+    return max(count / inflation, min(count, _FEWEST_EFFECTIVE))
+
+
+def _block_correlation(runs_lag1: float, length: float) -> tuple[float, float]:
+    # For means of `length` successive values of an AR(1): their lag-1 autocorrelation, and the variance of the mean
+    # of many of them over what it would be if they were independent.
+    if runs_lag1 == 0.0:
+        return 0.0, 1.0
+    decay = runs_lag1**length
+    spread = length * (1.0 - runs_lag1**2) - 2.0 * runs_lag1 * (1.0 - decay)
+    return runs_lag1 * (1.0 - decay) ** 2 / spread, length * (1.0 - runs_lag1**2) / spread
+
+
+def _rank_lag1(values: Sequence[float]) -> float:
+    # On ranks, because a few spikes hide the correlation of all other runs; the sine turns Spearman's coefficient
+    # into that of Gaussian noise. 0 where it is within its standard error.
+    count, ordered = len(values), sorted(values)
+    from_below = {value: rank for rank, value in enumerate(ordered)}
+    from_above = {value: rank for rank, value in enumerate(reversed(ordered))}
+    ranks = [from_below[value] - from_above[value] for value in values]  # centred, and equal for ties
+    total = sum(map(mul, ranks, ranks))
+    if count < _LAG1_BLOCKS or total == 0:
+        return 0.0
+    lag1 = _without_bias(sum(map(mul, ranks, ranks[1:])) / total, count)
+    if lag1 <= 1.0 / math.sqrt(count):
+        return 0.0
+    return min(2.0 * math.sin(math.pi * min(lag1, 1.0) / 6.0), _MAX_LAG1)
+
+
+def _unbiased_lag1(values: Sequence[float]) -> float | None:
+    lag1 = lag1_autocorrelation(values)
+    return None if lag1 is None or len(values) < _LAG1_BLOCKS else _without_bias(lag1, len(values))
+
+
+def _without_bias(lag1: float, count: int) -> float:
+    # The estimate falls short by (1 + 4 r) / n: Marriott and Pope, Biometrika 41, 1954.
+    return (lag1 + 1.0 / count) / (1.0 - 4.0 / count)
+
+
+def minimum_samples(percentile: float) -> int:
+    """Return the fewest samples that back a percentile (99 for p99) at 99 % confidence.
+
+    The binomial early stopping of MLPerf's load generator: the second largest of n samples lies above the percentile
+    with 99 %, so that no single run decides it. Raises ValueError outside [1, 100).
+    """
+    tail = _tail(percentile)
+    low, high = 1, 2
+    while _binomial_at_most(1, high, tail) > 0.01:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _binomial_at_most(1, middle, tail) > 0.01:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def percentile(sorted_values: Sequence[float], q: float) -> float:
+    """Return the `q` percentile (99 for p99) of ascending values, interpolated between the two nearest.
+
+    Raises ValueError for no values and for `q` outside [1, 100).
+    """
+    if not sorted_values:
+        raise ValueError("a percentile of no values")
+    below, share = divmod((1.0 - _tail(q)) * (len(sorted_values) - 1), 1.0)
+    low = sorted_values[int(below)]
+    high = sorted_values[min(int(below) + 1, len(sorted_values) - 1)]
+    return low + share * (high - low)
+
+
+def backed_percentile(sorted_values: Sequence[float], q: float) -> float | None:
+    """Return the `q` percentile of ascending values, None where they are too few to back it (`minimum_samples`)."""
+    return percentile(sorted_values, q) if len(sorted_values) >= minimum_samples(q) else None
+
+
+def percentile_upper_bound(sorted_values: Sequence[float], q: float, confidence: float = 0.99) -> float | None:
+    """Return the smallest of the ascending values that exceeds the true `q` percentile with `confidence`.
+
+    Distribution-free: the count above the true percentile is binomial. None where not even the largest value will do.
+    """
+    count, tail = len(sorted_values), _tail(q)
+    odds, above = 0.0, 0
+    while above < count:
+        odds += _binomial(above, count, tail)
+        if odds > 1.0 - confidence:
+            break
+        above += 1
+    return float(sorted_values[count - above]) if above else None
+
+
+def share_upper_bound(successes: int, trials: int, confidence: float = 0.95) -> float:
+    """Return the largest share under which so few successes still have a chance of 1 - `confidence`.
+
+    One-sided and exact: C. J. Clopper and E. S. Pearson, Biometrika 26, 1934. Needs at least one trial.
+    """
+    low, high = successes / trials, 1.0
+    if successes == trials:
+        return 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _binomial_at_most(successes, trials, middle) > 1.0 - confidence else (low, middle)
+    return high
+
+
+def _tail(percentile: float) -> float:
+    if not 1.0 <= percentile < 100.0:
+        raise ValueError(f"percentile {percentile}: give it in percent, at least 1 and below 100, such as 99.9")
+    return (100.0 - percentile) / 100.0
+
+
+def _binomial(successes: int, trials: int, p: float) -> float:
+    log_choices = math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
+    return math.exp(log_choices + successes * math.log(p) + (trials - successes) * math.log1p(-p))
+
+
+def _binomial_at_most(successes: int, trials: int, p: float) -> float:
+    return math.fsum(_binomial(k, trials, p) for k in range(successes + 1))
+
+
+def tukey_outliers(values: Sequence[float]) -> tuple[int, int]:
+    """Return how many values lie 1.5 to 3 interquartile ranges outside the quartiles (mild), and further (severe)."""
+    if not values:
+        return 0, 0
+    ordered = sorted(values)
+    low, high = percentile(ordered, 25.0), percentile(ordered, 75.0)
+    excess = [max(low - value, value - high) for value in ordered]
+    severe = sum(distance > 3.0 * (high - low) for distance in excess)
+    return sum(distance > 1.5 * (high - low) for distance in excess) - severe, severe
+
+
+def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[bool, float | None]:
+    """Say whether warm-up has settled, and the share of the median by which the last 10 blocks still drift.
+
+    Takes (median, time) pairs in order of time. The share is the Theil-Sen slope times the span over the median, with
+    its sign; settled is below 0.5 % either way. (False, None) for fewer than 10 blocks.
+    """
+    blocks = block_medians_with_times[-STEADY_BLOCKS:]
+    if len(blocks) < STEADY_BLOCKS:
+        return False, None
+    slope = median([(late[0] - early[0]) / (late[1] - early[1]) for early, late in combinations(blocks, 2)])
+    share = slope * (blocks[-1][1] - blocks[0][1]) / median([value for value, _ in blocks])
+    return abs(share) < STEADY_SHARE, share
+
+
+class Blocks:
+    """The runs of one measuring loop, grouped into blocks, and the decision to stop.
+
+    Call `add` after each run and, where it says that a block has ended, `stop_reason`. Every value is kept; blocks are
+    merged, never trimmed, and the last one takes what does not fill another. What correlation the medians keep is
+    judged twice, by their own lag-1 coefficient and by what that of the runs, as an AR(1), leaves between blocks.
+    """
+
+    def __init__(self, rule: StopRule) -> None:
+        self._rule = rule
+        self._min_block_ns = rule.min_block_s * 1e9
+        self._values = array("d")
+        self._ends: list[int] = []  # of the blocks before any merging, as indices into the values
+        self._block_start = 0
+        self._block_ns = 0.0
+        self._doublings = 0
+        self._merged_medians: list[float] = []
+        self._pieces: list[float] = []  # medians of sixteenths of blocks, single runs where a block has fewer
+        self._cut_blocks = 0
+        self._next_look = self._fewest = max(rule.min_blocks, _LAG1_BLOCKS)
+        self._converged = False
+        self._stop_reason: str | None = None
+
+    @property
+    def values_ns(self) -> Sequence[float]:
+        """Every run's duration, in the order of the runs."""
+        return self._values
+
+    def add(self, run_duration_ns: float) -> bool:
+        """Take one run's duration and return whether it ended a block; cheap enough to call between timed runs."""
+        self._values.append(run_duration_ns)
+        self._block_ns += run_duration_ns
+        if self._block_ns < self._min_block_ns or len(self._values) - self._block_start < self._rule.min_block_runs:
+            return False
+        self._block_start = len(self._values)
+        self._block_ns = 0.0
+        self._ends.append(self._block_start)
+        return True
+
+    def stop_reason(self, elapsed_s: float) -> str | None:
+        """Return "half_width" or "cap" where measuring is to stop after `elapsed_s`, else None; for block ends."""
+        capped = elapsed_s >= self._rule.cap_s
+        if self._half_width_reached(capped):
+            self._converged, self._stop_reason = True, "half_width"
+        elif capped:
+            self._stop_reason = "cap"
+        return self._stop_reason
+
+    def summary(self) -> BlockSummary:
+        """Return the result so far; raise ValueError before the first run."""
+        medians = self._medians()
+        interval = self._interval(medians, self._runs_lag1())
+        return BlockSummary(
+            block_medians_ns=medians,
+            count=len(medians),
+            runs=len(self._values),
+            runs_per_block=min(end - start for start, end in self._spans()),
+            lag1=lag1_autocorrelation(medians),
+            doublings=self._doublings,
+            half_width=_relative_half_width(interval),
+            converged=self._converged,
+            stop_reason=self._stop_reason,
+            ends=[end for _, end in self._spans()],
+            median_ns=math.fsum(medians) / len(medians),
+            interval_ns=interval,
+        )
+
+    def _half_width_reached(self, capped: bool) -> bool:
+        target = self._rule.half_width
+        due = target is not None and len(self._ends) >= self._next_look
+        if not (due or capped):
+            return False
+        self._next_look = len(self._ends) + 1 + len(self._ends) // _LOOK_SPACING
+        runs_lag1, medians = self._runs_lag1(), self._medians()
+        while not (settled := self._uncorrelated(medians, runs_lag1)) and self._merge():
+            medians = self._medians()
+        half_width = _relative_half_width(self._interval(medians, runs_lag1))
+        settled = settled and len(self._ends) >= self._fewest
+        return settled and target is not None and half_width is not None and half_width <= target
+
+    def _uncorrelated(self, medians: Sequence[float], runs_lag1: float) -> bool:
+        # One test alone passes correlated medians by luck, and stopping at the first pass collects just those:
+        # with the medians' own coefficient only, coverage at AR 0.9 falls to 90 %.
+        measured = _unbiased_lag1(medians)
+        expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
+        return (measured is None or abs(measured) < LAG1_BOUND) and expected < LAG1_BOUND
+
+    def _merge(self) -> bool:
+        if len(self._ends) >> (self._doublings + 1) < max(self._rule.min_blocks, _MERGED_BLOCKS):
+            return False
+        self._doublings += 1
+        self._merged_medians.clear()
+        return True
+
+    def _interval(self, medians: Sequence[float], runs_lag1: float) -> Interval | None:
+        if len(medians) < 2:
+            return None
+        expected = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
+        return _t_interval(medians, _effective_count(medians, *expected), 0.95)
+
+    def _runs_lag1(self) -> float:
+        for start, end in pairwise([0, *self._ends][self._cut_blocks :]):
+            count = min(_BLOCK_PIECES, end - start)
+            edges = [start + (end - start) * piece // count for piece in range(count + 1)]
+            self._pieces.extend(median(self._values[a:b]) for a, b in pairwise(edges))
+        self._cut_blocks = len(self._ends)
+        return _rank_lag1(self._pieces)
+
+    def _medians(self) -> list[float]:
+        spans = self._spans()
+        for start, end in spans[len(self._merged_medians) : -1]:
+            self._merged_medians.append(median(self._values[start:end]))
+        return [*self._merged_medians, median(self._values[slice(*spans[-1])])]
+
+    def _spans(self) -> list[tuple[int, int]]:
+        width = 1 << self._doublings
+        inner_ends = self._ends[width - 1 :: width][:-1]
+        return list(pairwise([0, *inner_ends, len(self._values)]))
+
+
+def _relative_half_width(interval: Interval | None) -> float | None:
+    return None if interval is None else (interval.high - interval.low) / (interval.high + interval.low)
+
+
+def combine(process_medians: Sequence[float], within: Sequence[Interval | None]) -> Combined:
+    """Combine the medians of a case's processes, and their own intervals, into one centre and 95 % interval.
+
+    The centre is the geometric mean, the point that a t interval on logarithms is about; processes differ by factors
+    (memory layout, clocks), which their own intervals do not see. One process has only its own interval to offer.
+    Raises ValueError for no processes, lists of different lengths or a median that is not positive.
+    """
+    if not process_medians or len(process_medians) != len(within) or min(process_medians) <= 0.0:
+        raise ValueError(f"combine needs positive medians and as many intervals: {process_medians}, {within}")
+    if len(process_medians) == 1:
+        return Combined(process_medians[0], within[0], "within_process")
+    logs = [math.log(value) for value in process_medians]
+    interval = _t_interval(logs, len(logs), 0.95)
+    centre = math.exp(math.fsum(logs) / len(logs))
+    return Combined(centre, Interval(math.exp(interval.low), math.exp(interval.high)), "between_processes")
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """By how much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
+
+    `between_runs` is how much of it may come from what differs from run to run, which the error does not see.
+    """
+
+    log_ratio: float
+    error: float
+    degrees: float
+    between_runs: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Return B over A minus 1: 0.02 is 2 % slower."""
+        return math.expm1(self.log_ratio)
+
+    def interval(self, confidence: float) -> Interval:
+        """Return the interval of `share`."""
+        reach = student_t_quantile(0.5 + confidence / 2.0, self.degrees) * self.error
+        return Interval(math.expm1(self.log_ratio - reach), math.expm1(self.log_ratio + reach))
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of B against A. `effect` is B over A minus 1; None, with the reason, where nothing was compared."""
+
+    answer: Answer
+    effect: float | None = None
+    interval: Interval | None = None
+    confidence: float | None = None
+    reason: str = ""
+
+
+def paired_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
+    """Return the effect from the process medians of A and of B, measured in pairs; at least two pairs, all positive."""
+    _require_positive(first, second, fewest=2)
+    logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
+    centre, variance = _mean_and_variance(logs)
+    return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0)
+
+
+def welch_effect(first: Sequence[float], second: Sequence[float], between_runs: float = 0.0) -> Effect:
+    """Return the effect from process medians of A and of B, measured apart, by Welch's t on their logarithms.
+
+    Takes at least three of each: with fewer the degrees of freedom may fall below 2.
+    """
+    _require_positive(first, second, fewest=3)
+    (a, variance_a), (b, variance_b) = (_mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
+    share_a, share_b = variance_a / len(first), variance_b / len(second)
+    total = share_a + share_b
+    spent = share_a**2 / (len(first) - 1) + share_b**2 / (len(second) - 1)
+    degrees = total**2 / spent if spent else len(first) + len(second) - 2.0
+    return Effect(b - a, math.sqrt(total), degrees, between_runs)
+
+
+def further_run(runs: Sequence[Sequence[float]]) -> float:
+    """Return how far one more run may lie from these, each given by its process medians, as a log ratio; 0 for one run.
+
+    This is the half-width of the 95 % prediction interval from the runs' own centres.
+    """
+    if len(runs) < 2:
+        return 0.0
+    _require_positive(*runs, fewest=1)
+    _, variance = _mean_and_variance([math.fsum(map(math.log, run)) / len(run) for run in runs])
+    return student_t_quantile(1.0 - ALPHA / 2.0, len(runs) - 1.0) * math.sqrt(variance * (1.0 + 1.0 / len(runs)))
+
+
+def _require_positive(*arms: Sequence[float], fewest: int) -> None:
+    if any(len(arm) < fewest or not all(math.isfinite(v) and v > 0.0 for v in arm) for arm in arms):
+        raise ValueError(f"a comparison needs at least {fewest} positive times of each side: {arms}")
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    centre = math.fsum(values) / len(values)
+    return centre, math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+
+
+def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> Verdict:
+    """Return the verdict on one effect at the two-sided error `alpha`.
+
+    Faster or slower: the interval excludes 0, and the effect is at least `min_effect` and more than may come from what
+    differs between runs. Same: the 90 % interval lies within 1 % either way.
+    """
+    interval, narrow = effect.interval(1.0 - alpha), effect.interval(0.9)
+    differs, exceeds_runs = _excludes_zero(interval), abs(effect.log_ratio) >= effect.between_runs
+    answer: Answer = "inconclusive"
+    reason = f"the interval holds 0 and reaches beyond {100 * SAME_MARGIN:g} %"
+    if differs and exceeds_runs and abs(effect.share) >= min_effect:
+        answer, reason = "slower" if effect.share > 0.0 else "faster", ""
+    elif narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN:
+        answer, reason = "same", ""
+    elif differs and exceeds_runs:
+        reason = f"a difference below the least that counts here, {100 * min_effect:.2g} %"
+    elif differs:
+        reason = (
+            f"a difference below the {100 * math.expm1(effect.between_runs):.2g} % by which another run of A may differ"
+        )
+    return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
+
+
+def look(first: Sequence[float], second: Sequence[float], min_effect: float = MIN_EFFECT) -> Verdict | None:
+    """Return the verdict of a live comparison after so many pairs, None where more are to be measured."""
+    if len(first) not in LOOKS:
+        return None
+    verdict = judge(paired_effect(first, second), LOOK_ALPHA, min_effect)
+    return verdict if verdict.answer != "inconclusive" or len(first) == LOOKS[-1] else None
+
+
+def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> list[Verdict]:
+    """Return one verdict an effect, with at most 5 % for any false difference among all of them.
+
+    Takes the p-values from the smallest on, each against 5 % over how many are left (S. Holm, Scandinavian Journal of
+    Statistics 6, 1979). All below the present bound go in one step here, and the bound is taken anew.
+    """
+    verdicts: dict[int, Verdict] = {}
+    while len(verdicts) < len(effects):
+        left = [place for place in range(len(effects)) if place not in verdicts]
+        judged = {place: judge(effects[place], ALPHA / len(left), min_effect) for place in left}
+        differing = {place: verdict for place, verdict in judged.items() if _excludes_zero(verdict.interval)}
+        verdicts |= differing or judged
+    return [verdicts[place] for place in range(len(effects))]
+
+
+def _excludes_zero(interval: Interval | None) -> bool:
+    return interval is not None and not interval.low <= 0.0 <= interval.high

@@ -1,0 +1,191 @@
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from machines import desktop, write
+
+from benchd.daemon.commands import doctor
+from benchd.daemon.errors import UsageError
+from benchd.daemon.sampling.sources import SAMPLERS
+
+TORCH = """
+import warnings
+__version__ = "9.9.0"
+class version:
+    cuda = {cuda!r}
+class cuda:
+    @staticmethod
+    def is_available():
+        {warn}
+        return {gpu!r} is not None
+    @staticmethod
+    def get_device_name():
+        return {gpu!r}
+"""
+
+
+@pytest.fixture
+def torch_of(tmp_path, monkeypatch):
+    """Put another torch before the real one on the path of child processes."""
+
+    def install(source=None, *, cuda=None, gpu=None, warn="pass"):
+        write(tmp_path / "children", {"torch/__init__.py": source or TORCH.format(cuda=cuda, gpu=gpu, warn=warn)})
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'children'}:{os.environ.get('PYTHONPATH', '')}")
+
+    return install
+
+
+@pytest.fixture
+def machine(tmp_path):
+    root = desktop(tmp_path / "root")
+    write(root, {"proc/stat": "cpu  1 2 3 4 5 6 7 8 0 0\n"})
+    return root
+
+
+def findings(root, **options):
+    return {finding.name: finding for finding in doctor.examine(root, **options)}
+
+
+def distribution(folder, name, number):
+    write(folder, {f"{name.replace('-', '_')}-{number}.dist-info/METADATA": f"Name: {name}\nVersion: {number}\n"})
+
+
+def test_every_sampler_runtime_and_program_has_a_line(machine, torch_of):
+    torch_of()
+    out = io.StringIO()
+    assert doctor.run(out, machine, as_json=False) == 0
+    names = [line.split()[1] for line in out.getvalue().splitlines()]
+    runtimes = ["torch", "cuda", "triton", "onnxruntime", "tensorrt", "cc", "c++", "mosquitto"]
+    assert names == [*(name for name in SAMPLERS if name != "fake"), *runtimes]
+    assert {line.split()[0] for line in out.getvalue().splitlines()} <= {"yes", "no"}
+
+
+def test_json_says_the_same(machine, torch_of):
+    torch_of(cuda="13.0", gpu="NVIDIA H200")
+    out = io.StringIO()
+    assert doctor.run(out, machine, as_json=True) == 0
+    (cuda,) = (finding for finding in json.loads(out.getvalue()) if finding["name"] == "cuda")
+    assert cuda == {"name": "cuda", "kind": "runtime", "usable": True, "detail": "13.0 on NVIDIA H200", "cure": ""}
+
+
+def test_what_is_not_usable_says_what_to_do(machine, torch_of):
+    torch_of()
+    for finding in doctor.examine(machine):
+        assert finding.detail
+        assert finding.usable or finding.cure or finding.kind == "source", finding
+
+
+def test_a_source_that_cannot_be_read_says_why(machine, torch_of):
+    torch_of()
+    assert findings(machine)["procfs"].usable
+    (machine / "proc/stat").unlink()
+    procfs = findings(machine)["procfs"]
+    assert (procfs.usable, procfs.cure) == (False, "mount /proc")
+    assert "proc/stat" in procfs.detail
+
+
+@pytest.mark.parametrize(
+    ("need", "code"), [([], 0), (["procfs"], 0), (["torch", "procfs"], 0), (["cuda"], 7), (["procfs", "cuda"], 7)]
+)
+def test_the_exit_code_tells_whether_what_is_needed_is_there(need, code, machine, torch_of):
+    torch_of()
+    assert doctor.run(io.StringIO(), machine, as_json=False, need=need) == code
+
+
+def test_a_name_that_nobody_knows(machine, torch_of):
+    torch_of()
+    with pytest.raises(UsageError, match="did you mean 'tensorrt'"):
+        doctor.run(io.StringIO(), machine, as_json=False, need=["tensort"])
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise ImportError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13"),
+        ("import os; os._exit(3)", "exit status 3"),
+        ("import time; time.sleep(60)", "longer than 0.5 s"),
+    ],
+)
+def test_a_torch_that_does_not_import_measures_nothing(source, why, machine, torch_of):
+    torch_of(source)
+    found = findings(machine, probe_timeout_s=0.5 if "sleep" in source else 60.0)
+    assert (found["torch"].usable, found["cuda"].usable) == (False, False)
+    assert why in found["torch"].detail
+
+
+def test_a_machine_without_a_usable_torch_exits_with_7(machine, torch_of):
+    torch_of("raise ImportError('broken')")
+    assert doctor.run(io.StringIO(), machine, as_json=False) == 7
+
+
+def test_why_cuda_cannot_be_used(machine, torch_of):
+    torch_of(cuda=None)
+    assert "CPU-only" in findings(machine)["cuda"].detail
+    torch_of(cuda="13.0", warn="warnings.warn('the driver is too old')")
+    assert "kernel module" in findings(machine)["cuda"].detail
+    write(machine, {"dev/nvidia0": ""})
+    cuda = findings(machine)["cuda"]
+    assert cuda.detail == "the driver is too old"
+    assert "CUDA 13.0" in cuda.cure
+
+
+def test_an_integrated_gpu_is_known_by_the_node_that_everyone_opens(machine, torch_of):
+    """Only root may open the scheduler's."""
+    torch_of(cuda="12.6")
+    write(machine, {"dev/nvgpu/igpu0/sched": ""})
+    assert "no NVIDIA GPU" in findings(machine)["cuda"].detail
+    write(machine, {"dev/nvgpu/igpu0/ctrl": ""})
+    assert findings(machine)["cuda"].detail == "torch does not say why"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
+def test_a_device_that_may_not_be_opened_names_the_group(machine, torch_of):
+    torch_of(cuda="13.0")
+    write(machine, {"dev/nvidia0": ""})
+    (machine / "dev/nvidia0").chmod(0)
+    cuda = findings(machine)["cuda"]
+    assert "nvidia0 may not be opened" in cuda.detail
+    assert "usermod -aG video,render" in cuda.cure
+
+
+def test_two_onnx_runtimes_are_refused(machine, torch_of, tmp_path, monkeypatch):
+    torch_of()
+    distribution(tmp_path / "two", "onnxruntime", "1.23.0")
+    distribution(tmp_path / "two", "onnxruntime-gpu", "1.22.0")
+    monkeypatch.syspath_prepend(tmp_path / "two")
+    found = findings(machine)["onnxruntime"]
+    assert (found.usable, found.detail) == (False, "installed twice: onnxruntime, onnxruntime-gpu")
+    assert found.cure.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
+
+
+def test_nothing_installed():
+    """In a process whose path holds no package, as those that are imported already stay."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from benchd.daemon.commands import doctor; from benchd.daemon.sampling import sources\n"
+        "for name in sources.SAMPLERS.values(): __import__(name.partition(':')[0])\n"
+        "sys.path.clear()\n"
+        "sys.exit(doctor.run(sys.stdout, Path('/'), as_json=True))\n"
+    )
+    environment = {**os.environ, "PATH": "", "CC": "no-such-cc", "CXX": "no-such-c++"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 7, done.stderr
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    absent = ["torch", "cuda", "triton", "onnxruntime", "tensorrt", "cc", "c++"]
+    assert [name for name in absent if found[name]["usable"]] == []
+    assert found["cc"]["detail"] == "no-such-cc is not on the PATH"
+
+
+def test_this_machine_without_torch_in_this_process():
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from benchd.daemon.commands import doctor\n"
+        "code = doctor.run(sys.stderr, Path('/'), as_json=False)\n"
+        "print(code, {'torch', 'numpy', 'onnxruntime', 'tensorrt', 'triton'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 set()\n"
+    assert "yes  torch" in done.stderr

@@ -1,0 +1,121 @@
+"""The command `benchd profile`: what it refuses, its exit code, and the Record that it publishes."""
+
+import sys
+
+import pytest
+from profile_shown import shown, shown_on_cpu
+from records_made import ENVIRONMENT, made, timing
+
+from benchd.daemon import cli
+from benchd.daemon.commands import profile
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring.recording import Begun, Pass
+from benchd.daemon.profiling.collecting import Found
+from benchd.daemon.profiling.output.published import record
+from benchd.daemon.profiling.profile import Collected
+from benchd.daemon.records import Check, Occupancy, ProcessResult, decode, encode
+from benchd.daemon.verdicts import results
+
+PASS = Pass(device_id="d", boot_id="b", suite_id="s", tool_version="0", environment=ENVIRONMENT)
+PASSED = Check(
+    passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
+)
+BEGUN = Begun("r1", "2026-01-01T00:00:00.000Z", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "name a model"),
+        (["snn_onepas"], 2, "did you mean 'snn_onepass'"),
+        (["snn_onepass", "--variant", "custm"], 2, "did you mean 'custom'"),
+        (["snn_onepass", "--option", "time_step=4"], 2, "time_step"),
+        (["vim_tiny", "--level", "8"], 2, "level"),
+        (["snn_onepass", "--option", "time_steps=4", "--time-steps", "8"], 2, "give each option one value"),
+        (["snn_onepass", "--method", "torhc"], 2, "did you mean 'torch'"),
+        (["snn_onepass", "--workload", "evil"], 2, "did you mean 'eval'"),
+        (["snn_onepass", "--sort", "self_cpu"], 2, "did you mean 'self_cpu_ns'"),
+        (["snn_onepass", "--quick", "--thorough"], 2, "one of the two"),
+        (["snn_onepass", "--kernel-regex", "x", "--snn-kernels"], 2, "one of the two"),
+        (["snn_onepass", "--input", "3x4x4"], 2, "--input is for --module"),
+        (["snn_onepass", "--module", "net.py:build"], 2, "one of the two"),
+        (["--module", "net.py:build"], 2, "net.py: no such file"),
+        (["--module", "net.py"], 2, "expected FILE.py:FUNCTION or package.module:FUNCTION"),
+        (["snn_onepass", "--steps", "0"], 2, "at least 1"),
+        (["snn_onepass", "--weights", "absent.pth"], 2, "no such file"),
+        (["snn_onepass", "--data", "cifar10:x", "--verify"], 2, "--verify"),
+        (["snn_onepass", "--mqtt", "http://x"], 2, "expected mqtt://"),
+        (["vim_tiny", "--variant", "custom", "--workload", "train"], 7, "training"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(arguments, code, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["benchd", "profile", *arguments, "--device", "cpu"])
+    with pytest.raises(SystemExit) as end:
+        cli.benchd()
+    assert end.value.code == code
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("profiles/*/*"))
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["benchd", "profile", "square", "--device", "cpu", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        cli.benchd()
+    assert end.value.code == 2
+    assert "name a new folder, or remove this one" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def found(missing=(), failed=(), **collected):
+    return Found(Collected(**collected), dict.fromkeys(missing, "why"), list(failed))
+
+
+@pytest.mark.parametrize(
+    ("gathered", "found_in", "by_name", "code"),
+    [
+        (found(), shown(), True, 0),
+        (found(["nsys", "ncu"]), shown(), False, 0),
+        (found(["nsys"]), shown(), True, 7),
+        (found(["layers"]), shown(), True, 7),
+        (found(["layers"]), shown(), False, 0),
+        (found(["snapshot"]), shown(), True, 0),
+        (found(["layers"], ["layers"]), shown(), True, 1),
+        (found(["torch"], ["torch"]), shown_on_cpu(torch=None), True, 6),
+        (found(["torch"], unsupported=True), shown_on_cpu(torch=None), True, 7),
+        (found(["torch"], unsupported=True), shown_on_cpu(torch=None), False, 6),
+    ],
+)
+def test_the_exit_code_says_what_came_of_it(gathered, found_in, by_name, code):
+    assert profile.exit_code(found_in, gathered, by_name) == code
+
+
+def test_the_record_holds_the_benchmark_s_times_and_is_flagged():
+    occupancy = Occupancy(theoretical=0.5, estimated=0.4, measured=None, utilization=0.9, kernels=3)
+    one = record(shown(), PASS, BEGUN, occupancy)
+    assert decode(encode(one)) == one
+    assert (one.status, one.flags, one.occupancy) == ("ok", ["profiled"], occupancy)
+    assert (one.timing.median_ms, one.timing.runs, one.throughput_per_s) == (1200.0, 10, 3.33)
+    assert one.parts["backward"].median_ms == 700.0
+    assert one.missing["energy"] == "no_sensor"
+
+
+def test_a_record_without_a_benchmark_gives_the_reason():
+    one = record(shown_on_cpu(missing={"benchmark": "no memory"}), PASS, BEGUN, None)
+    assert (one.timing, one.missing["timing"]) == (None, "no memory")
+    one = record(shown_on_cpu(torch=None, missing={"torch": "no luck"}), PASS, BEGUN, None)
+    assert (one.status, one.reason) == ("failed", "no luck")
+
+
+def test_a_profile_is_never_ranked_or_compared(tmp_path):
+    """Not even where it is the newest of its case, the fastest, and claims a passed check and a process of its own."""
+    kept = made(run_id="r0", check=PASSED)
+    faster = ProcessResult(status="ok", timing=timing(0.1))
+    profiled = made(run_id="r1", check=PASSED, timing=timing(0.1), processes=[faster], flags=["busy", "profiled"])
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(encode(kept) + b"\n" + encode(profiled) + b"\n")
+    assert results.read(path) == [kept]
+    path.write_bytes(encode(profiled) + b"\n")
+    with pytest.raises(UsageError, match="holds no record"):
+        results.read(tmp_path)

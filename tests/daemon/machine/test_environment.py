@@ -1,0 +1,257 @@
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from machines import desktop, orin_nano, write
+
+from benchd.daemon.machine.environment import describe, fingerprint
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """A folder that is the whole PATH, and a function that puts a tool there."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def tool(name, script):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return tool
+
+
+def test_an_orin_nano(tmp_path, tools):
+    tools("nvpmodel", "echo 'NV Power Mode: 25W'; echo 1")
+    found = describe("cuda", None, orin_nano(tmp_path), {"MALLOC_MMAP_MAX_": "0"})
+    assert (found.machine, found.os, found.kernel) == ("aarch64", "Ubuntu 22.04.5 LTS", "5.15.148-tegra")
+    assert (found.board, found.soc) == ("NVIDIA Jetson Orin Nano Developer Kit", "tegra234")
+    assert (found.cpu_model, found.cpu_governor, found.cpu_max_hz) == ("Cortex-A78AE", "schedutil", 1510.4e6)
+    assert (found.gpu, found.driver) == ("tegra234 integrated GPU", "L4T R36.4.3")
+    assert (found.power_mode, found.power_limit_w, found.clocks_locked) == ("25W", 25.0, False)
+    assert (found.l4t, found.jetpack) == ("R36.4.3", None)
+    assert found.memory_bytes == 7800000 * 1024
+    assert found.allocator["MALLOC_MMAP_MAX_"] == "0"
+
+
+def test_a_mode_that_is_told_to_an_ordinary_user(tmp_path, tools):
+    tools("nvpmodel", "echo 'NV Power Mode: MAXN'; echo 0; echo 'NVPM ERROR: Permission denied' >&2; exit 255")
+    assert describe("cuda", None, orin_nano(tmp_path)).power_mode == "MAXN"
+
+
+@pytest.mark.parametrize(
+    ("board", "mode", "power_limit_w"),
+    [
+        ("NVIDIA Jetson Orin Nano Developer Kit", "MAXN_SUPER", None),
+        ("NVIDIA Jetson Orin NX Engineering Reference Developer Kit", "10W", 10.0),
+        ("NVIDIA Jetson AGX Orin Developer Kit", "MODE_30W", 30.0),
+    ],
+)
+def test_the_orins(board, mode, power_limit_w, tmp_path, tools):
+    tools("nvpmodel", f"echo 'NVPM WARN: fan mode is not set!'; echo 'NV Power Mode: {mode}'; echo 2")
+    root = orin_nano(tmp_path)
+    write(root, {"proc/device-tree/model": f"{board}\0", "sys/class/devfreq/17000000.gpu/governor": "nvhost_podgov\n"})
+    found = describe("cuda", None, root)
+    assert (found.board, found.power_mode, found.power_limit_w) == (board, mode, power_limit_w)
+    assert (found.gpu_governor, found.gpu_max_hz) == ("nvhost_podgov", 624.75e6)
+
+
+def test_what_jetpack_installed_is_told_where_no_wheel_brings_it(tmp_path, tools, monkeypatch):
+    packages = {
+        "nvidia-jetpack": "6.2.1+b38",
+        "cuda-cudart-12-6": "12.6.68-1",
+        "cuda-cudart-dev-12-6": "12.6.0-1",
+        "libcudnn9-cuda-12": "9.3.0.75-1",
+        "libcudnn9-dev-cuda-12": "9.9.9.9-1",
+        "libnvinfer10": "10.3.0.30-1+cuda12.5",
+        "libnvinfer-bin": "1.0-1",
+    }
+    stanzas = [
+        f"Package: {name}\nStatus: install ok installed\nSection: libs\nVersion: {number}\nDescription: it\n more\n"
+        for name, number in packages.items()
+    ]
+    removed = "Package: libnvinfer8\nStatus: deinstall ok config-files\nVersion: 8.5.2-1\n"
+    write(tmp_path, {"var/lib/dpkg/status": "\n".join([*stanzas, removed])})
+    monkeypatch.setattr(sys, "path", [])  # no wheel is installed
+    found = describe("cuda", None, orin_nano(tmp_path))
+    assert found.jetpack == "6.2.1+b38"
+    libraries = {name: found.versions[name] for name in ("cuda", "cudnn", "tensorrt")}
+    assert libraries == {"cuda": "12.6.68-1", "cudnn": "9.3.0.75-1", "tensorrt": "10.3.0.30-1+cuda12.5"}
+
+
+def test_a_wheel_goes_before_the_system(tmp_path, tools, monkeypatch):
+    write(
+        tmp_path, {"wheels/nvidia_cudnn_cu12-9.10.2.dist-info/METADATA": "Name: nvidia-cudnn-cu12\nVersion: 9.10.2\n"}
+    )
+    system = "Package: libcudnn9-cuda-12\nStatus: install ok installed\nVersion: 9.3.0.75-1\n"
+    write(tmp_path, {"var/lib/dpkg/status": system})
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "wheels")])
+    assert describe("cuda", None, tmp_path).versions["cudnn"] == "9.10.2"
+
+
+def test_the_flags_that_kernels_care_for(tmp_path, tools):
+    write(
+        tmp_path, {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx2 fma sse2 amx_tile avx512f avx\n\nflags\t: x\n"}
+    )
+    assert describe("cpu", None, tmp_path).cpu_flags == ["avx", "fma", "avx2", "avx512f", "amx_tile"]
+    write(tmp_path, {"proc/cpuinfo": "Features\t: fp asimd evtstrm aes asimdhp asimddp\nCPU implementer\t: 0x41\n"})
+    assert describe("cpu", None, tmp_path).cpu_flags == ["asimd", "asimdhp", "asimddp"]
+
+
+def test_the_thermal_state(tmp_path, tools):
+    thermal = "sys/class/thermal"
+    zones = [("cpu-thermal", "46125"), ("gpu-thermal", "44531"), ("cv0-thermal", "-256000"), ("cpu-thermal", "47000")]
+    for i, (name, temperature) in enumerate(zones):
+        write(tmp_path, {f"{thermal}/thermal_zone{i}/type": name, f"{thermal}/thermal_zone{i}/temp": temperature})
+    write(tmp_path, {f"{thermal}/thermal_zone9/type": "soc2-thermal"})  # its reading fails
+    for i, (name, level) in enumerate([("pwm-fan", "2"), ("cpufreq-cpu0", "0"), ("devfreq-17000000.gpu", "3")]):
+        write(tmp_path, {f"{thermal}/cooling_device{i}/type": name, f"{thermal}/cooling_device{i}/cur_state": level})
+    found = describe("cpu", None, tmp_path)
+    assert found.temperature_c == {"cpu-thermal": 47.0, "gpu-thermal": 44.531}
+    assert found.cooling == {"pwm-fan": 2, "devfreq-17000000.gpu": 3}
+
+
+def test_swap(tmp_path, tools):
+    write(tmp_path, {"proc/meminfo": "MemTotal: 1024 kB\nSwapTotal:       3900000 kB\nSwapFree: 1 kB\n"})
+    assert describe("cpu", None, tmp_path).swap_bytes == 3900000 * 1024
+
+
+@pytest.mark.parametrize("governor", ["performance", "schedutil"])
+def test_jetson_clocks_locks_cpu_and_gpu(governor, tmp_path, tools):
+    root = orin_nano(tmp_path, governor=governor)
+    assert describe("cpu", None, root).clocks_locked is False
+    for policy in ("policy0", "policy4"):
+        write(root, {f"sys/devices/system/cpu/cpufreq/{policy}/scaling_min_freq": "1510400\n"})
+    assert describe("cpu", None, root).clocks_locked is True
+    assert describe("cuda", None, root).clocks_locked is False
+    write(root, {"sys/class/devfreq/17000000.gpu/min_freq": "624750000\n"})
+    assert describe("cuda", None, root).clocks_locked is True
+
+
+def test_a_cluster_that_is_switched_off_tells_nothing(tmp_path, tools):
+    root = orin_nano(tmp_path)
+    off = {"affected_cpus": "\n", "scaling_governor": "powersave\n", "scaling_max_freq": "2201600\n"}
+    write(root, {f"sys/devices/system/cpu/cpufreq/policy4/{name}": value for name, value in off.items()})
+    write(root, {"sys/devices/system/cpu/cpufreq/policy0/scaling_min_freq": "1510400\n"})
+    found = describe("cpu", None, root)
+    assert (found.cpu_governor, found.cpu_max_hz, found.clocks_locked) == ("schedutil", 1510.4e6, True)
+
+
+def test_a_desktop(tmp_path, tools):
+    tools("nvidia-smi", "echo 'NVIDIA GeForce RTX 4090, 560.35.03, 450.00 W'; echo 'NVIDIA RTX 3060, 560.35.03, 170 W'")
+    found = describe("cuda", 4, desktop(tmp_path))
+    assert (found.os, found.board, found.soc) == ("Debian GNU/Linux 12 (bookworm)", "ASRock X570 Taichi", None)
+    assert found.cpu_model == "AMD Ryzen 7 5800X 8-Core Processor"
+    assert (found.gpu, found.driver) == ("NVIDIA GeForce RTX 4090", "560.35.03")
+    assert (found.cpu_governor, found.cpu_max_hz, found.clocks_locked) == (None, None, None)
+    assert (found.power_mode, found.power_limit_w, found.threads) == ("balanced", 450.0, 4)
+    assert (found.l4t, found.jetpack, found.gpu_governor, found.gpu_max_hz) == (None, None, None, None)
+
+
+def test_the_gpu_that_is_measured_is_the_one_that_is_told(tmp_path, tools):
+    second, first = "echo 'NVIDIA RTX 3060, 560.35.03, 170 W'", "echo 'NVIDIA H200, 560.35.03, 700 W'"
+    tools("nvidia-smi", f'case "$*" in *--id=GPU-1a2b*) {second};; *) {first};; esac')
+    found = describe("cuda", 4, desktop(tmp_path), gpu_uuid="GPU-1a2b")
+    assert (found.gpu, found.power_limit_w) == ("NVIDIA RTX 3060", 170.0)
+    assert describe("cuda", 4, tmp_path).gpu == "NVIDIA H200"
+
+
+def test_a_gpu_without_a_power_limit(tmp_path, tools):
+    tools("nvidia-smi", "echo 'NVIDIA GB10, 580.95.05, [N/A]'")
+    found = describe("cuda", None, desktop(tmp_path))
+    assert (found.gpu, found.driver, found.power_limit_w) == ("NVIDIA GB10", "580.95.05", None)
+
+
+@pytest.mark.parametrize("script", ["echo 'No devices were found'; exit 6", "echo 'NVIDIA-SMI has failed'", "exit 0"])
+def test_a_driver_without_a_gpu(script, tmp_path, tools):
+    tools("nvidia-smi", script)
+    found = describe("cpu", None, desktop(tmp_path))
+    assert (found.gpu, found.driver) == (None, None)
+
+
+def test_an_unknown_arm_core_is_named_by_its_ids(tmp_path, tools):
+    cpuinfo = (
+        "processor\t: 0\nmodel name\t: ARMv8\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\n"
+        "processor\t: 1\nCPU implementer\t: 0x99\nCPU part\t: 0x123\n"
+    )
+    write(tmp_path, {"proc/cpuinfo": cpuinfo})
+    assert describe("cpu", None, tmp_path).cpu_model == "Cortex-A55, ARM implementer 0x99 part 0x123"
+
+
+def test_a_machine_that_tells_nothing(tmp_path, tools):
+    found = describe("cpu", None, tmp_path)
+    assert (found.board, found.soc, found.cpu_model, found.power_mode) == (None, None, "unknown", None)
+    assert (found.machine, found.kernel) == (os.uname().machine, os.uname().release)
+
+
+def test_allocator_settings_that_the_worker_inherits_are_told(tmp_path, tools, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    found = describe("cpu", None, tmp_path, {"MALLOC_ARENA_MAX": "2"}).allocator
+    assert found == {"MALLOC_ARENA_MAX": "2", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_this_machine():
+    found = describe("cpu", None)
+    assert found.fingerprint == fingerprint(found) == describe("cpu", None).fingerprint
+    assert found.cpu_count == len(os.sched_getaffinity(0))
+    assert found.kernel == os.uname().release
+    assert found.versions["python"] == sys.version.split()[0].rstrip("+")
+    assert {"benchd", "torch", "numpy", "msgspec"} <= set(found.versions)
+    assert found.memory_bytes > 2**20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernel": "6.6"},
+        {"cpu_governor": "performance"},
+        {"power_mode": "MAXN"},
+        {"device": "cuda"},
+        {"threads": 1},
+        {"clocks_locked": True},
+        {"allocator": {"MALLOC_ARENA_MAX": "1"}},
+        {"versions": {"torch": "2.8.0"}},
+        {"memory_bytes": 2**36},
+        {"jetpack": "6.2"},
+        {"cpu_flags": ["sve"]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_fingerprint_tells_what_makes_a_difference(change, tmp_path, tools):
+    found = describe("cpu", None, orin_nano(tmp_path))
+    assert fingerprint(msgspec.structs.replace(found, **change)) != found.fingerprint
+
+
+def test_the_fingerprint_leaves_out_what_makes_none(tmp_path, tools):
+    found = describe("cpu", None, orin_nano(tmp_path))
+    same = msgspec.structs.replace(
+        found,
+        memory_bytes=found.memory_bytes - 2**20,
+        driver="another",
+        gpu="another",
+        gpu_governor="another",
+        gpu_max_hz=1.0,
+        power_limit_w=1.0,
+        temperature_c={"cpu-thermal": 90.0},
+        cooling={"pwm-fan": 5},
+        versions=found.versions | {"benchd": "9"},
+    )
+    assert fingerprint(same) == found.fingerprint
+    on_gpu = msgspec.structs.replace(found, device="cuda")
+    for change in ({"driver": "another"}, {"power_limit_w": 7.0}, {"gpu_max_hz": 1.0}):
+        assert fingerprint(on_gpu) != fingerprint(msgspec.structs.replace(on_gpu, **change))
+
+
+def test_light_to_import():
+    code = (
+        "import sys\n"
+        "from benchd.daemon.machine import environment, identity, lock\n"
+        "from benchd.daemon.sampling import child\n"
+        "from benchd.daemon.sampling.sources import __main__, fake, procfs\n"
+        "print({'torch', 'numpy', 'rich', 'typer', 'paho', 'psutil'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,143 @@
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine import lock
+from benchd.daemon.machine.lock import Activity, MachineLock, default_path
+
+HOLD = """
+import sys
+from pathlib import Path
+from benchd.daemon.machine.lock import MachineLock
+with MachineLock(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "benchd.lock"
+
+
+@pytest.fixture
+def holder(path):
+    """Another process that holds the lock until its standard input is closed."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"locked\n"
+        yield process
+
+
+def locked_by_other(path):
+    code = HOLD.replace("sys.stdin.read()", "pass")
+    return subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=False).returncode != 0
+
+
+def test_a_second_process_is_told_who_holds_the_lock_and_what_to_do(holder, path):
+    with pytest.raises(NotAvailable) as told, MachineLock(path):
+        pass
+    assert f"process {holder.pid} (" in str(told.value)
+    assert str(path) in str(told.value)
+    assert "wait" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_the_lock_is_free_when_its_holder_ends(holder, path):
+    holder.stdin.close()
+    holder.wait()
+    with MachineLock(path):
+        assert locked_by_other(path)
+    assert not locked_by_other(path)
+
+
+def test_the_lock_is_free_when_its_holder_is_killed(holder, path):
+    holder.kill()
+    holder.wait()
+    with MachineLock(path):
+        pass
+
+
+def test_readable_for_all_whatever_the_umask(path):
+    old = os.umask(0o077)
+    try:
+        with MachineLock(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    finally:
+        os.umask(old)
+
+
+def test_a_child_does_not_inherit_the_lock(path):
+    with MachineLock(path):
+        child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    with child, MachineLock(path):
+        assert child.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_locks_the_same_file():
+    """In a sticky folder that anyone may write to, as /run/lock is, whoever came first."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        path = Path(folder, "benchd.lock")
+        with MachineLock(path):
+            assert as_nobody(path) == 7
+        assert as_nobody(path) == 0
+        path.unlink()
+        assert as_nobody(path) == 0
+        assert path.stat().st_uid == 65534
+        with MachineLock(path):
+            assert as_nobody(path) == 7
+
+
+def as_nobody(path):
+    """Lock as the user nobody; return 0, or 7 where the lock is taken."""
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from benchd.daemon.errors import NotAvailable\n"
+        "from benchd.daemon.machine.lock import MachineLock\n"
+        "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
+        "try:\n"
+        "    MachineLock(Path(sys.argv[1])).__enter__()\n"
+        "except NotAvailable as error:\n"
+        "    sys.exit(7 if 'measured already' in str(error) else 1)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/etc/passwd")])
+def test_something_else_in_its_place_is_refused(make, path):
+    make(path)
+    with pytest.raises(NotAvailable, match=r"benchd\.lock"), MachineLock(path):
+        pass
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(NotAvailable, match="cannot be opened"), MachineLock(tmp_path / "no" / "benchd.lock"):
+        pass
+
+
+def test_the_default_is_the_lock_folder_or_the_temporary_one(tmp_path):
+    assert default_path(tmp_path) == tmp_path / "benchd.lock"
+    assert default_path(tmp_path / "no") == Path(tempfile.gettempdir()) / "benchd.lock"
+
+
+def test_what_the_service_measures_and_how_long_is_told_until_that_is_over(tmp_path):
+    path = tmp_path / "activity.json"
+    assert lock._doing(path) == ""
+    path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() + 99.9)))
+    assert re.fullmatch(r" and measures square,eager,b1, at most \d+ s more", lock._doing(path))
+    path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() - 1)))
+    assert lock._doing(path) == ""
+    path.write_bytes(b"half a fi")
+    assert lock._doing(path) == ""

@@ -1,0 +1,121 @@
+"""What an installed unit keeps from the service: the real unit and drop-ins in a tree with nodes of this machine's."""
+
+import grp
+import io
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from machines import write
+
+from benchd.daemon.commands import doctor
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine import sandbox
+
+SYSTEMD = Path(__file__).parents[3] / "systemd"
+# one that files may be given to, and not root's
+GROUP = grp.getgrgid(os.getegid()) if os.getegid() else grp.getgrnam("daemon")
+DEVICES = "Character devices:\n  1 {name}\n 13 input\n\nBlock devices:\n  1 ramdisk\n"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A tree with our unit whose GPU node is /dev/null under another name: major number 1, open to all."""
+    target = tmp_path / sandbox.UNIT
+    target.parent.mkdir(parents=True)
+    shutil.copy(SYSTEMD / "benchd.service", target)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").symlink_to("/dev/null")
+    driver(tmp_path, "nvidia")
+    return tmp_path
+
+
+def driver(root, name):
+    write(root, {"proc/devices": DEVICES.format(name=name)})
+
+
+def drop_in(root, text):
+    write(root, {f"{sandbox.UNIT}.d/override.conf": f"[Service]\n{text}\n"})
+
+
+def reasons(root):
+    return {access.path.name: access.reason for access in sandbox.examine(root)}
+
+
+def test_a_listed_device_is_free(root):
+    assert reasons(root) == {"nvidia0": None}
+    drop_in(root, "DeviceAllow=")
+    assert "DeviceAllow" in reasons(root)["nvidia0"]
+    drop_in(root, "DeviceAllow=\nDeviceAllow=char-nvid* r")
+    assert "DeviceAllow" in reasons(root)["nvidia0"]
+    drop_in(root, "DeviceAllow=\nDeviceAllow=/dev/nvidia0 rw")
+    assert reasons(root) == {"nvidia0": None}
+
+
+def test_a_device_that_no_line_names_is_shown_with_the_line_to_add(root):
+    driver(root, "nvidia-new")
+    (access,) = sandbox.examine(root)
+    assert access.reason == "DevicePolicy=closed, and no DeviceAllow= names it"
+    assert access.cure == "DeviceAllow=char-nvidia-new rw"
+    drop_in(root, (SYSTEMD / "drop-ins/jetson.conf").read_text())
+    assert reasons(root) == {"nvidia0": None}
+
+
+def test_private_devices_are_named(root):
+    drop_in(root, "PrivateDevices=yes")
+    assert reasons(root) == {"nvidia0": "PrivateDevices= hides it"}
+
+
+def test_a_group_that_the_unit_lacks_is_named(root):
+    write(root, {"run/jtop.sock": "", "sys/class/powercap/intel-rapl:0/energy_uj": "1\n"})
+    (root / "run/jtop.sock").chmod(0o660)
+    os.chown(root / "run/jtop.sock", -1, GROUP.gr_gid)
+    (root / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0o400)
+    found = reasons(root)
+    assert found["jtop.sock"] == f"SupplementaryGroups= lacks {GROUP.gr_name}"
+    assert "owner alone" in found["energy_uj"]
+    drop_in(root, f"SupplementaryGroups={GROUP.gr_name}")
+    assert reasons(root)["jtop.sock"] is None
+
+
+def test_only_the_nodes_that_cuda_opens_are_looked_at(root):
+    wanted = ["nvidia0", "nvidiactl", "nvidia-uvm", "nvhost-gpu", "nvhost-ctrl-gpu", "nvhost-as-gpu", "nvmap"]
+    wanted += ["host1x-fence", *(f"nvgpu/igpu0/{name}" for name in ("as", "channel", "ctrl", "power"))]
+    others = ["nvidia-caps/nvidia-cap1", "nvidia-nvswitchctl", "nvidia-modeset", "nvhost-vic", "nvgpu/igpu0/sched"]
+    write(root, {f"dev/{name}": "" for name in [*wanted[1:], *others]})
+    assert {str(access.path.relative_to(root / "dev")) for access in sandbox.examine(root)} == set(wanted)
+
+
+def test_the_memory_of_a_tegra_need_only_be_read(root):
+    write(root, {"dev/nvmap": ""})
+    (root / "dev/nvmap").chmod(0o440)
+    os.chown(root / "dev/nvmap", -1, GROUP.gr_gid)
+    assert reasons(root)["nvmap"] == f"SupplementaryGroups= lacks {GROUP.gr_name}"
+    drop_in(root, f"SupplementaryGroups={GROUP.gr_name}")
+    assert reasons(root)["nvmap"] is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to the group root")
+def test_the_group_root_is_never_proposed(root):
+    write(root, {"dev/nvgpu/igpu0/ctrl": ""})
+    (root / "dev/nvgpu/igpu0/ctrl").chmod(0o660)
+    (access,) = (access for access in sandbox.examine(root) if access.path.name == "ctrl")
+    assert "owner alone" in access.reason
+    assert access.cure.startswith(f"sudo chmod a+rw {access.path}")
+
+
+def test_the_doctor_prints_them_and_exits_with_7(root):
+    out = io.StringIO()
+    assert doctor.run_unit(out, root, as_json=False) == 0
+    driver(root, "nvidia-new")
+    assert doctor.run_unit(out, root, as_json=False) == 7
+    free, blocked = out.getvalue().splitlines()
+    assert free.startswith("yes  ")
+    assert blocked.startswith("no   ")
+    assert blocked.endswith("DeviceAllow=char-nvidia-new rw   # sudo systemctl edit benchd")
+
+
+def test_without_a_unit_it_says_what_installs_one(tmp_path):
+    with pytest.raises(NotAvailable, match=r"install\.sh"):
+        list(sandbox.examine(tmp_path))

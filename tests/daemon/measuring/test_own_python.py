@@ -1,0 +1,59 @@
+"""What a user's Python file says of itself before anything runs it."""
+
+import pytest
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import own_python
+
+
+def written(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def build(): pass",
+        "class build: pass",
+        "build = lambda: None",
+        "build: object = None",
+        "import other as build",
+        "from other import build",
+        "from other import *",
+        "if True:\n    def build(): pass",
+        "for build in (print,): pass",
+        "globals()['bui' + 'ld'] = print",
+        "def __getattr__(name): return print",
+        "try:\n    from .net import build\nexcept ImportError:\n    from net import build",
+    ],
+)
+def test_what_may_define_the_function_is_let_pass(text, tmp_path):
+    own_python.refuse(written(tmp_path / "net.py", text), "build")
+
+
+def test_a_function_that_is_not_there_is_refused_unrun(tmp_path):
+    path = written(tmp_path / "net.py", "raise SystemExit\ndef build(): pass")
+    with pytest.raises(UsageError, match=r"net\.py:bild: net\.py has no 'bild'$"):
+        own_python.refuse(path, "bild")
+
+
+@pytest.mark.parametrize("text", ["from .parts import net\ndef build(): pass", "def build():\n    from . import parts"])
+def test_a_part_of_a_package_is_to_be_given_by_its_name(text, tmp_path, monkeypatch):
+    path = written(tmp_path / "pkg" / "sub" / "net.py", text)
+    for folder in ("pkg", "pkg/sub"):
+        (tmp_path / folder / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"imports relatively, .* give --module pkg\.sub\.net:build$"):
+        own_python.refuse(path, "build")
+    monkeypatch.chdir(tmp_path / "pkg")
+    with pytest.raises(UsageError, match=r"give --module pkg\.sub\.net:build in the folder \.\.$"):
+        own_python.refuse(path, "build")
+
+
+def test_a_package_without_init_files_is_as_deep_as_its_imports(tmp_path, monkeypatch):
+    path = written(tmp_path / "sub" / "net.py", "from ..parts import build")
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(UsageError, match=rf"give --module {tmp_path.name}\.sub\.net:build$"):
+        own_python.refuse(path, "build")

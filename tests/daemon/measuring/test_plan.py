@@ -1,0 +1,450 @@
+"""From names to cases: the default plans, products, options, and every name that nobody knows."""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchd.daemon import records
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.plan import Machine, OwnFile, OwnModule
+from benchd.daemon.worker.backends import BACKENDS
+from benchd.models import libraries
+
+CPU = Machine("cpu", has_cxx=True, has_cc=True)
+SPIKING_CUSTOM = Suite(models=["snn_onepass"], variants=["custom"])
+
+
+def ids(suite, machine=CPU, **kwargs):
+    return [planned.case.case_id for planned in plan.plan([suite], LimitsConfig(), machine, **kwargs)]
+
+
+def test_the_quick_plan_on_a_cpu():
+    assert ids(Suite(preset="quick")) == [
+        "vim_tiny,eager,b1",
+        "vim_tiny,custom,b1",
+        "snn_onepass,eager,b64",
+        "snn_onepass,custom,b64",
+        "snn_stbif_resnet18,eager,b1",
+        "snn_stbif_resnet18,custom,b1",
+        "snn_stbif_resnet18,eager,b1,training",
+    ]
+
+
+def test_a_gpu_adds_fp16_and_standard_adds_compile():
+    assert "vim_tiny,fp16,b1" in ids(Suite(preset="quick"), Machine("cuda", has_cxx=True))
+    assert {"vim_tiny,compile,b1", "vim_tiny,compile-amp,b1"} <= set(ids(Suite(preset="standard")))
+    assert not any("compile" in case_id for case_id in ids(Suite(preset="quick")))
+
+
+def test_the_default_quick_plan_fits_in_three_minutes():
+    quick = plan.plan([Suite(preset="quick")], LimitsConfig(), CPU)
+    assert sum(planned.seconds for planned in quick) <= 180
+
+
+def test_lists_multiply_and_a_default_value_leaves_no_trace():
+    suite = Suite(models=["snn_onepass"], batch_sizes=[1, 4], options={"time_steps": ["4", "8"]}, variants=["eager"])
+    assert ids(suite) == [
+        "snn_onepass,eager,b1,time_steps=4",
+        "snn_onepass,eager,b1",
+        "snn_onepass,eager,b4,time_steps=4",
+        "snn_onepass,eager,b4",
+    ]
+
+
+def test_an_option_reaches_the_models_that_have_it():
+    suite = Suite(models=["vim_tiny", "snn_onepass"], variants=["eager"], options={"time_steps": ["2"]})
+    assert ids(suite) == ["vim_tiny,eager,b1", "snn_onepass,eager,b64,time_steps=2"]
+
+
+def test_the_same_case_twice_is_one_case():
+    twice = Suite(models=["square", "square"], variants=["eager", "eager"])
+    assert ids(twice) == ["square,eager,b1"]
+
+
+def test_trained_weights_bring_their_options_along():
+    suite = Suite(variants=["eager"], options={"time_steps": ["4"]}, weights="demo")
+    assert ids(suite) == [
+        "vim_tiny,eager,b1,depth=4,dim=64,image_size=32,num_classes=10,patch_size=4,stride=4",
+        "snn_onepass,eager,b64,time_steps=4",
+        "snn_stbif_resnet18,eager,b1,time_steps=4,width=16",
+    ]
+    assert ids(msgspec.structs.replace(suite, weights="random"))[0] == "vim_tiny,eager,b1"
+
+
+@pytest.mark.parametrize(
+    ("suite", "words"),
+    [
+        (Suite(models=["vim_small"]), "--weights demo: vim_small has none; choose one of vim_tiny, snn_onepass"),
+        (Suite(models=["vim_tiny"], options={"depth": ["24"]}), "option depth=24: the weights demo of vim_tiny have"),
+    ],
+)
+def test_what_the_trained_weights_are_not_of_is_named(suite, words):
+    with pytest.raises(UsageError, match=words):
+        ids(msgspec.structs.replace(suite, weights="demo"))
+
+
+@pytest.mark.parametrize(
+    ("suite", "words"),
+    [
+        (Suite(models=["vim-tny"]), r"unknown model 'vim-tny'; did you mean 'vim_tiny'\? Valid: vim_tiny, vim_small"),
+        (
+            Suite(models=["torchvision:resnt18"]),
+            r"torchvision has no model 'resnt18'; did you mean torchvision:resnet18\?",
+        ),
+        (Suite(models=["torchvison:resnet18"]), r"unknown model 'torchvison:resnet18'.*torchvision:NAME, timm:NAME"),
+        (
+            Suite(models=["torchvision:resnet18"], options={"level": ["4"]}),
+            r"unknown option of torchvision:resnet18 'level'.*Valid: image_size",
+        ),
+        (Suite(onnx="/nowhere/net.onnx"), r"suite.onnx: /nowhere/net.onnx: No such file or directory"),
+        (Suite(variants=["egaer"]), r"unknown variant 'egaer'; did you mean 'eager'\?"),
+        (
+            Suite(models=["vim_tiny"], options={"scam": ["1"]}),
+            r"unknown option of vim_tiny 'scam'; did you mean 'scan'",
+        ),
+        (Suite(models=["snn_onepass"], options={"time_steps": ["x"]}), r"option time_steps=x: expected int"),
+        (Suite(models=["snn_onepass"], options={"time_steps": [2**63]}), r"option time_steps=\d+: more than 64 bits"),
+        (Suite(models=["snn_onepass"], options={"decay": [10**400]}), r"option decay=\d+: expected float"),
+        (Suite(models=["square"], batch_sizes=[2**63]), r"batch size \d+: at least 1 and at most 1048576"),
+        (Suite(models=["snn_onepass"], options={"time_steps": ["0"]}), r"option time_steps=0: must be at least 1"),
+        (Suite(models=["vim_tiny"], options={"scan": ["up"]}), r"option scan=up: choose one of serial, two_level"),
+        (
+            Suite(models=["vim_tiny"], options={"image_size": ["8"]}),
+            r"patch_size=16 is larger than the image, 8 pixels",
+        ),
+        (
+            Suite(models=["snn_onepass"], options={"threshold": ["nan"]}),
+            r"option threshold=nan: expected a finite number",
+        ),
+        (Suite(preset="fast"), r"unknown preset 'fast'.*Valid: quick, standard, thorough"),
+        (Suite(batch_sizes=[0]), r"batch size 0: at least 1"),
+        (Suite(processes=0), r"processes 0: at least 1"),
+        (
+            Suite(models=["snn_stbif_resnet18"], options={"level": ["16"], "time_steps": ["4"]}),
+            r"time_steps=4 is below the 7 steps over which level 16 is fed",
+        ),
+    ],
+)
+def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
+    with pytest.raises(UsageError, match=words):
+        ids(suite)
+
+
+@pytest.mark.parametrize(
+    ("suite", "machine", "reason"),
+    [
+        (Suite(variants=["tensorrt"]), CPU, "TensorRT needs an NVIDIA GPU"),
+        (Suite(models=["square"], variants=["custom"]), CPU, "square has no custom kernels"),
+        (
+            Suite(models=["snn_onepass"], variants=["custom"]),
+            Machine("cuda", True, has_triton=False),
+            "need the package triton on a GPU",
+        ),
+        (
+            Suite(models=["snn_onepass"], variants=["custom"]),
+            Machine("cpu", True, has_cc=False),
+            "need a C compiler; install gcc or set CC",
+        ),
+        (
+            Suite(variants=["amp"], directions=["training"]),
+            CPU,
+            "training is measured on eager and, for the ST-BIF net",
+        ),
+        (
+            Suite(models=["vim_tiny"], variants=["custom"], directions=["training"]),
+            CPU,
+            "for the ST-BIF net, on custom",
+        ),
+        (Suite(variants=["compile"]), Machine("cpu", has_cxx=False), "install g\\+\\+ or set CXX"),
+        (Suite(variants=["cudagraph"]), CPU, "CUDA graphs need an NVIDIA GPU"),
+        (Suite(variants=["onnxruntime"]), Machine("cpu", True, no_onnxruntime="pip install it"), "pip install it"),
+        (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32 and fp16"),
+        (Suite(variants=["onnxruntime"], provider="cuda"), CPU, "provider cuda needs an NVIDIA GPU"),
+        (
+            Suite(variants=["onnxruntime"], provider="cpu"),
+            Machine("cuda", True),
+            "provider cpu measures the CPU: give --device cpu",
+        ),
+        (
+            Suite(variants=["compile"]),
+            Machine("cuda", True, has_triton=False),
+            "torch.compile needs the package triton on a GPU",
+        ),
+        (Suite(variants=["tensorrt"]), Machine("cuda", True), "package tensorrt is not installed"),
+    ],
+)
+def test_what_cannot_run_stays_in_the_plan_with_its_reason(suite, machine, reason):
+    planned = plan.plan([suite], LimitsConfig(), machine)
+    assert planned
+    for entry in planned:
+        assert re.search(reason, str(entry.reason))
+        assert entry.seconds == 0
+
+
+def test_a_model_whose_kernels_have_gradients_trains_on_them():
+    suite = Suite(models=["snn_stbif_resnet18"], variants=["custom"], directions=["training"])
+    (planned,) = plan.plan([suite], LimitsConfig(), CPU)
+    assert planned.reason is None
+
+
+def test_the_plan_knows_the_backends_that_the_worker_has():
+    assert tuple(BACKENDS) == records.BACKENDS
+
+
+def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
+    own = OwnModule("/somewhere/net.py:build")
+    assert ids(Suite(variants=["eager", "amp"]), own=own) == ["own.net.build,eager,b1", "own.net.build,amp,b1"]
+    with pytest.raises(UsageError, match="takes no options"):
+        ids(Suite(options={"time_steps": ["1"]}), own=own)
+    with pytest.raises(UsageError, match="a model of your own has no custom kernels; leave those variants out"):
+        ids(Suite(variants=["eager", "custom-fp16"]), own=own)
+
+
+def test_a_model_of_a_library_is_planned_as_one_of_the_catalog_without_kernels_of_ours():
+    suite = Suite(models=["torchvision:resnet18"], variants=["eager", "custom"])
+    planned = plan.plan([suite], LimitsConfig(), CPU)
+    assert [entry.case.model for entry in planned] == ["torchvision:resnet18"] * 2
+    assert [entry.reason for entry in planned] == [None, "torchvision:resnet18 has no custom kernels"]
+    default = ids(Suite(models=["torchvision:resnet18"], preset="quick"))
+    assert default == [f"torchvision_resnet18,{name},b1" for name in ("eager", "compile", "onnxruntime")]
+
+
+def test_a_library_that_is_not_installed_is_not_available(monkeypatch):
+    monkeypatch.setattr(libraries, "_registered", libraries._registered.__wrapped__)
+    monkeypatch.setattr("sys.path", [])
+    with pytest.raises(NotAvailable, match="the package timm is not installed: pip install timm"):
+        ids(Suite(models=["timm:resnet18"]))
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_a_module_of_your_own_runs_what_ships_most(preset):
+    own = OwnModule("package.net:build", folder="/somewhere")
+    assert own.model == "own.net.build"
+    gpu = Machine("cuda", has_cxx=True, has_tensorrt=True)
+    on_both = ["eager", "compile", "onnxruntime"]
+    for machine, more in ((CPU, []), (gpu, ["fp16", "cudagraph", "tensorrt-fp16"])):
+        planned = plan.plan([Suite(preset=preset)], LimitsConfig(), machine, own)
+        assert [entry.case.variant.name for entry in planned] == on_both + more
+
+
+def test_a_file_of_a_fixed_batch_implies_it():
+    own = OwnFile("/somewhere/net.onnx", [], batch_size=4)
+    assert ids(Suite(variants=["onnxruntime"]), own=own) == ["own.net,onnxruntime,b4"]
+    assert ids(Suite(variants=["onnxruntime"], batch_sizes=[4]), own=own) == ["own.net,onnxruntime,b4"]
+    with pytest.raises(UsageError, match=r"--batch-sizes 2: net\.onnx is written for batches of 4$"):
+        ids(Suite(batch_sizes=[4, 2]), own=own)
+
+
+def test_presets_are_the_published_ones_and_the_configuration_changes_them():
+    (quick,) = plan.plan([Suite(models=["square"], preset="quick")], LimitsConfig(), CPU)
+    assert (quick.limits.processes, quick.limits.warm_up_cap_s, quick.limits.rule.cap_s) == (1, 2.0, 5.0)
+    assert (quick.limits.rule.min_blocks, quick.limits.rule.half_width) == (5, None)
+    changed = LimitsConfig(warm_up_cap_s=0.5, measure_cap_s=1.0, check_images=3, build_deadline_s=7.0)
+    (short,) = plan.plan([Suite(models=["square"], processes=5, variants=["eager"])], changed, CPU)
+    assert (short.limits.processes, short.limits.warm_up_cap_s, short.limits.rule.cap_s) == (5, 0.5, 1.0)
+    assert (short.limits.check_images, short.limits.deadline_s("build"), short.limits.rule.half_width) == (3, 7.0, 0.01)
+
+
+@pytest.mark.parametrize(("node", "found"), [("dev/nvidiactl", True), ("dev/nvmap", True), ("dev/null", False)])
+def test_a_gpu_is_seen_by_its_driver_s_device_node(tmp_path, node, found):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / node).touch()
+    assert plan.has_gpu(tmp_path) is found
+
+
+OPEN = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int answered(const char *path, int flags, va_list more)
+{
+    if (!strstr(path, "/dev/nvidiactl"))
+        return syscall(SYS_openat, AT_FDCWD, path, flags, va_arg(more, int));
+    errno = atoi(getenv("REFUSED"));
+    return -1;
+}
+
+int open(const char *path, int flags, ...)
+{
+    va_list more;
+    va_start(more, flags);
+    int fd = answered(path, flags, more);
+    va_end(more);
+    return fd;
+}
+
+int open64(const char *, int, ...) __attribute__((alias("open")));
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "found"), [(errno.EPERM, "False"), (errno.ENODEV, "False"), (errno.EACCES, "True")]
+)
+def test_a_node_that_a_unit_keeps_from_us_is_no_gpu_and_one_that_its_mode_keeps_is(tmp_path, refused, found):
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler for an open that answers as under DeviceAllow=")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    (tmp_path / "open.c").write_text(OPEN)
+    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "open.c", "-o", tmp_path / "open.so"], check=True)
+    look = "from pathlib import Path; from benchd.daemon.measuring import plan; "
+    look += f"print(plan.has_gpu(Path({str(tmp_path)!r})))"
+    environment = os.environ | {"LD_PRELOAD": str(tmp_path / "open.so"), "REFUSED": str(refused)}
+    command = [sys.executable, "-c", look]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == found
+
+
+@pytest.mark.parametrize(
+    ("machine", "node", "missed"),
+    [
+        (Machine("cpu", True), "dev/null", False),
+        (Machine("cpu", True), "dev/nvidiactl", True),
+        (Machine("cuda", True), "dev/nvidiactl", True),
+        (Machine("cuda", True, gpu_uuid="GPU-1"), "dev/nvidiactl", False),
+        (Machine("cuda", True), "dev/nvmap", False),
+    ],
+)
+def test_a_gpu_that_came_up_late_is_known_to_be_missed(tmp_path, machine, node, missed):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / node).touch()
+    assert plan.has_missed_gpu(machine, tmp_path) is missed
+
+
+def test_a_sustained_run_is_long_and_one_and_a_cold_start_is_many_processes():
+    suite = Suite(models=["square"], variants=["eager"], scenarios=["sustained", "cold_start", "periodic"])
+    sustained, cold_start, periodic = (entry.limits for entry in plan.plan([suite], LimitsConfig(), CPU))
+    assert (sustained.processes, sustained.rule.cap_s, sustained.rule.half_width) == (1, 600.0, None)
+    assert cold_start.processes == 5
+    assert periodic == plan.PRESETS["standard"]
+    given = msgspec.structs.replace(suite, processes=2)
+    limits = [entry.limits for entry in plan.plan([given], LimitsConfig(measure_cap_s=9.0), CPU)]
+    assert [one.processes for one in limits] == [2, 2, 2]
+    assert limits[0].rule.cap_s == 9.0
+
+
+def test_threads_multiply_into_cases_that_their_ids_tell_apart():
+    suite = Suite(models=["square"], variants=["eager"], threads=[1, 2])
+    assert ids(suite) == ["square,eager,b1,threads=1", "square,eager,b1,threads=2"]
+    with pytest.raises(UsageError, match="--threads 0: at least 1"):
+        ids(Suite(threads=[0]))
+
+
+def test_a_search_doubles_the_batch_sizes_of_offline_alone():
+    suite = Suite(models=["square"], variants=["eager"], scenarios=["offline", "wake_up"])
+    *searched, paced = plan.plan([suite], LimitsConfig(), CPU, search=True)
+    assert [entry.case.batch_size for entry in searched] == [2**power for power in range(11)]
+    assert all(entry.is_searched for entry in searched)
+    assert [entry.by_name for entry in searched] == [True] + [False] * 10
+    assert (paced.case.batch_size, paced.is_searched) == (1, False)
+    given = msgspec.structs.replace(suite, batch_sizes=[2])
+    assert not any(entry.is_searched for entry in plan.plan([given], LimitsConfig(), CPU, search=True))
+
+
+def test_offline_sweeps_batch_sizes_unless_they_are_given():
+    suite = Suite(models=["square"], variants=["eager"], scenarios=["offline", "wake_up"])
+    sizes = [entry.case.batch_size for entry in plan.plan([suite], LimitsConfig(), CPU)]
+    assert sizes == [1, 4, 16, 64, 1]
+    given = msgspec.structs.replace(suite, batch_sizes=[2])
+    assert [entry.case.batch_size for entry in plan.plan([given], LimitsConfig(), CPU)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "vim_tiny,eager,b1",
+        "snn_onepass,custom-fp16,b4,reset=subtract,time_steps=4,offline,seed=3",
+        "snn_stbif_resnet18,eager,b2,training",
+        "square,eager,b1,seed=2,threads=4",
+        "square,onnxruntime,b1,seed=2,provider=cpu,threads=4",
+        "torchvision_mobilenet_v3_small,onnxruntime,b2,image_size=96",
+    ],
+)
+def test_a_case_id_names_its_case(case_id):
+    assert ids(plan.suite_of(case_id, "quick")) == [case_id]
+
+
+def test_what_a_case_id_leaves_out_is_the_default():
+    assert ids(plan.suite_of("square,bf16", "quick")) == ["square,bf16,b1"]
+
+
+@pytest.mark.parametrize(
+    ("case_id", "words"),
+    [
+        ("vim_tni,eager", "unknown model 'vim_tni'"),
+        ("vim_tiny,eagre", "unknown variant 'eagre'"),
+        ("vim_tiny,eager,stepp=1", "unknown option"),
+        ("vim_tiny,eager,seed=x", "case vim_tiny,eager,seed=x: "),
+        ("vim_tiny,onnxruntime,provider=gpu", "case vim_tiny,onnxruntime,provider=gpu: "),
+        ("vim_tiny,eager,b0", "batch size 0: at least 1"),
+    ],
+)
+def test_a_case_id_that_means_nothing_is_refused(case_id, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        ids(plan.suite_of(case_id, "quick"))
+
+
+def test_a_device_that_names_no_gpu_is_refused():
+    with pytest.raises(UsageError, match="names no GPU"):
+        plan.inspect("tpu")
+
+
+def accuracies(suite, **kwargs):
+    return {planned.accuracy for planned in plan.plan([suite], LimitsConfig(), CPU, **kwargs)}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"")
+    return str(path)
+
+
+def test_accuracy_is_measured_where_weights_and_data_are_there_and_over_as_much_as_asked_for(checkpoint):
+    suite = Suite(models=["snn_onepass"], weights=checkpoint, data="imagefolder:images")
+    assert accuracies(suite) == {plan.POOL_IMAGES}
+    assert accuracies(msgspec.structs.replace(suite, accuracy="full")) == {"full"}
+    assert accuracies(msgspec.structs.replace(suite, accuracy=7)) == {7}
+    assert accuracies(msgspec.structs.replace(suite, data=None)) == {None}
+
+
+def test_whether_a_module_of_ones_own_is_trained_is_not_known():
+    own = OwnModule("net.py:build", [3, 4, 4])
+    assert accuracies(Suite(data="imagefolder:images"), own=own) == {None}
+    assert accuracies(Suite(data="imagefolder:images", accuracy=9), own=own) == {9}
+    assert accuracies(Suite(data="imagefolder:images"), own=OwnFile("net.onnx", {})) == {plan.POOL_IMAGES}
+
+
+def test_weights_are_for_one_model(checkpoint):
+    with pytest.raises(
+        UsageError, match=r"--weights is for one model; name it with --models \(the plan holds vim_tiny,"
+    ):
+        accuracies(Suite(weights=checkpoint))
+
+
+def test_a_model_of_ones_own_has_no_trained_weights_that_ship(checkpoint):
+    own = OwnModule("net.py:build")
+    (planned, *_) = plan.plan([Suite(weights=checkpoint)], LimitsConfig(), CPU, own)
+    assert planned.weights == checkpoint
+    with pytest.raises(UsageError, match="--weights demo: a model of your own has none; give a checkpoint of it"):
+        ids(Suite(weights="demo"), own=own)
+
+
+def test_weights_are_named_or_a_whole_path(checkpoint):
+    assert [plan.named_weights(named) for named in ("demo", "random", checkpoint)] == ["demo", "random", checkpoint]
+    assert plan.named_weights("w.pth") == str(Path.cwd() / "w.pth")

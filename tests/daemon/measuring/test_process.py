@@ -1,0 +1,107 @@
+"""A real worker that ends in every way a worker can end; the supervisor's side must always know how."""
+
+import os
+import re
+import select
+
+import msgspec
+import pytest
+from worker_jobs import TINY, job, own_module, run
+
+from benchd.daemon.measuring import plan, process
+from benchd.daemon.records import Variant
+from benchd.models import catalog
+
+
+def test_a_worker_that_does_its_work(tmp_path):
+    outcome = run(job(tmp_path, module=own_module(tmp_path, build="print('noise on stdout')")))
+    assert (outcome.process.status, outcome.process.reason) == ("ok", None)
+    assert outcome.check is not None
+    assert outcome.check.passed
+    assert outcome.model.weights == "of the module"
+    stages = msgspec.structs.asdict(outcome.process.stages)
+    assert stages.pop("idle_s") is None  # no power sensor asks for a rest
+    assert stages.pop("accuracy_s") is None  # no labels were given
+    assert all(seconds is not None and seconds > 0 for seconds in stages.values()), stages
+    assert "noise on stdout" in (tmp_path / "logs" / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "reason"),
+    [
+        ({"forward": "os.kill(os.getpid(), 9)"}, "failed", r"killed by SIGKILL.* in stage load"),
+        ({"forward": "os.kill(os.getpid(), 11)"}, "failed", r"killed by SIGSEGV in stage load"),
+        (
+            {"build": "os._exit(3)"},
+            "failed",
+            r"status 3 and no result in stage build; leave os\._exit out of the module",
+        ),
+        ({"build": "print('the last words'); os._exit(3)"}, "failed", r"in stage build: the last words"),
+        ({"build": "os.write(int(sys.argv[1]), b'{rubbish\\n'); os._exit(0)"}, "failed", r"wrote rubbish to its pipe"),
+        ({"build": "os.write(int(sys.argv[1]), b'\\xff' * 100); os._exit(0)"}, "failed", r"status 0 and no result"),
+        ({"build": "torch.empty(10**15)"}, "failed", r"out of memory: "),
+        ({"build": "raise ValueError('no such net')"}, "failed", r"ValueError: no such net"),
+        ({"build": "return 3"}, "failed", r"returned int, not torch.nn.Module"),
+        ({"forward": "sys.exit(4)"}, "failed", r"in forward: .*it ends the process by sys\.exit\(4\): raise an error"),
+    ],
+    ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn", "memory", "raise", "no-module", "sys-exit"],
+)
+def test_a_worker_that_ends_badly(tmp_path, lines, status, reason):
+    outcome = run(job(tmp_path, module=own_module(tmp_path, **lines)))
+    assert outcome.process.status == status
+    assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
+
+
+def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):
+    """A child that says four times that it goes on, a little apart, within a deadline shorter than all of it."""
+    line = '{"type":"stage","name":"accuracy","percent":1}'
+    says = f"[(os.write(int(sys.argv[1]), b'{line}\\n'), time.sleep(1.5)) for part in range(4)]"
+    limits = msgspec.structs.replace(TINY, check_deadline_s=4.5)
+    outcome = run(job(tmp_path, limits=limits, module=own_module(tmp_path, build=says)))
+    assert (outcome.process.status, outcome.process.reason) == ("ok", None)
+
+
+def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
+    fifo = tmp_path / "held-by-the-child"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    started = f"['sh', '-c', 'echo started; sleep 1000'], stdout=open('{fifo}', 'w')"
+    start_a_child = f"import subprocess; subprocess.Popen({started})"
+    limits = msgspec.structs.replace(TINY, build_deadline_s=5.0)
+    module = own_module(tmp_path, build=f"{start_a_child}; time.sleep(1000)")
+    outcome = run(job(tmp_path, limits=limits, module=module))
+    assert (outcome.process.status, outcome.process.reason) == ("timeout", "stage build")
+    assert os.read(reader, 100) == b"started\n"
+    assert select.select([reader], [], [], 10.0)[0], "a child is still there"
+    assert os.read(reader, 100) == b""
+    os.close(reader)
+
+
+def test_what_was_found_before_a_failure_is_kept(tmp_path):
+    lines = "self.runs = getattr(self, 'runs', 0) + 1\n        assert self.runs < 20"
+    outcome = run(job(tmp_path, module=own_module(tmp_path, forward=lines)))
+    assert outcome.process.status == "failed"
+    assert outcome.check is not None
+    assert outcome.model is not None
+    assert outcome.process.stages.build_s is not None
+
+
+def test_a_compiler_that_fails_makes_custom_kernels_unsupported_and_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "false")  # as a gcc that finds no Python.h does to Triton
+    a_job = job(tmp_path, model="snn_onepass", variant=Variant.parse("custom"))
+    outcome = run(msgspec.structs.replace(a_job, options=catalog.entry("snn_onepass").resolve({})))
+    assert outcome.process.status == "unsupported"
+    assert "sudo apt install gcc python3-dev" in outcome.process.reason
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", {"MALLOC_MMAP_MAX_": "0"}), ("cuda", {})])
+def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tmp_path):
+    environment = process.environment(device, str(tmp_path), None)
+    assert {name: value for name, value in environment.items() if name == "MALLOC_MMAP_MAX_"} == kept
+    told = plan.Machine(device, has_cxx=True).environment().allocator
+    assert told == {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
+
+
+def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert process.environment("cuda", str(tmp_path), None)["NVIDIA_TF32_OVERRIDE"] == "0"

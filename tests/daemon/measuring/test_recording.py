@@ -1,0 +1,211 @@
+"""From processes to a Record: statuses, intervals between processes, throughput, and reasons for what is missing."""
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, timing
+
+from benchd.daemon.measuring import recording
+from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.recording import Begun, Pass
+from benchd.daemon.records import Case, Check, Deadlines, Memory, ModelFacts, Probes, ProcessResult, Summary
+from benchd.models.cost import cost, parameters
+
+SHARED = Pass("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
+
+
+VIM = ModelFacts(
+    options={},
+    input_shape=[3, 224, 224],
+    parameters=parameters("vim_tiny", {}),
+    weights="random",
+    weights_sha256="0",
+    data="random",
+)
+
+
+def outcome(status="ok", *, reason=None, check=None, model=None, **process):
+    return Outcome(process=ProcessResult(status=status, reason=reason, **process), check=check, model=model)
+
+
+def probes(matrix=1e12):
+    return Probes(
+        copy_bytes_per_s=1e11,
+        matrix_flops_per_s=matrix,
+        matrix_dtype="float32",
+        exponentials_per_s=1e12,
+        exponentials_by="c",
+    )
+
+
+def record(*outcomes, case=None, probes=None):
+    case = case or Case(model="vim_tiny", batch_size=4)
+    return recording.record(case, "quick", SHARED, Begun.now(7), outcomes, probes)
+
+
+def check(passed, share):
+    return Check(
+        passed=passed,
+        rule="outputs",
+        images=8,
+        max_abs_error=share,
+        error_share=share,
+        tolerance=1e-4,
+        argmax_disagreements=0,
+    )
+
+
+def test_one_process_keeps_its_own_interval():
+    one = record(outcome(timing=timing(5.0)))
+    assert one.timing == timing(5.0)
+    assert one.timing.interval_basis == "within_process"
+    assert one.throughput_per_s == pytest.approx(800.0)
+    assert one.throughput_basis == "batch_over_median"
+
+
+def test_several_processes_give_an_interval_between_them():
+    three = record(*(outcome(timing=timing(median)) for median in (5.0, 5.1, 5.2)))
+    assert three.timing.interval_basis == "between_processes"
+    assert three.timing.median_ms == pytest.approx((5.0 * 5.1 * 5.2) ** (1 / 3))
+    assert three.timing.low_ms < 5.0 < 5.2 < three.timing.high_ms
+    assert three.timing.runs == 2100
+    assert len(three.processes) == 3
+
+
+def test_the_worst_process_s_percentile_stands_and_one_without_it_leaves_none():
+    both = record(*(outcome(timing=timing(5.0, p99_ms=value, p90_ms=6.0)) for value in (7.0, 9.0)))
+    assert both.timing.p99_ms == 9.0
+    one_short = record(*(outcome(timing=timing(5.0, p99_ms=value, p90_ms=6.0)) for value in (7.0, None)))
+    assert one_short.timing.p99_ms is None
+    assert one_short.missing["timing.p99_ms"].startswith("needs 662 runs")
+    assert "timing.p90_ms" not in one_short.missing
+
+
+@pytest.mark.parametrize(
+    ("statuses", "worst"),
+    [(["ok", "failed"], "failed"), (["ok", "timeout"], "timeout"), (["ok", "aborted"], "aborted"), (["ok"], "ok")],
+)
+def test_the_worst_status_decides_and_brings_its_reason(statuses, worst):
+    made = record(*(outcome(status, reason=f"because {status}") for status in statuses))
+    assert (made.status, made.reason) == (worst, f"because {worst}")
+
+
+def test_a_case_that_failed_has_no_timing_but_keeps_what_its_processes_measured():
+    made = record(outcome(timing=timing(5.0)), outcome("failed", reason="gone"))
+    assert made.timing is None
+    assert made.throughput_per_s is None
+    assert made.missing["timing"] == "gone"
+    assert made.processes[0].timing == timing(5.0)
+
+
+def test_a_case_whose_processes_ran_other_models_fails():
+    one, other = (msgspec.structs.replace(VIM, code_sha256=digest) for digest in ("ab", "cd"))
+    assert record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=one)).status == "ok"
+    made = record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=other))
+    assert (made.status, made.timing) == ("failed", None)
+    assert made.reason.startswith("its code was edited meanwhile: ")
+
+
+def test_the_failed_check_of_any_process_is_the_record_s():
+    made = record(*(outcome(timing=timing(), check=found) for found in (check(True, 1e-6), check(False, 1e-2))))
+    assert made.check == check(False, 1e-2)
+
+
+def test_offline_reports_the_measured_throughput():
+    case = Case(model="vim_tiny", batch_size=4, scenario="offline")
+    made = record(outcome(timing=timing(5.0), throughput_per_s=777.0), case=case)
+    assert (made.throughput_per_s, made.throughput_basis) == (777.0, "measured")
+
+
+def test_telemetry_is_pooled_over_processes_and_clocks_are_told_apart():
+    first = {"cpu_clock_hz": Summary(1e9, 2e9, 3e9, 10, "procfs"), "cpu_temp_c": Summary(40, 50, 60, 10, "thermal")}
+    second = {"cpu_clock_hz": Summary(2e9, 4e9, 5e9, 30, "procfs")}
+    made = record(*(outcome(timing=timing(), telemetry=telemetry) for telemetry in (first, second)))
+    assert made.clocks == {"cpu_clock_hz": Summary(1e9, 3.5e9, 5e9, 40, "procfs")}
+    assert list(made.temperature) == ["cpu_temp_c"]
+    assert "clocks" not in made.missing
+    assert record(outcome(timing=timing())).missing["clocks"] == "no_sensor"
+
+
+@pytest.mark.parametrize(("percent", "flags"), [(55.0, []), (60.0, []), (70.0, ["busy_machine"])])
+def test_a_machine_that_others_use_is_flagged(percent, flags):
+    seen = {
+        "cpu_utilization_percent": Summary(0, percent, 100, 9, "procfs"),  # of two CPUs
+        "process_cpu_percent": Summary(0, 100, 100, 9, "procfs"),  # of one
+    }
+    assert record(outcome(timing=timing(), telemetry=seen)).flags == flags
+
+
+def test_memory_is_the_largest_peak():
+    peaks = [Memory(rss_peak_bytes=10), Memory(rss_peak_bytes=30, device_peak_bytes=5)]
+    made = record(*(outcome(timing=timing(), memory=peak) for peak in peaks))
+    assert made.memory == Memory(rss_peak_bytes=30, device_peak_bytes=5)
+
+
+def test_what_was_not_measured_is_null_with_a_reason():
+    made = record(outcome("unsupported", reason="no TensorRT"))
+    for name in ("timing", "energy", "occupancy", "x_of_floor", "clocks", "temperature"):
+        assert not getattr(made, name)
+        assert made.missing[name]
+    assert made.missing["energy"] == "no_sensor"
+
+
+def test_parts_are_combined_by_name():
+    parts = {"forward": timing(2.0), "backward": timing(3.0)}
+    made = record(outcome(timing=timing(5.0), parts=parts), case=Case(model="vim_tiny", direction="training"))
+    assert made.parts == parts
+
+
+def test_x_of_floor_is_the_median_over_the_floor_by_the_first_rates_of_the_pass():
+    made = record(outcome(timing=timing(30.0), model=VIM), probes=probes(2e12))
+    flops = cost("vim_tiny", {}, 4, "fp32", "inference").matrix_flops
+    assert made.x_of_floor == pytest.approx(30.0 / (1e3 * flops / 2e12))
+    assert made.floor.bound_by == "matrix"
+    assert made.probes == probes(2e12)
+    assert not {"x_of_floor", "floor", "probes"} & made.missing.keys()
+
+
+@pytest.mark.parametrize(("last", "moved"), [(2.05e12, False), (2.07e12, True), (1.95e12, False), (1.93e12, True)])
+def test_a_device_whose_rates_moved_in_a_pass_is_named(last, moved):
+    made = record(outcome(timing=timing(30.0), model=VIM, probes=probes(last)), probes=probes(2e12))
+    assert ("probes_moved" in made.flags) is moved
+    assert made.probes == probes(2e12)
+
+
+@pytest.mark.parametrize(("rate", "flags"), [(1e9, ["faster_than_floor"]), (1e12, [])])
+def test_a_case_that_is_faster_than_its_floor_is_flagged(rate, flags):
+    made = record(outcome(timing=timing(100.0), model=VIM, probes=probes(rate)))
+    assert (made.flags, made.x_of_floor < 1) == (flags, bool(flags))
+
+
+def test_without_a_formula_there_are_probes_and_a_reason():
+    own = record(outcome(timing=timing(), model=VIM, probes=probes()), case=Case(model="own.net.build"))
+    assert (own.x_of_floor, own.floor) == (None, None)
+    assert own.probes is not None
+    assert "module of your own" in own.missing["x_of_floor"]
+    assert own.missing["floor"] == own.missing["x_of_floor"]
+
+
+def test_without_probes_there_is_no_floor_and_a_reason():
+    spoiled = msgspec.structs.replace(outcome(timing=timing(), model=VIM), missing={"probes": "no room"})
+    assert record(spoiled).missing["probes"] == "no room"
+    assert record(spoiled).missing["x_of_floor"] == "the device was not probed"
+    both = record(spoiled, outcome(timing=timing(), model=VIM, probes=probes()))
+    assert both.x_of_floor is not None
+    assert "probes" not in both.missing
+
+
+def test_a_case_that_failed_after_one_process_has_no_x_of_floor():
+    made = record(outcome(timing=timing(), model=VIM, probes=probes()), outcome("failed", reason="gone"))
+    assert made.x_of_floor is None
+    assert made.missing["x_of_floor"] == "gone"
+
+
+def test_a_scenario_with_pauses_has_neither_throughput_nor_floor_and_adds_up_its_deadlines():
+    processes = [
+        outcome(timing=timing(5.0), model=VIM, probes=probes(), deadlines=[Deadlines(30, 60, misses, 2.0 * misses)])
+        for misses in (1, 3)
+    ]
+    paced = record(*processes, case=Case(model="vim_tiny", scenario="periodic"))
+    assert (paced.throughput_per_s, paced.throughput_basis, paced.x_of_floor) == (None, None, None)
+    assert paced.missing["x_of_floor"] == paced.missing["throughput_per_s"] == "periodic does not run back to back"
+    assert paced.deadlines == [Deadlines(30, 120, 4, 6.0)]

@@ -1,0 +1,35 @@
+"""Where the search for the best batch size ends."""
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, made
+
+from benchd.daemon.measuring import search
+from benchd.daemon.records import Case, Memory, Variant
+
+OFFLINE = Case(model="square", scenario="offline")
+
+
+def batch(size, throughput, share_of_memory=0.1, **fields):
+    peak = Memory(rss_peak_bytes=int(share_of_memory * ENVIRONMENT.memory_bytes))
+    case = msgspec.structs.replace(OFFLINE, batch_size=size, **fields)
+    return made(run_id=f"r{size}", case=case, throughput_per_s=throughput, memory=peak)
+
+
+@pytest.mark.parametrize(
+    ("measured", "over"),
+    [
+        ([], False),
+        ([batch(1, 100.0)], False),
+        ([batch(1, 100.0), batch(2, 103.0)], False),
+        ([batch(1, 100.0), batch(2, 101.0)], True),
+        ([batch(1, 100.0), batch(2, 150.0), batch(4, 120.0)], True),
+        ([batch(1, 100.0, share_of_memory=0.39)], False),
+        ([batch(1, 100.0, share_of_memory=0.41)], True),
+        ([batch(1, None)], True),
+        ([batch(1, 100.0, seed=3), batch(2, 50.0, seed=3)], False),
+        ([batch(1, 9.0, variant=Variant(precision="amp")), batch(2, 9.0, variant=Variant(precision="amp"))], False),
+    ],
+)
+def test_it_ends_where_the_throughput_rises_no_more_or_twice_the_memory_is_not_there(measured, over):
+    assert search.is_over(msgspec.structs.replace(OFFLINE, batch_size=64), measured) is over

@@ -1,0 +1,480 @@
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from profiles_made import (
+    CLEAN_CATEGORIES,
+    CLEAN_KERNELS,
+    STEP_NS,
+    STEPS,
+    gpu,
+    kernel,
+    layer,
+    layers,
+    on_cpu,
+    on_gpu,
+    operator,
+    profile,
+)
+
+from benchd.daemon.profiling import verify
+from benchd.daemon.profiling.profile import (
+    Allocation,
+    BenchmarkProfile,
+    Distribution,
+    MemoryProfile,
+    NsightCompute,
+    Profile,
+    Synchronization,
+)
+from benchd.daemon.profiling.rules import evidence, findings
+from benchd.daemon.records import Case, Variant
+
+
+def sync(idle_share, operator="aten::item"):
+    """Return one wait a step, after which the GPU idles for `idle_share` of it."""
+    return Synchronization(
+        name="cudaStreamSynchronize",
+        operator=operator,
+        calls=STEPS,
+        waited_ns=STEPS * STEP_NS // 2,
+        idle_after_ns=round(idle_share * STEPS * STEP_NS),
+        launches_after=60,
+    )
+
+
+def trained(forward_ms, backward_ms):
+    def times(ms):
+        names = ("median_ns", "low_ns", "high_ns", "mean_ns", "min_ns", "max_ns")
+        return Distribution(**dict.fromkeys(names, ms * 1e6), runs=10)
+
+    step, forward, backward = (times(ms) for ms in (forward_ms + backward_ms, forward_ms, backward_ms))
+    return BenchmarkProfile(step=step, throughput_per_s=216.0, forward=forward, backward=backward, overhead=None)
+
+
+def memory(activations_mib):
+    return MemoryProfile(
+        device="cpu",
+        peak_bytes=(activations_mib + 10) * 2**20,
+        peak_by_category={"parameters": 8 * 2**20, "inputs": 2 * 2**20, "activations": activations_mib * 2**20},
+        timeline=[],
+        largest=[Allocation(bytes=128 * 2**20, module="OnePass.lif1", operator="aten::empty", category="activations")],
+        snapshot=None,
+    )
+
+
+def beside(*kernels):
+    """Return these kernels and, for the rest of 94 % of the step, one of no interest."""
+    taken = sum(row.total_ns for row in kernels) / STEPS / STEP_NS
+    rest = [kernel(f"reduce_kernel_{number}", (0.94 - taken) / 4, operator="aten::sum") for number in range(4)]
+    return [*kernels, *rest]
+
+
+def categories(**shares):
+    """Return a step's categories with these shares; the kernels take the rest."""
+    others = {name: share for name, share in CLEAN_CATEGORIES.items() if name != "kernel"} | shares
+    return {"kernel": 1 - sum(others.values())} | others
+
+
+# as in the Vim write-up, of which the shares are: 60.6 % scan, 26 % products, 5.4 % flips
+VIM = on_gpu(
+    "eager",
+    kernels=[
+        kernel("selective_scan_fwd_kernel", 0.6026, operator="SelectiveScanFn", occupancy=0.33, limits=["registers"]),
+        kernel("ampere_sgemm_128x64_tn", 0.11, operator="aten::mm", occupancy=0.33),
+        kernel("ampere_sgemm_64x64_tt", 0.15, operator="aten::mm", occupancy=0.33),
+        kernel("index_elementwise_kernel", 0.054, operator="aten::flip", occupancy=1.0),
+        kernel("causal_conv1d_fwd_kernel", 0.052, occupancy=1.0),
+        kernel("vectorized_elementwise_kernel", 0.0261, operator="aten::add", occupancy=1.0),
+    ],
+    by_category={"kernel": 0.9947, "memcpy": 0.0021, "cpu": 0.0032},
+)
+
+# as in the OnePass write-up: on a CPU, and with autocast on a GPU
+ONEPASS_CPU = on_cpu(
+    "eager",
+    operators=[
+        operator("aten::_nnpack_spatial_convolution", 0.4838),
+        operator("aten::avg_pool2d", 0.1154),
+        operator("aten::where", 0.0733),
+        operator("aten::copy_", 0.0674),
+        operator("aten::add", 0.0637),
+        operator("aten::mul", 0.0524),
+        operator("aten::addmm", 0.14),
+    ],
+)
+ONEPASS_AMP = on_gpu(
+    "amp",
+    model="snn_onepass",
+    kernels=beside(
+        kernel("direct_copy_kernel_cuda", 0.1948, operator="aten::copy_", calls=48),
+        kernel("sm75_xmma_fprop_implicit_gemm_f16f16", 0.1529, operator="aten::cudnn_convolution", tensor_cores=True),
+        kernel("vectorized_elementwise_kernel<where>", 0.1376, operator="aten::where"),
+        kernel("vectorized_elementwise_kernel<add>", 0.1203, operator="aten::add"),
+        kernel("avg_pool2d_out_cuda_frame", 0.098, operator="aten::avg_pool2d"),
+    ),
+    operators=[operator("aten::_to_copy", 0.0, calls=48)],
+)
+
+FAR = [layer(name, 0.33, x_of_floor=x) for name, x in (("a.scan", 20.0), ("b.scan", 35.0), ("c.scan", 26.0))]
+STBIF = {"model": "snn_stbif_resnet18"}
+STAGES = layers(
+    layer("conv1_block", 0.1, flops=100),
+    *(layer(f"Layer{n}_ResBlocks", share, flops=225) for n, share in enumerate((0.15, 0.16, 0.29, 0.3), 1)),
+    *(layer(f"layer4.{n}", 0.15, flops=112, parent="Layer4_ResBlocks") for n in (0, 1)),
+)
+
+
+class Planted(NamedTuple):
+    """A rule, a profile in which it must fire and one like it in which it must not, and what it must then propose."""
+
+    rule: str
+    ill: Profile
+    well: Profile
+    expected: float | None = None
+    variant: str | None = None
+    options: dict[str, Any] | None = None
+    batch_size: int | None = None
+    says: str = ""
+
+
+PLANTED = [
+    Planted("gpu_bound", VIM, on_gpu("eager"), 0.50265, "custom-fp16", says="data loader 0 %"),
+    Planted(
+        "launch_bound",
+        on_gpu("fp16", **STBIF, by_category=categories(runtime=0.4, other=0.19), launches=STEPS * 300),
+        on_gpu("fp16", **STBIF, by_category=categories(runtime=0.4, other=0.19), launches=STEPS * 30),
+        0.4,
+        "custom-cudagraph-fp16",
+        says="300 launches a step, and the GPU waits 20 us",
+    ),
+    Planted(
+        "input_bound",
+        on_gpu(by_category=categories(data_loader=0.5)),
+        on_gpu(by_category=categories(data_loader=0.05)),
+        0.5,
+        says="the data loader 50 %",
+    ),
+    Planted("transfers", on_gpu(by_category=categories(memcpy=0.2)), on_gpu(), 0.8),
+    Planted(
+        "synchronization",
+        on_gpu(synchronizations=[sync(0.15), sync(0.001, None)]),
+        on_gpu(synchronizations=[sync(0.002)]),
+        0.849,
+        says="aten::item: 1 calls a step wait 5 ms, then the GPU 1.5 ms; 20 launches",
+    ),
+    Planted(
+        "low_utilization",
+        on_gpu(gpus=[gpu(0.9, 0.3)]),
+        on_gpu(gpus=[gpu(0.3)], by_category=categories(data_loader=0.6)),
+        0.3,
+        "custom-fp16",
+        batch_size=16,
+    ),
+    Planted("unsteady", on_gpu(layers=layers(variation=0.3)), on_gpu()),
+    Planted(
+        "scan", VIM, on_gpu(), 1 - 0.6026 * 0.67, "custom", {"scan": "two_level"}, says="occupancy of its kernel 33 %"
+    ),
+    Planted("sequence_length", VIM, on_gpu(), 1 - 0.9947 * (1 - 50 / 197), "eager", {"patch_size": 32, "stride": 32}),
+    Planted(
+        "dominant_kernel",
+        on_gpu("eager", kernels=beside(kernel("max_pool_forward_nchw", 0.5))),
+        VIM,
+        0.5,
+        "custom",
+        says="max_pool_forward_nchw: 53.19 % of the work",
+    ),
+    Planted("low_occupancy", VIM, on_gpu(), 1 - 0.8626 * 0.34, "custom", says="occupancy 33 %"),
+    Planted(
+        "low_occupancy",
+        on_gpu(kernels=beside(kernel("k", 0.4, occupancy=0.1, limits=["grid"]))),
+        on_gpu(kernels=beside(kernel("k", 0.4, occupancy=0.5))),
+        1 - 0.4 * 0.8,
+        "custom-fp16",
+        batch_size=16,
+    ),
+    Planted("no_tensor_cores", VIM, on_gpu("amp", kernels=VIM.torch.kernels), 1 - 0.26 * 7 / 8, "fp16"),
+    Planted("casts_and_copies", ONEPASS_AMP, VIM, 1 - 0.1948, "custom-fp16", says="48 casts (aten::_to_copy) a step"),
+    Planted(
+        "casts_and_copies",
+        on_cpu("amp", operators=[operator("aten::copy_", 0.3, calls=96), operator("aten::addmm", 0.7)]),
+        ONEPASS_CPU,
+        0.7,
+        "bf16",
+    ),
+    Planted("flips", VIM, on_gpu(), 1 - 0.054, "custom", says="index_elementwise_kernel"),
+    Planted(
+        "flips",
+        on_cpu("eager", model="vim_tiny", operators=[operator("aten::flip", 0.1), operator("aten::addmm", 0.9)]),
+        on_cpu("eager", model="vim_tiny", operators=[operator("aten::addmm", 0.9)]),
+        0.9,
+        "custom",
+    ),
+    Planted("cpu_convolution", ONEPASS_CPU, on_cpu(), 1 - 0.4838, "custom", says="48.57 % of the work"),
+    Planted("elementwise_chain", ONEPASS_CPU, on_cpu(), 1 - 0.3048 * 0.75, "custom", says="4 operators"),
+    Planted("elementwise_chain", ONEPASS_AMP, VIM, 1 - 0.3559 * 2 / 3, "custom-amp"),
+    Planted(
+        "neurons",
+        on_gpu("custom", **STBIF, kernels=beside(kernel("_stbif_kernel", 0.5, blocks_per_sm=96.0, registers=40))),
+        on_gpu(**STBIF),
+        0.75,
+        "custom-fp16",
+        says="_stbif_kernel, 96 blocks an SM, 40 registers",
+    ),
+    Planted("time_steps", ONEPASS_CPU, on_cpu(), 0.5, "eager", {"time_steps": 4}),
+    Planted(
+        "time_steps",
+        on_gpu("custom", **STBIF, options={"level": 16}, kernels=beside(kernel("_stbif_kernel", 0.5))),
+        on_gpu("custom", **STBIF, options={"level": 16}),
+        0.5,
+        "custom",
+        {"time_steps": 4, "level": 10},
+    ),
+    Planted(
+        "out_of_line",
+        on_gpu("eager", layers=layers(layer("a", 0.6, flops=100), layer("b", 0.4, flops=900))),
+        on_gpu(),
+        0.5,
+        "custom",
+        says="a: 6 ms, 60 % of the time for 10 % of the FLOPs",
+    ),
+    Planted(
+        "far_from_floor",
+        on_gpu(layers=layers(*FAR)),
+        on_gpu(layers=layers(*FAR, layer("in_proj", 0.01, x_of_floor=1.4))),
+        0.05,
+        says="clocks locked unknown",
+    ),
+    Planted(
+        "memory_access",
+        on_gpu(
+            "eager",
+            layers=layers(
+                layer("norm", 0.4, x_of_floor=20.0, binding="bytes"),
+                *(layer(name, 0.2, x_of_floor=2.0, binding="matrix") for name in "abc"),
+            ),
+        ),
+        on_gpu("eager"),
+        1 - 0.4 * 0.9,
+        "custom",
+    ),
+    Planted("late_stages", on_gpu(**STBIF, layers=STAGES), on_gpu(**STBIF), 1 - 0.14, "custom-fp16", batch_size=16),
+    Planted(
+        "backward",
+        on_gpu("eager", **STBIF, workload="train", benchmark=trained(8, 66)),
+        on_gpu("eager", **STBIF, workload="train", benchmark=trained(8, 17)),
+        24 / 74,
+        "custom",
+        says="89.19 % of both",
+    ),
+    Planted("memory_peak", on_cpu("eager", memory=memory(250)), on_cpu("eager", memory=memory(20)), None, "custom"),
+]
+
+
+def fired(made):
+    return {finding.rule: finding for finding in findings.find(made)}
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=[f"{one.rule}-{number}" for number, one in enumerate(PLANTED)])
+def test_a_planted_bottleneck_is_found_with_its_cure(planted):
+    found = fired(planted.ill)[planted.rule]
+    assert found.expected == (None if planted.expected is None else pytest.approx(planted.expected, abs=1e-3))
+    proposed = (found.variant, found.options or None, found.batch_size)
+    assert proposed == (planted.variant, planted.options, planted.batch_size)
+    assert planted.says in " ".join(found.evidence)
+    assert found.title
+    assert found.advice
+    assert found.verdict == "not measured"
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=[f"{one.rule}-{number}" for number, one in enumerate(PLANTED)])
+def test_what_is_not_planted_is_not_found(planted):
+    assert planted.rule not in fired(planted.well)
+
+
+def test_every_rule_is_planted_once():
+    assert {rule.__name__ for rule in findings.RULES} == {planted.rule for planted in PLANTED}
+
+
+@pytest.mark.parametrize("clean", [on_gpu(), on_cpu(), profile()], ids=["gpu", "cpu", "no method ran"])
+def test_nothing_is_found_in_a_clean_profile(clean):
+    assert findings.find(clean) == []
+
+
+def test_the_vim_write_up_has_all_its_directions_the_largest_gain_first():
+    found = findings.find(VIM)
+    assert {one.rule for one in found} == {
+        "gpu_bound",
+        "scan",
+        "sequence_length",
+        "low_occupancy",
+        "no_tensor_cores",
+        "flips",
+    }
+    assert found[0].rule == "sequence_length"
+    assert [one.expected for one in found] == sorted(one.expected for one in found)
+    assert "retraining" in fired(VIM)["scan"].advice
+
+
+def test_the_onepass_write_up_is_convolution_elementwise_and_casts():
+    assert set(fired(ONEPASS_CPU)) == {"cpu_convolution", "elementwise_chain", "time_steps"}
+    assert {"casts_and_copies", "elementwise_chain", "time_steps"} <= set(fired(ONEPASS_AMP))
+
+
+def test_occupancy_that_ncu_measured_goes_before_the_estimate():
+    measured = kernel("reduce_kernel_0", 0.4, occupancy=None, measured_occupancy=0.2)
+    ill = on_gpu(kernels=beside(kernel("reduce_kernel_0", 0.4)), ncu=NsightCompute(report="r", kernels=[measured]))
+    assert "occupancy 20 %" in fired(ill)["low_occupancy"].evidence[0]
+
+
+def test_tensor_cores_that_ncu_counted_go_before_the_name():
+    product = kernel("my_gemm", 0.25)
+    counted = kernel("my_gemm", 0.25, tensor_cores=True)
+    ill = on_gpu("eager", kernels=beside(product))
+    well = msgspec.structs.replace(ill, ncu=NsightCompute(report="r", kernels=[counted]))
+    assert "no_tensor_cores" in fired(ill)
+    assert "no_tensor_cores" not in fired(well)
+
+
+# one kernel as torch.profiler and as ncu print it
+TRACED = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
+    "(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+)
+COUNTED = (
+    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>, "
+    "std::array<char *, (unsigned long)3>>(int, T2, T3)"
+)
+TRACED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(cutlass_80_simt_sgemm_128x32::Params)"
+COUNTED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(T1::Params)"
+
+
+def test_a_kernel_of_a_template_is_found_among_ncu_s_by_its_plain_name():
+    measured = kernel(COUNTED, 0.4, occupancy=None, measured_occupancy=0.2)
+    ill = on_gpu(kernels=beside(kernel(TRACED, 0.4)), ncu=NsightCompute(report="r", kernels=[measured]))
+    assert "occupancy 20 %" in fired(ill)["low_occupancy"].evidence[0]
+    twice = [measured, kernel(COUNTED.replace("add", "mul"), 0.1, measured_occupancy=0.3)]
+    assert "low_occupancy" not in fired(msgspec.structs.replace(ill, ncu=NsightCompute(report="r", kernels=twice)))
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        (TRACED, "at::native::vectorized_elementwise_kernel"),
+        (COUNTED, "at::native::vectorized_elementwise_kernel"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, 8>(float*)", "softmax_warp_forward"),
+        ("void at::native::<unnamed>::CatArrayBatchedCopy<T1>(T1 *)", "at::native::CatArrayBatchedCopy"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>(int)", "at::native::CatArrayBatchedCopy"),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+    ],
+)
+def test_the_plain_name_of_a_kernel(name, plain):
+    assert evidence.plain_name(name) == plain
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        ([], "without tensor cores, by the kernels' names"),
+        ([COUNTED_PRODUCT], "without tensor cores, 1 by counters and 1 by name"),
+        ([COUNTED_PRODUCT, "my_gemm"], "without tensor cores, by counters"),
+    ],
+)
+def test_by_counters_is_said_of_what_was_counted(counted, said):
+    products = [kernel(TRACED_PRODUCT, 0.3), kernel("my_gemm", 0.2)]
+    rows = [kernel(name, 0.1) for name in [*counted, "another"]]
+    made = on_gpu("eager", kernels=beside(*products), ncu=NsightCompute(report="r", kernels=rows))
+    assert fired(made)["no_tensor_cores"].evidence[0].endswith(said)
+
+
+def test_a_scan_without_kernels_of_its_own_is_known_by_its_layers():
+    parts = [layer("layers.0.scan", 0.7, parent="layers.0"), layer("layers.0.in_proj", 0.3, parent="layers.0")]
+    made = on_gpu("eager", layers=layers(layer("layers.0", 1.0), *parts))
+    assert fired(made)["scan"].evidence[0] == "layers named scan: 70 % of the forward pass"
+
+
+def test_a_patch_larger_than_the_image_is_not_proposed():
+    made = on_gpu("eager", options={"patch_size": 128, "stride": 16}, kernels=VIM.torch.kernels)
+    assert "scan" in fired(made)
+    assert "sequence_length" not in fired(made)
+
+
+def test_layers_of_one_kind_are_judged_together():
+    names = [(number, part) for number in range(24) for part in ("conv1d", "in_proj")]
+    rows = [layer(f"layers.{n}.{part}", 1 / 48, flops=1 + 99 * (part == "in_proj")) for n, part in names]
+    found = fired(on_gpu("eager", layers=layers(*rows)))["out_of_line"]
+    assert found.evidence == ["layers.*.conv1d: 5 ms, 50 % of the time for 0.9901 % of the FLOPs"]
+
+
+def test_on_a_cpu_the_scan_has_one_form_and_proposes_the_kernels_alone():
+    made = on_cpu("eager", model="vim_tiny", layers=layers(layer("scan", 0.7)))
+    assert (fired(made)["scan"].variant, fired(made)["scan"].options) == ("custom", {})
+    custom = on_cpu("custom", model="vim_tiny", layers=layers(layer("scan", 0.7)))
+    assert fired(custom)["scan"].variant is None
+
+
+def test_training_proposes_only_what_trains():
+    made = on_gpu("eager", **STBIF, workload="train", kernels=VIM.torch.kernels, by_category={"kernel": 1.0})
+    assert "gpu_bound" not in fired(made)
+    assert fired(made)["flips"].variant == "custom"
+    assert fired(made)["no_tensor_cores"].variant is None
+
+
+def test_a_module_of_the_users_own_has_no_kernels_of_ours():
+    made = msgspec.structs.replace(VIM, case=Case(model="own.net.build"))
+    found = fired(made)
+    assert (found["gpu_bound"].variant, found["flips"].variant) == ("fp16", None)
+    assert "sequence_length" not in found
+    assert found["scan"].options == {}
+
+
+def test_every_proposed_case_can_be_planned():
+    for planted in PLANTED:
+        found = fired(planted.ill)[planted.rule]
+        case = verify.case_for(planted.ill, found)
+        assert (case is None) == (planted.variant is None)
+        if case:
+            assert case != planted.ill.case
+            assert case.variant.name == planted.variant
+
+
+def test_the_case_of_a_finding_is_the_profiled_one_with_its_change():
+    made = fired(VIM)["scan"]
+    case = verify.case_for(VIM, made)
+    assert case.case_id == "vim_tiny,custom,b4,scan=two_level"
+    back = msgspec.structs.replace(made, options={"scan": "serial"}, variant="eager", batch_size=8)
+    assert verify.case_for(VIM, back) == Case(model="vim_tiny", variant=Variant(), batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("variant_ms", "verdict"),
+    [
+        ([6.0, 6.1, 5.9], "confirmed"),
+        ([12.0, 12.1, 11.9], "refuted"),
+        ([10.0, 10.01, 9.99], "refuted"),
+        ([5.0, 20.0, 9.0], "inconclusive"),
+    ],
+)
+def test_measurement_confirms_or_refutes(variant_ms, verdict):
+    found = fired(VIM)["flips"]
+    made = verify.verified(VIM, found, [10.0, 10.0, 10.0], variant_ms, check_failed=False)
+    assert made.verdict == verdict
+    assert made.evidence[-1].startswith(f"predicted 0.946 of the time, measured {made.measured:.3g}: 10 ms and ")
+    assert made.expected == found.expected
+
+
+def test_a_larger_batch_is_judged_by_the_image():
+    ill = on_gpu(gpus=[gpu(0.9, 0.3)])
+    found = fired(ill)["low_utilization"]
+    made = verify.verified(ill, found, [10.0, 10.0, 10.0], [20.0, 20.1, 19.9], check_failed=False)
+    assert (made.verdict, round(made.measured, 2)) == ("confirmed", 0.5)
+
+
+def test_faster_with_a_failed_check_is_no_confirmation():
+    made = verify.verified(VIM, fired(VIM)["flips"], [10.0] * 3, [5.0, 5.1, 4.9], check_failed=True)
+    assert made.verdict == "inconclusive"
+    assert "does not pass its numerical check" in made.evidence[-1]
+
+
+def test_the_clean_kernels_are_a_whole_step():
+    assert sum(row.total_ns for row in CLEAN_KERNELS) == pytest.approx(0.94 * STEPS * STEP_NS)

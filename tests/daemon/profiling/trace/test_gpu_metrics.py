@@ -1,0 +1,202 @@
+import subprocess
+import sys
+
+import pytest
+from traces_made import ORIN, kernel, launch
+
+from benchd.daemon.profiling.trace.gpu_metrics import by_device, occupancy, over, uses_tensor_cores_by_name
+from benchd.daemon.profiling.trace.trace import Annotation, Device, Trace
+
+EXACT = {"rel": 0, "abs": 1e-9}
+
+
+def step(number, start_us, duration_us, on_gpu=False):
+    return Annotation(
+        name=f"ProfilerStep#{number}",
+        start_ns=start_us * 1000,
+        duration_ns=duration_us * 1000,
+        thread=1,
+        on_gpu=on_gpu,
+    )
+
+
+def golden():
+    rows = [(100, 100, 0.5, 25), (150, 100, 2.0, 50), (400, 100, 0.25, 0), (900, 300, 1.0, 100), (600, 50, 1.0, None)]
+    return [
+        kernel(start, duration, launch(blocks_per_sm=blocks, percent=percent))
+        for start, duration, blocks, percent in rows
+    ]
+
+
+def test_the_golden_vector():
+    found = over(golden(), 100_000, 1_000_000)
+    assert found.utilization == pytest.approx(400 / 900, **EXACT)
+    assert found.sm_efficiency == pytest.approx(300 / 900, **EXACT)
+    assert found.estimated_occupancy == pytest.approx(17500 / 400 / 100, **EXACT)
+    assert found.estimated_window_occupancy == pytest.approx(175 / 900, **EXACT)
+    assert (found.kernels, found.without_occupancy, found.seconds) == (5, 1, 0.0009)
+
+
+def test_the_order_of_the_kernels_does_not_matter():
+    assert over(golden()[::-1], 100_000, 1_000_000) == over(golden(), 100_000, 1_000_000)
+
+
+def test_overlapping_kernels_are_summed_before_the_cap():
+    pair = [kernel(0, 10, launch(blocks_per_sm=0.25)), kernel(0, 10, launch(blocks_per_sm=0.5))]
+    assert over(pair, 0, 10_000).sm_efficiency == pytest.approx(0.75, **EXACT)
+    assert over([*pair, *pair], 0, 10_000).sm_efficiency == pytest.approx(1.0, **EXACT)
+    assert over(pair, 0, 20_000).utilization == pytest.approx(0.5, **EXACT)
+
+
+def test_a_kernel_that_failed_in_the_calculator_is_counted_and_not_averaged():
+    found = over([kernel(0, 10, launch(percent=None)), kernel(10, 10, launch(percent=80))], 0, 20_000)
+    assert (found.without_occupancy, found.estimated_occupancy) == (1, 0.8)
+    alone = over([kernel(0, 10, launch(percent=None))], 0, 20_000)
+    assert (alone.without_occupancy, alone.estimated_occupancy, alone.estimated_window_occupancy) == (1, None, None)
+    assert alone.utilization == 0.5
+
+
+def test_a_window_without_a_kernel_is_idle():
+    found = over(golden(), 2_000_000, 3_000_000)
+    assert (found.kernels, found.utilization, found.sm_efficiency, found.estimated_window_occupancy) == (0, 0, 0, 0)
+    assert (found.estimated_occupancy, found.tensor_core_share_by_name) == (None, None)
+
+
+def test_a_kernel_without_its_blocks_leaves_no_efficiency():
+    found = over([kernel(0, 10, launch(blocks_per_sm=None)), kernel(20, 10)], 0, 30_000)
+    assert found.sm_efficiency is None
+    assert found.utilization == pytest.approx(2 / 3, **EXACT)
+
+
+def test_a_window_without_length_is_refused():
+    with pytest.raises(ValueError, match="no length"):
+        over(golden(), 100_000, 100_000)
+
+
+def test_the_share_of_tensor_cores_is_of_kernel_time():
+    rows = [kernel(0, 30, launch("ampere_fp16_s16816gemm_fp16_128x64")), kernel(0, 10, launch("elementwise"))]
+    assert over(rows, 0, 100_000).tensor_core_share_by_name == pytest.approx(0.75, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("name", "uses"),
+    [
+        ("volta_h884gemm_128x128_nn", True),
+        ("turing_fp16_s1688cudnn_fp16_128x128", True),
+        ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x5_tn", True),
+        ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwckrsc_nhwc_tilesize128x128x32", True),
+        ("nvjet_hsh_192x192_64x3_2x1_v_bz_coopA_NNT", True),
+        ("cutlass3x_sm90_tensorop_h64x128x16gemm_f16_f16_f32", True),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", True),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4", False),
+        ("cutlass_80_simt_sgemm_128x64_8x5_nn_align1", False),
+        ("ampere_sgemm_128x64_tn", False),
+        ("triton_poi_fused_add_16816", False),
+        ("void at::native::vectorized_elementwise_kernel<4>", False),
+    ],
+)
+def test_names_that_give_tensor_cores_away(name, uses):
+    assert uses_tensor_cores_by_name(name) is uses
+
+
+@pytest.mark.parametrize(
+    ("facts", "theoretical", "estimated", "blocks", "limits"),
+    [
+        # 48 warps an SM: 12 blocks of 4 warps fit
+        ({"grid": (96, 1, 1)}, 1.0, 1.0, 12, ("warps",)),
+        ({"grid": (1000, 10, 10)}, 1.0, 1.0, 12, ("warps",)),
+        # 3 blocks over 8 SMs: 3/8 * 128/1536, which a trace rounds to 3 %
+        ({"grid": (3, 1, 1)}, 1.0, 3 / 8 * 128 / 1536, 12, ("grid",)),
+        ({"grid": (800, 1, 1), "registers": 128}, 16 / 48, 16 / 48, 4, ("registers",)),
+        ({"grid": (800, 1, 1), "shared_bytes": 80 * 1024}, 8 / 48, 8 / 48, 2, ("shared memory",)),
+        ({"grid": (800, 1, 1), "block": (32, 1, 1)}, 16 / 48, 16 / 48, 16, ("blocks",)),
+        # 33 threads take two warps; the trace's formula counts threads
+        ({"grid": (800, 1, 1), "block": (33, 1, 1)}, 32 / 48, 16 * 33 / 1536, 16, ("blocks",)),
+        # what the trace's own calculator found goes first
+        ({"grid": (800, 1, 1), "active_blocks_per_sm": 3, "limits": ("barriers",)}, 12 / 48, 0.25, 3, ("barriers",)),
+    ],
+)
+def test_the_occupancy_of_a_launch_unrounded(facts, theoretical, estimated, blocks, limits):
+    found = occupancy(launch(**facts), ORIN)
+    assert (found.theoretical, found.estimated) == (
+        pytest.approx(theoretical, **EXACT),
+        pytest.approx(estimated, **EXACT),
+    )
+    assert (found.blocks, found.limits) == (blocks, limits)
+
+
+H200 = Device(id=1, compute_major=9, compute_minor=0, num_sms=132, max_threads_per_multiprocessor=2048)
+VOLTA = Device(id=2, compute_major=7, compute_minor=0, num_sms=80, max_threads_per_multiprocessor=2048)
+# as Kineto's calculator has it of a block of more than 48 KiB, which it takes for the most
+OPTED_IN = launch(
+    grid=(1056, 1, 1), shared_bytes=200 * 1024, percent=0.0, active_blocks_per_sm=0, limits=("shared memory",)
+)
+
+
+def test_a_kernel_that_ran_had_room_for_a_block_whatever_the_trace_says():
+    found = occupancy(OPTED_IN, H200)
+    assert (found.blocks, found.limits) == (1, ("shared memory",))
+    assert found.estimated == pytest.approx(128 / 2048, **EXACT)
+
+
+def test_no_room_for_a_block_on_an_unknown_device_is_unknown():
+    assert occupancy(OPTED_IN, VOLTA) is None
+    told = launch(grid=(1056, 1, 1), percent=50, active_blocks_per_sm=8)
+    trace = Trace(devices=[VOLTA], kernels=[kernel(0, 10, OPTED_IN, device=2), kernel(10, 10, told, device=2)])
+    total = by_device(trace)[2].total
+    assert (total.without_occupancy, total.estimated_occupancy) == (1, pytest.approx(0.5, **EXACT))
+
+
+@pytest.mark.parametrize(
+    ("launched", "device"),
+    [
+        (launch(percent=None), ORIN),
+        (launch(grid=None), ORIN),
+        (launch(registers=None), ORIN),
+        (launch(), VOLTA),
+        (launch(grid=(800, 1, 1), shared_bytes=300 * 1024), H200),
+        (launch(), Device(id=0, name="another maker's")),
+    ],
+)
+def test_an_occupancy_that_cannot_be_computed(launched, device):
+    assert occupancy(launched, device) is None
+
+
+def test_per_step_and_in_total():
+    small = launch(grid=(3, 1, 1), percent=3)
+    trace = Trace(
+        devices=[ORIN],
+        kernels=[kernel(0, 5, small), kernel(12, 4, small), kernel(28, 4, small)],
+        annotations=[step(1, 10, 10), step(2, 20, 10), step(1, 11, 50, on_gpu=True)],
+    )
+    (found,) = by_device(trace).values()
+    assert {number: metrics.utilization for number, metrics in found.steps.items()} == {1: 0.4, 2: 0.2}
+    # from the first step to the end of the last kernel; what ran before the first step is left out
+    assert (found.total.seconds, found.total.kernels) == (22e-6, 2)
+    assert found.total.utilization == pytest.approx(8 / 22, **EXACT)
+    assert found.rounded is False
+    assert found.total.estimated_occupancy == pytest.approx(3 / 8 * 128 / 1536, **EXACT)
+
+
+def test_a_trace_without_steps_is_one_window_from_the_first_kernel_to_the_last():
+    (found,) = by_device(Trace(devices=[ORIN], kernels=[kernel(20, 10), kernel(0, 10)])).values()
+    assert (found.steps, found.total.seconds) == ({}, 30e-6)
+    assert found.total.utilization == pytest.approx(2 / 3, **EXACT)
+
+
+def test_each_device_for_itself_and_an_unknown_one_by_the_traces_percents():
+    trace = Trace(devices=[ORIN], kernels=[kernel(0, 10), kernel(0, 20, launch(percent=7), device=1)])
+    found = by_device(trace)
+    assert [(number, metrics.rounded) for number, metrics in found.items()] == [(0, False), (1, True)]
+    assert found[1].total.estimated_occupancy == pytest.approx(0.07, **EXACT)
+    assert found[0].total.seconds == 10e-6
+
+
+def test_no_kernel_no_device():
+    assert by_device(Trace(devices=[ORIN])) == {}
+
+
+def test_the_formulas_do_not_load_torch():
+    code = "import sys, benchd.daemon.profiling.trace.gpu_metrics; print({'torch', 'triton'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,259 @@
+import gzip
+import json
+from collections import Counter
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.profiling.trace.trace import MAX_EVENT_BYTES, MISSING, PIECE_BYTES, Launch, column, places, read
+
+H200 = {
+    "id": 0,
+    "name": "NVIDIA H200",
+    "computeMajor": 9,
+    "computeMinor": 0,
+    "numSms": 132,
+    "maxThreadsPerMultiprocessor": 2048,
+    "warpSize": 32,
+}
+KERNEL = {
+    "External id": 5,
+    "queued": 0,
+    "device": 0,
+    "context": 1,
+    "stream": 7,
+    "correlation": 9,
+    "registers per thread": 32,
+    "shared memory": 1024,
+    "blocks per SM": 0.5,
+    "warps per SM": 2.0,
+    "grid": [66, 1, 1],
+    "block": [128, 1, 1],
+    "est. achieved occupancy %": 3,
+}
+CALCULATED = {"activeBlocksPerMultiprocessor": 16, "limitingFactors": "REGS|WARPS|NEW", "blockLimitRegs": 16}
+
+
+def complete(cat, name, /, ts=1.0, dur=2.0, pid=0, tid=7, **args):
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def write_trace(path, events, devices=(H200,), **dumps):
+    content = {"schemaVersion": 1, "deviceProperties": list(devices), "traceEvents": events, "traceName": "t.json"}
+    path.write_text(json.dumps(content, **dumps))
+    return path
+
+
+def test_every_kind_of_row(tmp_path):
+    path = write_trace(
+        tmp_path / "t.json",
+        [
+            {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 0.0, "args": {"name": "python"}},
+            complete("user_annotation", "ProfilerStep#2", ts=20.0, dur=9.5, tid=11),
+            complete("user_annotation", "ProfilerStep#1", ts=10.0, dur=8.0, tid=11),
+            complete("gpu_user_annotation", "ProfilerStep#1", ts=12.0, dur=8.0),
+            complete("cpu_op", "aten::add", tid=11, **{"External id": 5, "Input Dims": [[2, 2], []], "stream": "x"}),
+            complete("cuda_runtime", "cudaLaunchKernel", tid=11, correlation=9, cbid=211),
+            complete("cuda_driver", "cuLaunchKernelEx", tid=11, correlation=10),
+            complete("kernel", "add", ts=4416952146536.301, dur=0.257, **KERNEL),
+            complete("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", device=1, stream=8, correlation=3, bytes=4096),
+            complete("gpu_memset", "Memset (Device)", stream=8, correlation=4, bytes=16),
+            complete("overhead", "Activity Buffer Request", pid=-1),
+            complete("Trace", "PyTorch Profiler (0)", pid="Spans", tid="PyTorch Profiler"),
+            {"ph": "s", "id": 9, "pid": 0, "tid": 11, "ts": 1.0, "cat": "ac2g", "name": "ac2g"},
+            {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 2.0},
+        ],
+    )
+    found = read(path)
+    (device,), (kernel,), (memcpy,), (memset,) = found.devices, found.kernels, found.memcpys, found.memsets
+    assert (device.name, device.num_sms, device.compute_major) == ("NVIDIA H200", 132, 9)
+    assert kernel.launch == Launch(
+        name="add",
+        grid=(66, 1, 1),
+        block=(128, 1, 1),
+        registers=32,
+        shared_bytes=1024,
+        blocks_per_sm=0.5,
+        warps_per_sm=2.0,
+        estimated_occupancy_percent=3,
+        active_blocks_per_sm=None,
+        limits=(),
+    )
+    assert (kernel.start_ns, kernel.duration_ns, kernel.end_ns) == (4416952146536301, 257, 4416952146536558)
+    assert (kernel.device, kernel.stream, kernel.correlation, kernel.external_id) == (0, 7, 9, 5)
+    assert (memcpy.device, memcpy.stream, memcpy.bytes, memcpy.name[:11]) == (1, 8, 4096, "Memcpy HtoD")
+    assert (memset.bytes, memset.correlation) == (16, 4)
+    assert [(call.name, call.correlation) for call in found.runtime_calls] == [
+        ("cudaLaunchKernel", 9),
+        ("cuLaunchKernelEx", 10),
+    ]
+    assert [(op.name, op.thread, op.external_id) for op in found.operators] == [("aten::add", 11, 5)]
+    assert [row.on_gpu for row in found.annotations] == [False, False, True]
+    assert [(step.number, step.start_ns, step.end_ns) for step in found.steps] == [(1, 10000, 18000), (2, 20000, 29500)]
+    assert found.other == {"overhead": 1, "Trace": 1}
+    assert found.missing_kernels() is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "percent", "blocks", "limits"),
+    [
+        ({}, 3, None, ()),
+        ({"est. achieved occupancy %": -100}, None, None, ()),
+        ({"est. achieved occupancy %": None, "theoretical occupancy %": 50}, 50, None, ()),
+        ({"est. achieved occupancy %": None}, None, None, ()),
+        ({"occupancy": CALCULATED}, 3, 16, ("registers", "warps", "new")),
+        ({"occupancy": {"activeBlocksPerMultiprocessor": 0, "limitingFactors": "none"}}, 3, 0, ()),
+    ],
+)
+def test_occupancy_as_old_and_new_traces_tell_it(changed, percent, blocks, limits, tmp_path):
+    (kernel,) = read(write_trace(tmp_path / "t.json", [complete("kernel", "k", **KERNEL | changed)])).kernels
+    launch = kernel.launch
+    assert (launch.estimated_occupancy_percent, launch.active_blocks_per_sm, launch.limits) == (percent, blocks, limits)
+
+
+def test_rows_are_a_sequence_and_columns(tmp_path):
+    calls = [complete("cpu_op", f"aten::op{i % 2}", ts=float(i), **({"External id": i} if i else {})) for i in range(3)]
+    rows = read(write_trace(tmp_path / "t.json", calls)).operators
+    assert [row.start_ns for row in rows] == [0, 1000, 2000]
+    assert (rows[-1].name, [row.external_id for row in rows[:2]]) == ("aten::op0", [None, 1])
+    with pytest.raises(IndexError):
+        rows[3]
+    for same in (rows, list(rows)):
+        assert column(same, "external_id").tolist() == [MISSING, 1, 2]
+        assert [value if isinstance(value, list) else value.tolist() for value in places(same, "name")] == [
+            [0, 1, 0],
+            ["aten::op0", "aten::op1"],
+        ]
+
+
+def test_memory_that_is_taken_and_given_back(tmp_path):
+    taken = {"Addr": 94560721983872, "Bytes": 1, "Device Type": 1, "Device Id": 0, "Total Allocated": 6144}
+    mark = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 11, "ts": 2.5}
+    path = write_trace(
+        tmp_path / "t.json",
+        [{**mark, "args": taken}, {**mark, "args": taken | {"Bytes": -1, "Device Type": 0}}],
+    )
+    found = [(row.t_ns, row.address, row.bytes, row.thread, row.on_gpu) for row in read(path).memory_events]
+    assert found == [(2500, 94560721983872, 1, 11, True), (2500, 94560721983872, -1, 11, False)]
+
+
+def test_a_kernel_of_another_maker_with_few_facts(tmp_path):
+    path = write_trace(tmp_path / "t.json", [complete("kernel", "k", stream=3)], devices=[{"id": 0, "name": "AMD"}])
+    (kernel,) = read(path).kernels
+    assert (kernel.stream, kernel.launch.grid, kernel.launch.registers) == (3, None, None)
+    assert read(path).devices[0].num_sms is None
+
+
+def test_a_kernel_on_a_device_that_the_trace_does_not_know(tmp_path):
+    unknown = {"blocks per SM": "inf", "warps per SM": "inf", "est. achieved occupancy %": -100}
+    (kernel,) = read(write_trace(tmp_path / "t.json", [complete("kernel", "k", **KERNEL | unknown)])).kernels
+    assert (kernel.launch.blocks_per_sm, kernel.launch.warps_per_sm) == (None, None)
+
+
+@pytest.mark.parametrize("dumps", [{}, {"indent": 2}, {"sort_keys": True}, {"separators": (",", ":")}], ids=str)
+def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path):
+    # names that look like the end of an event, and objects inside events: where a piece is cut must not matter
+    awkward = {"name": 'a"}, {"ph": "X"}, {', "inner": [{"a": 1}, {"name": 2}, {"c": [{}, {}]}] * 10}
+    count = PIECE_BYTES // 250
+    events = [complete("kernel", f'k{i % 3} "}},{{', ts=float(i), **KERNEL | awkward) for i in range(count)]
+    path = write_trace(tmp_path / "t.json", events, **dumps)
+    assert path.stat().st_size > 2 * PIECE_BYTES
+    found = read(path)
+    assert [kernel.start_ns for kernel in found.kernels] == [1000 * i for i in range(count)]
+    assert len(found.devices) == 1
+    assert len({id(kernel.launch) for kernel in found.kernels}) == 3
+
+
+def test_a_gzipped_trace_of_several_pieces(tmp_path):
+    count = PIECE_BYTES // 40
+    path = write_trace(tmp_path / "t.json", [complete("cpu_op", f"aten::op{i % 7}", ts=float(i)) for i in range(count)])
+    path.write_bytes(gzip.compress(path.read_bytes(), 1))
+    assert [row.start_ns for row in read(path).operators] == [1000 * i for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"not a trace", "no traceEvents"),
+        (b'[{"ph": "X", "name": "Node"}]', "no traceEvents"),
+        (b'{"schema": "benchd.record/1"}', "no traceEvents"),
+        (b'{"traceEvents": {}}', "no traceEvents"),
+        (b'{"traceEvents": [{"name": "no phase"}]}', "ph"),
+        (b'{"traceEvents": [{"ph": "X", "ts": "soon"}]}', "float"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "args": {"grid": 1}}]}', "array"),
+        (b'{"deviceProperties": 1, "traceEvents": []}', "array"),
+        (b'{"traceEvents": [{"ph": "X", "name": "\xff"}]}', "utf-8"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1e30}]}', "too big"),
+        (b"\x1f\x8b damaged", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_with_its_name(content, why, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=why) as told:
+        read(path)
+    assert str(path) in str(told.value)
+
+
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_a_trace_cut_short_is_refused(is_gzip, tmp_path):
+    path = write_trace(tmp_path / "t.json", [complete("kernel", "k", **KERNEL) for _ in range(50)])
+    whole = gzip.compress(path.read_bytes()) if is_gzip else path.read_bytes()
+    for length in range(30, len(whole) - 1, 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UsageError, match=str(path)):
+            read(path)
+
+
+def test_damage_deep_inside_a_large_file_is_not_searched_for_long(tmp_path):
+    path = tmp_path / "t.json"
+    event = json.dumps(complete("cpu_op", "aten::add")).encode()
+    path.write_bytes(
+        b'{"traceEvents": [' + b'{"ph": "X" oops}, ' + (event + b", ") * (2 * MAX_EVENT_BYTES // len(event))
+    )
+    with pytest.raises(UsageError, match="damaged"):
+        read(path)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UsageError, match=r"no\.json cannot be read"):
+        read(tmp_path / "no.json")
+
+
+def test_a_run_on_cuda_without_kernels_says_so_and_why(tmp_path):
+    path = write_trace(tmp_path / "t.json", [complete("cuda_runtime", "cudaLaunchKernel", correlation=1)])
+    reason = read(path).missing_kernels()
+    assert "1 launches and no kernel" in reason
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in reason
+    assert "no kernel" in read(write_trace(tmp_path / "empty.json", [])).missing_kernels()
+
+
+def test_a_real_trace_of_this_torch(tmp_path):
+    path = tmp_path / "t.json.gz"
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=2, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        acc_events=True,
+    ) as profiler:
+        for _ in range(3):
+            with record_function("block one"):
+                torch.relu(torch.ones(1, 8) @ torch.ones(8, 1)).item()
+            profiler.step()
+    found = read(path)
+    averages = [row for row in profiler.key_averages() if row.key.startswith("aten::")]
+    assert Counter(row.name for row in found.operators) == Counter(
+        name for row in averages for name in [row.key] * row.count
+    )
+    durations_us = [row.duration_ns / 1000 for row in found.operators if row.name == "aten::mm"]
+    assert len(durations_us) == 2
+    assert sum(durations_us) == pytest.approx(
+        sum(row.cpu_time_total for row in averages if row.key == "aten::mm"), rel=1e-3
+    )
+    assert [step.number for step in found.steps] == [1, 2]
+    assert [row.name for row in found.annotations].count("block one") == 2
+    assert not found.kernels

@@ -1,0 +1,296 @@
+"""What a person reads: the table's cells, its notes, hostile text as text, and the progress lines."""
+
+import io
+from dataclasses import replace
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, accuracy, made, timing
+
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.records import (
+    ArtifactFacts,
+    BlocksResult,
+    Case,
+    Check,
+    Energy,
+    Floor,
+    Interference,
+    Memory,
+    ProcessResult,
+    Summary,
+    Variant,
+    encode,
+)
+from benchd.daemon.reporting import console
+from benchd.daemon.reporting.console import Screen, print_catalog, print_kernels, print_plan
+from benchd.daemon.verdicts.accuracy import NOT_ASKED
+from benchd.daemon.verdicts.recommend import Requirements
+from benchd.kernels.shipped import CannotCompile, Compiled
+
+PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
+
+ENERGY = Energy(
+    energy_j=10.0,
+    energy_err_j=0.2,
+    gross_per_inference_j=0.0315,
+    scope="module",
+    source="fake",
+    sensor_period_s=0.1,
+    updates=50,
+)
+
+
+def shown(*records, as_json=False):
+    """Return what a pass over these records prints to standard output and to standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(out, err, as_json)
+    screen.begin(PLAN)
+    screen.stage(PLAN[0], 0, "warm_up")
+    for record in records:
+        screen.publish(record, encode(record))
+    screen.end()
+    return out.getvalue(), err.getvalue()
+
+
+def check(**fields):
+    given = {"passed": True, "rule": "outputs", "images": 8, "max_abs_error": 1e-6, "error_share": 3e-7}
+    return Check(**given | {"tolerance": 1e-4, "argmax_disagreements": 0} | fields)
+
+
+def least(bound):
+    costs = dict.fromkeys(("matrix_flops", "elementwise_flops", "bytes", "parameters_bytes", "exponentials"), 1)
+    return Floor(floor_ms=1.0, bound_by=bound, matrix_ms=1.0, bytes_ms=1.0, exponentials_ms=1.0, **costs)
+
+
+def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
+    clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (5.0, 5.5))
+    found = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
+    process = ProcessResult(status="ok", timing=timing(), interference=found)
+    out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
+    assert "vim_tiny,eager,b1: 1 of 3 blocks by steal: 5 ms without them, 5.5 ms with them" in out
+    assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
+    assert "the device's own rates moved by over 3 % in this pass" in out
+    plain, _ = shown(made())
+    assert not any(word in plain for word in ("blocks by", "audit:", "rates moved"))
+
+
+def test_on_a_gpu_the_provider_is_named_and_the_process_s_memory_is_not_the_device_s():
+    cuda = msgspec.structs.replace(ENVIRONMENT, device="cuda", gpu="GPU")
+    case = Case(model="square", variant=Variant.parse("onnxruntime"), provider="tensorrt")
+    out, _ = shown(made(case=case, environment=cuda, memory=Memory(rss_peak_bytes=321 * 2**20)))
+    assert "onnxruntime (tensorrt)" in out
+    assert "321" not in out
+
+
+def test_threads_stand_beside_the_options():
+    out, _ = shown(made(case=Case(model="square", options={"size": 64}, threads=2)))
+    assert "square size=64 threads=2" in out
+
+
+def test_a_row_holds_what_was_measured():
+    record = made(
+        case=Case(model="snn_onepass", variant=Variant(precision="fp16"), batch_size=64, options={"time_steps": 4}),
+        timing=timing(12.3456, low_ms=12.1, high_ms=12.5, p99_ms=14.0),
+        throughput_per_s=5184.0,
+        memory=Memory(rss_peak_bytes=300 * 2**20),
+        check=check(),
+        energy=ENERGY,
+        telemetry={"power_w@VDD_IN": Summary(5, 6.5, 7, 50, "fake")},
+    )
+    table, _ = shown(record)
+    for cell in ("snn_onepass time_steps=4", "eager-fp16", "64", "12.35 [12.1, 12.5]", "14", "5184"):
+        assert cell in table
+    for cell in ("31.5 ±2 %", "6.5", "300", "ok 3.0e-07", "cpu: cpu, 2 threads | clocks unknown"):
+        assert cell in table
+
+
+@pytest.mark.parametrize(
+    ("bound", "cell"), [("matrix", "3.42 (matrix)"), ("bytes", "3.42 (bytes)"), ("exponentials", "3.42 (exp)")]
+)
+def test_x_of_floor_names_what_binds(bound, cell):
+    table, _ = shown(made(x_of_floor=3.4156, floor=least(bound)))
+    assert cell in table
+    assert "below 1" not in table
+
+
+def test_a_case_below_its_floor_is_named():
+    table, _ = shown(made(flags=["faster_than_floor"]))
+    assert "x of floor: vim_tiny below 1" in table
+
+
+def test_a_full_row_fits_160_columns_and_180_with_its_accuracy():
+    busy = made(
+        case=Case(model="snn_stbif_resnet18", direction="training", batch_size=64),
+        timing=timing(123.4567, low_ms=120.12, high_ms=125.67, p99_ms=131.45),
+        throughput_per_s=518.4,
+        memory=Memory(rss_peak_bytes=1300 * 2**20),
+        check=check(rule="codes", flipped_share=2e-7),
+        energy=ENERGY,
+        telemetry={"power_w": Summary(5, 16.54, 7, 50, "fake")},
+        x_of_floor=13.4156,
+        floor=least("matrix"),
+    )
+    for record, columns in ((busy, 160), (msgspec.structs.replace(busy, accuracy=accuracy(images=1000)), 180)):
+        table, _ = shown(record)
+        assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= columns
+
+
+def test_what_was_not_measured_is_a_dash_with_its_note():
+    table, _ = shown(made())
+    assert "p99: a dash where fewer than 662 runs" in table
+    assert "energy: no power sensor was read" in table
+    assert " - " in table
+
+
+def test_what_did_not_run_says_why_below_the_table():
+    table, _ = shown(made(status="unsupported", timing=None, reason="no TensorRT here"))
+    assert "unsupported: vim_tiny eager b1: no TensorRT here" in table
+
+
+def test_checks_and_kernels_are_named():
+    spiking = check(rule="codes", passed=False, flipped_share=2e-3)
+    custom = made(case=Case(model="vim_tiny", variant=Variant(kernels="custom")), kernels_ran="c", check=spiking)
+    table, _ = shown(custom)
+    assert "custom (c)" in table
+    assert "FAILED 3.0e-07, 2e-03 flipped" in table
+    table, _ = shown(made(check=check(passed=False, void=True, note="rounding alone moves the output")))
+    assert "void 3.0e-07" in table
+    assert "check: vim_tiny: rounding alone moves the output" in table
+    table, _ = shown(made(check=check(images=64, argmax_disagreements=53)))
+    assert "ok 3.0e-07, 11 of 64 agree" in table
+
+
+def test_accuracy_has_a_column_where_any_record_has_it_and_the_drop_a_note():
+    lossy = made(case=Case(model="vim_tiny", variant=Variant(precision="bf16")), accuracy=accuracy(gained=1, lost=3))
+    table, _ = shown(made(accuracy=accuracy()), lossy, made(status="failed", timing=None, reason="no memory"))
+    assert "top-1 %" in table
+    assert table.count("50.0 [40.4, 59.6]") == 2
+    assert "top-1: over 100 of the 100 images of imagefolder:images" in table
+    assert "top-1: vim_tiny,bf16,b1: drop against plain fp32 2.00 [-2.81, 7.60] %: 1 gained, 3 lost" in table
+    assert "top-1" not in shown(made())[0]
+
+
+def test_accuracy_that_was_asked_for_and_not_measured_says_why():
+    table, _ = shown(made(missing={"accuracy": "the folder has 3 classes"}))
+    assert "top-1: not measured: the folder has 3 classes" in table
+    assert "top-1" not in shown(made(missing={"accuracy": NOT_ASKED}))[0]
+
+
+def test_how_far_a_stage_is_stands_behind_its_name():
+    err = io.StringIO()
+    screen = Screen(io.StringIO(), err, as_json=False)
+    screen.begin(PLAN)
+    screen.stage(PLAN[0], 0, "accuracy", 40)
+    assert "accuracy 40 %" in err.getvalue()
+
+
+def test_a_drop_beyond_the_limit_of_the_screen_is_named_below_its_line():
+    out = io.StringIO()
+    screen = Screen(out, io.StringIO(), as_json=False, requirements=Requirements(max_accuracy_drop=0.01))
+    screen.begin(PLAN)
+    record = made(accuracy=accuracy(lost=30), check=check())
+    screen.publish(record, encode(record))
+    screen.end()
+    assert "not eager: accuracy drop 30.00" in out.getvalue()
+
+
+def test_hostile_text_stays_text():
+    evil = "[bold red]x[/] [link=file:///etc/passwd]y"
+    table, _ = shown(made(status="failed", timing=None, reason=evil, case=Case(model="own.[blink]net.build")))
+    assert evil in table
+    assert "own.[blink]net" in table
+
+
+def test_json_is_the_records_alone():
+    record = made()
+    out, err = shown(record, as_json=True)
+    assert out.encode() == encode(record) + b"\n"
+    assert "[1/1] square eager b1 inference: warm up" in err
+
+
+def test_the_plan_says_what_runs_what_cannot_and_how_long():
+    out = io.StringIO()
+    print_plan(out, PLAN, {"not today": ["tensorrt", "tensorrt-fp16"]})
+    assert "square,eager,b1" in out.getvalue()
+    assert "1 case, at most about 00:00:22" in out.getvalue()
+    assert "cannot run here: not today: tensorrt, tensorrt-fp16" in out.getvalue()
+    assert "accuracy" not in out.getvalue()
+    print_plan(out, [replace(PLAN[0], accuracy="full")], {})
+    assert "accuracy comes on top: it takes as long as its images do" in out.getvalue()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_catalog_names_every_model_and_option(as_json):
+    out = io.StringIO()
+    print_catalog(out, as_json)
+    for name in ("vim_tiny", "snn_stbif_resnet18", "square", "time_steps", "p_scale", "compile-amp"):
+        assert name in out.getvalue()
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """One kernel, as if Triton 3.8.0 had compiled it."""
+    row = Compiled("lif", "fp16, [256]", "_lif", 87, 4, 46, 0, 512, 5 / 6, ("registers", "shared memory"), "")
+    monkeypatch.setattr(console, "compile_all", lambda **_: [row])
+    monkeypatch.setattr(console, "triton_version", lambda: "3.8.0")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_kernels_are_listed_with_what_they_take():
+    out, err = io.StringIO(), io.StringIO()
+    print_kernels(out, err, as_json=False)
+    assert "compiled by Triton 3.8.0" in out.getvalue()
+    row = next(line for line in out.getvalue().splitlines() if "lif" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["lif", "fp16, [256]", "87", "4", "46", "0", "512", "83", "registers, shared memory"]
+    assert err.getvalue().startswith("compiling the kernels: ")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_program_gets_every_field_of_a_kernel():
+    out = io.StringIO()
+    print_kernels(out, io.StringIO(), as_json=True)
+    listed = msgspec.json.decode(out.getvalue())
+    assert listed["triton"] == "3.8.0"
+    assert set(listed["kernels"][0]) == set(Compiled.__dataclass_fields__)
+    assert listed["kernels"][0]["occupancy"] == 5 / 6
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_terminal_sees_how_far_it_is(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def compile_all(progress):
+        progress(3, 12)
+        return []
+
+    monkeypatch.setattr(console, "compile_all", compile_all)
+    err = Terminal()
+    print_kernels(io.StringIO(), err, as_json=True)
+    assert "3/12" in err.getvalue()
+
+
+def test_kernels_that_cannot_be_compiled_are_unavailable(monkeypatch):
+    def compile_all():
+        raise CannotCompile("the package 'triton' is not installed")
+
+    monkeypatch.setattr(console, "compile_all", compile_all)
+    out = io.StringIO()
+    with pytest.raises(NotAvailable, match=r"unavailable: .*'triton' is not installed"):
+        print_kernels(out, io.StringIO(), as_json=True)
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 were there before"), (False, "the others took 14.5 s")])
+def test_the_files_of_a_variant_say_whether_they_were_there_before(reused, said):
+    file = ArtifactFacts(
+        key="k", format="onnx", bytes=1, sha256="s", made_at="t", made_on="m", versions={}, reused=reused, seconds=14.5
+    )
+    table, _ = shown(made(artifacts=[file]))
+    assert f"exported files: {'' if reused else '0 of 1 were there before, '}{said}" in table

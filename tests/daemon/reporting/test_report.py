@@ -1,0 +1,251 @@
+"""A report in each format: what a row holds, and a page that stands alone and says what strangers wrote as text."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from io import StringIO
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, made, timing
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import BlocksResult, Case, Check, Energy, Interference, ProcessResult, Variant, encode
+from benchd.daemon.reporting import report
+
+PASSED = Check(
+    passed=True, rule="outputs", images=8, max_abs_error=0, error_share=1e-6, tolerance=1, argmax_disagreements=0
+)
+ENERGY = Energy(
+    energy_j=10.0,
+    energy_err_j=0.2,
+    gross_per_inference_j=0.031,
+    scope="module",
+    source="ina3221",
+    sensor_period_s=0.1,
+    updates=99,
+)
+EVIL = "</script><b>|x"
+
+
+def record(run, variant, median_ms, **fields):
+    case = Case(
+        model="vim_tiny",
+        variant=Variant.parse(variant),
+        batch_size=fields.pop("batch", 1),
+        provider=fields.pop("provider", None),
+    )
+    processes = [ProcessResult(status="ok", timing=timing(median_ms * share)) for share in (0.999, 1.001)]
+    given = {"check": PASSED, "energy": ENERGY, "throughput_per_s": median_ms and 1e3 / median_ms}
+    given |= {"processes": processes}
+    given |= {"suite_id": f"s{run}", "t_wall": f"2026-01-{run:02d}T00:00:00.000Z", "timing": timing(median_ms)}
+    return made(run_id=f"{run}{variant}{case.batch_size}", case=case, **given | fields)
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A year's start of two variants, the second of which turns slower, two batch sizes, and a case that failed."""
+    found = [record(run, "eager", 9.0 + 0.01 * (run % 2)) for run in range(1, 13)]
+    found += [record(run, "custom", (4.0 if run < 7 else 4.5) + 0.01 * (run % 2)) for run in range(1, 13)]
+    found += [record(12, "eager", 30.0, batch=4)]
+    found += [record(13, "fp16", 1.0, status="failed", reason=EVIL, timing=None, energy=None, check=None, processes=[])]
+    found[-1] = msgspec.structs.replace(found[-1], device_id=EVIL, throughput_per_s=None)
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b"".join(encode(one) + b"\n" for one in found))
+    return path
+
+
+@pytest.fixture
+def written(results, tmp_path):
+    """Return a function that writes one format and returns its text and what was printed."""
+
+    def write(name):
+        out = StringIO()
+        assert report.report([results], [name], tmp_path / "out", out) == 0
+        return (tmp_path / "out" / f"report.{name}").read_text(), out.getvalue()
+
+    return write
+
+
+def test_csv_is_one_flat_row_a_record_with_units_in_its_header(written, tmp_path):
+    text, printed = written("csv")
+    rows = list(csv.DictReader(StringIO(text)))
+    assert len(rows) == 26
+    assert {"median_ms", "throughput_per_s", "energy_per_inference_j", "memory_mib"} <= rows[0].keys()
+    last = {row["variant"]: row for row in rows}["custom"]
+    assert (last["median_ms"], last["energy_error_share"], last["check"]) == ("4.5", "0.02", "passed")
+    assert rows[-1]["reason"] == EVIL
+    assert rows[-1]["median_ms"] == ""
+    assert "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (2x eager)\n" in printed
+    assert printed.endswith(f"{tmp_path / 'out' / 'report.csv'}\n")
+
+
+def test_a_row_tells_of_disturbed_blocks_with_both_medians():
+    clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (5.0, 5.5))
+    found = Interference(reasons=[["steal"], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
+    row = report.row(made(processes=[ProcessResult(status="ok", interference=found)]))
+    assert (row["disturbed_blocks"], row["clean_ms"], row["as_experienced_ms"]) == (1, 5.0, 5.5)
+    row = report.row(made())
+    assert (row["disturbed_blocks"], row["clean_ms"], row["as_experienced_ms"]) == (0, None, None)
+
+
+def test_a_row_names_the_provider_of_onnx_runtime():
+    assert report.row(record(1, "onnxruntime", 9.0, provider="tensorrt"))["provider"] == "tensorrt"
+    assert report.row(record(1, "onnxruntime", 9.0))["provider"] is None
+
+
+def test_a_row_holds_the_share_of_images_that_get_the_same_class():
+    found = Check(
+        passed=True, rule="codes", images=64, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=16
+    )
+    assert report.row(made(check=found))["agreement"] == 0.75
+    assert report.row(made(check=None))["agreement"] is None
+
+
+def test_json_holds_the_decisions_and_the_rows(written):
+    said = json.loads(written("json")[0])
+    assert said["decisions"][0]["ship"] == "custom"
+    assert said["decisions"][-1]["excluded"] == {"eager-fp16": f"failed: {EVIL}"}
+    assert len(said["records"]) == 26
+
+
+def test_markdown_and_the_page_name_what_excluded_a_variant(written, page):
+    assert "  - not eager-fp16: failed: &lt;/script>&lt;b>\\|x\n" in written("md")[0]
+    assert f"not eager-fp16: failed: {EVIL}" in page.words
+
+
+def test_markdown_is_a_table_of_whole_rows(written):
+    lines = written("md")[0].splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 28
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+
+
+class Page(HTMLParser):
+    """The tags, the text outside scripts, and each script of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.words, self._inside = [], [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        (self.scripts if self._inside == "script" else self.words).append(data)
+
+
+@pytest.fixture
+def page(written):
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    return Page(written("html")[0])
+
+
+def charts(page):
+    return json.loads(re.search(r"const charts = (.*);\n", page.scripts[-1])[1])
+
+
+def test_the_page_stands_alone(page):
+    assert not [attributes for _, attributes in page.tags if attributes.keys() & {"src", "href"}]
+    assert sum(tag == "script" for tag, _ in page.tags) == 2
+    assert sum(tag == "div" and attributes.get("class") == "chart" for tag, attributes in page.tags) == 5
+
+
+def test_the_page_shows_what_strangers_wrote_as_text(page):
+    assert not [tag for tag, _ in page.tags if tag == "b"]
+    assert EVIL in "".join(page.words)
+
+
+def test_the_charts_hold_the_front_and_the_new_level(page):
+    by_title = {chart["title"]: chart for chart in charts(page)}
+    front = next(trace for trace in by_title["Latency against energy"]["data"] if trace["name"] == "vim_tiny b1: front")
+    assert front["text"] == ["vim_tiny,custom,b1"]
+    (ring,) = [trace for trace in by_title["History by device"]["data"] if "a new level" in trace["name"]]
+    assert ring["x"] == ["2026-01-07T00:00:00.000Z"]
+    batches = next(trace for trace in by_title["Throughput by batch size"]["data"] if trace["name"] == "vim_tiny eager")
+    assert batches["x"] == [1, 4]
+    assert len(by_title["Run-to-run consistency"]["data"][0]["y"]) == 24
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """Return a function that returns the charts of these records by title, and the words of their page."""
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+
+    def draw(*found):
+        (tmp_path / "drawn").write_bytes(b"".join(encode(one) + b"\n" for one in found))
+        report.report([tmp_path / "drawn"], ["html"], tmp_path / "drawn-out", StringIO())
+        shown = Page((tmp_path / "drawn-out" / "report.html").read_text())
+        return {chart["title"]: chart["data"] for chart in charts(shown)}, "".join(shown.words)
+
+    return draw
+
+
+def points(traces):
+    """Return the texts of the points by the name of their trace."""
+    return {trace["name"]: trace["text"] for trace in traces}
+
+
+def test_what_cannot_win_is_a_cross_and_neither_ringed_nor_joined(drawn):
+    wrong = msgspec.structs.replace(PASSED, passed=False)
+    by_title, _ = drawn(
+        record(1, "eager", 9.0),
+        record(1, "custom", 4.0, check=wrong),
+        record(2, "eager", 1.0, batch=4, flags=["provider_fallback"]),
+    )
+    crosses = ["vim_tiny,custom,b1: fails its numerical check"]
+    crosses += ["vim_tiny,eager,b4: did not run as asked for (provider_fallback)"]
+    energy, batches, variants = list(by_title.values())[:3]
+    assert points(energy)["vim_tiny b1: front"] == ["vim_tiny,eager,b1"]
+    assert points(batches) == {"vim_tiny eager": ["vim_tiny,eager,b1"], "cannot win": crosses}
+    assert points(variants) == {"eager": ["vim_tiny,eager,b1"], "cannot win": crosses}
+    assert points(energy)["cannot win"] == crosses
+
+
+def test_charts_tell_devices_power_modes_and_scopes_apart(drawn):
+    cuda, low = (msgspec.structs.replace(ENVIRONMENT, **one) for one in ({"device": "cuda"}, {"power_mode": "15W"}))
+    board = msgspec.structs.replace(ENERGY, scope="GPU board")
+    by_title, _ = drawn(
+        record(1, "eager", 9.0),
+        record(2, "eager", 10.0, environment=low),
+        record(3, "eager", 1.0, environment=cuda, energy=board),
+    )
+    energy, batches, variants, consistency, _ = by_title.values()
+    fronts = {name for name in points(energy) if name.endswith("front")}
+    places = ("on cpu{}", "on cpu at 15W{}", "on cuda{}")
+    module, card = " of module: front", " of GPU board: front"
+    assert fronts == {f"vim_tiny b1 {one.format(end)}" for one, end in zip(places, (module, module, card), strict=True)}
+    assert points(batches).keys() == {f"vim_tiny eager {one.format('')}" for one in places}
+    assert sorted(variants[0]["x"]) == [f"vim_tiny b1 {one.format('')}" for one in places]
+    assert [box["name"] for box in consistency] == [f"vim_tiny,eager,b1 {one.format('')}" for one in places]
+
+
+def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
+    blocks = BlocksResult(median_ms=0.0, low_ms=None, high_ms=None, blocks=1)
+    found = Interference(reasons=[["steal"]], clean=blocks, as_experienced=blocks, all_flagged=True)
+    stopped = [ProcessResult(status="ok", timing=timing(0.0), interference=found)]
+    zeros = [record(run, "custom", 0.0, throughput_per_s=None, processes=stopped) for run in (1, 2)]
+    by_title, words = drawn(record(1, "eager", 9.0), record(2, "eager", 9.0), *zeros)
+    assert points(by_title["Variants by model"]) == {"eager": ["vim_tiny,eager,b1"]}
+    assert "Left out of the charts: vim_tiny,custom,b1 holds a time of 0 ms." in words
+    assert "vim_tiny b1: ship: eager" in words
+
+
+def test_records_without_energy_say_so(page, tmp_path):
+    path = tmp_path / "bare"
+    path.write_bytes(encode(made()) + b"\n")
+    report.report([path], ["html"], tmp_path / "bare-out", StringIO())
+    bare = Page((tmp_path / "bare-out" / "report.html").read_text())
+    assert "No record holds energy." in "".join(bare.words)
+
+
+def test_no_records_are_no_report(tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(UsageError, match="holds no record"):
+        report.report([tmp_path / "empty"], ["csv"], tmp_path, StringIO())

@@ -1,0 +1,102 @@
+import time
+
+import pytest
+from jetson_trees import AGX_ORIN, BOARDS, ORIN_NANO, build, show_emc
+from machines import desktop, write
+
+from benchd.daemon.sampling.sources.devfreq import MIN_INTERVAL_S, Devfreq
+
+NODE = f"sys/class/devfreq/{ORIN_NANO.gpu}"
+EMC = "sys/kernel/debug/bpmp/debug/clk/emc/rate"
+
+
+@pytest.fixture
+def nano(tmp_path):
+    return build(tmp_path, ORIN_NANO)
+
+
+def available(root):
+    sampler = Devfreq(root, min_interval_s=0.0)
+    assert sampler.unavailable() is None
+    return sampler
+
+
+def read(sampler):
+    samples = list(sampler.sample())
+    assert all((sample.source, sample.rail) == ("devfreq", "") for sample in samples)
+    return {sample.metric: sample.value for sample in samples}
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_load_and_clock_of_the_gpu_whatever_its_node_is_called(board, tmp_path):
+    found = read(available(build(tmp_path, board)))
+    assert found == {"gpu_utilization_percent": pytest.approx(43.7), "gpu_clock_hz": 510e6}
+
+
+def test_new_values_are_seen(nano):
+    sampler = available(nano)
+    write(nano, {f"{NODE}/device/load": "1000\n", f"{NODE}/cur_freq": "306000000\n"})
+    assert read(sampler) == {"gpu_utilization_percent": 100.0, "gpu_clock_hz": 306e6}
+
+
+def test_the_memory_controller_where_the_kernel_shows_it(nano):
+    show_emc(nano)
+    sampler = available(nano)
+    found = read(sampler)
+    assert (found["emc_clock_hz"], found["emc_utilization_percent"]) == (2133e6, pytest.approx(25.0))
+    write(nano, {EMC: "204000000\n"})  # the average still counts what the faster clock did
+    assert read(sampler)["emc_utilization_percent"] == 100.0
+
+
+def test_the_monitor_of_the_memory_at_its_other_place(nano):
+    write(nano, {EMC: "2133000000\n", "sys/kernel/actmon_avg_activity/mc_all": "21330000\n"})
+    assert read(available(nano))["emc_utilization_percent"] == pytest.approx(10.0)
+
+
+def test_the_memory_s_clock_without_its_monitor(nano):
+    write(nano, {EMC: "2133000000\n"})
+    found = read(available(nano))
+    assert found["emc_clock_hz"] == 2133e6
+    assert "emc_utilization_percent" not in found
+
+
+@pytest.mark.parametrize("name", ["cur_freq", "device/load"])
+@pytest.mark.parametrize("target", ["/proc/self/mem", "/proc/sys/vm/drop_caches", "/proc", "/nowhere"])
+def test_a_file_that_cannot_be_read_is_named(name, target, nano):
+    file = nano / NODE / name
+    file.unlink()
+    file.symlink_to(target)
+    metric = {"cur_freq": "gpu_clock_hz", "device/load": "gpu_utilization_percent"}[name]
+    assert metric in Devfreq(nano).unavailable()
+
+
+@pytest.mark.parametrize("load", ["", "garbage", "1001", "-1"])
+def test_a_load_that_is_none_ends_the_reading(load, nano):
+    sampler = available(nano)
+    write(nano, {f"{NODE}/device/load": load})
+    with pytest.raises((OSError, ValueError), match="gpu_utilization_percent"):
+        read(sampler)
+    assert "gpu_utilization_percent" in Devfreq(nano).unavailable()
+
+
+def test_a_clock_of_zero_under_the_memory_s_load_is_no_number(nano):
+    show_emc(nano)
+    sampler = available(nano)
+    write(nano, {EMC: "0\n"})
+    with pytest.raises(OSError, match="emc_utilization_percent"):
+        read(sampler)
+
+
+def test_no_gpu_or_more_than_one(tmp_path):
+    assert "0 nodes" in Devfreq(desktop(tmp_path / "desktop")).unavailable()
+    root = build(tmp_path, AGX_ORIN)
+    write(root, {f"{NODE}/cur_freq": "510000000\n"})
+    assert "2 nodes" in Devfreq(root).unavailable()
+
+
+def test_no_more_than_ten_readings_a_second(nano):
+    sampler = Devfreq(nano)
+    assert sampler.unavailable() is None
+    first = list(sampler.sample())
+    assert first
+    assert list(sampler.sample()) == [] or time.monotonic_ns() - first[0].t_ns > MIN_INTERVAL_S * 1e9

@@ -1,0 +1,309 @@
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from jetson_trees import (
+    AGX_ORIN,
+    BOARDS,
+    DEVICES,
+    ORIN_NANO,
+    Rail,
+    add_chip,
+    build,
+    lose_rail,
+    rail,
+    rebind,
+    rename_rail,
+    set_rail,
+)
+from machines import desktop, write
+
+from benchd.daemon.sampling.sources import Metered
+from benchd.daemon.sampling.sources.ina3221 import MODULE_RAILS, RESET_PERIOD_S, Ina3221
+
+EIO = "/proc/self/mem"  # nothing is mapped at 0
+EACCES = "/proc/sys/vm/drop_caches"  # for writing only, even for root
+FAULTS = {"Input/output error": EIO, "Permission denied": EACCES, "Is a directory": "/proc"}
+
+
+def available(root):
+    sampler = Ina3221(root)
+    assert sampler.unavailable() is None
+    return sampler
+
+
+def read(sampler):
+    """What a reading yields, as watts by rail, and the error it ends with."""
+    watts = {}
+    try:
+        for sample in sampler.sample():
+            assert (sample.metric, sample.source) == ("power_w", "ina3221")
+            assert sample.rail not in watts
+            watts[sample.rail] = sample.value
+    except OSError as error:
+        return watts, str(error)
+    return watts, None
+
+
+def put_link(file, target):
+    file.unlink()
+    file.symlink_to(target)
+
+
+@contextmanager
+def device_that_goes(file, milliamps):
+    """Let `file` hold a value until the block ends; then reading it fails as a kernel's file does, open or not."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        score = f"/proc/{process.pid}/oom_score_adj"
+        with open(score, "w") as adjustment:  # noqa: PTH123
+            adjustment.write(str(milliamps))
+        put_link(file, score)
+        yield
+        process.kill()
+
+
+@pytest.fixture
+def nano(tmp_path):
+    return build(tmp_path, ORIN_NANO)
+
+
+@pytest.fixture
+def agx(tmp_path):
+    return build(tmp_path, AGX_ORIN)
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_each_rail_is_volts_times_amps(board, tmp_path):
+    watts, error = read(available(build(tmp_path, board)))
+    assert error is None
+    assert {rail: value for rail, value in watts.items() if rail} == pytest.approx(board.rails())
+
+
+@pytest.mark.parametrize("name", ["orin_nano", "orin_nx"])
+def test_the_total_of_a_module_with_an_input_rail_is_that_rail(name, tmp_path):
+    sampler = available(build(tmp_path, BOARDS[name]))
+    assert isinstance(sampler, Metered)
+    first, *parts = sampler.power_sources()
+    assert (first.rail, first.scope, first.total) == ("VDD_IN", "module input VDD_IN", True)
+    assert [(part.rail, part.total) for part in parts] == [("VDD_CPU_GPU_CV", False), ("VDD_SOC", False)]
+    assert "" not in read(sampler)[0]
+
+
+def test_the_total_of_an_agx_is_a_sum_that_counts_the_memory_once(agx):
+    sampler = available(agx)
+    first, *parts = sampler.power_sources()
+    assert first.scope == "sum of module rails VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0"
+    assert (first.rail, first.total) == ("", True)
+    assert {part.rail for part in parts} == {*MODULE_RAILS, "VDDQ_VDD2_1V8AO"}
+    assert not any(part.total for part in parts)
+    assert read(sampler)[0][""] == pytest.approx(19.04 * 0.320 + 19.04 * 0.180 + 5.032 * 0.960)
+
+
+def test_sensors_of_the_carrier_are_not_in_the_sum(agx):
+    before = read(available(agx))[0][""]
+    add_chip(agx, "2-0041", 5, {1: Rail("CVB_ATX_12V", 12000, 900), 2: Rail("CVB_ATX_3V3", 3296, 250)}, 2000)
+    watts, _ = read(available(agx))
+    assert watts[""] == before
+    assert watts["CVB_ATX_12V"] == pytest.approx(10.8)
+
+
+def test_rails_that_are_no_whole_have_no_total(tmp_path):
+    board = replace(AGX_ORIN, chips={"1-0040": {1: Rail("VDD_GPU_SOC", 5000, 500), 2: Rail("VDD_CPU_CV", 5000, 500)}})
+    sampler = available(build(tmp_path, board))
+    assert [source.total for source in sampler.power_sources()] == [False, False]
+    assert set(read(sampler)[0]) == {"VDD_GPU_SOC", "VDD_CPU_CV"}
+
+
+def test_the_layout_of_jetpack_4(tmp_path):
+    write(tmp_path, {f"{DEVICES}/7-0040/name": "ina3221x\n"})
+    rails = {0: ("VDD_IN", 5000, 1500), 1: ("VDD_CPU_GPU_CV", 5000, 700), 2: ("VDD_SOC", 4992, 300)}
+    for channel, (label, millivolts, milliamps) in rails.items():
+        values = {"rail_name": label, "in_voltage": millivolts, "in_current": milliamps}
+        names = {"rail_name": f"rail_name_{channel}"}
+        write(
+            tmp_path / DEVICES / "7-0040/iio:device0",
+            {names.get(name, f"{name}{channel}_input"): f"{value}\n" for name, value in values.items()},
+        )
+    sampler = available(tmp_path)
+    assert read(sampler)[0] == pytest.approx({"VDD_IN": 7.5, "VDD_CPU_GPU_CV": 3.5, "VDD_SOC": 1.4976})
+    assert sampler.power_sources()[0].period_s == RESET_PERIOD_S
+
+
+@pytest.mark.parametrize(
+    ("interval", "samples", "period_s", "averaging_s"),
+    [("7", "1", 0.007, 0.0), ("7", "16", 0.007, 0.112), (None, None, RESET_PERIOD_S, 0.0)],
+)
+def test_period_and_averaging_are_those_the_chip_is_set_to(interval, samples, period_s, averaging_s, nano):
+    folder, _ = rail(nano, "VDD_IN")
+    for name, value in (("update_interval", interval), ("samples", samples)):
+        (folder / name).unlink() if value is None else write(folder, {name: f"{value}\n"})
+    for source in available(nano).power_sources():
+        assert (source.period_s, source.averaging_s) == pytest.approx((period_s, averaging_s))
+
+
+def test_the_slowest_part_sets_the_period_of_a_sum(agx):
+    add_chip(agx, "1-0042", 5, {1: Rail("VIN_SYS_5V0", 5032, 960)}, 2000)
+    rename_rail(agx, "VIN_SYS_5V0", "NC")
+    folder, _ = rail(agx, "VIN_SYS_5V0")
+    write(folder, {"update_interval": "49\n"})
+    assert available(agx).power_sources()[0].period_s == 0.049
+
+
+def test_stamps_lie_within_the_reading_and_go_on_where_a_value_stands_still(nano):
+    sampler = available(nano)
+    stamps = []
+    for _ in range(2):
+        before_ns = time.monotonic_ns()
+        samples = list(sampler.sample())
+        assert all(before_ns <= sample.t_ns <= time.monotonic_ns() for sample in samples)
+        stamps += [sample.t_ns for sample in samples]
+    assert stamps == sorted(set(stamps))
+
+
+def test_new_values_are_seen(nano):
+    sampler = available(nano)
+    set_rail(nano, "VDD_IN", 5000, 3000)
+    assert read(sampler)[0]["VDD_IN"] == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_numbers_of_hwmon_do_not_matter(board, tmp_path):
+    build(tmp_path, board)
+    before = read(available(tmp_path))
+    rebind(tmp_path)
+    assert read(available(tmp_path)) == before
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_driver_bound_again_costs_a_reading_and_changes_no_rail(board, tmp_path):
+    sampler = available(build(tmp_path, board))
+    before = read(sampler)
+    rebind(tmp_path)
+    watts, error = read(sampler)
+    assert watts == {}
+    assert all(label in error for label in board.rails())
+    assert read(sampler) == before
+
+
+@pytest.mark.parametrize("lost", ORIN_NANO.rails())
+def test_a_rail_that_is_lost_ends_and_is_named(lost, nano):
+    sampler = available(nano)
+    lose_rail(nano, lost)
+    for _ in range(2):
+        watts, error = read(sampler)
+        assert watts.keys() == ORIN_NANO.rails().keys() - {lost}
+        assert f"rail {lost}" in error
+
+
+@pytest.mark.parametrize("lost", AGX_ORIN.rails())
+def test_a_sum_with_a_part_lost_ends(lost, agx):
+    sampler = available(agx)
+    lose_rail(agx, lost)
+    for _ in range(2):
+        watts, error = read(sampler)
+        assert ("" in watts) == (lost not in MODULE_RAILS)
+        assert f"rail {lost}" in error
+
+
+def test_a_rail_that_is_renamed_ends_and_its_new_name_is_not_taken_for_another(nano):
+    sampler = available(nano)
+    rename_rail(nano, "VDD_IN", "VDD_5V")
+    for _ in range(2):
+        watts, error = read(sampler)
+        assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+        assert "rail VDD_IN" in error
+        assert "VDD_5V" in error
+
+
+def test_two_rails_that_swap_labels_are_followed(nano):
+    sampler = available(nano)
+    for old, new in (("VDD_IN", "x"), ("VDD_SOC", "VDD_IN"), ("x", "VDD_SOC")):
+        rename_rail(nano, old, new)
+    assert read(sampler)[0].keys() == {"VDD_CPU_GPU_CV"}
+    watts, error = read(sampler)
+    assert (watts["VDD_IN"], watts["VDD_SOC"]) == pytest.approx((4.976 * 0.304, 4.984 * 1.2))
+    assert error is None
+
+
+@pytest.mark.parametrize("name", ["in1_input", "curr1_input"])
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_value_that_fails_from_the_start(reason, name, nano):
+    put_link(rail(nano, "VDD_IN")[0] / name, FAULTS[reason])
+    assert "rail VDD_IN" in Ina3221(nano).unavailable()
+    assert reason in Ina3221(nano).unavailable()
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_label_that_fails(fault, nano):
+    sampler = available(nano)
+    label = rail(nano, "VDD_IN")[0] / "in1_label"
+    rename_rail(nano, "VDD_IN", "")
+    put_link(label, fault)
+    assert "in1_label cannot be read" in Ina3221(nano).unavailable()
+    watts, error = read(sampler)
+    assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+    assert "rail VDD_IN" in error
+
+
+def test_a_device_that_goes_then_fails_differently_then_comes_back(nano):
+    folder, _ = rail(nano, "VDD_IN")
+    current = folder / "curr1_input"
+    with device_that_goes(current, 960):
+        sampler = available(nano)
+        assert read(sampler)[0]["VDD_IN"] == pytest.approx(4.984 * 0.960)
+    watts, error = read(sampler)
+    assert "No such process" in error
+    assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+    put_link(current, EIO)
+    watts, error = read(sampler)
+    assert "Input/output error" in error
+    assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+    current.unlink()
+    set_rail(nano, "VDD_IN", 5000, 2000)
+    assert read(sampler)[0]["VDD_IN"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("millivolts", "milliamps"),
+    [
+        ("", 1200),
+        ("garbage", 1200),
+        (4984, "32760 ma"),
+        (4984, "1200.5"),
+        (0, 1200),
+        (-8, 1200),
+        (32760, 1200),
+        (4984, 32760),
+        (4984, -1200),
+    ],
+)
+def test_a_value_that_no_sensor_can_have_is_none(millivolts, milliamps, nano):
+    sampler = available(nano)
+    set_rail(nano, "VDD_IN", millivolts, milliamps)
+    watts, error = read(sampler)
+    assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+    assert "rail VDD_IN" in error
+    assert "rail VDD_IN" in Ina3221(nano).unavailable()
+
+
+def test_a_rail_without_load_may_read_a_little_below_zero(nano):
+    set_rail(nano, "VDD_SOC", 4976, -8)
+    assert read(available(nano))[0]["VDD_SOC"] == pytest.approx(4.976 * -0.008)
+
+
+def test_full_scale_depends_on_the_shunt(agx):
+    sampler = available(agx)
+    set_rail(agx, "VIN_SYS_5V0", 5000, 32760)
+    assert read(sampler)[0]["VIN_SYS_5V0"] == pytest.approx(163.8)
+
+
+def test_a_label_twice_is_no_rail_to_trust(nano):
+    add_chip(nano, "2-0040", 5, {1: Rail("VDD_IN", 12000, 900)}, 2000)
+    assert "two rails are labelled VDD_IN" in Ina3221(nano).unavailable()
+
+
+def test_a_machine_without_the_chip(tmp_path):
+    assert "no INA3221" in Ina3221(desktop(tmp_path)).unavailable()
+    assert Ina3221(tmp_path).power_sources() == []

@@ -1,0 +1,41 @@
+"""Energy by NVML's counter, end to end: a stub of the library under the real binding, the real sampler process."""
+
+import time
+
+import pytest
+
+pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+
+from fake_nvml import FIRST, FakeNvml
+
+from benchd.daemon.records import Window
+from benchd.daemon.sampling import energy
+from benchd.daemon.sampling.child import SamplerProcess
+from benchd.daemon.verdicts.statistics import median
+
+PERIOD_S, WINDOW_S = 0.05, 0.5
+
+
+def test_the_counter_gives_a_known_load_within_a_third_of_a_percent(tmp_path, monkeypatch):
+    fake = FakeNvml(tmp_path)
+    fake.set(watts=50, swing=0, square_s=1, tick_s=0.1)
+    for name, value in fake.environment.items():
+        monkeypatch.setenv(name, value)
+    with SamplerProcess([f"nvml={FIRST}"], PERIOD_S) as sampler:
+        time.sleep(2.0)
+        windows = []
+        for _ in range(8):
+            start = time.monotonic_ns()
+            time.sleep(WINDOW_S)
+            windows.append(Window(start, time.monotonic_ns()))
+        time.sleep(1.0)
+        assert sampler.flush()
+        samples = sampler.raw(Window(0, time.monotonic_ns()))
+        sources = sampler.power()
+    found = [energy.measure(samples, sources, window, 1, PERIOD_S) for window in windows]
+    truths = [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
+    assert {(each.metric, each.scope) for each in found} == {("energy_counter_j", "GPU board")}
+    errors = [abs(each.energy_j - truth) for each, truth in zip(found, truths, strict=True)]
+    covered = [error <= each.energy_err_j for error, each in zip(errors, found, strict=True)]
+    assert sum(covered) >= len(covered) - 2  # bars are of 95 %, and another process may take the CPU for long
+    assert median([error / truth for error, truth in zip(errors, truths, strict=True)]) <= 0.003

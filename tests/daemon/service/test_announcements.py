@@ -1,0 +1,37 @@
+"""What stands on the broker about a plan that changes while nobody listens."""
+
+import msgspec
+from links import unstarted
+from records_made import INFO
+
+from benchd.daemon.delivery.messages import SuiteInfo
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.service import announcements
+from benchd.daemon.service.announcements import MAX_GONE
+
+TOPICS = Topics("d")
+
+
+def introduced(tmp_path, known, planned):
+    """Return what a new connection is told to take away, and what is known then."""
+    said = msgspec.structs.replace(INFO, suites=[SuiteInfo(name="s", when=None, cases=planned)])
+    with unstarted(tmp_path / "outbox.db", TOPICS) as link:
+        known = announcements.introduce(link, TOPICS, said, known, home_assistant=False)
+        documents = iter(link.take_document, None)
+        return {topic for topic, body in documents if not body}, known
+
+
+def test_a_case_that_has_left_is_taken_away_at_every_start_until_it_is_planned_again(tmp_path):
+    taken, known = introduced(tmp_path, [], ["a", "b"])
+    assert taken == set()
+    for _ in ("reload while the broker is away", "restart"):
+        taken, known = introduced(tmp_path, known, ["a"])
+        assert taken == {TOPICS.latest("b")}
+    assert introduced(tmp_path, known, ["a", "b"]) == (set(), ["a", "b"])
+
+
+def test_of_many_that_have_left_the_last_ones_stay_known(tmp_path):
+    old, new = [[f"{letter}{number:03}" for number in range(MAX_GONE)] for letter in "ab"]
+    taken, known = introduced(tmp_path, old + new, ["c"])
+    assert taken == {TOPICS.latest(case_id) for case_id in old + new}
+    assert known == [*new, "c"]

@@ -1,0 +1,94 @@
+"""What becomes of commands between the link and the agenda: taken in, refused, waited with, carried out, answered."""
+
+import msgspec
+import pytest
+from links import unstarted
+
+from benchd.daemon.config import Config, Suite
+from benchd.daemon.delivery.commands import BURST, Arrived, Gate
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.service import remote as module
+from benchd.daemon.service.agenda import Agenda
+from benchd.daemon.service.remote import Remote
+from benchd.daemon.service.schedule import State
+
+TOPICS = Topics("d")
+SUITE = Suite(name="s", models=["square"], variants=["eager"])
+
+
+class Asked:
+    """A Remote behind a link that never starts."""
+
+    def __init__(self, link, outbox):
+        self.link, self.agenda = link, Agenda(Config(suite=[SUITE]), Machine("cpu", True), State())
+        self.remote = Remote(link, Gate(TOPICS), self.agenda, outbox, None, lambda: None, lambda: None)
+        self._asked = 0
+
+    def hear(self, verb, **given):
+        """Let a command come in."""
+        self._asked += 1
+        beside = {"expire_s": given.pop("expire_s")} if "expire_s" in given else {}
+        body = msgspec.json.encode({"id": str(self._asked), "client": "me", **given})
+        self.link.seen.commands.append(Arrived(f"{TOPICS.root}cmd/{verb}", body, False, **beside))
+
+    def answers(self, *, timed=False):
+        """Take in what has come; return the answers that there are then, by id."""
+        self.remote.listen()
+        self.remote.carry_out(timed=timed)
+        answers = iter(self.link.take_answer, None)
+        return {answer.topic.rpartition("/")[2]: msgspec.json.decode(answer.body) for answer in answers}
+
+
+@pytest.fixture
+def asked(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox, unstarted(tmp_path / "outbox.db", TOPICS) as link:
+        yield Asked(link, outbox)
+
+
+def test_every_pass_of_several_cancels_at_once_is_under_way_no_more(asked):
+    running, waiting = (asked.agenda.begin(SUITE).suite_id for _ in range(2))
+    asked.hear("cancel", suite_id=running)
+    asked.hear("cancel", suite_id=waiting)
+    answers = asked.answers(timed=True)
+    assert [answer["accepted"] for answer in answers.values()] == [True, True]
+    assert not asked.agenda.is_under_way(running)
+    assert not asked.agenda.is_under_way(waiting)
+
+
+def test_a_command_that_expires_while_it_waits_is_refused_when_its_turn_comes(asked):
+    asked.hear("run", suite="s", expire_s=0)
+    asked.hear("run", suite="s", expire_s=600)
+    assert asked.answers(timed=True) == {}
+    answers = asked.answers()
+    assert (answers["1"]["accepted"], answers["1"]["reason"]) == (False, "it expired while it waited")
+    assert answers["2"]["accepted"]
+    assert len(asked.agenda.state.passes) == 1
+
+
+def test_more_commands_than_may_wait_are_refused_and_none_is_forgotten(asked, monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    for _ in range(4):
+        asked.hear("list")
+    refused = asked.answers(timed=True)
+    assert [(key, answer["reason"]) for key, answer in refused.items()] == [("4", "3 commands wait already")]
+    answers = asked.answers()
+    assert [(key, answer["accepted"]) for key, answer in answers.items()] == [("1", True), ("2", True), ("3", True)]
+
+
+def test_the_first_of_a_flood_is_answered_and_logged(asked, capsys):
+    for _ in range(BURST + 5):
+        asked.hear("list")
+    answers = asked.answers()
+    assert len(answers) == BURST + 1
+    assert answers[str(BURST + 1)]["reason"].startswith("more than 2 commands a second")
+    assert capsys.readouterr().err.count("command refused: ") == 1
+
+
+def test_what_the_log_quotes_of_a_command_is_one_line(asked, capsys):
+    asked.hear("run", **{"x\nbenchd: all is well\x1b[2J": 1})
+    asked.answers()
+    said = capsys.readouterr().err
+    assert "unknown field" in said
+    assert said.isprintable() or said[:-1].isprintable()

@@ -1,0 +1,124 @@
+"""Which pass is due: missed times, clocks that jump, delays, limits and restarts, by times given to pure functions."""
+
+import msgspec
+import pytest
+
+from benchd.daemon.config import Suite
+from benchd.daemon.service import schedule
+from benchd.daemon.service.schedule import State
+
+HOUR_S, YEAR_S = 3600.0, 365 * 86400.0
+NOW_S = 1_790_000_000.0
+HOURLY = Suite(name="hourly", every="1h")
+CASES = {"hourly": ["a", "b"], "by-hand": ["c"]}
+
+
+def at(now_s, state=None, suites=(HOURLY,)):
+    """Return the state after a look at the clock."""
+    state = schedule.serve(state or State(), suites, now_s)
+    return schedule.begin_due(state, suites, CASES, now_s, "device")
+
+
+def names(state):
+    return [entry.suite.name for entry in state.passes]
+
+
+def test_a_new_suite_waits_for_its_first_time_and_then_begins():
+    state = at(NOW_S)
+    assert names(state) == []
+    assert schedule.due_s(HOURLY, state, "device") == NOW_S + HOUR_S
+    assert names(at(NOW_S + HOUR_S - 1, state)) == []
+    assert names(at(NOW_S + HOUR_S, state)) == ["hourly"]
+
+
+def test_a_suite_without_a_trigger_never_begins_by_itself():
+    by_hand = Suite(name="by-hand")
+    assert at(NOW_S, suites=[by_hand]).served_s == {}
+    assert schedule.due_s(by_hand, State(), "device") is None
+
+
+def test_missed_times_become_one_pass():
+    state = at(NOW_S + 100.5 * HOUR_S, at(NOW_S))
+    assert names(state) == ["hourly"]
+    (entry,) = state.passes
+    state = schedule.drop(state, entry.suite_id)
+    assert names(at(NOW_S + 101 * HOUR_S, state)) == []
+    assert names(at(NOW_S + 101.5 * HOUR_S, state)) == ["hourly"]
+
+
+def test_a_suite_that_is_still_under_way_is_not_begun_twice():
+    state = at(NOW_S + HOUR_S, at(NOW_S))
+    assert names(at(NOW_S + 3 * HOUR_S, state)) == ["hourly"]
+
+
+@pytest.mark.parametrize("jump_s", [YEAR_S, -YEAR_S])
+def test_a_clock_that_jumps_a_year_costs_at_most_one_pass_and_the_schedule_goes_on(jump_s):
+    state = at(NOW_S + jump_s, at(NOW_S))
+    assert len(names(state)) == (jump_s > 0)
+    state = msgspec.structs.replace(state, passes=[])
+    assert names(at(NOW_S + jump_s + 0.5 * HOUR_S, state)) == []
+    assert names(at(NOW_S + jump_s + HOUR_S, state)) == ["hourly"]
+
+
+def test_a_step_back_by_ntp_does_not_run_a_suite_again():
+    daily = Suite(name="hourly", cron="0 * * * *")
+    state = at(NOW_S, suites=[daily])
+    due_s = schedule.due_s(daily, state, "device")
+    state = msgspec.structs.replace(at(due_s + 0.5, state, [daily]), passes=[])
+    assert names(at(due_s - 0.5, state, [daily])) == []
+    assert names(at(due_s, state, [daily])) == []
+
+
+def test_devices_begin_apart_but_each_always_at_its_own_time():
+    spread = Suite(name="hourly", at="02:30", random_delay_s=1800.0)
+    delays = [schedule.delay_s(spread, f"device-{number}") for number in range(200)]
+    assert all(0 <= delay < 1800 for delay in delays)
+    assert len({delay // 300 for delay in delays}) == 6
+    assert delays[0] == schedule.delay_s(spread, "device-0")
+    state = at(NOW_S, suites=[spread])
+    first_s = schedule.due_s(spread, state, "device")
+    state = msgspec.structs.replace(at(first_s, state, [spread]), passes=[])
+    assert schedule.due_s(spread, state, "device") == pytest.approx(first_s + 86400, abs=1e-3)
+
+
+def test_a_pass_goes_on_after_a_restart_with_its_next_unfinished_case():
+    state = at(NOW_S + HOUR_S, at(NOW_S))
+    (entry,) = state.passes
+    state = schedule.finish(state, entry.suite_id, "a", 60.0)
+    read_back = msgspec.json.decode(msgspec.json.encode(state), type=State)
+    assert read_back == state
+    assert [entry.left for entry in at(NOW_S + 1.5 * HOUR_S, read_back).passes] == [["b"]]
+    assert schedule.finish(read_back, entry.suite_id, "b", 60.0).passes == []
+
+
+def test_no_case_begins_once_the_time_limit_is_spent():
+    limited = Suite(name="hourly", every="1h", time_limit_s=100.0)
+    state = schedule.begin(State(), limited, ["a", "b", "c"])
+    suite_id = state.passes[0].suite_id
+    state = schedule.finish(state, suite_id, "a", 60.0)
+    assert state.passes[0].left == ["b", "c"]
+    assert schedule.finish(state, suite_id, "b", 60.0).passes == []
+
+
+def test_a_case_to_be_measured_again_is_the_last_of_its_pass_unless_its_time_is_over():
+    suite = Suite(name="s", time_limit_s=10.0)
+    state = schedule.begin(State(), suite, ["a", "b"])
+    (entry,) = state.passes
+    state = schedule.finish(state, entry.suite_id, "a", 3.0, again=True)
+    assert [entry.left for entry in state.passes] == [["b", "a"]]
+    state = schedule.finish(state, entry.suite_id, "b", 3.0)
+    assert [entry.left for entry in schedule.finish(state, entry.suite_id, "a", 3.0, again=True).passes] == [["a"]]
+    assert schedule.finish(state, entry.suite_id, "a", 9.0, again=True).passes == []
+
+
+def test_a_suite_that_has_left_the_configuration_is_forgotten_but_its_pass_ends_as_it_began():
+    state = at(NOW_S + HOUR_S, at(NOW_S))
+    state = at(NOW_S + HOUR_S, state, suites=[])
+    assert state.served_s == {}
+    assert names(state) == ["hourly"]
+
+
+def test_a_pass_by_command_stands_beside_the_scheduled_one():
+    state = schedule.begin(State(), HOURLY, ["a"], by_command=True)
+    state = schedule.serve(state, [HOURLY], NOW_S)
+    assert names(at(NOW_S + HOUR_S, state)) == ["hourly", "hourly"]

@@ -1,0 +1,126 @@
+"""A journal after every way a write can end."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records_made import made
+
+from benchd.daemon.delivery import disk_reserve
+from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.errors import SchemaError, UsageError
+from benchd.daemon.journal import Journal, read
+
+
+def append(path, *records):
+    with closing(Journal(path)) as journal:
+        for record in records:
+            journal.append(record)
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    path = tmp_path / "made" / "here" / "records.jsonl"
+    append(path, b'{"a":1}')
+    append(path, b'{"b":"\xc3\xa4"}', b"x" * 300_000)
+    assert list(read(path)) == [b'{"a":1}', b'{"b":"\xc3\xa4"}', b"x" * 300_000]
+
+
+def test_a_record_of_two_lines_is_refused(tmp_path):
+    path = tmp_path / "records.jsonl"
+    with closing(Journal(path)) as journal, pytest.raises(ValueError, match="more than one line"):
+        journal.append(b"{\n}")
+    assert path.read_bytes() == b""
+
+
+def test_a_torn_last_line_is_named_by_its_number(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"a":1}\n{"b":2}\n{"c":')
+    lines = read(path)
+    assert [next(lines), next(lines)] == [b'{"a":1}', b'{"b":2}']
+    with pytest.raises(SchemaError, match=r"records\.jsonl line 3: cut off"):
+        next(lines)
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda record: b"\n" not in record), min_size=1), st.data())
+def test_a_record_after_a_crash_has_a_line_of_its_own(tmp_path_factory, records, data):
+    path = tmp_path_factory.mktemp("journal") / "records.jsonl"
+    append(path, *records)
+    whole = path.read_bytes()
+    kept = data.draw(st.integers(0, len(whole)))
+    os.truncate(path, kept)
+    append(path, b"after")
+    lines = list(read(path))
+    complete = whole[:kept].count(b"\n")
+    assert lines[:complete] == records[:complete]
+    assert lines[-1] == b"after"
+    assert len(lines) <= complete + 2
+
+
+def test_what_was_announced_is_there_after_a_kill(tmp_path):
+    path = tmp_path / "records.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from benchd.daemon.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "for number in range(10**6): journal.append(b'%d' % number); print(number, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as child:
+        announced = [int(child.stdout.readline()) for _ in range(100)]
+        child.kill()
+        announced += [int(line) for line in child.stdout if line.endswith(b"\n")]
+    append(path, b"after")
+    lines = list(read(path))
+    assert [int(line) for line in lines[: len(announced)]] == announced
+    assert lines[-1] == b"after"
+
+
+@pytest.fixture
+def sink(tmp_path):
+    sink = JournalSink(tmp_path / "records.jsonl")
+    with closing(sink._journal):
+        yield sink
+
+
+def test_a_long_journal_moves_to_where_it_is_compressed_and_a_new_one_begins(tmp_path, sink):
+    record, runs = made(), tmp_path / "runs"
+    sink.publish(record, b"x" * 99)
+    sink.put_away(runs, 1000.0, from_bytes=101)
+    assert not runs.exists()
+    sink.put_away(runs, 1000.0, from_bytes=100)
+    sink.publish(record, b"y")
+    assert list(read(tmp_path / "records.jsonl")) == [b"y"]
+    assert list(read(runs / "records-1000.jsonl")) == [b"x" * 99]
+    disk_reserve.tidy(runs, time.time())
+    assert [path.name for path in runs.iterdir()] == ["records-1000.jsonl.gz"]
+
+
+def test_a_journal_that_will_not_move_is_gone_on_with(tmp_path, sink):
+    (tmp_path / "runs").touch()
+    sink.publish(made(), b"x")
+    with pytest.raises(UsageError, match=r"runs/records-1000\.jsonl: File exists"):
+        sink.put_away(tmp_path / "runs", 1000.0, from_bytes=1)
+    sink.publish(made(), b"y")
+    assert list(read(tmp_path / "records.jsonl")) == [b"x", b"y"]
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_cause(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    path = tmp_path / "file" / "records.jsonl"
+    with pytest.raises(UsageError, match=r"file/records\.jsonl: (File exists|Not a directory)"):
+        Journal(path)
+
+
+def test_a_file_that_is_absent_is_named_with_the_cause(tmp_path):
+    with pytest.raises(UsageError, match=r"records\.jsonl: No such file"):
+        list(read(tmp_path / "records.jsonl"))
+
+
+def test_a_full_disk_is_named_with_the_cause(tmp_path):
+    full = tmp_path / "records.jsonl"
+    full.symlink_to("/dev/full")
+    with closing(Journal(full)) as journal, pytest.raises(UsageError, match=r"records\.jsonl: No space left"):
+        journal.append(b"{}")

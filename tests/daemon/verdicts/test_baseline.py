@@ -1,0 +1,148 @@
+"""The stored baseline and the noise floor: what is kept, what is refused, what comes back."""
+
+import io
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, made, timing
+
+from benchd.daemon.errors import SchemaError, UsageError
+from benchd.daemon.records import ProcessResult, encode
+from benchd.daemon.verdicts import baseline, noise_floor, results
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def written(path, *records):
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in records))
+    return path
+
+
+def three_runs(**fields):
+    return [made(run_id=f"r{number}", suite_id=f"s{number}", **fields) for number in range(3)]
+
+
+def test_what_is_set_is_read_until_it_is_cleared(tmp_path):
+    failed = made(run_id="r9", suite_id="s9", status="failed", timing=None)
+    path = written(tmp_path / "records.jsonl", *three_runs(), failed)
+    assert baseline.set_([path, tmp_path]) == three_runs()
+    assert baseline.read("stored") == three_runs()
+    assert baseline.clear()
+    assert not baseline.clear()
+    with pytest.raises(UsageError, match="benchd baseline set"):
+        baseline.read("stored")
+
+
+def test_a_file_or_a_folder_serves_as_a_baseline(tmp_path):
+    written(tmp_path / "records.jsonl", *three_runs())
+    assert baseline.read(str(tmp_path)) == baseline.read(str(tmp_path / "records.jsonl")) == three_runs()
+
+
+def test_fewer_than_three_runs_are_refused_and_the_old_baseline_stays(tmp_path):
+    baseline.set_([written(tmp_path / "old", *three_runs())])
+    few = written(tmp_path / "few", *three_runs()[:2])
+    with pytest.raises(UsageError, match=r"at least 3 runs, .* this is 2; run bench-once again"):
+        baseline.set_([few])
+    assert len(baseline.read("stored")) == 3
+
+
+def test_mixed_devices_are_refused(tmp_path):
+    mixed = [*three_runs(), made(run_id="r5", suite_id="s5", device_id="orin-2")]
+    with pytest.raises(UsageError, match="of bench-abc123, orin-2"):
+        baseline.set_([written(tmp_path / "mixed", *mixed)])
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "words"),
+    [
+        (b"", UsageError, "holds no record"),
+        (encode(made()) + b"\n" + encode(made())[:50], SchemaError, "line 2: cut off in the middle"),
+        (
+            encode(made()).replace(b"benchd.record/1", b"benchd.record/2") + b"\n",
+            SchemaError,
+            "line 1: record of schema",
+        ),
+        (encode(made()) + b"\n{}\n", SchemaError, "line 2: not a benchd record"),
+        (encode(made()).replace(b'"median_ms":5.0', b'"median_ms":NaN') + b"\n", SchemaError, "line 1: not a benchd"),
+    ],
+    ids=["empty", "torn", "other major", "no record", "nan"],
+)
+def test_a_damaged_file_is_named(tmp_path, content, error, words):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(error, match=words):
+        results.read(path)
+
+
+def test_a_record_that_stands_in_a_file_twice_is_read_once(tmp_path):
+    one, *others = three_runs()
+    path = written(tmp_path / "records.jsonl", one, *others, one)
+    assert results.read(path) == results.of_case(path, one.case_id) == three_runs()
+
+
+def runs_of_five(*names, environment=ENVIRONMENT):
+    processes = [ProcessResult(status="ok", timing=timing(value)) for value in (5.0, 5.01, 4.99, 5.02, 4.98)]
+    return [made(run_id=name, suite_id=name, processes=processes, environment=environment) for name in names]
+
+
+def test_runs_of_another_environment_are_left_aside_where_there_are_others():
+    """Else no case could be judged, once the machine has changed and the new runs were added to the old ones."""
+    old = runs_of_five("a", "b", "c", environment=msgspec.structs.replace(ENVIRONMENT, kernel="6.0", fingerprint="g"))
+    new = runs_of_five("d", "e", "f")
+    (measured,) = runs_of_five("m")
+    (comparison,) = baseline.against([*old, *new], [measured], 0.005)
+    assert (comparison.verdict.answer, len(comparison.first_ms)) == ("same", 15)
+    (comparison,) = baseline.against([*old, *new[:2]], [measured], 0.005)
+    assert "the baseline has 2 of 3 runs of it in this environment" in comparison.verdict.reason
+    (comparison,) = baseline.against(old, [measured], 0.005)
+    assert "kernel 6.0 and 6.1" in comparison.verdict.reason
+
+
+def effect(share, device="cpu", pairs=7):
+    return noise_floor.AaEffect(
+        device_id="d",
+        device=device,
+        case_id="c",
+        effect=share,
+        answer="same",
+        pairs=pairs,
+        t_wall="2026-01-01T00:00:00Z",
+    )
+
+
+def test_twice_the_noise_floor_is_the_least_effect_that_counts():
+    assert noise_floor.floor("d", "cpu") is None
+    assert noise_floor.min_effect("d", "cpu", 0.005) == 0.005
+    for share in [0.001] * 18 + [-0.004, 0.009]:
+        noise_floor.add(effect(share))
+    noise_floor.add(effect(0.5, device="cuda"))
+    assert noise_floor.floor("d", "cpu") == pytest.approx(0.00425)
+    assert noise_floor.min_effect("d", "cpu", 0.005) == pytest.approx(0.0085)
+    assert noise_floor.min_effect("other", "cpu", 0.005) == 0.005
+
+
+def test_effects_of_few_pairs_are_no_noise_floor():
+    noise_floor.add(effect(0.17, pairs=6))
+    assert noise_floor.floor("d", "cpu") is None
+    noise_floor.add(effect(0.004))
+    assert noise_floor.floor("d", "cpu") == 0.004
+
+
+def test_a_least_effect_that_the_noise_floor_raised_is_told():
+    err = io.StringIO()
+    noise_floor.tell(0.005, 0.005, err)
+    assert err.getvalue() == ""
+    noise_floor.tell(0.012, 0.005, err)
+    assert err.getvalue() == "the least effect that counts is 1.2 %, twice the noise floor of this device\n"
+
+
+def test_a_damaged_noise_floor_is_named(tmp_path):
+    noise_floor.add(effect(0.001))
+    with (tmp_path / "state" / "benchd" / noise_floor.FILE).open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(SchemaError, match="remove the line"):
+        noise_floor.floor("d", "cpu")

@@ -1,0 +1,229 @@
+"""Records against records: what may be compared, what is said, and the exit code."""
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, made, timing
+
+from benchd.daemon.records import Case, Check, ModelFacts, ProcessResult, Summary, Variant
+from benchd.daemon.verdicts.compare import command, compare, exit_code
+
+FAST = [5.0, 5.01, 4.99, 5.02, 4.98]
+SLOW = [value * 1.05 for value in FAST]
+WRONG = Check(
+    passed=False, rule="outputs", images=8, max_abs_error=1, error_share=1, tolerance=0, argmax_disagreements=8
+)
+MODEL = ModelFacts(options={}, input_shape=[3, 4, 4], parameters=1, weights="w", weights_sha256="0", data="random")
+
+
+def run(times_ms=FAST, run_id="r1", **fields):
+    """Return the record of one run with a process for each of these medians."""
+    processes = [ProcessResult(status="ok", timing=timing(value)) for value in times_ms]
+    return made(run_id=run_id, suite_id=fields.pop("suite_id", run_id), processes=processes, **fields)
+
+
+def only(first, second, **options):
+    (comparison,) = compare(first, second, 0.005, **options)
+    return comparison
+
+
+def test_each_side_is_the_processes_of_all_its_runs():
+    comparison = only([run(FAST[:3], "r1"), run(FAST[3:], "r2")], [run(SLOW)])
+    assert comparison.verdict.answer == "slower"
+    assert comparison.verdict.effect == pytest.approx(0.05)
+    assert comparison.first_ms == FAST
+    assert exit_code([comparison], ["slower"]) == 3
+
+
+def test_one_side_is_of_one_model_and_the_other_may_be_another():
+    other = msgspec.structs.replace(MODEL, weights_sha256="1")
+    mixed = only([run(FAST, "r1", model=MODEL), run(FAST, "r2", model=other)], [run(SLOW, model=MODEL)])
+    assert mixed.verdict.answer == "inconclusive"
+    assert mixed.verdict.reason.startswith("A: w was replaced meanwhile: ")
+    assert only([run(FAST, model=MODEL)], [run(SLOW, model=other)]).verdict.answer == "slower"
+
+
+def test_the_other_way_round_is_faster_and_exits_0():
+    comparison = only([run(SLOW)], [run(FAST)])
+    assert comparison.verdict.answer == "faster"
+    assert exit_code([comparison], ["slower", "check", "inconclusive"]) == 0
+
+
+def test_the_same_times_are_the_same():
+    assert only([run()], [run(run_id="r2")]).verdict.answer == "same"
+
+
+def test_what_fails_its_check_cannot_win():
+    comparison = only([run(SLOW)], [run(FAST, check=WRONG)])
+    assert comparison.verdict.answer == "inconclusive"
+    assert "fails its numerical check" in comparison.verdict.reason
+    assert [exit_code([comparison], words) for words in (["check", "inconclusive"], ["inconclusive"], [])] == [5, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ({"check": WRONG}, {"check": WRONG}, "A fails its numerical check"),
+        ({"check": WRONG}, {}, "A fails its numerical check"),
+        ({}, {"flags": ["repeated_input_faster"]}, "B answers repeated inputs faster"),
+        ({"flags": ["output_changed"]}, {}, "A answered otherwise while it was timed"),
+    ],
+)
+def test_times_of_wrong_answers_are_not_the_same(first, second, reason):
+    verdict = only([run(**first)], [run(run_id="r2", **second)]).verdict
+    assert (verdict.answer, verdict.reason) == ("inconclusive", reason)
+
+
+@pytest.mark.parametrize(("times_ms", "answer"), [(FAST, "inconclusive"), (SLOW, "same")])
+def test_a_void_check_never_wins_though_its_time_may_be_compared(times_ms, answer):
+    void = msgspec.structs.replace(WRONG, void=True)
+    comparison = only([run(SLOW, check=void)], [run(times_ms, run_id="r2", check=void)])
+    assert (comparison.verdict.answer, comparison.check_failed) == (answer, False)
+
+
+def environment(**changes):
+    return msgspec.structs.replace(ENVIRONMENT, fingerprint="other", **changes)
+
+
+def clock(hz):
+    return {"cpu_clock_hz": Summary(hz, hz, hz, 10, "procfs")}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ([run()], [run(FAST[:4])], "B has 4 of 5 processes: bench-once --models vim_tiny --variants eager"),
+        ([run([])], [run()], "A ok: None"),
+        ([run(status="failed", reason="no memory")], [run()], "A failed: no memory"),
+        ([run([0.0, *FAST])], [run()], "A holds a time of 0 ms"),
+        (
+            [run()],
+            [run(device_id="orin-2")],
+            "device bench-abc123 and orin-2; benchd compare --live vim_tiny,eager,b1 --python",
+        ),
+        ([run()], [run(environment=environment(power_mode="15W"))], "power_mode None and 15W"),
+        ([run()], [run(environment=environment(versions={"torch": "2.9"}))], "torch None and 2.9"),
+        ([run()], [run(clocks=clock(2e9))], ""),
+        ([run(clocks=clock(3e9))], [run(clocks=clock(2e9))], "other clocks (cpu_clock_hz 3000 and 2000 MHz)"),
+        ([run(model=MODEL)], [run(model=msgspec.structs.replace(MODEL, data="cifar10"))], "other inputs"),
+        ([run(FAST, "r1"), run(FAST, "r2", device_id="orin-2")], [run()], "device bench-abc123 and orin-2"),
+        ([run()], [], "B has no record of it"),
+        ([], [run()], "A has no record of it"),
+    ],
+)
+def test_what_may_not_be_compared_is_inconclusive_with_the_reason(first, second, words):
+    verdict = only(first, second).verdict
+    assert words in verdict.reason
+    assert (verdict.answer, verdict.effect) == ("inconclusive", None) if words else ("same", 0.0)
+
+
+def test_a_baseline_of_too_few_runs_is_no_baseline():
+    runs = [run(FAST, f"r{number}") for number in range(3)]
+    assert only(runs, [run()], fewest_runs=3).verdict.answer == "same"
+    reason = only(runs[:2], [run()], fewest_runs=3).verdict.reason
+    assert reason.startswith("the baseline has 2 of 3 runs of it in this environment: bench-once --models vim_tiny ")
+    assert reason.endswith(" --processes 5 for each that is missing, then benchd baseline set RUN...")
+
+
+def test_a_change_that_a_further_run_may_show_too_is_no_change():
+    """Runs 1 % apart hold 2 % to be one of them, as their 15 processes, each as good as the next, would not."""
+    runs = [run([value * scale for value in FAST], f"r{number}") for number, scale in enumerate((1, 1.01, 1.02))]
+    verdict = only(runs, [run([value * 1.03 for value in FAST])]).verdict
+    assert verdict.answer == "inconclusive"
+    assert verdict.reason == "a difference below the 5 % by which another run of A may differ"
+    assert only(runs, [run([value * 1.08 for value in FAST])]).verdict.answer == "slower"
+    assert only(runs[:1], [run([value * 1.03 for value in FAST])]).verdict.answer == "slower"
+
+
+def test_what_is_unsupported_on_both_sides_is_left_out_and_on_one_is_not():
+    case = Case(model="vim_tiny", variant=Variant("tensorrt"))
+    absent = made(case=case, status="unsupported", reason="no TensorRT", timing=None, processes=[])
+    assert compare([absent], [absent], 0.005) == []
+    assert only([absent], [run(case=case)]).verdict.reason == "A unsupported: no TensorRT"
+
+
+def test_the_line_to_type_names_all_of_the_case():
+    case = Case(model="square", batch_size=4, options={"t": 2}, direction="training", scenario="offline", seed=3)
+    reason = only([run(case=case)], [run([5.0], case=case)]).verdict.reason
+    wanted = (
+        "--models square --variants eager --batch-sizes 4 --option t=2 --direction training --scenario offline --seed 3"
+    )
+    assert reason == f"B has 1 of 5 processes: bench-once {wanted} --processes 5"
+
+
+ON_GPU_HOST = msgspec.structs.replace(ENVIRONMENT, gpu="H200")
+RANDOM = msgspec.structs.replace(MODEL, weights="random, seed 0")
+ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"case": Case(model="square", variant=Variant("onnxruntime"), provider="cpu", threads=2)},
+            "--models square --variants onnxruntime --batch-sizes 1 --provider cpu --threads 2",
+        ),
+        ({"environment": ON_GPU_HOST}, "--models vim_tiny --variants eager --batch-sizes 1 --device cpu"),
+        (
+            {"environment": msgspec.structs.replace(ON_GPU_HOST, device="cuda")},
+            "--models vim_tiny --variants eager --batch-sizes 1",
+        ),
+        ({"model": RANDOM}, "--models vim_tiny --variants eager --batch-sizes 1 --weights random"),
+        (
+            {"case": Case(model="torchvision:resnet18", options={"image_size": 64}), "model": MODEL},
+            "--models torchvision:resnet18 --variants eager --batch-sizes 1 --option image_size=64",
+        ),
+        (
+            {"case": Case(model="own.net.build"), "model": MODEL},
+            "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1",
+        ),
+        (
+            {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
+            "--onnx net.v2.onnx --variants onnxruntime --batch-sizes 1",
+        ),
+    ],
+)
+def test_the_line_to_type_measures_the_same_case(fields, words):
+    assert command(run(**fields)) == f"bench-once {words} --processes 5"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"case": Case(model="square", threads=2), "environment": ON_GPU_HOST},
+            "benchd compare --live square,eager,b1,threads=2 --python A/bin/python --python B/bin/python --device cpu",
+        ),
+        (
+            {"case": Case(model="own.net.build", batch_size=4), "model": MODEL},
+            "benchd compare --live own.net.build,eager,b4 --module A/net.py:build --module B/net.py:build",
+        ),
+        (
+            {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
+            "bench-once --onnx net.v2.onnx --variants onnxruntime --batch-sizes 1 --processes 5 for both",
+        ),
+    ],
+)
+def test_what_was_measured_elsewhere_can_be_measured_here(fields, line):
+    reason = only([run(**fields, clocks=clock(3e9))], [run(**fields, clocks=clock(2e9))]).verdict.reason
+    assert f"other clocks (cpu_clock_hz 3000 and 2000 MHz); {line}" in reason
+
+
+def test_another_environment_is_told_by_what_makes_it_another():
+    warm = environment(power_mode="15W", temperature_c={"cpu": 80.0}, cooling={"fan": 2})
+    reason = only([run()], [run(environment=warm)]).verdict.reason
+    assert reason.startswith("another environment (power_mode None and 15W); ")
+
+
+def test_many_cases_are_corrected_for_their_number():
+    """One case that is just significant alone is not, among thirty."""
+    nudged = [value * 1.0145 for value in FAST]
+    cases = [Case(model="vim_tiny", batch_size=size) for size in range(1, 31)]
+    first = [run(case=case) for case in cases]
+    second = [run(nudged if case.batch_size == 7 else FAST, case=case) for case in cases]
+    assert only(first[6:7], second[6:7]).verdict.answer == "slower"
+    spread = [5.0, 5.06, 4.94, 5.1, 4.9]
+    first[6], second[6] = run(spread, case=cases[6]), run([value * 1.03 for value in spread], case=cases[6])
+    assert only(first[6:7], second[6:7]).verdict.answer == "slower"
+    answers = [comparison.verdict.answer for comparison in compare(first, second, 0.005)]
+    assert answers.count("same") == 29
+    assert answers[6] == "inconclusive"

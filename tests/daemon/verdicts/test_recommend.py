@@ -1,0 +1,291 @@
+"""Which variant to ship: ranked by interval, each other one excluded for a reason that is named."""
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, accuracy, made, timing
+
+from benchd.daemon.records import Case, Check, Energy, Memory, ModelFacts, ProcessResult, Summary, Variant, Window
+from benchd.daemon.verdicts.recommend import Requirements, decide, line, untried
+
+PASSED = Check(
+    passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
+)
+ENERGY = Energy(
+    energy_j=10.0,
+    energy_err_j=0.2,
+    gross_per_inference_j=0.031,
+    scope="module",
+    source="ina3221",
+    sensor_period_s=0.1,
+    updates=99,
+)
+
+
+def candidate(variant, median_ms, **fields):
+    """Return a record of a variant that passed its check."""
+    case = Case(
+        model=fields.pop("model", "vim_tiny"),
+        variant=Variant.parse(variant),
+        batch_size=fields.pop("batch", 1),
+        provider=fields.pop("provider", None),
+    )
+    place = {name: fields.pop(name) for name in ("device", "power_mode") if name in fields}
+    given = {"run_id": f"{case.case_id} {median_ms}", "check": PASSED, "timing": timing(median_ms)}
+    return made(case=case, environment=msgspec.structs.replace(ENVIRONMENT, **place), **given | fields)
+
+
+def only(records, **requirements):
+    (decision,) = decide(records, Requirements(**requirements))
+    return decision
+
+
+def test_the_fastest_ships_and_the_line_says_by_how_much():
+    slower = candidate("custom-fp16", 9.43, kernels_ran="triton")
+    decision = only([candidate("tensorrt-fp16", 4.1, energy=ENERGY), slower])
+    wanted = "vim_tiny b1: ship: tensorrt-fp16  4.1 ms  31 mJ ±2 %  check ok  (2.3x custom (triton)-fp16)"
+    assert line(decision) == wanted
+
+
+def test_the_line_says_where_images_get_another_class_though_the_check_passed():
+    turned = msgspec.structs.replace(
+        PASSED, rule="codes", images=64, argmax_disagreements=3, ties=4, tie_disagreements=2
+    )
+    assert "check ok, 59 of 60 agree (2 of 4 ties)" in line(only([candidate("bf16", 4.1, check=turned)]))
+
+
+def test_a_variant_that_names_other_classes_does_not_ship_unasked():
+    turned = msgspec.structs.replace(PASSED, rule="codes", images=64, argmax_disagreements=53)
+    decision = only([candidate("bf16", 4.1, check=turned), candidate("eager", 9.0)])
+    assert decision.ship == "eager"
+    assert decision.excluded == {"eager-bf16": "agreement on 11 of 64 images is below 0.98"}
+
+
+def test_classes_that_are_nearly_all_the_same_say_nothing():
+    constant = msgspec.structs.replace(PASSED, images=64, argmax_disagreements=9, commonest_class_share=1.0)
+    decision = only([candidate("bf16", 4.1, check=constant)])
+    assert decision.ship == "eager-bf16"
+    assert "agree" not in line(decision)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ships"), [(0.0, 7289.0, False), (400.0, 1180.0, True), (390.0, 1171.0, False)]
+)
+def test_a_time_whose_interval_is_wider_than_itself_does_not_ship(low, high, ships):
+    timing = msgspec.structs.replace(candidate("eager", 780.8).timing, low_ms=low, high_ms=high)
+    decision = only([candidate("eager", 780.8, timing=timing)])
+    assert (decision.ship == "eager") is ships
+    if not ships:
+        wanted = f"its interval is too wide, 780.8 [{low:.4g}, {high:.4g}] ms: run longer, as with --preset standard"
+        assert decision.excluded["eager"] == wanted
+
+
+def test_the_line_says_top_1_where_it_is_known():
+    assert line(only([candidate("bf16", 4.1, accuracy=accuracy())])).endswith("check ok  top-1 50.0 [40.4, 59.6] %")
+
+
+def test_a_faster_variant_that_may_lose_too_much_is_out_and_without_a_limit_it_is_in():
+    records = [
+        candidate("eager", 8.0, accuracy=accuracy(right=900, images=1000)),
+        candidate("bf16", 4.0, accuracy=accuracy(right=880, lost=20, images=1000)),
+        candidate("fp16", 5.0, accuracy=accuracy(right=898, gained=1, lost=3, images=1000)),
+    ]
+    assert only(records).ship == "eager-bf16"
+    strict = only(records, max_accuracy_drop=0.01)
+    assert (strict.ship, list(strict.excluded)) == ("eager-fp16", ["eager-bf16"])
+
+
+def test_intervals_that_overlap_are_too_close_to_call():
+    decision = only([candidate("fp16", 5.0), candidate("eager", 5.05), candidate("bf16", 5.2)])
+    assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
+    assert line(decision) == "vim_tiny b1: too close to call between eager-fp16 and eager"
+
+
+def test_a_figure_without_an_interval_cannot_be_told_apart():
+    unsure = candidate("fp16", 9.0, timing=timing(9.0, low_ms=None, high_ms=None))
+    assert only([unsure, candidate("eager", 1.0)]).ship is None
+    assert only([unsure]).ship == "eager-fp16"
+    reason = only([unsure], max_latency_ms=10.0).excluded["eager-fp16"]
+    assert reason == "has no interval to hold against 10 ms: run longer, as with --preset standard"
+
+
+LONGER = "run longer, as with --preset standard"
+
+
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms", "reason"),
+    [(0.0, 4.5, f"its interval is too wide, 2 [0, 4.5] ms: {LONGER}"), (None, None, f"has no interval: {LONGER}")],
+)
+def test_if_the_time_of_one_is_unknown_every_variant_has_its_reason(low_ms, high_ms, reason):
+    unknown = candidate("bf16", 2.0, timing=timing(2.0, low_ms=low_ms, high_ms=high_ms))
+    decision = only([candidate("eager", 4.0), candidate("compile", 9.0), unknown])
+    assert line(decision).endswith("nothing to ship")
+    than = "is" if high_ms else "may be"
+    assert decision.excluded == {
+        "eager-bf16": reason,
+        "eager": "may be slower than eager-bf16",
+        "compile": f"{than} slower than eager-bf16",
+    }
+
+
+WRONG = msgspec.structs.replace(PASSED, passed=False)
+VOID = msgspec.structs.replace(WRONG, void=True, note="rounding alone moves the output")
+UNSURE = msgspec.structs.replace(PASSED, argmax_disagreements=1)
+COUNTED = [ProcessResult(status="ok", energy=ENERGY, window=Window(0, 10**9))] * 2
+NOTHING = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.0)
+RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC": Summary(1, 2, 3, 9, "ina3221")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "requirements", "reason"),
+    [
+        ({"check": WRONG}, {}, "fails its numerical check"),
+        ({"check": None}, {}, "was not checked"),
+        ({"check": VOID}, {}, "its check is void: rounding alone moves the output"),
+        ({"flags": ["repeated_input_faster"]}, {}, "answers repeated inputs faster"),
+        ({"flags": ["output_changed"]}, {}, "answered otherwise while it was timed"),
+        ({"status": "failed", "reason": "no memory", "timing": None}, {}, "failed: no memory"),
+        ({}, {"max_latency_ms": 4.0}, "latency 4.04 ms is above 4 ms"),
+        ({"timing": timing(4.0, p99_ms=9.0)}, {"max_latency_ms": 5.0}, "p99 9 ms is above 5 ms"),
+        ({"telemetry": RAILS}, {"max_power_w": 10.0}, "power 12 W is above 10 W"),
+        ({}, {"max_power_w": 10.0}, "power was not measured"),
+        ({"energy": ENERGY, "processes": COUNTED}, {"max_power_w": 4.0}, "power 5 W is above 4 W"),
+        (
+            {"memory": Memory(rss_peak_bytes=3 * 2**30)},
+            {"max_memory_bytes": 2**31},
+            "memory 3072 MiB is above 2048 MiB",
+        ),
+        ({}, {"max_memory_bytes": 2**31}, "memory was not measured"),
+        (
+            {"memory": Memory(rss_peak_bytes=2**20), "device": "cuda"},
+            {"max_memory_bytes": 2**31},
+            "memory was not measured",
+        ),
+        (
+            {"memory": Memory(rss_peak_bytes=2**20, device_peak_bytes=3 * 2**30), "device": "cuda"},
+            {"max_memory_bytes": 2**31},
+            "memory 3072 MiB is above 2048 MiB",
+        ),
+        ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement on 7 of 8 images is below 0.995"),
+        (
+            {"accuracy": accuracy(lost=9)},
+            {"max_accuracy_drop": 0.01},
+            "accuracy drop 9.00 [4.81, 16.23] % is not below 1 %",
+        ),
+        ({"missing": {"accuracy": "no data"}}, {"max_accuracy_drop": 0.01}, "accuracy was not measured (no data)"),
+        ({"missing": {"energy": "no_sensor"}}, {"objective": "energy"}, "energy was not measured (no_sensor)"),
+        ({"energy": NOTHING}, {"objective": "energy"}, "holds an energy of 0 J"),
+        ({"timing": timing(0.0)}, {}, "holds a time of 0 ms"),
+        ({"batch": 0}, {"objective": "throughput"}, "holds a batch size of 0"),
+    ],
+)
+def test_what_excludes_a_variant_is_named(fields, requirements, reason):
+    decision = only([candidate("eager", 4.0, **fields)], **requirements)
+    assert list(decision.excluded.values()) == [reason]
+    assert line(decision).endswith("nothing to ship")
+
+
+def test_energy_ranks_by_energy():
+    frugal = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.02)
+    decision = only([candidate("eager", 4.0, energy=ENERGY), candidate("fp16", 8.0, energy=frugal)], objective="energy")
+    assert (decision.ship, decision.ratio) == ("eager-fp16", pytest.approx(1.55))
+
+
+def test_batch_sizes_compete_for_throughput_and_for_nothing_else():
+    records = [candidate("eager", 4.0), candidate("eager", 10.0, batch=4)]
+    decision = only(records, objective="throughput")
+    assert (decision.ship, decision.ratio) == ("eager b4", pytest.approx(1.6))
+    assert [one.subject for one in decide(records, Requirements())] == ["vim_tiny b1", "vim_tiny b4"]
+
+
+def test_offline_ranks_by_throughput_whatever_the_batch_size():
+    offline = Case(model="vim_tiny", scenario="offline")
+    records = [
+        made(run_id=str(size), case=msgspec.structs.replace(offline, batch_size=size), timing=timing(ms), check=PASSED)
+        for size, ms in ((1, 4.0), (4, 10.0), (16, 50.0))
+    ]
+    decision = only(records)
+    assert (decision.subject, list(decision.candidates)) == ("vim_tiny offline", ["eager b4", "eager b16", "eager b1"])
+
+
+def test_the_last_record_of_a_case_counts_and_training_does_not():
+    trained = made(case=Case(model="vim_tiny", direction="training"), check=PASSED)
+    decision = only([candidate("eager", 4.0), candidate("fp16", 5.0), candidate("eager", 9.0), trained])
+    assert decision.ship == "eager-fp16"
+
+
+def test_the_newest_record_counts_in_whatever_order_they_come():
+    newer, older = (candidate("eager", ms, t_wall=f"2026-01-0{day}T00:00:00.000Z") for day, ms in ((2, 9.0), (1, 4.0)))
+    assert only([newer, candidate("fp16", 5.0), older]).ship == "eager-fp16"
+
+
+def test_a_time_of_zero_does_not_keep_the_others_from_being_ranked():
+    decision = only([candidate("eager", 4.0), candidate("fp16", 5.0), candidate("custom", 0.0)])
+    assert (decision.ship, list(decision.excluded)) == ("eager", ["custom"])
+
+
+def test_devices_of_one_machine_and_power_modes_are_decided_apart():
+    records = [candidate("eager", 100.0, device="cpu"), candidate("custom", 1.0, device="cuda")]
+    decisions = decide(records, Requirements())
+    assert [(one.subject, one.ship) for one in decisions] == [
+        ("vim_tiny b1 on cpu", "eager"),
+        ("vim_tiny b1 on cuda", "custom"),
+    ]
+    swept = [candidate("eager", ms, power_mode=mode) for mode, ms in (("15W", 9.0), ("25W", 5.0))]
+    subjects = [one.subject for one in decide(swept, Requirements())]
+    assert subjects == ["vim_tiny b1 at 15W", "vim_tiny b1 at 25W"]
+
+
+def test_providers_of_onnx_runtime_are_variants_of_their_own():
+    decision = only([candidate("onnxruntime", 3.0), candidate("onnxruntime", 9.0, provider="tensorrt")])
+    assert (decision.ship, list(decision.candidates)) == ("onnxruntime", ["onnxruntime", "onnxruntime (tensorrt)"])
+
+
+def test_devices_are_decided_apart():
+    decisions = decide([candidate("eager", 4.0), candidate("eager", 5.0, device_id="orin-2")], Requirements())
+    assert [one.subject for one in decisions] == ["vim_tiny b1 on bench-abc123", "vim_tiny b1 on orin-2"]
+
+
+@pytest.mark.parametrize("flag", ["weak_typing", "provider_fallback"])
+def test_what_did_not_run_as_asked_for_is_not_ranked(flag):
+    decision = only([candidate("tensorrt", 4.0, flags=[flag]), candidate("eager", 9.0)])
+    assert decision.ship == "eager"
+    assert decision.excluded == {"tensorrt": f"did not run as asked for ({flag})"}
+
+
+def test_variants_of_more_than_one_model_do_not_ship():
+    def of(facts, *given, **fields):
+        return msgspec.structs.replace(candidate(*given, **fields), model=facts)
+
+    facts = ModelFacts(options={}, input_shape=[4], parameters=1, weights="a.pt", weights_sha256="0", data="random")
+    later = msgspec.structs.replace(facts, weights_sha256="1")
+    decision = only([of(facts, "eager", 9.0), of(later, "fp16", 4.0)])
+    assert (decision.ship, decision.candidates) == (None, {})
+    assert line(decision).startswith("vim_tiny b1: nothing to ship: a.pt was replaced meanwhile: leave it alone")
+    failed = of(later, "fp16", 4.0, status="failed", reason="gone")
+    assert only([of(facts, "eager", 9.0), failed]).ship == "eager"
+
+
+def test_joules_of_another_scope_are_not_ranked():
+    board = msgspec.structs.replace(ENERGY, scope="GPU board", gross_per_inference_j=0.001)
+    records = [
+        candidate("eager", 9.0, energy=ENERGY),
+        candidate("fp16", 5.0, energy=msgspec.structs.replace(ENERGY, gross_per_inference_j=0.02)),
+        candidate("tensorrt", 4.0, energy=board),
+    ]
+    decision = only(records, objective="energy")
+    assert decision.ship == "eager-fp16"
+    assert decision.excluded == {"tensorrt": "energy is of GPU board, not of module"}
+
+
+def test_of_a_module_of_one_s_own_it_is_said_what_was_not_tried():
+    def decided(model, weights, *variants):
+        facts = ModelFacts(
+            options={}, input_shape=[4], parameters=1, weights=weights, weights_sha256="0", data="random"
+        )
+        records = [candidate(variant, 1.0, model=model, device="cpu") for variant in variants]
+        return only([msgspec.structs.replace(record, model=facts) for record in records])
+
+    module = decided("own.net.build", "of the module", "eager", "compile", "onnxruntime", "bf16")
+    assert untried(module) == ["fp16", "amp", "compile-fp16", "compile-bf16", "compile-amp", "onnxruntime-fp16"]
+    assert untried(decided("own.v2.net", "v2.net.onnx", "onnxruntime")) == []
+    assert untried(decided("vim_tiny", "random, seed 0", "eager")) == []

@@ -1,0 +1,65 @@
+"""The floor of a case: the longest of three times, its cost by formula, and why there is none."""
+
+import pytest
+
+from benchd.daemon.records import Case, ModelFacts, Probes, Variant
+from benchd.daemon.verdicts import roofline
+from benchd.models.catalog import MODELS
+from benchd.models.cost import Cost, cost, parameters
+
+COST = Cost(matrix_flops=4000, elementwise_flops=99, exponentials=300, bytes=2000, parameters_bytes=500)
+
+
+def probes(copy=1e6, matrix=1e6, exponentials=1e6, **fields):
+    given = {"matrix_dtype": "float32", "exponentials_by": "c"} | fields
+    return Probes(copy_bytes_per_s=copy, matrix_flops_per_s=matrix, exponentials_per_s=exponentials, **given)
+
+
+def facts(model="vim_tiny", **fields):
+    given = {"options": {}, "input_shape": [3, 224, 224], "weights": "random", "weights_sha256": "0", "data": "random"}
+    return ModelFacts(**{"parameters": parameters(model, {})} | given | fields)
+
+
+@pytest.mark.parametrize(
+    ("rates", "bound", "floor_ms"),
+    [
+        (probes(), "matrix", 4.0),
+        (probes(copy=1e5), "bytes", 20.0),
+        (probes(exponentials=1e4), "exponentials", 30.0),
+        (probes(matrix=1e9, copy=1e9), "exponentials", 0.3),
+    ],
+)
+def test_the_longest_of_the_three_times_is_the_floor(rates, bound, floor_ms):
+    found = roofline.of(COST, rates)
+    assert (found.bound_by, found.floor_ms) == (bound, pytest.approx(floor_ms))
+    assert found.floor_ms == max(found.matrix_ms, found.bytes_ms, found.exponentials_ms)
+    assert found.matrix_ms * rates.matrix_flops_per_s == pytest.approx(4000e3)
+    assert (found.matrix_flops, found.elementwise_flops, found.exponentials) == (4000, 99, 300)
+    assert (found.bytes, found.parameters_bytes) == (2000, 500)
+
+
+@pytest.mark.parametrize("direction", ["inference", "training"])
+def test_the_cost_is_the_case_s(direction):
+    options = {"time_steps": 4, "encoding": "rate"}
+    case = Case(model="snn_onepass", variant=Variant(precision="fp16"), batch_size=7, direction=direction)
+    found = roofline.cost_of(case, facts("snn_onepass", options=dict(MODELS["snn_onepass"].resolve(options))))
+    assert found == cost("snn_onepass", options, 7, "fp16", direction)
+
+
+def test_a_module_of_your_own_has_no_formula():
+    assert "module of your own" in roofline.cost_of(Case(model="own.net.build"), facts())
+
+
+def test_a_library_s_model_has_no_formula():
+    assert "library's model" in roofline.cost_of(Case(model="torchvision:resnet18"), facts())
+
+
+def test_weights_of_another_shape_have_no_formula():
+    reason = roofline.cost_of(Case(model="vim_tiny"), facts(parameters=7_000_000))
+    assert "7148008 parameters, and these weights make 7000000" in reason
+
+
+def test_the_change_of_rates_is_that_of_the_one_that_changed_most():
+    first = probes(2e6, 3e6, 5e6)
+    assert roofline.change(first, first) == 0
+    assert roofline.change(first, probes(2e6, 3.3e6, 4e6)) == pytest.approx(0.2)

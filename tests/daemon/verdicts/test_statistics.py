@@ -1,0 +1,293 @@
+"""Medians, intervals, percentiles, outliers, steadiness, blocks and the stop rule, against numpy and scipy."""
+
+import math
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from benchd.daemon.verdicts.statistics import (
+    STOP_RULES,
+    Blocks,
+    BlockSummary,
+    Interval,
+    StopRule,
+    backed_percentile,
+    combine,
+    lag1_autocorrelation,
+    mean_interval,
+    median,
+    median_interval,
+    minimum_samples,
+    percentile,
+    percentile_upper_bound,
+    share_upper_bound,
+    steady,
+    student_t_quantile,
+    tukey_outliers,
+)
+
+durations = st.floats(1e3, 1e9)
+samples = st.lists(durations, min_size=2, max_size=60)
+one_run_blocks = StopRule(min_blocks=20, min_block_runs=1, min_block_s=0.0, cap_s=10.0, half_width=0.01)
+
+
+def noise(count, coefficient, seed=0):
+    """Return AR(1) durations in ns around 5 ms with 1 % jitter."""
+    rng = random.Random(seed)
+    value, values = rng.gauss(0, 1), []
+    for _ in range(count):
+        value = coefficient * value + math.sqrt(1 - coefficient**2) * rng.gauss(0, 1)
+        values.append(5e6 * (1 + 0.01 * value))
+    return values
+
+
+def fed(rule, values_ns):
+    """Return the blocks after a loop that asks at each block's end, and the reason it stopped for."""
+    blocks, elapsed_ns = Blocks(rule), 0.0
+    for value in values_ns:
+        elapsed_ns += value
+        if blocks.add(value) and (reason := blocks.stop_reason(elapsed_ns / 1e9)):
+            return blocks, reason
+    return blocks, None
+
+
+@pytest.mark.parametrize("p", [0.95, 0.975, 0.989, 0.995, 0.9995])
+def test_t_quantile_matches_scipy(p):
+    for degrees in range(1, 201):
+        tolerance = 1e-10 if degrees <= 2 else 1e-5  # exact, but scipy itself is 2e-11 off before 1.16
+        assert student_t_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), rel=tolerance)
+        assert student_t_quantile(1 - p, degrees) == pytest.approx(-student_t_quantile(p, degrees), rel=1e-9)
+
+
+@pytest.mark.parametrize("degrees", [2.05, 2.5, 3.7, 9.3, 1e4])
+def test_t_quantile_between_whole_degrees(degrees):
+    assert student_t_quantile(0.975, degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=3e-4)
+
+
+@pytest.mark.parametrize(("p", "degrees"), [(0.0, 5), (1.0, 5), (0.9, 0.5), (0.9, 1.5)])
+def test_t_quantile_refuses_what_it_does_not_know(p, degrees):
+    with pytest.raises(ValueError, match="no t quantile"):
+        student_t_quantile(p, degrees)
+
+
+@given(samples, st.randoms(use_true_random=False))
+def test_median_and_percentiles_ignore_the_order(values, rng):
+    shuffled = rng.sample(values, len(values))
+    assert median(values) == median(shuffled) == pytest.approx(np.median(values), rel=1e-12)
+    for q in (1, 50, 90, 99.9):
+        assert percentile(sorted(shuffled), q) == pytest.approx(np.percentile(values, q), rel=1e-9)
+
+
+def test_nothing_has_no_median():
+    with pytest.raises(ValueError, match="no values"):
+        median([])
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 50)
+
+
+def test_lag1_of_known_series():
+    assert lag1_autocorrelation([1, -1] * 10) == pytest.approx(-0.95)
+    assert lag1_autocorrelation([1, 2]) is None
+    assert lag1_autocorrelation([3.0] * 9) is None
+    assert lag1_autocorrelation(noise(4000, 0.9)) == pytest.approx(0.9, abs=0.03)
+
+
+def test_mean_interval_matches_scipy():
+    values = noise(12, 0.0)
+    low, high = stats.t.interval(0.9, 11, np.mean(values), stats.sem(values))
+    interval = mean_interval(values, confidence=0.9)
+    assert interval.low == pytest.approx(low, rel=1e-9)
+    assert interval.high == pytest.approx(high, rel=1e-9)
+
+
+@given(samples)
+def test_intervals_contain_their_centre(values):
+    centre = math.fsum(values) / len(values)
+    for interval in (mean_interval(values), median_interval(values)):
+        assert interval.low <= centre <= interval.high
+
+
+@given(samples, st.sampled_from([0.25, 2.0, 1024.0]))
+def test_intervals_scale_with_the_unit(values, factor):
+    """Powers of two, so that scaling itself rounds nothing and decides no threshold anew."""
+    interval = median_interval(values)
+    scaled = median_interval([factor * value for value in values])
+    assert scaled.low == pytest.approx(factor * interval.low, rel=1e-9, abs=1e-3)
+    assert scaled.high == pytest.approx(factor * interval.high, rel=1e-9, abs=1e-3)
+
+
+def test_correlated_medians_widen_the_interval():
+    values = noise(400, 0.8)
+    plain, widened = mean_interval(values), median_interval(values)
+    assert widened.high - widened.low > 1.5 * (plain.high - plain.low)
+
+
+def test_one_value_has_no_interval():
+    assert mean_interval([1.0]) is None
+    assert median_interval([1.0]) is None
+
+
+@pytest.mark.parametrize(("q", "count"), [(90, 64), (99, 662), (99.9, 6636)])
+def test_minimum_samples_is_the_smallest_that_backs(q, count):
+    assert minimum_samples(q) == count
+    assert stats.binom.cdf(1, count, 1 - q / 100) <= 0.01 < stats.binom.cdf(1, count - 1, 1 - q / 100)
+
+
+@pytest.mark.parametrize("q", [0.99, 0, 100, float("nan")])
+def test_percentiles_are_given_in_percent(q):
+    with pytest.raises(ValueError, match="in percent"):
+        minimum_samples(q)
+
+
+def test_a_percentile_needs_its_samples():
+    values = sorted(noise(662, 0.0))
+    assert backed_percentile(values, 99) == percentile(values, 99)
+    assert backed_percentile(values[1:], 99) is None
+
+
+@pytest.mark.parametrize(("q", "count"), [(50, 200), (90, 64), (90, 500), (99, 662), (99, 5000)])
+def test_the_upper_bound_is_the_smallest_that_holds(q, count):
+    """With the values 0..count-1 the bound says how many values lie above it."""
+    above = count - 1 - int(percentile_upper_bound(range(count), q))
+    assert stats.binom.cdf(above, count, 1 - q / 100) <= 0.01 < stats.binom.cdf(above + 1, count, 1 - q / 100)
+
+
+def test_too_few_values_bound_nothing():
+    assert percentile_upper_bound(range(43), 90) is None
+    assert percentile_upper_bound(range(44), 90) == 43
+
+
+def test_outliers_are_counted_by_distance():
+    values = [*range(1, 10), 17.0, 40.0, -30.0]
+    low, high = np.percentile(values, [25, 75])
+    excess = np.maximum(low - np.array(values), np.array(values) - high) / (high - low)
+    assert tukey_outliers(values) == (((excess > 1.5) & (excess <= 3)).sum(), (excess > 3).sum()) == (1, 2)
+    assert tukey_outliers([]) == (0, 0)
+
+
+@given(samples)
+def test_outliers_lie_outside_the_quartiles(values):
+    mild, severe = tukey_outliers(values)
+    assert min(mild, severe) >= 0
+    assert mild + severe <= len(values) / 2
+
+
+@given(st.floats(-0.02, 0.02), st.integers(10, 30))
+def test_drift_is_the_share_over_the_last_ten_blocks(share, count):
+    blocks = [(1e6 * (1 + share * i / 9), 0.1 * i) for i in range(-(count - 10), 10)]
+    settled, drift = steady(blocks)
+    middle = 1 + share / 2
+    assert drift == pytest.approx(share / middle, abs=1e-9)
+    assert settled == (abs(drift) < 0.005)
+
+
+def test_one_slow_block_is_no_drift_and_nine_are_too_few():
+    blocks = [(1e6, 0.1 * i) for i in range(10)]
+    assert steady([*blocks[:-1], (2e6, 0.9)]) == (True, 0.0)
+    assert steady(blocks[:9]) == (False, None)
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard", "thorough"])
+def test_presets_end_on_quiet_runs(preset):
+    rule = STOP_RULES[preset]
+    blocks, reason = fed(rule, noise(20_000, 0.0))
+    summary = blocks.summary()
+    assert reason == summary.stop_reason == ("cap" if rule.half_width is None else "half_width")
+    assert summary.converged == (rule.half_width is not None)
+    assert summary.count >= rule.min_blocks
+    assert summary.runs_per_block * 5.5e6 >= rule.min_block_s * 1e9
+
+
+def test_the_cap_ends_a_measurement_that_does_not_converge():
+    values = [5e6 * (1 + 0.5 * (i % 7 == 0) * random.Random(i).random()) for i in range(4000)]
+    rule = msgspec.structs.replace(one_run_blocks, half_width=1e-5)
+    summary = fed(rule, values)[0].summary()
+    assert (summary.stop_reason, summary.converged) == ("cap", False)
+    assert summary.half_width > 1e-5
+
+
+def test_too_few_blocks_at_the_cap_are_no_convergence():
+    rule = msgspec.structs.replace(one_run_blocks, cap_s=0.05)
+    blocks, reason = fed(rule, [5e6] * 20)
+    assert (reason, blocks.summary().converged, blocks.summary().count) == ("cap", False, 10)
+
+
+def test_correlated_runs_are_merged_until_they_are_not():
+    rule = msgspec.structs.replace(one_run_blocks, half_width=0.0015, cap_s=45.0)
+    summary = fed(rule, noise(9500, 0.9))[0].summary()
+    assert summary.doublings >= 3
+    assert summary.runs_per_block >= 1 << summary.doublings
+    assert summary.converged
+    assert abs(summary.lag1) < 0.3
+
+
+def test_equal_runs_converge_at_once():
+    summary = fed(one_run_blocks, [5e6] * 100)[0].summary()
+    assert (summary.count, summary.half_width, summary.lag1, summary.doublings) == (20, 0.0, None, 0)
+    assert summary.interval_ns == Interval(5e6, 5e6)
+
+
+@given(st.lists(durations, min_size=1, max_size=200), st.integers(1, 7))
+def test_blocks_keep_every_value_and_report_json(values, block_runs):
+    rule = StopRule(5, block_runs, 0.0, 0.0, None)
+    blocks = Blocks(rule)
+    ended = [blocks.add(value) for value in values]
+    assert ended == [(i + 1) % block_runs == 0 for i in range(len(values))]
+    assert blocks.stop_reason(1.0) == "cap"
+    summary = blocks.summary()
+    assert list(blocks.values_ns) == values
+    assert summary.runs == len(values) >= summary.count * summary.runs_per_block
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=BlockSummary) == summary
+
+
+@given(st.integers(41, 400))
+def test_merged_medians_are_those_of_the_raw_values(count):
+    """A straight line is as correlated as can be; the last block takes the rest."""
+    blocks = Blocks(StopRule(20, 1, 0.0, 0.0, None))
+    for value in range(1, count + 1):
+        blocks.add(value)
+    blocks.stop_reason(1.0)
+    summary = blocks.summary()
+    width = 2**summary.doublings
+    starts = range(0, summary.count * width, width)
+    ends = [*starts[1:], count]
+    assert summary.count >= 20
+    assert summary.block_medians_ns == [np.median(range(a + 1, b + 1)) for a, b in zip(starts, ends, strict=True)]
+
+
+def test_a_summary_needs_a_run():
+    with pytest.raises(ValueError, match="no values"):
+        Blocks(one_run_blocks).summary()
+
+
+def test_one_process_offers_its_own_interval():
+    within = Interval(9.0, 11.0)
+    combined = combine([10.0], [within])
+    assert (combined.centre, combined.interval, combined.basis) == (10.0, within, "within_process")
+
+
+def test_processes_combine_on_logarithms():
+    medians = [10.0, 10.3, 9.9]
+    combined = combine(medians, [None] * 3)
+    low, high = stats.t.interval(0.95, 2, np.mean(np.log(medians)), stats.sem(np.log(medians)))
+    assert combined.basis == "between_processes"
+    assert combined.centre == pytest.approx(stats.gmean(medians))
+    assert combined.interval.low == pytest.approx(math.exp(low))
+    assert combined.interval.high == pytest.approx(math.exp(high))
+
+
+@pytest.mark.parametrize(("medians", "within"), [([], []), ([1.0, 2.0], [None]), ([0.0], [None])])
+def test_combine_refuses_what_it_cannot_combine(medians, within):
+    with pytest.raises(ValueError, match="combine needs"):
+        combine(medians, within)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (0, 100), (5, 100), (1, 20), (20, 20), (3, 7)])
+def test_the_bound_of_a_share_is_clopper_and_pearson_s(successes, trials):
+    wanted = stats.binomtest(successes, trials, alternative="less").proportion_ci(0.95, method="exact").high
+    assert share_upper_bound(successes, trials) == pytest.approx(wanted, abs=1e-9)

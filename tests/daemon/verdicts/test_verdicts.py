@@ -1,0 +1,110 @@
+"""Verdicts on two arms: the effects against scipy, each answer at its bounds, looks, and Holm over a plan."""
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from benchd.daemon.verdicts.statistics import (
+    LOOK_ALPHA,
+    LOOKS,
+    Effect,
+    judge,
+    judge_plan,
+    look,
+    paired_effect,
+    welch_effect,
+)
+
+A = [10.0, 10.1, 9.95, 10.02, 10.07, 9.98, 10.03]
+B = [10.2, 10.35, 10.1, 10.3, 10.2, 10.25, 10.15]
+arms = st.lists(st.floats(1.0, 100.0), min_size=3, max_size=20)
+
+
+def test_paired_effect_matches_scipy():
+    effect = paired_effect(A, B)
+    logs = [math.log(b / a) for a, b in zip(A, B, strict=True)]
+    low, high = stats.t.interval(0.95, len(A) - 1, sum(logs) / len(A), stats.sem(logs))
+    interval = effect.interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx((math.expm1(low), math.expm1(high)), rel=1e-4)
+
+
+@given(arms, arms)
+def test_welch_effect_matches_scipy(first, second):
+    logs = [[math.log(value) for value in arm] for arm in (second, first)]
+    assume(min(max(arm) - min(arm) for arm in logs) > 1e-3)
+    effect = welch_effect(first, second)
+    wanted = stats.ttest_ind(*logs, equal_var=False)
+    assert effect.log_ratio / effect.error == pytest.approx(wanted.statistic, rel=1e-6, abs=1e-9)
+    assert effect.degrees == pytest.approx(wanted.df, rel=1e-6)
+
+
+def test_swapping_the_sides_swaps_the_answer():
+    assert judge(paired_effect(A, B)).answer == "slower"
+    assert judge(paired_effect(B, A)).answer == "faster"
+
+
+def test_equal_times_are_the_same():
+    for effect in (paired_effect(A, A), welch_effect([5.0] * 5, [5.0] * 5)):
+        verdict = judge(effect)
+        assert (verdict.answer, verdict.effect, verdict.interval.low) == ("same", 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "min_effect", "answer", "words"),
+    [
+        (0.0049, 0.0001, 0.005, "same", ""),
+        (0.0051, 0.0001, 0.005, "slower", ""),
+        (-0.0051, 0.0001, 0.005, "faster", ""),
+        (0.02, 0.02, 0.005, "inconclusive", "holds 0"),
+        (0.0095, 0.0005, 0.02, "inconclusive", "below the least that counts here, 2 %"),
+        (0.0, 0.004, 0.005, "same", ""),
+        (0.0, 0.006, 0.005, "inconclusive", "reaches beyond 1 %"),
+    ],
+)
+def test_each_answer_at_its_bound(share, error, min_effect, answer, words):
+    verdict = judge(Effect(math.log1p(share), error, 14.0), min_effect=min_effect)
+    assert verdict.answer == answer
+    assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([5.0], [5.0]), ([5.0, 0.0, 5.0], [5.0] * 3), ([5.0, math.nan, 5.0], [5.0] * 3), ([], [])],
+    ids=["one", "zero", "nan", "none"],
+)
+@pytest.mark.parametrize("effect", [paired_effect, welch_effect])
+def test_no_effect_of_too_few_or_impossible_times(effect, first, second):
+    with pytest.raises(ValueError, match="needs at least"):
+        effect(first, second)
+
+
+def test_a_look_is_taken_after_7_11_and_15_pairs_and_the_last_one_ends():
+    clear, noisy = [1.2, 1.21] * 8, [0.9, 1.1] * 8
+    assert [pairs for pairs in range(1, 16) if look([1.0] * pairs, clear[:pairs])] == [7, 11, 15]
+    assert [pairs for pairs in LOOKS if look([1.0] * pairs, noisy[:pairs])] == [15]
+    assert look(A, B).confidence == 1 - LOOK_ALPHA
+
+
+def test_one_effect_in_a_plan_is_judged_as_if_alone():
+    effect = paired_effect(A, B)
+    assert judge_plan([effect]) == [judge(effect)]
+    assert judge_plan([]) == []
+
+
+@given(st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=12))
+def test_a_plan_rejects_what_holm_rejects(scores):
+    """Against the textbook: p-values in ascending order, each held against alpha over how many are left."""
+    effects = [Effect(score / 100, 0.01, 8.0) for score in scores]
+    p_values = sorted((2 * stats.t.sf(abs(score), 8.0), place) for place, score in enumerate(scores))
+    rejected = set()
+    for rank, (p, place) in enumerate(p_values):
+        bound = 0.05 / (len(scores) - rank)
+        assume(abs(p - bound) > 1e-6)
+        if p > bound:
+            break
+        rejected.add(place)
+    verdicts = judge_plan(effects, min_effect=0.0)
+    assert {place for place, verdict in enumerate(verdicts) if verdict.answer in ("faster", "slower")} == rejected

@@ -1,0 +1,97 @@
+"""A small complete Record for tests that need one."""
+
+from typing import Any
+
+from benchd.daemon.delivery.messages import Info
+from benchd.daemon.records import Accuracy, Case, Check, Energy, Environment, ProcessResult, Record, Timing
+from benchd.daemon.verdicts.accuracy import counted
+
+ENVIRONMENT = Environment(
+    fingerprint="f",
+    machine="x86_64",
+    os="Debian",
+    kernel="6.1",
+    board=None,
+    soc=None,
+    cpu_model="cpu",
+    cpu_count=2,
+    cpu_governor=None,
+    cpu_max_hz=None,
+    memory_bytes=2**34,
+    device="cpu",
+    gpu=None,
+    driver=None,
+    power_mode=None,
+    clocks_locked=None,
+    threads=2,
+)
+INFO = Info(
+    device_id="d",
+    boot_id="b",
+    name="",
+    site="",
+    tags=[],
+    tool_version="1",
+    environment=ENVIRONMENT,
+    suites=[],
+    catalogue_sha256="",
+    t_wall="",
+)
+ENERGY = Energy(
+    energy_j=20.0,
+    energy_err_j=1.0,
+    gross_per_inference_j=0.5,
+    scope="module",
+    source="ina3221",
+    sensor_period_s=0.1,
+    updates=100,
+)
+WRONG = Check(
+    passed=False,
+    rule="outputs",
+    images=8,
+    max_abs_error=1.0,
+    error_share=1.0,
+    tolerance=1e-4,
+    argmax_disagreements=8,
+)
+
+
+def timing(median_ms: float = 5.0, **fields: Any) -> Timing:
+    """Return a Timing of 700 runs around `median_ms`."""
+    given: dict[str, Any] = {
+        "low_ms": median_ms * 0.99,
+        "high_ms": median_ms * 1.01,
+        "mean_ms": median_ms,
+        "min_ms": median_ms * 0.9,
+        "max_ms": median_ms * 1.5,
+        "runs": 700,
+    }
+    return Timing(median_ms=median_ms, **given | fields)
+
+
+def accuracy(*, right: int = 50, gained: int = 0, lost: int = 0, images: int = 100) -> Accuracy:
+    """Return an Accuracy of these counts."""
+    data = f"{images} of the {images} images of imagefolder:images"
+    return counted(right=right, gained=gained, lost=lost, images=images, data=data, data_sha256="ab" * 32)
+
+
+def made(**fields: Any) -> Record:
+    """Return a Record of `vim_tiny` on eager, `fields` replaced."""
+    case = fields.pop("case", Case(model="vim_tiny"))
+    given: dict[str, Any] = {
+        "run_id": "r1",
+        "suite_id": "s1",
+        "device_id": "bench-abc123",
+        "case_id": case.case_id,
+        "case": case,
+        "status": "ok",
+        "t_wall": "2026-01-01T00:00:00.000Z",
+        "t_mono_ns": 1,
+        "boot_id": "b1",
+        "tool_version": "0.1.0",
+        "environment": ENVIRONMENT,
+        "timing": timing(),
+        "processes": [ProcessResult(status="ok", timing=timing())],
+    }
+    return Record(**given | fields)

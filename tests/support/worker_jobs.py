@@ -1,0 +1,76 @@
+"""Jobs for tests that start a real worker: a module of the test's own, small limits, and the loop that waits for it."""
+
+import select
+import time
+from pathlib import Path
+
+from benchd.daemon.measuring.process import Worker
+from benchd.daemon.measuring.protocol import Job, Limits, Outcome
+from benchd.daemon.records import Case
+from benchd.daemon.verdicts.statistics import StopRule
+
+TINY = Limits(
+    processes=1,
+    warm_up_cap_s=0.2,
+    rule=StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.02, cap_s=0.3, half_width=None),
+    check_images=4,
+)
+NET = """
+import os, sys, time
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    input_shape = (3, 4, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(48, 5)
+
+    def forward(self, images):
+        {forward}
+        return self.fc(images.flatten(1))
+
+def build():
+    {build}
+    return Net()
+"""
+
+
+def own_module(folder: Path, *, build: str = "pass", forward: str = "pass") -> str:
+    """Write a small module with these lines in its functions; return it as `FILE.py:build`."""
+    path = folder / "net.py"
+    path.write_text(NET.format(build=build, forward=forward))
+    return f"{path}:build"
+
+
+def job(folder: Path, *, limits: Limits = TINY, module: str | None = None, **fields: object) -> Job:
+    """Return a job on the CPU with one thread; `fields` replace those of the case."""
+    case = Case(**{"model": "own.net.build" if module else "square"} | fields)
+    return Job(
+        case=case,
+        suite_id="the run of a test",
+        options={} if module else {"size": 16},
+        limits=limits,
+        device="cpu",
+        threads=1,
+        output=str(folder),
+        raw_name="run.0",
+        cache=str(folder / "cache"),
+        artifacts=str(folder / "artifacts"),
+        spawned_ns=time.monotonic_ns(),
+        module=module,
+    )
+
+
+def run(a_job: Job) -> Outcome:
+    """Run the job in a real worker to its end, however it ends; deadlines are the supervisor's and kept here too."""
+    with Worker(a_job, Path(a_job.output) / "logs" / "run.log") as worker:
+        while True:
+            remaining_s = worker.remaining_s()
+            if remaining_s <= 0:
+                worker.stop()
+                return worker.outcome("timeout", f"stage {worker.stage}")
+            ready, _, _ = select.select([worker], [], [], remaining_s)
+            if ready and worker.receive():
+                return worker.outcome(None, None)
