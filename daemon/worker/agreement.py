@@ -41,7 +41,8 @@ OFF_SHARE, OFF_AT_LEAST, OFF_CAP = 1 / 16, 2, 1 / 4
 VOID_SHARE = 1 / 3  # of the spread: noise beyond it hides which image was answered
 CODES_CAP = 0.15
 RANGE_CAP = 2.0  # of the largest exact answer: what answers within the range can be off by
-CHANNEL_FACTOR, FEWEST_TYPICAL = 8.0, 16
+CHANNEL_FACTOR = 8.0
+FEWEST_ROWS, FEWEST_ROWS_SPIKING = 8, 16  # of which an error is typical
 """A channel is right within the cap's share of its own variation, and else within this many times its noise."""
 CONSTANT = 1e-9  # a spread below this share is none
 SAME_ANSWERS = "float64 answers all inputs alike, so that no wrong answer could be told from a right one"
@@ -89,7 +90,8 @@ class Bound:
 class Bounds:
     """What limits each output by path, the share of codes that noise flips, and whether it changes their number.
 
-    `channels` limits the typical error in each channel of an output, by path and by the axis along which they lie.
+    `channels` holds the noise in each channel of an output as a share of the channel's largest answer, by path and by
+    the axis along which they lie.
     """
 
     outputs: dict[str, Bound]
@@ -112,7 +114,7 @@ def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Boun
         for name, values in exact.outputs.items()
     }
     channels = {
-        name: _channel_limits(values, [one.outputs[name] for one in noisy] if stable else [], outputs[name], rule)
+        name: _channel_noise(values, [one.outputs[name] for one in noisy] if stable else [], outputs[name], rule)
         for name, values in exact.outputs.items()
     }
     flips = [share for one in noisy if stable and (share := _flipped(exact, one)) is not None]
@@ -138,28 +140,37 @@ def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
     )
 
 
-def _channel_limits(exact: Array, noisy: Sequence[Array], bound: Bound, rule: Rule) -> dict[int, Array]:
-    """Return by axis the error that each channel may have: small numbers beside large ones have limits of their own.
+def _channel_noise(exact: Array, noisy: Sequence[Array], bound: Bound, rule: Rule) -> dict[int, Array]:
+    """Return by axis the noise in each channel, as a share of its largest answer.
 
     A channel whose noise happens to be small takes that of the median channel.
     """
-    exact, limits = np.where(np.isfinite(exact), exact, 0.0), {}
+    exact, shares = np.where(np.isfinite(exact), exact, 0.0), {}
     for axis in _channel_axes(exact):
         largest = _by_channel(exact, axis).max(axis=0)
-        variation = _by_channel(exact - exact.mean(axis=0), axis).max(axis=0) if len(exact) > 1 else largest
         draws = [_typical(_by_channel(one - exact, axis), bound, rule) for one in noisy]
         noise = np.max(draws, axis=0) if draws else np.zeros(len(largest))
-        shares = noise[largest > 0] / largest[largest > 0]
-        usual = max(float(np.median(shares)) if len(shares) else 0.0, ROUNDING[rule.format])
-        limits[axis] = np.maximum(
-            ERROR_CAP[rule.format] * variation, CHANNEL_FACTOR * np.maximum(noise, usual * largest)
-        )
-    return limits
+        found = np.divide(noise, largest, out=np.zeros_like(noise), where=largest > 0)
+        usual = float(np.median(found[largest > 0])) if (largest > 0).any() else 0.0
+        shares[axis] = np.maximum(found, max(usual, ROUNDING[rule.format]))
+    return shares
 
 
-def _channel_axes(values: Array) -> list[int]:
-    """Return along which axes channels may lie: behind the rows, and last."""
-    return sorted({1, values.ndim - 1}) if values.ndim > 1 and values.size else []
+def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
+    """Return the error that each channel may have: small numbers beside large ones have limits of their own.
+
+    In float32 it is never less than the rounding of the largest answer: sums that the channels share leave that much.
+    """
+    largest = _by_channel(exact, axis).max(axis=0)
+    variation = _by_channel(exact - exact.mean(axis=0), axis).max(axis=0) if len(exact) > 1 else largest
+    shared = ROUNDING["fp32"] * float(largest.max(initial=0.0)) if rule.format == "fp32" else 0.0
+    found: Array = np.maximum(ERROR_CAP[rule.format] * variation, CHANNEL_FACTOR * noise * largest)
+    return np.maximum(found, shared)
+
+
+def _channel_axes(values: Array) -> range:
+    """Return along which axes channels may lie: all behind the rows."""
+    return range(1, values.ndim) if values.size else range(0)
 
 
 def _by_channel(values: Array, axis: int) -> Array:
@@ -223,7 +234,7 @@ class _Path:
     @classmethod
     def of(cls, name: str, exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> "_Path":
         bound, answers = limits.of(name), _rows(observed.outputs[name])
-        errors = _distances(_rows(exact.outputs[name]), answers) / bound.largest
+        errors = _shares(_rows(exact.outputs[name]), answers, bound)
         not_finite = int((~np.isfinite(answers)).any(axis=1).sum())
         lost = "" if not_finite else _lost_channel(name, exact.outputs[name], observed.outputs[name], limits, rule)
         return cls(name, errors, not_finite, bound, bound.jumps and rule.format != "fp32", lost)
@@ -257,13 +268,14 @@ class _Path:
 def _lost_channel(name: str, exact: Array, observed: Array, limits: Bounds, rule: Rule) -> str:
     """Say which channel of an output is off by more than its limit, else nothing.
 
-    Of a network with thresholds a few rows have no typical error, because one that a spike carries off outweighs them.
+    A few rows have no typical error: noise was drawn for others, and one that a spike carries off outweighs them.
     """
-    if limits.of(name).jumps and len(exact) < FEWEST_TYPICAL:
+    if len(exact) < (FEWEST_ROWS_SPIKING if limits.of(name).jumps else FEWEST_ROWS):
         return ""
-    for axis, most in limits.channels.get(name, {}).items():
-        if exact.shape[axis] != len(most):  # the shape is another one in each batch
+    for axis, noise in limits.channels.get(name, {}).items():
+        if exact.shape[axis] != len(noise):  # the shape is another one in each batch
             continue
+        most = _channel_limits(exact, axis, noise, rule)
         errors = _typical(_by_channel(observed - exact, axis), limits.of(name), rule)
         channel = int(np.argmax(errors - most))
         if errors[channel] > most[channel]:
@@ -408,7 +420,7 @@ def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule
         bound = limits.of(name)
         most = bound.limit if rule.format == "fp32" else max(bound.limit, VOID_SHARE * bound.spread)
         if len(values) == images:
-            errors = _distances(_rows(values), _rows(observed.outputs[name])) / bound.largest
+            errors = _shares(_rows(values), _rows(observed.outputs[name]), bound)
             found = np.maximum(found, errors / most)
     return found
 
@@ -461,6 +473,12 @@ def _distances(one: Array, other: Array) -> Array:
     """Return the largest distance in each row, `NOT_FINITE` if a value is not."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
         found: Array = np.nan_to_num(np.abs(one - other), nan=NOT_FINITE, posinf=NOT_FINITE).max(axis=1, initial=0.0)
+    return found
+
+
+def _shares(exact: Array, answers: Array, bound: Bound) -> Array:
+    """Return the error of each row as a share of the largest exact answer, or of its own where that is larger still."""
+    found: Array = _distances(exact, answers) / np.maximum(bound.largest, np.abs(exact).max(axis=1, initial=0.0))
     return found
 
 

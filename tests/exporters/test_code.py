@@ -31,7 +31,7 @@ def test_a_file_that_moves_makes_other_code(digest, tmp_path):
 def test_compiled_files_and_other_folders_do_not_count(digest, tmp_path):
     before = digest()
     for name in ("models/__pycache__/net.pyc", "daemon/measuring/plan.py"):
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("another")
     assert digest() == before
 

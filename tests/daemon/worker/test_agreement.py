@@ -237,6 +237,50 @@ def test_small_values_beside_large_ones_are_judged_by_their_own_size(number_form
     ).passed
 
 
+def test_a_fault_along_an_axis_in_the_middle_is_found():
+    """Joints of people: (image, person, (x, y, score), joint), where every score is turned round."""
+    draw = np.random.default_rng(0)
+    places, scores = 640 * draw.random((8, 2, 2, 5)), draw.random((8, 2, 1, 5))
+    exact, wrong = (of(np.concatenate([places, part], axis=2)) for part in (scores, 1 - scores))
+    assert verdict(wrong, exact=exact, noise=1e-6, number_format="fp16").verdict == "failed"
+    assert verdict(exact, exact=exact, noise=1e-6, number_format="fp16").passed
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("number_format", ["fp16", "bf16"])
+def test_a_class_that_peaks_in_few_images_is_no_fault(number_format):
+    """Noise was drawn for eight images in which most classes are near 0; the others peak elsewhere."""
+    off = {"fp16": 1e-3, "bf16": 8e-3}[number_format]
+    draw = np.random.default_rng(1)
+    logits = 4 * draw.normal(size=(40, 200))
+    jitter = [off * np.abs(logits).max() * draw.normal(size=logits.shape) / 3 for _ in range(3)]
+    exact, rule = softmax(logits), Rule(number_format, spiking=False, trained=False)
+    noisy = [of(softmax(logits[:8] + one[:8])) for one in jitter[:2]]
+    limits = agreement.bounds(of(exact[:8]), noisy, rule)
+    for rows in (slice(None), slice(8, 12), slice(12, 13)):
+        found = agreement.judge(of(exact[rows]), of(softmax(logits + jitter[2])[rows]), limits, rule)
+        assert found.passed, found.note
+        assert not agreement.judge(of(exact[rows]), of(np.roll(exact, 1, axis=0)[rows]), limits, rule).passed
+
+
+def test_an_answer_larger_than_any_that_noise_was_drawn_for_is_off_by_a_share_of_its_own():
+    exact = np.exp(3 * np.random.default_rng(0).normal(size=(8, 3)))
+    rule = Rule("bf16", spiking=False, trained=False)
+    limits = agreement.bounds(of(exact), [of(exact * 1.008)], rule)
+    assert agreement.judge(of(100 * exact), of(100 * exact * 1.008), limits, rule).passed
+    assert not agreement.judge(of(100 * exact), of(100 * exact * 1.08), limits, rule).passed
+
+
+def test_channels_of_float32_share_the_rounding_of_the_largest():
+    """A sigmoid of a library is exact to an absolute 3e-8, and one channel holds rare probabilities alone."""
+    values = np.random.default_rng(0).random((64, 3)) * np.array([0.3, 0.2, 1e-4])
+    assert verdict(of(values + 3e-8), exact=of(values), noise=1e-9).passed
+
+
 @pytest.mark.parametrize(("share", "passed"), [(0.0, True), (0.05, False)])
 def test_a_constant_that_is_added_does_not_hide_what_changes(share, passed):
     moving = drawn(scale=0.1)  # 5 % of it are less than the floor's share of 1000
