@@ -66,8 +66,8 @@ def _judged(
 ) -> Parity:
     if found.shape != exact.shape:
         raise Differs(f"the file answers {found.shape} and the model {exact.shape}")
-    largest = float(np.abs(exact).max(initial=0.0)) or 1.0
-    errors, plain_errors = (np.abs(outputs - exact).max(axis=1, initial=0.0) / largest for outputs in (found, plain))
+    largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0)) or 1.0
+    errors, plain_errors = (_distances(exact, outputs) / largest for outputs in (found, plain))
     parity = Parity(
         batch_sizes=sizes,
         images=len(exact),
@@ -86,6 +86,13 @@ def _judged(
             f"{parity.images} answers differ; the model in {precision} by {plain_errors.max():.1e}"
         )
     return parity
+
+
+def _distances(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Return the largest distance in each row; between two infinities of one sign lies nothing."""
+    with np.errstate(invalid="ignore"):  # inf - inf
+        distances: np.ndarray = np.where(exact == found, 0.0, np.abs(found - exact)).max(axis=1, initial=0.0)
+    return distances
 
 
 def _outputs(module: nn.Module, batches: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> list[np.ndarray]:

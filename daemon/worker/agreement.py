@@ -122,10 +122,11 @@ def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Boun
 
 
 def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
-    rows = np.where(np.isfinite(_rows(exact)), _rows(exact), 0.0)
-    largest = float(np.abs(rows).max(initial=0.0)) or 1.0
+    rows = _rows(exact)
+    largest = float(np.abs(_numbers(rows)).max(initial=0.0)) or 1.0
     noise = np.concatenate([_distances(rows, _rows(one)) for one in noisy] or [np.zeros(1)]) / largest
-    spread = float(np.median(_distances(rows, np.roll(rows, 1, axis=0)))) / largest if len(rows) > 1 else math.inf
+    others = np.roll(_numbers(rows), 1, axis=0)
+    spread = float(np.median(_distances(_numbers(rows), others))) / largest if len(rows) > 1 else math.inf
     cap, floor = ERROR_CAP[rule.format], ERROR_FLOOR[rule.format]
     limit = min(cap, max(floor, NOISE_FACTOR * float(noise.max())))
     limit = min(limit, spread / 2) if spread > CONSTANT else limit
@@ -145,10 +146,10 @@ def _channel_noise(exact: Array, noisy: Sequence[Array], bound: Bound, rule: Rul
 
     A channel whose noise happens to be small takes that of the median channel.
     """
-    exact, shares = np.where(np.isfinite(exact), exact, 0.0), {}
+    shares = {}
     for axis in _channel_axes(exact):
-        largest = _by_channel(exact, axis).max(axis=0)
-        draws = [_typical(_by_channel(one - exact, axis), bound, rule) for one in noisy]
+        largest = _by_channel(_numbers(exact), axis).max(axis=0)
+        draws = [_typical(_by_channel(_difference(exact, one), axis), bound, rule) for one in noisy]
         noise = np.max(draws, axis=0) if draws else np.zeros(len(largest))
         found = np.divide(noise, largest, out=np.zeros_like(noise), where=largest > 0)
         usual = float(np.median(found[largest > 0])) if (largest > 0).any() else 0.0
@@ -161,6 +162,7 @@ def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
 
     In float32 it is never less than the rounding of the largest answer: sums that the channels share leave that much.
     """
+    exact = _numbers(exact)
     largest = _by_channel(exact, axis).max(axis=0)
     variation = _by_channel(exact - exact.mean(axis=0), axis).max(axis=0) if len(exact) > 1 else largest
     shared = ROUNDING["fp32"] * float(largest.max(initial=0.0)) if rule.format == "fp32" else 0.0
@@ -235,7 +237,8 @@ class _Path:
     def of(cls, name: str, exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> "_Path":
         bound, answers = limits.of(name), _rows(observed.outputs[name])
         errors = _shares(_rows(exact.outputs[name]), answers, bound)
-        not_finite = int((~np.isfinite(answers)).any(axis=1).sum())
+        unlike = answers != _rows(exact.outputs[name])
+        not_finite = int((~np.isfinite(answers) & unlike).any(axis=1).sum())
         lost = "" if not_finite else _lost_channel(name, exact.outputs[name], observed.outputs[name], limits, rule)
         return cls(name, errors, not_finite, bound, bound.jumps and rule.format != "fp32", lost)
 
@@ -276,7 +279,7 @@ def _lost_channel(name: str, exact: Array, observed: Array, limits: Bounds, rule
         if exact.shape[axis] != len(noise):  # the shape is another one in each batch
             continue
         most = _channel_limits(exact, axis, noise, rule)
-        errors = _typical(_by_channel(observed - exact, axis), limits.of(name), rule)
+        errors = _typical(_by_channel(_difference(exact, observed), axis), limits.of(name), rule)
         channel = int(np.argmax(errors - most))
         if errors[channel] > most[channel]:
             return (
@@ -364,9 +367,13 @@ def _broken(paths: Sequence[_Path]) -> str:
 
 
 def _undefined(exact: Observation) -> str:
-    """Return that there is nothing to compare with, where float64 itself answers what is no number."""
+    """Return that there is nothing to compare with, where float64 itself answers what is no number.
+
+    An infinity is one: a model may mask what it rules out with -inf.
+    """
     for name, values in exact.outputs.items():
-        count = int((~np.isfinite(_rows(values))).any(axis=1).sum())
+        rows = _rows(values)
+        count = int((np.isnan(rows).any(axis=1) | (np.isinf(rows).all(axis=1) & (rows.shape[1] > 0))).sum())
         if count:
             return f"{_named(name)} is not finite in float64 itself for {count} of {len(values)}: give other inputs"
     return ""
@@ -446,7 +453,7 @@ def _argmax(exact: Observation, observed: Observation, tie_share: float) -> dict
     if scores.ndim != 2 or scores.shape[1] < 2:
         return {"argmax_disagreements": None}
     best = np.sort(scores, axis=1)[:, -2:]
-    ties = best[:, 1] - best[:, 0] < tie_share * np.abs(scores).max(initial=0.0)
+    ties = _difference(best[:, 0], best[:, 1]) < tie_share * np.abs(_numbers(scores)).max(initial=0.0)
     classes, theirs = scores.argmax(axis=1), np.nan_to_num(others, nan=-np.inf).argmax(axis=1)
     differs = classes != theirs
     return {
@@ -470,15 +477,29 @@ def _rows(values: Array) -> Array:
 
 
 def _distances(one: Array, other: Array) -> Array:
-    """Return the largest distance in each row, `NOT_FINITE` if a value is not."""
+    """Return the largest distance in each row, `NOT_FINITE` if a value is not and the other is not the same."""
+    found: Array = np.nan_to_num(np.abs(_difference(one, other)), nan=NOT_FINITE, posinf=NOT_FINITE)
+    return found.max(axis=1, initial=0.0)  # type: ignore[no-any-return]
+
+
+def _difference(one: Array, other: Array) -> Array:
+    """Return by how much the other is more; between two infinities of one sign lies nothing."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        found: Array = np.nan_to_num(np.abs(one - other), nan=NOT_FINITE, posinf=NOT_FINITE).max(axis=1, initial=0.0)
+        found: Array = np.where(one == other, 0.0, other - one)
+    return found
+
+
+def _numbers(values: Array) -> Array:
+    """Return the values with 0 in the place of those that are not finite."""
+    found: Array = np.where(np.isfinite(values), values, 0.0)
     return found
 
 
 def _shares(exact: Array, answers: Array, bound: Bound) -> Array:
     """Return the error of each row as a share of the largest exact answer, or of its own where that is larger still."""
-    found: Array = _distances(exact, answers) / np.maximum(bound.largest, np.abs(exact).max(axis=1, initial=0.0))
+    found: Array = _distances(exact, answers) / np.maximum(
+        bound.largest, np.abs(_numbers(exact)).max(axis=1, initial=0.0)
+    )
     return found
 
 

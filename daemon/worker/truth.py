@@ -165,9 +165,10 @@ class _Reference:
 
         module = self._module()
         state = module.state_dict()
-        for tensor in state.values():
-            if isinstance(tensor, Tensor):  # a quantised module's state holds other things too
-                tensor.copy_(off(tensor))
+        with torch.no_grad():
+            for tensor in state.values():
+                if isinstance(tensor, Tensor):  # a quantised module's state holds other things too
+                    tensor.copy_(off(tensor))
         module.load_state_dict(state)  # what is derived of weights follows
         return self._run(module, each(self.images[torch.tensor(rows)], off), rows)
 
@@ -185,7 +186,8 @@ def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, da
         raise UnfitModel("forward writes to its input, which the next run reads again: let it work on a copy")
     for path, answer in of_batch(found.outputs, 0, len(first), count).items():
         called = "the model's answer" + ("" if path == ONLY else f" {path}")
-        if not np.isfinite(found.outputs.get(path, answer)).all():
+        values_found = found.outputs.get(path, answer)
+        if np.isnan(values_found).any() or not np.isfinite(values_found).any():
             kind = str(loaded.dtype).removeprefix("torch.")
             raise UnfitModel(
                 f"{called} is NaN or infinite in {kind} (inputs: {data}), and nothing can be compared with that: give "

@@ -21,7 +21,7 @@ def of(values, codes=None):
 def moved(exact, noise, seed):
     signs = np.random.default_rng(seed)
     return {
-        name: values + noise * np.nanmax(np.abs(values)) * signs.choice([-1, 1], size=values.shape) if noise else values
+        name: values + noise * np.abs(values[np.isfinite(values)]).max() * signs.choice([-1, 1], size=values.shape) if noise else values
         for name, values in exact.outputs.items()
     }
 
@@ -111,10 +111,24 @@ def test_a_network_that_answers_all_inputs_alike_cannot_be_checked():
     assert verdict(np.full((IMAGES, 3), 8.0), exact=constant).verdict == "failed"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_reference_that_is_not_finite_is_named(value):
+def test_what_a_model_rules_out_with_an_infinity_has_to_be_ruled_out():
+    exact = np.where(np.arange(CLASSES) % 3 == np.arange(IMAGES)[:, None] % 3, -np.inf, drawn())
+    for number_format, noise in (("fp32", 0.0), ("fp32", 2e-5), ("fp16", 1e-3)):
+        assert verdict(exact, exact=of(exact), noise=noise, number_format=number_format).passed
+        for wrong in (
+            np.nan_to_num(exact, neginf=-1e9),
+            np.roll(exact, 1, axis=0),
+            np.where(exact < 0, -np.inf, exact),
+        ):
+            found = verdict(wrong, exact=of(exact), noise=noise, number_format=number_format)
+            assert found.verdict == "failed"
+            assert np.isfinite([found.max_abs_error, found.error_share]).all()
+
+
+@pytest.mark.parametrize("values", [np.nan, np.full(CLASSES, np.inf)])
+def test_a_reference_that_is_not_finite_is_named(values):
     exact = drawn()
-    exact[3, 0] = value
+    exact[3, : np.size(values)] = values
     found = verdict(exact, exact=of(exact))
     assert found.verdict == "failed"
     assert "not finite in float64 itself for 1 of 64" in found.note
