@@ -41,8 +41,9 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What is said of one model, by the names of its variants. `ship` is None where nothing can be said.
 
     `candidates` are ranked, the best first; `tied` are those whose intervals overlap the best one's; `excluded` gives
-    the reason of each other variant. `ratio` is the runner-up's figure over the best one's. `mixed` says how
-    the variants are not all of one model: then nothing ships.
+    the reason of each other variant. `ratio` is the runner-up's figure over the best one's. `unsettled` are those
+    excluded for want of a usable interval that could be better than the best one. `mixed` says how the variants are
+    not all of one model: then nothing ships.
     """
 
     subject: str
@@ -51,6 +52,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     candidates: dict[str, Record] = {}
     tied: list[str] = []
     excluded: dict[str, str] = {}
+    unsettled: list[str] = []
     mixed: str | None = None
 
 
@@ -129,15 +131,13 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     if objective == "energy":
         excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
     figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
-    ranked = sorted(figures, key=lambda name: figures[name].point)
+    unknown = {name: reason for name in figures if (reason := _unknown_time(named[name], len(figures), objective))}
+    excluded |= unknown
+    ranked = sorted((name for name in figures if name not in unknown), key=lambda name: figures[name].point)
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
     best = figures[ranked[0]]
     tied = [name for name in ranked if figures[name].low <= best.high]
-    unknown = {name: reason for name in tied if (reason := _unknown_time(named[name], len(ranked), objective))}
-    if unknown:
-        others = {name: _not_known_to_be_best(name, tied, unknown) for name in ranked if name not in unknown}
-        return Decision(subject=subject, excluded=excluded | unknown | others)
     return Decision(
         subject=subject,
         ship=ranked[0] if len(tied) == 1 else None,
@@ -145,6 +145,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         candidates={name: named[name] for name in ranked},
         tied=tied,
         excluded=excluded,
+        unsettled=[name for name in unknown if figures[name].low <= best.high],
     )
 
 
@@ -236,7 +237,7 @@ def _disagrees(record: Record, least: float) -> str | None:
 
 
 def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
-    """Return that the interval is missing or wider than the time itself: it may be the best, and nobody knows."""
+    """Return that the interval is missing or wider than the time itself: it may be anything, and nobody knows."""
     timing = record.timing
     if timing is None:
         return None
@@ -246,12 +247,6 @@ def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | No
         return None
     interval = f"{timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
     return f"its interval is too wide, {interval}: {LONGER}"
-
-
-def _not_known_to_be_best(name: str, tied: Sequence[str], unknown: Mapping[str, str]) -> str:
-    """Return why a variant with an interval does not ship beside those of unknown time."""
-    may = "may be slower" if name in tied else "is slower"
-    return f"{may} than {next(iter(unknown if name in tied else tied))}"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
@@ -332,6 +327,7 @@ def line(decision: Decision) -> str:
         words = [decision.ship, *_figures(decision.candidates[decision.ship])]
         runner_up = list(decision.candidates)[1:2]
         words += [f"({decision.ratio:.2g}x {runner_up[0]})"] if runner_up else []
+        words += [f"({', '.join(decision.unsettled)} could be better: {LONGER})"] if decision.unsettled else []
         return f"{decision.subject}: ship: {'  '.join(words)}"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
