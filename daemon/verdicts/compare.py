@@ -1,7 +1,7 @@
 """Records against records: which cases may be compared, what is said of each, and the exit code that follows; pure."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ from msgspec import Struct
 from benchd.daemon.machine.environment import comparable
 from benchd.daemon.records import Environment, InputSpec, Record
 from benchd.daemon.verdicts import one_model
-from benchd.daemon.verdicts.recommend import wrong
+from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import (
     FEWEST_PROCESSES,
@@ -89,7 +89,7 @@ def comparison(
     times_ms: tuple[Sequence[float], Sequence[float]],
     records: tuple[Sequence[Record], Sequence[Record]],
 ) -> Comparison:
-    """Return the Comparison of two sides; wrong answers have no time, and a void check never wins."""
+    """Return the Comparison of two sides; what `recommend` would not ship has no time, and a void check never wins."""
     doubt = _doubt(records, verdict)
     if doubt:
         verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
@@ -99,26 +99,22 @@ def comparison(
         verdict=verdict,
         first_ms=list(times_ms[0]),
         second_ms=list(times_ms[1]),
-        check_failed=_first_wrong(records[1]) is not None,
-        check_void=_is_void(records[1]),
+        check_failed=any(wrong(record) for record in records[1]),
+        check_void=any(void(record) for record in records[1]),
     )
 
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
     """Return why the times of these records do not compare, or why B cannot win; else None."""
-    for side, found in zip("AB", records, strict=True):
-        reason = _first_wrong(found)
-        if reason:
-            return f"{side} {reason}"
-    return "faster, but its check is void" if verdict.answer == "faster" and _is_void(records[1]) else None
+    doubts = [f"{side}: {reason}" for side, found in zip("AB", records, strict=True) for reason in _each(unfit, found)]
+    if verdict.answer == "faster" and any(_each(void, records[1])):
+        doubts.append("faster, but its check is void")
+    return next(iter(doubts), None)
 
 
-def _is_void(found: Sequence[Record]) -> bool:
-    return any(record.check and record.check.void for record in found)
-
-
-def _first_wrong(found: Sequence[Record]) -> str | None:
-    return next((reason for record in found if (reason := wrong(record))), None)
+def _each(why: Callable[[Record], str | None], found: Sequence[Record]) -> list[str]:
+    """Return the reasons of the records that ended well."""
+    return [reason for record in _measured(found) if (reason := why(record))]
 
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
@@ -152,13 +148,17 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     difference = next(_differences(_measured([*first, *second])), None)
     if difference:
         return f"{difference}; {_both_here(_measured(second)[-1])}"
-    return _mixed(first, second) or _too_few(first, second, fewest_runs)
+    return _mixed(first, second) or _too_few(first, second, fewest_runs) or _void(first, second)
 
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
     """Return why the records of a side are not all of one model, which need not be the other side's; else None."""
     found = [one_model.difference(record.model for record in _measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
+
+
+def _void(*sides: Sequence[Record]) -> str | None:
+    return next((f"{side}: {why}" for side, found in zip("AB", sides, strict=True) for why in _each(void, found)), None)
 
 
 def _absence(found: Sequence[Record]) -> str:

@@ -181,7 +181,12 @@ def disqualified(record: Record) -> str | None:
     """Return why the record wins under no requirement, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
-    return impossible(record) or wrong(record) or _unproven(record) or _fallback(record)
+    return impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
+
+
+def unfit(record: Record) -> str | None:
+    """Return why the time of a record that ended well is not that of what was asked for, in a comparison too."""
+    return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, MIN_AGREEMENT)
 
 
 def impossible(record: Record) -> str | None:
@@ -198,10 +203,13 @@ def wrong(record: Record) -> str | None:
     return next((words for flag, words in CHEATS.items() if flag in record.flags), None)
 
 
-def _unproven(record: Record) -> str | None:
-    if record.check is None:
-        return "was not checked"
-    return f"its check is void{_because(record.check.note)}" if record.check.void else None
+def _unchecked(record: Record) -> str | None:
+    return "was not checked" if record.check is None else None
+
+
+def void(record: Record) -> str | None:
+    """Return why the check of a record tells nothing, else None."""
+    return f"its check is void{_because(record.check.note)}" if record.check and record.check.void else None
 
 
 def _because(note: str) -> str:

@@ -2,14 +2,11 @@
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, accuracy, made, timing
+from records_made import ENVIRONMENT, PASSED, accuracy, made, timing
 
-from benchd.daemon.records import Case, Check, Energy, Memory, ModelFacts, ProcessResult, Summary, Variant, Window
+from benchd.daemon.records import Case, Energy, Memory, ModelFacts, ProcessResult, Summary, Variant, Window
 from benchd.daemon.verdicts.recommend import Requirements, decide, line, untried
 
-PASSED = Check(
-    passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
-)
 ENERGY = Energy(
     energy_j=10.0,
     energy_err_j=0.2,
