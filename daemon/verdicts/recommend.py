@@ -27,12 +27,15 @@ Place = tuple[str, str, str]
 
 
 class Requirements(Struct, frozen=True, kw_only=True):
-    """What a variant must keep to be shipped, and what decides among those that do; None asks for nothing."""
+    """What a variant must keep to be shipped, and what decides among those that do; None asks for nothing.
+
+    Without a `min_agreement` it is MIN_AGREEMENT of the images that are no ties, and half of all if most are ties.
+    """
 
     max_latency_ms: float | None = None
     max_power_w: float | None = None
     max_memory_bytes: float | None = None
-    min_agreement: float = MIN_AGREEMENT
+    min_agreement: float | None = None
     max_accuracy_drop: float | None = None
     objective: Objective = "latency"
 
@@ -93,8 +96,16 @@ def place_names(records: Iterable[Record]) -> dict[Place, str]:
 
 def newest(records: Iterable[Record]) -> list[Record]:
     """Return the newest record of each case in each place."""
-    in_time = sorted(records, key=lambda record: record.t_wall)
-    return list({(place(record), record.case_id): record for record in in_time}.values())
+    return list({(place(record), record.case_id): record for record in in_time(records)}.values())
+
+
+def in_time(records: Iterable[Record]) -> list[Record]:
+    """Return the records, the oldest first: within a boot by the monotonic clock, as the wall clock may be set."""
+    known = list(records)
+    ends: dict[str, str] = {}
+    for record in known:
+        ends[record.boot_id] = max(record.t_wall, ends.get(record.boot_id, ""))
+    return sorted(known, key=lambda record: (ends[record.boot_id], record.t_mono_ns, record.t_wall))
 
 
 def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
@@ -186,7 +197,7 @@ def disqualified(record: Record) -> str | None:
 
 def unfit(record: Record) -> str | None:
     """Return why the time of a record that ended well is not that of what was asked for, in a comparison too."""
-    return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, MIN_AGREEMENT)
+    return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
 
 
 def impossible(record: Record) -> str | None:
@@ -236,12 +247,21 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
     return f"{what} {value:.4g} {unit} is above {limit:.4g} {unit}" if value > limit else None
 
 
-def _disagrees(record: Record, least: float) -> str | None:
+def _disagrees(record: Record, least: float | None) -> str | None:
     """Return why too few images get float64's class; the check alone decides if the classes say nothing."""
     check = record.check
-    if check is None or check.agreeing is None or check.agreeing >= least * check.decided:
+    if check is None or check.void or check.agreeing is None or check.argmax_disagreements is None:
         return None
-    return f"agreement on {check.agreeing} of {check.decided} images is below {least:.4g}"
+    share = MIN_AGREEMENT if least is None else least
+    if check.agreeing < share * check.decided:
+        return f"agreement on {check.agreeing} of {check.decided} images is below {share:.4g}"
+    if 2 * check.decided >= check.images:
+        return None
+    same = check.images - check.argmax_disagreements
+    if same >= check.images * (0.5 if least is None else least):
+        return None
+    below = "" if least is None else f", which is below {least:.4g}"
+    return f"its class is float64's for {same} of {check.images} images, most of them ties{below}"
 
 
 def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
@@ -375,6 +395,8 @@ def agreement(check: Check | None) -> str:
     """Return, behind a comma, how many images get float64's class if not all do, ties apart; else nothing."""
     if check is None or not check.argmax_disagreements or check.agreeing is None:
         return ""
+    if not check.decided:
+        return f", all ties ({check.ties - check.tie_disagreements} of {check.ties} agree)"
     if not check.ties:
         return f", {check.agreeing} of {check.decided} agree"
     return f", {check.agreeing} of {check.decided} agree ({check.ties - check.tie_disagreements} of {check.ties} ties)"

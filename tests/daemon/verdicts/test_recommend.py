@@ -57,6 +57,10 @@ def test_a_variant_that_names_other_classes_does_not_ship_unasked():
     assert decision.excluded == {"eager-bf16": "agreement on 11 of 64 images is below 0.98"}
 
 
+def test_ties_alone_are_called_so_and_ship_unless_asked_for():
+    assert line(only([candidate("bf16", 4.1, check=HALF_RIGHT)])).endswith("check ok, all ties (4 of 8 agree)")
+
+
 def test_classes_that_are_nearly_all_the_same_say_nothing():
     constant = msgspec.structs.replace(PASSED, images=64, argmax_disagreements=9, commonest_class_share=1.0)
     decision = only([candidate("bf16", 4.1, check=constant)])
@@ -129,6 +133,8 @@ def test_one_whose_wide_interval_lies_above_the_best_is_not_said_to_be_better():
 WRONG = msgspec.structs.replace(PASSED, passed=False)
 VOID = msgspec.structs.replace(WRONG, void=True, note="rounding alone moves the output")
 UNSURE = msgspec.structs.replace(PASSED, argmax_disagreements=1)
+MOSTLY_TIES = msgspec.structs.replace(PASSED, argmax_disagreements=7, ties=7, tie_disagreements=7)
+HALF_RIGHT = msgspec.structs.replace(PASSED, argmax_disagreements=4, ties=8, tie_disagreements=4)
 COUNTED = [ProcessResult(status="ok", energy=ENERGY, window=Window(0, 10**9))] * 2
 NOTHING = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.0)
 RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC": Summary(1, 2, 3, 9, "ina3221")}
@@ -165,6 +171,12 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
             "memory 3072 MiB is above 2048 MiB",
         ),
         ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement on 7 of 8 images is below 0.995"),
+        ({"check": MOSTLY_TIES}, {}, "its class is float64's for 1 of 8 images, most of them ties"),
+        (
+            {"check": HALF_RIGHT},
+            {"min_agreement": 0.995},
+            "its class is float64's for 4 of 8 images, most of them ties, which is below 0.995",
+        ),
         (
             {"accuracy": accuracy(lost=9)},
             {"max_accuracy_drop": 0.01},
@@ -215,6 +227,18 @@ def test_the_last_record_of_a_case_counts_and_training_does_not():
 def test_the_newest_record_counts_in_whatever_order_they_come():
     newer, older = (candidate("eager", ms, t_wall=f"2026-01-0{day}T00:00:00.000Z") for day, ms in ((2, 9.0), (1, 4.0)))
     assert only([newer, candidate("fp16", 5.0), older]).ship == "eager-fp16"
+
+
+def test_within_a_boot_the_monotonic_clock_says_which_is_newest():
+    def at(median_ms, t_mono_ns, day, boot_id="b1"):
+        t_wall = f"2026-01-0{day}T00:00:00.000Z"
+        return candidate("eager", median_ms, t_mono_ns=t_mono_ns, t_wall=t_wall, boot_id=boot_id)
+
+    set_back = [at(4.0, 1, 9), at(9.0, 2, 1)]
+    assert only([*set_back, candidate("fp16", 5.0)]).ship == "eager-fp16"
+    assert only([*reversed(set_back), candidate("fp16", 5.0)]).ship == "eager-fp16"
+    later_boot = [at(9.0, 1, 2, "b2"), at(4.0, 5, 1)]
+    assert only([*later_boot, candidate("fp16", 5.0)]).ship == "eager-fp16"
 
 
 def test_a_time_of_zero_does_not_keep_the_others_from_being_ranked():
