@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.machine.environment import comparable
-from benchd.daemon.records import Environment, InputSpec, Record
-from benchd.daemon.verdicts import one_model
+from benchd.daemon.records import InputSpec, Record
+from benchd.daemon.verdicts import one_environment, one_model
 from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import (
@@ -31,7 +30,10 @@ FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What is said of `second` against `first`. The medians are those of the process medians of each side."""
+    """What is said of `second` against `first`. The medians are those of the process medians of each side.
+
+    `notes` say what sets the sides apart though they are compared.
+    """
 
     first: str
     second: str
@@ -40,6 +42,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     second_ms: list[float]
     check_failed: bool
     check_void: bool = False
+    notes: list[str] = []
 
     @property
     def medians_ms(self) -> tuple[float | None, float | None]:
@@ -101,6 +104,7 @@ def comparison(
         second_ms=list(times_ms[1]),
         check_failed=any(wrong(record) for record in records[1]),
         check_void=any(void(record) for record in records[1]),
+        notes=_notes(*records),
     )
 
 
@@ -148,7 +152,27 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     difference = next(_differences(_measured([*first, *second])), None)
     if difference:
         return f"{difference}; {_both_here(_measured(second)[-1])}"
-    return _mixed(first, second) or _too_few(first, second, fewest_runs) or _void(first, second)
+    return (
+        _other_network(first, second)
+        or _mixed(first, second)
+        or _too_few(first, second, fewest_runs)
+        or _void(first, second)
+    )
+
+
+def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
+    """Return what makes B another network than A, whose weights may have been trained further; else None."""
+    a, b = _measured(first)[-1].model, _measured(second)[-1].model
+    return one_model.other_network(a, b) if a and b else None
+
+
+def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
+    """Return what sets B apart from A though their times are compared."""
+    pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
+    sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
+    notes = [f"a run is of {a} inputs in A and of {b} in B" for a, b in sizes if a != b]
+    models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]
+    return notes + ["B has other weights than A" for a, b in models if a.weights_sha256 != b.weights_sha256]
 
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
@@ -183,24 +207,12 @@ def _differences(measured: Sequence[Record]) -> Iterator[str]:
     for other in measured[1:]:
         if other.device_id != one.device_id:
             yield f"device {one.device_id} and {other.device_id}"
-        if other.environment.fingerprint != one.environment.fingerprint:
-            yield f"another environment ({_changed(one.environment, other.environment)})"
+        changed = one_environment.difference(one.environment, other.environment)
+        if changed:
+            yield changed
         if _inputs(other) != _inputs(one):
             yield f"other inputs ({_inputs(one)} and {_inputs(other)})"
         yield from _clocks(one, other)
-
-
-def _changed(one: Environment, other: Environment) -> str:
-    """Return the names and values of what differs, as far as the fingerprint is made of it."""
-    before, after = (_flat(comparable(environment)) for environment in (one, other))
-    names = [name for name in before | after if before.get(name) != after.get(name)]
-    was, now = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))
-    return ", ".join(f"{name} {was.get(name)} and {now.get(name)}" for name in names) or "fingerprint"
-
-
-def _flat(facts: dict[str, object]) -> dict[str, object]:
-    versions = facts.pop("versions")
-    return facts | (versions if isinstance(versions, dict) else {})
 
 
 def _inputs(record: Record) -> tuple[list[list[int]], str] | None:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
-from benchd.daemon.verdicts import accuracy, one_model
+from benchd.daemon.verdicts import accuracy, one_environment, one_model
 
 Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
@@ -73,12 +74,17 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     Of several records of a case in one place the newest counts. Batch sizes compete where throughput is the objective,
     which it is in `offline` in place of latency. Training is left out: it is not shipped.
     """
-    found = newest(record for record in records if record.case.direction == "inference")
+    known = [record for record in records if record.case.direction == "inference"]
+    found = newest(known)
     where = place_names(found)
     groups: dict[str, list[Record]] = {}
     for record in found:
         groups.setdefault(_subject(record, requirements.objective) + where[place(record)], []).append(record)
-    return [_decide(subject, group, requirements) for subject, group in groups.items()]
+    decisions = [_decide(subject, group, requirements) for subject, group in groups.items()]
+    return [
+        msgspec.structs.replace(decision, excluded=decision.excluded | _superseded(group, known))
+        for decision, group in zip(decisions, groups.values(), strict=True)
+    ]
 
 
 def place(record: Record) -> Place:
@@ -136,7 +142,9 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     objective = requirements.objective
     named = {_name(record, objective): record for record in group}
     excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
-    mixed = one_model.difference(record.model for record in group if record.status == "ok")
+    stale = _stale(named)
+    excluded = stale | excluded
+    mixed = one_model.difference(r.model for name, r in named.items() if r.status == "ok" and name not in stale)
     if mixed:
         return Decision(subject=subject, excluded=excluded, mixed=mixed)
     if objective == "energy":
@@ -158,6 +166,37 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         excluded=excluded,
         unsettled=[name for name in unknown if figures[name].low <= best.high],
     )
+
+
+def _stale(named: Mapping[str, Record]) -> dict[str, str]:
+    """Return the variants whose records do not compare with the newest of this model, and why."""
+    ended = {name: record for name, record in named.items() if record.status == "ok"}
+    last = in_time(ended.values())[-1:]
+    newest_name = next((name for name, record in ended.items() if record in last), "")
+    reasons = ((name, _than(record, one)) for name, record in ended.items() for one in last if record != one)
+    return {name: f"measured {why} than {newest_name}; measure it again" for name, why in reasons if why}
+
+
+def _than(older: Record, newer: Record) -> str | None:
+    """Return how the older was measured otherwise; in one run another model is a reason against all of its variants."""
+    changed = one_environment.difference(older.environment, newer.environment)
+    other = one_model.older(older.model, newer.model) if older.suite_id != newer.suite_id else None
+    return f"in {changed}" if changed else f"with {other}" if other else None
+
+
+def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, str]:
+    """Return the older records of these cases that have other weights, one for each weights, and what they have."""
+    last = {(place(record), record.case_id): record for record in group}
+    reasons: dict[tuple[str, str], tuple[str, str]] = {}
+    for record in known:
+        newer = last.get((place(record), record.case_id))
+        if newer and record.model and newer.model and record.model.weights_sha256 != newer.model.weights_sha256:
+            other = one_model.other_network(record.model, newer.model) or "other weights"
+            reasons[record.case_id, record.model.weights_sha256] = (
+                f"{variant_name(record)} of {record.t_wall}",
+                f"a newer record of it has {other}",
+            )
+    return dict(reasons.values())
 
 
 def _name(record: Record, objective: Objective) -> str:

@@ -5,7 +5,8 @@ import pytest
 from records_made import ENVIRONMENT, PASSED, made, timing
 
 from benchd.daemon.records import Case, Check, ModelFacts, ProcessResult, Summary, Variant
-from benchd.daemon.verdicts.compare import command, compare, exit_code
+from benchd.daemon.verdicts.compare import command, compare, comparison, exit_code
+from benchd.daemon.verdicts.statistics import Verdict
 
 FAST = [5.0, 5.01, 4.99, 5.02, 4.98]
 SLOW = [value * 1.05 for value in FAST]
@@ -43,6 +44,28 @@ def test_one_side_is_of_one_model_and_the_other_may_be_another():
     assert mixed.verdict.answer == "inconclusive"
     assert mixed.verdict.reason.startswith("A: w was replaced meanwhile: ")
     assert only([run(FAST, model=MODEL)], [run(SLOW, model=other)]).verdict.answer == "slower"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"options": {"t": 2}}, "other options (t None and 2)"),
+        ({"weights": "random, seed 0", "weights_sha256": "1"}, "other weights (w and random, seed 0)"),
+        ({"parameters": 2}, "another number of parameters (1 and 2)"),
+    ],
+)
+def test_another_network_is_not_compared(changes, reason):
+    verdict = only([run(SLOW, model=MODEL)], [run(model=msgspec.structs.replace(MODEL, **changes))]).verdict
+    assert (verdict.answer, verdict.reason) == ("inconclusive", reason)
+
+
+def test_it_is_noted_if_the_weights_or_the_batch_differ():
+    trained = run(model=msgspec.structs.replace(MODEL, weights_sha256="1"))
+    assert only([run(model=MODEL)], [trained]).notes == ["B has other weights than A"]
+    assert only([run(model=MODEL)], [run(model=MODEL)]).notes == []
+    larger = run(case=Case(model="vim_tiny", batch_size=4))
+    live = comparison(("A", "B"), Verdict(answer="slower"), (FAST, SLOW), ([run()], [larger]))
+    assert live.notes == ["a run is of 1 inputs in A and of 4 in B"]
 
 
 def test_the_other_way_round_is_faster_and_exits_0():

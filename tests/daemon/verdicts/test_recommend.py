@@ -275,11 +275,58 @@ def test_what_did_not_run_as_asked_for_is_not_ranked(flag):
     assert decision.excluded == {"tensorrt": f"did not run as asked for ({flag})"}
 
 
+FACTS = ModelFacts(
+    options={}, input_shape=[4], parameters=1, weights="demo", weights_sha256="0", code_sha256="c", data="random"
+)
+
+
+def of_run(day, variant, median_ms, *, environment=ENVIRONMENT, **changes):
+    record = candidate(variant, median_ms, suite_id=f"s{day}", t_wall=f"2026-01-0{day}T00:00:00.000Z", t_mono_ns=day)
+    return msgspec.structs.replace(
+        record, environment=environment, model=msgspec.structs.replace(FACTS, **changes), run_id=f"{variant} {day}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"code_sha256": "d"}, "with other code"),
+        ({"options": {"t": 2}}, "with other options (t 2 and None)"),
+        ({"weights_sha256": "1"}, "with other weights"),
+        ({"weights": "random, seed 0"}, "with other weights (random, seed 0 and demo)"),
+        ({"parameters": 2}, "with another number of parameters (2 and 1)"),
+        (
+            {"environment": msgspec.structs.replace(ENVIRONMENT, versions={"torch": "1.0"})},
+            "in another environment (torch 1.0 and None)",
+        ),
+        ({"environment": msgspec.structs.replace(ENVIRONMENT, threads=1)}, "in another environment (threads 1 and 2)"),
+        (
+            {"environment": msgspec.structs.replace(ENVIRONMENT, fingerprint="g")},
+            "in another environment (fingerprint)",
+        ),
+    ],
+)
+def test_what_an_older_run_measured_otherwise_is_set_aside(changes, what):
+    newer, older = of_run(2, "eager", 9.0), of_run(1, "custom", 4.0, **changes)
+    decision = only([newer, older, of_run(1, "fp16", 5.0)])
+    assert decision.ship == "eager-fp16"
+    assert decision.excluded == {"custom": f"measured {what} than eager; measure it again"}
+
+
+def test_an_older_record_of_other_weights_is_named():
+    records = [of_run(2, "eager", 9.0), of_run(1, "eager", 4.0, weights="random, seed 0", weights_sha256="1")]
+    decision = only(records)
+    assert (decision.ship, decision.candidates["eager"]) == ("eager", records[0])
+    assert decision.excluded == {
+        "eager of 2026-01-01T00:00:00.000Z": "a newer record of it has other weights (random, seed 0 and demo)"
+    }
+
+
 def test_variants_of_more_than_one_model_do_not_ship():
     def of(facts, *given, **fields):
         return msgspec.structs.replace(candidate(*given, **fields), model=facts)
 
-    facts = ModelFacts(options={}, input_shape=[4], parameters=1, weights="a.pt", weights_sha256="0", data="random")
+    facts = msgspec.structs.replace(FACTS, weights="a.pt")
     later = msgspec.structs.replace(facts, weights_sha256="1")
     decision = only([of(facts, "eager", 9.0), of(later, "fp16", 4.0)])
     assert (decision.ship, decision.candidates) == (None, {})
