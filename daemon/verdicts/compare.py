@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import InputSpec, Record
+from benchd.daemon.records import OF_MODULE, InputSpec, Record
 from benchd.daemon.verdicts import one_environment, one_model
 from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
@@ -241,8 +241,7 @@ def command(record: Record) -> str:
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []
-    words += ["--weights", demo.RANDOM] if _is_random(record) and case.model in demo.CHECKPOINTS else []
-    return shlex.join([*words, *_device(record), "--processes", str(FEWEST_PROCESSES)])
+    return shlex.join([*words, *_weights(record), *_device(record), "--processes", str(FEWEST_PROCESSES)])
 
 
 def _subject(record: Record) -> list[str]:
@@ -251,6 +250,15 @@ def _subject(record: Record) -> list[str]:
         return ["--models", record.case.model]
     onnx = _own_file(record)
     return [*(["--onnx", onnx] if onnx else ["--module", _own_module(record)]), *_read(record)]
+
+
+def _weights(record: Record) -> list[str]:
+    """Return the words that give the weights where they are not the model's own; of a file without its folder."""
+    if record.model is None or _own_file(record) or record.model.weights in (demo.DEMO, OF_MODULE):
+        return []
+    if _is_random(record):
+        return ["--weights", demo.RANDOM] if record.case.model in demo.CHECKPOINTS else []
+    return ["--weights", record.model.weights]
 
 
 def _is_random(record: Record) -> bool:

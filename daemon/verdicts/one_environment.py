@@ -8,7 +8,7 @@ from benchd.daemon.records import Environment
 
 def difference(one: Environment, other: Environment) -> str | None:
     """Return what the environments do not share though those of comparable records do; else None."""
-    if one.fingerprint == other.fingerprint and comparable(one) == comparable(other):
+    if (one.fingerprint, one.threads) == (other.fingerprint, other.threads):  # the threads are those of the case
         return None
     return f"another environment ({_changed(one, other)})"
 

@@ -190,6 +190,7 @@ def test_the_line_to_type_names_all_of_the_case():
 
 ON_GPU_HOST = msgspec.structs.replace(ENVIRONMENT, gpu="H200")
 RANDOM = msgspec.structs.replace(MODEL, weights="random, seed 0")
+DEMO = msgspec.structs.replace(MODEL, weights="demo")
 ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
 
 
@@ -208,12 +209,13 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
         ({"model": RANDOM}, "--models vim_tiny --variants eager --batch-sizes 1 --weights random"),
         (
             {"case": Case(model="torchvision:resnet18", options={"image_size": 64}), "model": MODEL},
-            "--models torchvision:resnet18 --variants eager --batch-sizes 1 --option image_size=64",
+            "--models torchvision:resnet18 --variants eager --batch-sizes 1 --option image_size=64 --weights w",
         ),
         (
             {"case": Case(model="own.net.build"), "model": MODEL},
-            "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1",
+            "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1 --weights w",
         ),
+        ({"model": DEMO}, "--models vim_tiny --variants eager --batch-sizes 1"),
         (
             {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
             "--onnx net.v2.onnx --variants onnxruntime --batch-sizes 1",

@@ -296,7 +296,7 @@ def of_run(day, variant, median_ms, *, environment=ENVIRONMENT, **changes):
         ({"weights": "random, seed 0"}, "with other weights (random, seed 0 and demo)"),
         ({"parameters": 2}, "with another number of parameters (2 and 1)"),
         (
-            {"environment": msgspec.structs.replace(ENVIRONMENT, versions={"torch": "1.0"})},
+            {"environment": msgspec.structs.replace(ENVIRONMENT, fingerprint="g", versions={"torch": "1.0"})},
             "in another environment (torch 1.0 and None)",
         ),
         ({"environment": msgspec.structs.replace(ENVIRONMENT, threads=1)}, "in another environment (threads 1 and 2)"),
