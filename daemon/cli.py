@@ -294,8 +294,9 @@ def recommend(
     max_power: Annotated[str | None, typer.Option(help="Mean power of the input.", metavar="10W")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Peak memory.", metavar="2GiB")] = None,
     min_agreement: Annotated[
-        float, typer.Option(help="Least share of images, ties aside, with float64's class.", metavar="0.995")
-    ] = 0.98,
+        float | None,
+        typer.Option(help="Least share of images with float64's class, ties aside; without it 0.98.", metavar="0.995"),
+    ] = None,
     max_accuracy_drop: Annotated[
         str | None, typer.Option(help="Upper end of the drop against plain fp32 on the same images.", metavar="1%")
     ] = None,

@@ -87,14 +87,14 @@ def requirements(
     max_latency: str | None,
     max_power: str | None,
     max_memory: str | None,
-    min_agreement: float,
+    min_agreement: float | None,
     objective: str,
     max_accuracy_drop: str | None = None,
 ) -> Requirements:
     """Return what a variant must keep to be shipped."""
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
-    if not 0.0 < min_agreement <= 1.0:
+    if min_agreement is not None and not 0.0 < min_agreement <= 1.0:
         raise UsageError(f"--min-agreement {min_agreement:g}: expected a share above 0 and at most 1, such as 0.995")
     memory = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
     return Requirements(

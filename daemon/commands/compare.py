@@ -66,8 +66,11 @@ def clear_baseline(out: TextIO) -> int:
 
 def recommend(paths: Sequence[Path], requirements: Requirements, out: TextIO, as_json: bool) -> int:
     """Print which variant of each model to ship; return 4 where that is undecided for one of them, else 0."""
-    decisions = decide(results.read_all(paths), requirements)
+    found = results.read_all(paths)
+    decisions = decide(found, requirements)
     if not decisions:
         raise UsageError("these records hold no inference; training is not shipped")
+    trained = dict.fromkeys(record.case_id for record in found if record.case.direction == "training")
+    sys.stderr.writelines(f"not {case_id}: training is not shipped\n" for case_id in trained)
     print_decisions(out, decisions, as_json)
     return 0 if all(decision.ship for decision in decisions) else 4

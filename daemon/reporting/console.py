@@ -362,6 +362,8 @@ def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: b
     for one in comparisons:
         if one.verdict.reason:
             console.print(f"{one.verdict.answer}: {_case(one)}: {one.verdict.reason}", markup=False)
+        for note in one.notes:
+            console.print(f"note: {_case(one)}: {note}", markup=False)
 
 
 def _case(one: Comparison) -> str:

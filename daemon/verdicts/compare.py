@@ -1,16 +1,15 @@
 """Records against records: which cases may be compared, what is said of each, and the exit code that follows; pure."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.machine.environment import comparable
-from benchd.daemon.records import Environment, InputSpec, Record
-from benchd.daemon.verdicts import one_model
-from benchd.daemon.verdicts.recommend import wrong
+from benchd.daemon.records import OF_MODULE, InputSpec, Record
+from benchd.daemon.verdicts import one_environment, one_model
+from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import (
     FEWEST_PROCESSES,
@@ -31,7 +30,10 @@ FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What is said of `second` against `first`. The medians are those of the process medians of each side."""
+    """What is said of `second` against `first`. The medians are those of the process medians of each side.
+
+    `notes` say what sets the sides apart though they are compared.
+    """
 
     first: str
     second: str
@@ -40,6 +42,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     second_ms: list[float]
     check_failed: bool
     check_void: bool = False
+    notes: list[str] = []
 
     @property
     def medians_ms(self) -> tuple[float | None, float | None]:
@@ -89,7 +92,7 @@ def comparison(
     times_ms: tuple[Sequence[float], Sequence[float]],
     records: tuple[Sequence[Record], Sequence[Record]],
 ) -> Comparison:
-    """Return the Comparison of two sides; wrong answers have no time, and a void check never wins."""
+    """Return the Comparison of two sides; what `recommend` would not ship has no time, and a void check never wins."""
     doubt = _doubt(records, verdict)
     if doubt:
         verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
@@ -99,26 +102,23 @@ def comparison(
         verdict=verdict,
         first_ms=list(times_ms[0]),
         second_ms=list(times_ms[1]),
-        check_failed=_first_wrong(records[1]) is not None,
-        check_void=_is_void(records[1]),
+        check_failed=any(wrong(record) for record in records[1]),
+        check_void=any(void(record) for record in records[1]),
+        notes=_notes(*records),
     )
 
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
     """Return why the times of these records do not compare, or why B cannot win; else None."""
-    for side, found in zip("AB", records, strict=True):
-        reason = _first_wrong(found)
-        if reason:
-            return f"{side} {reason}"
-    return "faster, but its check is void" if verdict.answer == "faster" and _is_void(records[1]) else None
+    doubts = [f"{side}: {reason}" for side, found in zip("AB", records, strict=True) for reason in _each(unfit, found)]
+    if verdict.answer == "faster" and any(_each(void, records[1])):
+        doubts.append("faster, but its check is void")
+    return next(iter(doubts), None)
 
 
-def _is_void(found: Sequence[Record]) -> bool:
-    return any(record.check and record.check.void for record in found)
-
-
-def _first_wrong(found: Sequence[Record]) -> str | None:
-    return next((reason for record in found if (reason := wrong(record))), None)
+def _each(why: Callable[[Record], str | None], found: Sequence[Record]) -> list[str]:
+    """Return the reasons of the records that ended well."""
+    return [reason for record in _measured(found) if (reason := why(record))]
 
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
@@ -152,13 +152,37 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     difference = next(_differences(_measured([*first, *second])), None)
     if difference:
         return f"{difference}; {_both_here(_measured(second)[-1])}"
-    return _mixed(first, second) or _too_few(first, second, fewest_runs)
+    return (
+        _other_network(first, second)
+        or _mixed(first, second)
+        or _too_few(first, second, fewest_runs)
+        or _void(first, second)
+    )
+
+
+def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
+    """Return what makes B another network than A, whose weights may have been trained further; else None."""
+    a, b = _measured(first)[-1].model, _measured(second)[-1].model
+    return one_model.other_network(a, b) if a and b else None
+
+
+def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
+    """Return what sets B apart from A though their times are compared."""
+    pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
+    sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
+    notes = [f"a run is of {a} inputs in A and of {b} in B" for a, b in sizes if a != b]
+    models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]
+    return notes + ["B has other weights than A" for a, b in models if a.weights_sha256 != b.weights_sha256]
 
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
     """Return why the records of a side are not all of one model, which need not be the other side's; else None."""
     found = [one_model.difference(record.model for record in _measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
+
+
+def _void(*sides: Sequence[Record]) -> str | None:
+    return next((f"{side}: {why}" for side, found in zip("AB", sides, strict=True) for why in _each(void, found)), None)
 
 
 def _absence(found: Sequence[Record]) -> str:
@@ -183,24 +207,12 @@ def _differences(measured: Sequence[Record]) -> Iterator[str]:
     for other in measured[1:]:
         if other.device_id != one.device_id:
             yield f"device {one.device_id} and {other.device_id}"
-        if other.environment.fingerprint != one.environment.fingerprint:
-            yield f"another environment ({_changed(one.environment, other.environment)})"
+        changed = one_environment.difference(one.environment, other.environment)
+        if changed:
+            yield changed
         if _inputs(other) != _inputs(one):
             yield f"other inputs ({_inputs(one)} and {_inputs(other)})"
         yield from _clocks(one, other)
-
-
-def _changed(one: Environment, other: Environment) -> str:
-    """Return the names and values of what differs, as far as the fingerprint is made of it."""
-    before, after = (_flat(comparable(environment)) for environment in (one, other))
-    names = [name for name in before | after if before.get(name) != after.get(name)]
-    was, now = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))
-    return ", ".join(f"{name} {was.get(name)} and {now.get(name)}" for name in names) or "fingerprint"
-
-
-def _flat(facts: dict[str, object]) -> dict[str, object]:
-    versions = facts.pop("versions")
-    return facts | (versions if isinstance(versions, dict) else {})
 
 
 def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
@@ -229,8 +241,7 @@ def command(record: Record) -> str:
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []
-    words += ["--weights", demo.RANDOM] if _is_random(record) and case.model in demo.CHECKPOINTS else []
-    return shlex.join([*words, *_device(record), "--processes", str(FEWEST_PROCESSES)])
+    return shlex.join([*words, *_weights(record), *_device(record), "--processes", str(FEWEST_PROCESSES)])
 
 
 def _subject(record: Record) -> list[str]:
@@ -239,6 +250,15 @@ def _subject(record: Record) -> list[str]:
         return ["--models", record.case.model]
     onnx = _own_file(record)
     return [*(["--onnx", onnx] if onnx else ["--module", _own_module(record)]), *_read(record)]
+
+
+def _weights(record: Record) -> list[str]:
+    """Return the words that give the weights where they are not the model's own; of a file without its folder."""
+    if record.model is None or _own_file(record) or record.model.weights in (demo.DEMO, OF_MODULE):
+        return []
+    if _is_random(record):
+        return ["--weights", demo.RANDOM] if record.case.model in demo.CHECKPOINTS else []
+    return ["--weights", record.model.weights]
 
 
 def _is_random(record: Record) -> bool:

@@ -14,13 +14,42 @@ def difference(found: Iterable[ModelFacts | None]) -> str | None:
     return next((words for one, other in combinations(known, 2) for words in _differences(one, other)), None)
 
 
+def older(found: ModelFacts | None, newer: ModelFacts | None) -> str | None:
+    """Return in what an earlier measurement is of another model than a later one of another run, else None."""
+    if not found or not newer:
+        return None
+    if found.code_sha256 and newer.code_sha256 and found.code_sha256 != newer.code_sha256:
+        return "other code"
+    hashes_differ = found.weights_sha256 != newer.weights_sha256
+    return other_network(found, newer) or next(_other_inputs(found, newer), "other weights" if hashes_differ else None)
+
+
+def other_network(one: ModelFacts, other: ModelFacts) -> str | None:
+    """Return what makes another network of it, whatever its code and the values of its weights; else None."""
+    if one.options != other.options:
+        names = sorted(name for name in one.options | other.options if one.options.get(name) != other.options.get(name))
+        return f"other options ({', '.join(f'{n} {one.options.get(n)} and {other.options.get(n)}' for n in names)})"
+    if one.weights != other.weights:
+        return f"other weights ({one.weights} and {other.weights})"
+    if one.parameters != other.parameters:
+        return f"another number of parameters ({one.parameters} and {other.parameters})"
+    return None
+
+
 def _differences(one: ModelFacts, other: ModelFacts) -> Iterator[str]:
     if one.code_sha256 and other.code_sha256 and one.code_sha256 != other.code_sha256:
         yield _replaced(one) if one.code_sha256 == one.weights_sha256 else f"its code was edited meanwhile: {_AGAIN}"
+    if one.options != other.options:
+        yield f"{other_network(one, other)}: measure every variant with the same"
     if (one.weights_sha256, one.parameters) != (other.weights_sha256, other.parameters):
         yield _other_weights(one, other)
+    for words in _other_inputs(one, other):
+        yield f"{words}: measure every variant with the same"
+
+
+def _other_inputs(one: ModelFacts, other: ModelFacts) -> Iterator[str]:
     if _inputs(one) != _inputs(other):
-        yield f"other inputs ({_inputs(one)} and {_inputs(other)}): measure every variant with the same"
+        yield f"other inputs ({_inputs(one)} and {_inputs(other)})"
 
 
 def _replaced(facts: ModelFacts) -> str:

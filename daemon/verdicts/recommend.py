@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
-from benchd.daemon.verdicts import accuracy, one_model
+from benchd.daemon.verdicts import accuracy, one_environment, one_model
 
 Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
@@ -27,12 +28,15 @@ Place = tuple[str, str, str]
 
 
 class Requirements(Struct, frozen=True, kw_only=True):
-    """What a variant must keep to be shipped, and what decides among those that do; None asks for nothing."""
+    """What a variant must keep to be shipped, and what decides among those that do; None asks for nothing.
+
+    Without a `min_agreement` it is MIN_AGREEMENT of the images that are no ties, and half of all if most are ties.
+    """
 
     max_latency_ms: float | None = None
     max_power_w: float | None = None
     max_memory_bytes: float | None = None
-    min_agreement: float = MIN_AGREEMENT
+    min_agreement: float | None = None
     max_accuracy_drop: float | None = None
     objective: Objective = "latency"
 
@@ -41,8 +45,9 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What is said of one model, by the names of its variants. `ship` is None where nothing can be said.
 
     `candidates` are ranked, the best first; `tied` are those whose intervals overlap the best one's; `excluded` gives
-    the reason of each other variant. `ratio` is the runner-up's figure over the best one's. `mixed` says how
-    the variants are not all of one model: then nothing ships.
+    the reason of each other variant. `ratio` is the runner-up's figure over the best one's. `unsettled` are those
+    excluded for want of a usable interval that could be better than the best one. `mixed` says how the variants are
+    not all of one model: then nothing ships.
     """
 
     subject: str
@@ -51,6 +56,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     candidates: dict[str, Record] = {}
     tied: list[str] = []
     excluded: dict[str, str] = {}
+    unsettled: list[str] = []
     mixed: str | None = None
 
 
@@ -68,12 +74,17 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     Of several records of a case in one place the newest counts. Batch sizes compete where throughput is the objective,
     which it is in `offline` in place of latency. Training is left out: it is not shipped.
     """
-    found = newest(record for record in records if record.case.direction == "inference")
+    known = [record for record in records if record.case.direction == "inference"]
+    found = newest(known)
     where = place_names(found)
     groups: dict[str, list[Record]] = {}
     for record in found:
         groups.setdefault(_subject(record, requirements.objective) + where[place(record)], []).append(record)
-    return [_decide(subject, group, requirements) for subject, group in groups.items()]
+    decisions = [_decide(subject, group, requirements) for subject, group in groups.items()]
+    return [
+        msgspec.structs.replace(decision, excluded=decision.excluded | _superseded(group, known))
+        for decision, group in zip(decisions, groups.values(), strict=True)
+    ]
 
 
 def place(record: Record) -> Place:
@@ -91,8 +102,16 @@ def place_names(records: Iterable[Record]) -> dict[Place, str]:
 
 def newest(records: Iterable[Record]) -> list[Record]:
     """Return the newest record of each case in each place."""
-    in_time = sorted(records, key=lambda record: record.t_wall)
-    return list({(place(record), record.case_id): record for record in in_time}.values())
+    return list({(place(record), record.case_id): record for record in in_time(records)}.values())
+
+
+def in_time(records: Iterable[Record]) -> list[Record]:
+    """Return the records, the oldest first: within a boot by the monotonic clock, as the wall clock may be set."""
+    known = list(records)
+    ends: dict[str, str] = {}
+    for record in known:
+        ends[record.boot_id] = max(record.t_wall, ends.get(record.boot_id, ""))
+    return sorted(known, key=lambda record: (ends[record.boot_id], record.t_mono_ns, record.t_wall))
 
 
 def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
@@ -123,21 +142,21 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     objective = requirements.objective
     named = {_name(record, objective): record for record in group}
     excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
-    mixed = one_model.difference(record.model for record in group if record.status == "ok")
+    stale = _stale(named)
+    excluded = stale | excluded
+    mixed = one_model.difference(r.model for name, r in named.items() if r.status == "ok" and name not in stale)
     if mixed:
         return Decision(subject=subject, excluded=excluded, mixed=mixed)
     if objective == "energy":
         excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
     figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
-    ranked = sorted(figures, key=lambda name: figures[name].point)
+    unknown = {name: reason for name in figures if (reason := _unknown_time(named[name], len(figures), objective))}
+    excluded |= unknown
+    ranked = sorted((name for name in figures if name not in unknown), key=lambda name: figures[name].point)
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
     best = figures[ranked[0]]
     tied = [name for name in ranked if figures[name].low <= best.high]
-    unknown = {name: reason for name in tied if (reason := _unknown_time(named[name], len(ranked), objective))}
-    if unknown:
-        others = {name: _not_known_to_be_best(name, tied, unknown) for name in ranked if name not in unknown}
-        return Decision(subject=subject, excluded=excluded | unknown | others)
     return Decision(
         subject=subject,
         ship=ranked[0] if len(tied) == 1 else None,
@@ -145,7 +164,39 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         candidates={name: named[name] for name in ranked},
         tied=tied,
         excluded=excluded,
+        unsettled=[name for name in unknown if figures[name].low <= best.high],
     )
+
+
+def _stale(named: Mapping[str, Record]) -> dict[str, str]:
+    """Return the variants whose records do not compare with the newest of this model, and why."""
+    ended = {name: record for name, record in named.items() if record.status == "ok"}
+    last = in_time(ended.values())[-1:]
+    newest_name = next((name for name, record in ended.items() if record in last), "")
+    reasons = ((name, _than(record, one)) for name, record in ended.items() for one in last if record != one)
+    return {name: f"measured {why} than {newest_name}; measure it again" for name, why in reasons if why}
+
+
+def _than(older: Record, newer: Record) -> str | None:
+    """Return how the older was measured otherwise; in one run another model is a reason against all of its variants."""
+    changed = one_environment.difference(older.environment, newer.environment)
+    other = one_model.older(older.model, newer.model) if older.suite_id != newer.suite_id else None
+    return f"in {changed}" if changed else f"with {other}" if other else None
+
+
+def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, str]:
+    """Return the older records of these cases that have other weights, one for each weights, and what they have."""
+    last = {(place(record), record.case_id): record for record in group}
+    reasons: dict[tuple[str, str], tuple[str, str]] = {}
+    for record in known:
+        newer = last.get((place(record), record.case_id))
+        if newer and record.model and newer.model and record.model.weights_sha256 != newer.model.weights_sha256:
+            other = one_model.other_network(record.model, newer.model) or "other weights"
+            reasons[record.case_id, record.model.weights_sha256] = (
+                f"{variant_name(record)} of {record.t_wall}",
+                f"a newer record of it has {other}",
+            )
+    return dict(reasons.values())
 
 
 def _name(record: Record, objective: Objective) -> str:
@@ -180,7 +231,12 @@ def disqualified(record: Record) -> str | None:
     """Return why the record wins under no requirement, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
-    return impossible(record) or wrong(record) or _unproven(record) or _fallback(record)
+    return impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
+
+
+def unfit(record: Record) -> str | None:
+    """Return why the time of a record that ended well is not that of what was asked for, in a comparison too."""
+    return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
 
 
 def impossible(record: Record) -> str | None:
@@ -197,10 +253,13 @@ def wrong(record: Record) -> str | None:
     return next((words for flag, words in CHEATS.items() if flag in record.flags), None)
 
 
-def _unproven(record: Record) -> str | None:
-    if record.check is None:
-        return "was not checked"
-    return f"its check is void{_because(record.check.note)}" if record.check.void else None
+def _unchecked(record: Record) -> str | None:
+    return "was not checked" if record.check is None else None
+
+
+def void(record: Record) -> str | None:
+    """Return why the check of a record tells nothing, else None."""
+    return f"its check is void{_because(record.check.note)}" if record.check and record.check.void else None
 
 
 def _because(note: str) -> str:
@@ -227,16 +286,25 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
     return f"{what} {value:.4g} {unit} is above {limit:.4g} {unit}" if value > limit else None
 
 
-def _disagrees(record: Record, least: float) -> str | None:
+def _disagrees(record: Record, least: float | None) -> str | None:
     """Return why too few images get float64's class; the check alone decides if the classes say nothing."""
     check = record.check
-    if check is None or check.agreeing is None or check.agreeing >= least * check.decided:
+    if check is None or check.void or check.agreeing is None or check.argmax_disagreements is None:
         return None
-    return f"agreement on {check.agreeing} of {check.decided} images is below {least:.4g}"
+    share = MIN_AGREEMENT if least is None else least
+    if check.agreeing < share * check.decided:
+        return f"agreement on {check.agreeing} of {check.decided} images is below {share:.4g}"
+    if 2 * check.decided >= check.images:
+        return None
+    same = check.images - check.argmax_disagreements
+    if same >= check.images * (0.5 if least is None else least):
+        return None
+    below = "" if least is None else f", which is below {least:.4g}"
+    return f"its class is float64's for {same} of {check.images} images, most of them ties{below}"
 
 
 def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
-    """Return that the interval is missing or wider than the time itself: it may be the best, and nobody knows."""
+    """Return that the interval is missing or wider than the time itself: it may be anything, and nobody knows."""
     timing = record.timing
     if timing is None:
         return None
@@ -246,12 +314,6 @@ def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | No
         return None
     interval = f"{timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
     return f"its interval is too wide, {interval}: {LONGER}"
-
-
-def _not_known_to_be_best(name: str, tied: Sequence[str], unknown: Mapping[str, str]) -> str:
-    """Return why a variant with an interval does not ship beside those of unknown time."""
-    may = "may be slower" if name in tied else "is slower"
-    return f"{may} than {next(iter(unknown if name in tied else tied))}"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
@@ -332,6 +394,7 @@ def line(decision: Decision) -> str:
         words = [decision.ship, *_figures(decision.candidates[decision.ship])]
         runner_up = list(decision.candidates)[1:2]
         words += [f"({decision.ratio:.2g}x {runner_up[0]})"] if runner_up else []
+        words += [f"({', '.join(decision.unsettled)} could be better: {LONGER})"] if decision.unsettled else []
         return f"{decision.subject}: ship: {'  '.join(words)}"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
@@ -371,6 +434,8 @@ def agreement(check: Check | None) -> str:
     """Return, behind a comma, how many images get float64's class if not all do, ties apart; else nothing."""
     if check is None or not check.argmax_disagreements or check.agreeing is None:
         return ""
+    if not check.decided:
+        return f", all ties ({check.ties - check.tie_disagreements} of {check.ties} agree)"
     if not check.ties:
         return f", {check.agreeing} of {check.decided} agree"
     return f", {check.agreeing} of {check.decided} agree ({check.ties - check.tie_disagreements} of {check.ties} ties)"

@@ -60,6 +60,6 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
 
 
 def process_medians_ms(found: Sequence[Record]) -> list[float]:
-    """Return the median of every process of the records that ended well."""
-    ended = [record for record in found if record.status == "ok"]
-    return [process.timing.median_ms for record in ended for process in record.processes if process.timing]
+    """Return the median of every process that ended well of the records that did."""
+    processes = [process for record in found if record.status == "ok" for process in record.processes]
+    return [process.timing.median_ms for process in processes if process.timing and process.status == "ok"]

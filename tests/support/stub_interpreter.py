@@ -19,12 +19,16 @@ OUTCOME = (
     '{"type": "outcome", "process": {"status": "%s", "reason": "says the stub", '
     '"timing": {"median_ms": %s, "mean_ms": 1, "min_ms": 1, "max_ms": 1, "runs": 9}}%s}'
 )
+PASSED = (
+    ', "check": {"passed": true, "rule": "outputs", "images": 1, "max_abs_error": 0, "error_share": 0, '
+    '"tolerance": 1, "argmax_disagreements": 0}'
+)
 
 
-def interpreter(path: Path, ms: str, *, status: str = "ok", more: str = "", dies: bool = False) -> str:
+def interpreter(path: Path, ms: str, *, status: str = "ok", more: str = PASSED, dies: bool = False) -> str:
     """Write the interpreter and return its path; `ms` is a median in which `turn` counts its workers from 0.
 
-    `more` is further JSON of the outcome. Each turn leaves the file's name as a line in `log` beside it.
+    `more` is further JSON of the outcome, a check that passed unless given. Each turn leaves the file's name as a line in `log` beside it.
     """
     message = "''" if dies else f"{OUTCOME!r} % ({status!r}, {ms}, {more!r})"
     log = str(path.with_name("log"))

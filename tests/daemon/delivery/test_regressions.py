@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 from broker import HOST, free_port
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, PASSED, made, timing
 from test_link import Watcher, linked
 
 from benchd.daemon.config import Config, Suite
@@ -39,7 +39,8 @@ def measured(run_id, median_ms, *, case=CASE, processes=5, **fields):
     """Return a Record of processes around `median_ms`, 0.1 % apart."""
     times_ms = [median_ms * (1 + 0.001 * number) for number in range(processes)]
     results = [ProcessResult(status="ok", timing=timing(time_ms)) for time_ms in times_ms]
-    return made(run_id=run_id, case=case, device_id=DEVICE, processes=results, timing=timing(median_ms), **fields)
+    given = {"device_id": DEVICE, "processes": results, "timing": timing(median_ms), "check": PASSED}
+    return made(run_id=run_id, case=case, **given | fields)
 
 
 def pin(path, *, median_ms=1.0, fingerprint="f"):

@@ -4,7 +4,7 @@ import io
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, PASSED, made, timing
 
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import ProcessResult, encode
@@ -86,7 +86,8 @@ def test_a_record_that_stands_in_a_file_twice_is_read_once(tmp_path):
 
 def runs_of_five(*names, environment=ENVIRONMENT):
     processes = [ProcessResult(status="ok", timing=timing(value)) for value in (5.0, 5.01, 4.99, 5.02, 4.98)]
-    return [made(run_id=name, suite_id=name, processes=processes, environment=environment) for name in names]
+    given = {"processes": processes, "environment": environment, "check": PASSED}
+    return [made(run_id=name, suite_id=name, **given) for name in names]
 
 
 def test_runs_of_another_environment_are_left_aside_where_there_are_others():

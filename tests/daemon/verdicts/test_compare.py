@@ -2,23 +2,27 @@
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, PASSED, made, timing
 
 from benchd.daemon.records import Case, Check, ModelFacts, ProcessResult, Summary, Variant
-from benchd.daemon.verdicts.compare import command, compare, exit_code
+from benchd.daemon.verdicts.compare import command, compare, comparison, exit_code
+from benchd.daemon.verdicts.statistics import Verdict
 
 FAST = [5.0, 5.01, 4.99, 5.02, 4.98]
 SLOW = [value * 1.05 for value in FAST]
 WRONG = Check(
     passed=False, rule="outputs", images=8, max_abs_error=1, error_share=1, tolerance=0, argmax_disagreements=8
 )
+VOID = msgspec.structs.replace(WRONG, void=True)
+TURNED = msgspec.structs.replace(PASSED, argmax_disagreements=1)
 MODEL = ModelFacts(options={}, input_shape=[3, 4, 4], parameters=1, weights="w", weights_sha256="0", data="random")
 
 
 def run(times_ms=FAST, run_id="r1", **fields):
     """Return the record of one run with a process for each of these medians."""
     processes = [ProcessResult(status="ok", timing=timing(value)) for value in times_ms]
-    return made(run_id=run_id, suite_id=fields.pop("suite_id", run_id), processes=processes, **fields)
+    given = {"run_id": run_id, "suite_id": run_id, "processes": processes, "check": PASSED}
+    return made(**given | fields)
 
 
 def only(first, second, **options):
@@ -42,6 +46,28 @@ def test_one_side_is_of_one_model_and_the_other_may_be_another():
     assert only([run(FAST, model=MODEL)], [run(SLOW, model=other)]).verdict.answer == "slower"
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"options": {"t": 2}}, "other options (t None and 2)"),
+        ({"weights": "random, seed 0", "weights_sha256": "1"}, "other weights (w and random, seed 0)"),
+        ({"parameters": 2}, "another number of parameters (1 and 2)"),
+    ],
+)
+def test_another_network_is_not_compared(changes, reason):
+    verdict = only([run(SLOW, model=MODEL)], [run(model=msgspec.structs.replace(MODEL, **changes))]).verdict
+    assert (verdict.answer, verdict.reason) == ("inconclusive", reason)
+
+
+def test_it_is_noted_if_the_weights_or_the_batch_differ():
+    trained = run(model=msgspec.structs.replace(MODEL, weights_sha256="1"))
+    assert only([run(model=MODEL)], [trained]).notes == ["B has other weights than A"]
+    assert only([run(model=MODEL)], [run(model=MODEL)]).notes == []
+    larger = run(case=Case(model="vim_tiny", batch_size=4))
+    live = comparison(("A", "B"), Verdict(answer="slower"), (FAST, SLOW), ([run()], [larger]))
+    assert live.notes == ["a run is of 1 inputs in A and of 4 in B"]
+
+
 def test_the_other_way_round_is_faster_and_exits_0():
     comparison = only([run(SLOW)], [run(FAST)])
     assert comparison.verdict.answer == "faster"
@@ -62,22 +88,34 @@ def test_what_fails_its_check_cannot_win():
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        ({"check": WRONG}, {"check": WRONG}, "A fails its numerical check"),
-        ({"check": WRONG}, {}, "A fails its numerical check"),
-        ({}, {"flags": ["repeated_input_faster"]}, "B answers repeated inputs faster"),
-        ({"flags": ["output_changed"]}, {}, "A answered otherwise while it was timed"),
+        ({"check": WRONG}, {"check": WRONG}, "A: fails its numerical check"),
+        ({"check": WRONG}, {}, "A: fails its numerical check"),
+        ({}, {"flags": ["repeated_input_faster"]}, "B: answers repeated inputs faster"),
+        ({"flags": ["output_changed"]}, {}, "A: answered otherwise while it was timed"),
+        ({}, {"flags": ["provider_fallback"]}, "B: did not run as asked for (provider_fallback)"),
+        ({}, {"check": None}, "B: was not checked"),
+        ({"check": VOID}, {}, "A: its check is void"),
+        ({}, {"check": VOID}, "B: its check is void"),
+        ({}, {"check": TURNED}, "B: agreement on 7 of 8 images is below 0.98"),
     ],
 )
-def test_times_of_wrong_answers_are_not_the_same(first, second, reason):
-    verdict = only([run(**first)], [run(run_id="r2", **second)]).verdict
+@pytest.mark.parametrize("times_ms", [FAST, SLOW])
+def test_times_of_what_recommend_would_not_ship_do_not_compare(first, second, reason, times_ms):
+    verdict = only([run(SLOW, **first)], [run(times_ms, run_id="r2", **second)]).verdict
     assert (verdict.answer, verdict.reason) == ("inconclusive", reason)
 
 
-@pytest.mark.parametrize(("times_ms", "answer"), [(FAST, "inconclusive"), (SLOW, "same")])
-def test_a_void_check_never_wins_though_its_time_may_be_compared(times_ms, answer):
-    void = msgspec.structs.replace(WRONG, void=True)
-    comparison = only([run(SLOW, check=void)], [run(times_ms, run_id="r2", check=void)])
-    assert (comparison.verdict.answer, comparison.check_failed) == (answer, False)
+def test_a_void_check_fails_nothing():
+    comparison = only([run()], [run(check=VOID)])
+    assert (comparison.check_failed, comparison.check_void) == (False, True)
+
+
+def test_a_process_that_did_not_end_well_is_not_counted():
+    gone = run()
+    failed = msgspec.structs.replace(gone.processes[0], status="failed")
+    comparison = only([gone], [msgspec.structs.replace(gone, processes=[failed, *gone.processes[1:]])])
+    assert comparison.second_ms == FAST[1:]
+    assert comparison.verdict.reason.startswith("B has 4 of 5 processes: ")
 
 
 def environment(**changes):
@@ -152,6 +190,7 @@ def test_the_line_to_type_names_all_of_the_case():
 
 ON_GPU_HOST = msgspec.structs.replace(ENVIRONMENT, gpu="H200")
 RANDOM = msgspec.structs.replace(MODEL, weights="random, seed 0")
+DEMO = msgspec.structs.replace(MODEL, weights="demo")
 ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
 
 
@@ -170,12 +209,13 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
         ({"model": RANDOM}, "--models vim_tiny --variants eager --batch-sizes 1 --weights random"),
         (
             {"case": Case(model="torchvision:resnet18", options={"image_size": 64}), "model": MODEL},
-            "--models torchvision:resnet18 --variants eager --batch-sizes 1 --option image_size=64",
+            "--models torchvision:resnet18 --variants eager --batch-sizes 1 --option image_size=64 --weights w",
         ),
         (
             {"case": Case(model="own.net.build"), "model": MODEL},
-            "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1",
+            "--module net.py:build --input 3x4x4 --variants eager --batch-sizes 1 --weights w",
         ),
+        ({"model": DEMO}, "--models vim_tiny --variants eager --batch-sizes 1"),
         (
             {"case": Case(model="own.net.v2", variant=Variant("onnxruntime")), "model": ONNX},
             "--onnx net.v2.onnx --variants onnxruntime --batch-sizes 1",

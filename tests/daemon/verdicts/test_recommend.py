@@ -2,14 +2,11 @@
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, accuracy, made, timing
+from records_made import ENVIRONMENT, PASSED, accuracy, made, timing
 
-from benchd.daemon.records import Case, Check, Energy, Memory, ModelFacts, ProcessResult, Summary, Variant, Window
+from benchd.daemon.records import Case, Energy, Memory, ModelFacts, ProcessResult, Summary, Variant, Window
 from benchd.daemon.verdicts.recommend import Requirements, decide, line, untried
 
-PASSED = Check(
-    passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
-)
 ENERGY = Energy(
     energy_j=10.0,
     energy_err_j=0.2,
@@ -60,6 +57,10 @@ def test_a_variant_that_names_other_classes_does_not_ship_unasked():
     assert decision.excluded == {"eager-bf16": "agreement on 11 of 64 images is below 0.98"}
 
 
+def test_ties_alone_are_called_so_and_ship_unless_asked_for():
+    assert line(only([candidate("bf16", 4.1, check=HALF_RIGHT)])).endswith("check ok, all ties (4 of 8 agree)")
+
+
 def test_classes_that_are_nearly_all_the_same_say_nothing():
     constant = msgspec.structs.replace(PASSED, images=64, argmax_disagreements=9, commonest_class_share=1.0)
     decision = only([candidate("bf16", 4.1, check=constant)])
@@ -102,7 +103,7 @@ def test_intervals_that_overlap_are_too_close_to_call():
 
 def test_a_figure_without_an_interval_cannot_be_told_apart():
     unsure = candidate("fp16", 9.0, timing=timing(9.0, low_ms=None, high_ms=None))
-    assert only([unsure, candidate("eager", 1.0)]).ship is None
+    assert only([unsure, candidate("eager", 1.0)]).candidates.keys() == {"eager"}
     assert only([unsure]).ship == "eager-fp16"
     reason = only([unsure], max_latency_ms=10.0).excluded["eager-fp16"]
     assert reason == "has no interval to hold against 10 ms: run longer, as with --preset standard"
@@ -113,23 +114,27 @@ LONGER = "run longer, as with --preset standard"
 
 @pytest.mark.parametrize(
     ("low_ms", "high_ms", "reason"),
-    [(0.0, 4.5, f"its interval is too wide, 2 [0, 4.5] ms: {LONGER}"), (None, None, f"has no interval: {LONGER}")],
+    [(0.0, 45.0, f"its interval is too wide, 20 [0, 45] ms: {LONGER}"), (None, None, f"has no interval: {LONGER}")],
 )
-def test_if_the_time_of_one_is_unknown_every_variant_has_its_reason(low_ms, high_ms, reason):
-    unknown = candidate("bf16", 2.0, timing=timing(2.0, low_ms=low_ms, high_ms=high_ms))
+def test_one_of_unknown_time_is_out_alone_and_the_line_says_that_it_could_be_better(low_ms, high_ms, reason):
+    unknown = candidate("bf16", 20.0, timing=timing(20.0, low_ms=low_ms, high_ms=high_ms))
     decision = only([candidate("eager", 4.0), candidate("compile", 9.0), unknown])
-    assert line(decision).endswith("nothing to ship")
-    than = "is" if high_ms else "may be"
-    assert decision.excluded == {
-        "eager-bf16": reason,
-        "eager": "may be slower than eager-bf16",
-        "compile": f"{than} slower than eager-bf16",
-    }
+    assert (decision.ship, list(decision.candidates)) == ("eager", ["eager", "compile"])
+    assert decision.excluded == {"eager-bf16": reason}
+    assert line(decision).endswith(f"(2.2x compile)  (eager-bf16 could be better: {LONGER})")
+    assert only([unknown, candidate("fp16", 3.0, timing=unknown.timing)]).ship is None
+
+
+def test_one_whose_wide_interval_lies_above_the_best_is_not_said_to_be_better():
+    wide = candidate("bf16", 20.0, timing=timing(20.0, low_ms=6.0, high_ms=40.0))
+    assert line(only([candidate("eager", 4.0), wide])).endswith("check ok")
 
 
 WRONG = msgspec.structs.replace(PASSED, passed=False)
 VOID = msgspec.structs.replace(WRONG, void=True, note="rounding alone moves the output")
 UNSURE = msgspec.structs.replace(PASSED, argmax_disagreements=1)
+MOSTLY_TIES = msgspec.structs.replace(PASSED, argmax_disagreements=7, ties=7, tie_disagreements=7)
+HALF_RIGHT = msgspec.structs.replace(PASSED, argmax_disagreements=4, ties=8, tie_disagreements=4)
 COUNTED = [ProcessResult(status="ok", energy=ENERGY, window=Window(0, 10**9))] * 2
 NOTHING = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.0)
 RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC": Summary(1, 2, 3, 9, "ina3221")}
@@ -166,6 +171,12 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
             "memory 3072 MiB is above 2048 MiB",
         ),
         ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement on 7 of 8 images is below 0.995"),
+        ({"check": MOSTLY_TIES}, {}, "its class is float64's for 1 of 8 images, most of them ties"),
+        (
+            {"check": HALF_RIGHT},
+            {"min_agreement": 0.995},
+            "its class is float64's for 4 of 8 images, most of them ties, which is below 0.995",
+        ),
         (
             {"accuracy": accuracy(lost=9)},
             {"max_accuracy_drop": 0.01},
@@ -218,6 +229,18 @@ def test_the_newest_record_counts_in_whatever_order_they_come():
     assert only([newer, candidate("fp16", 5.0), older]).ship == "eager-fp16"
 
 
+def test_within_a_boot_the_monotonic_clock_says_which_is_newest():
+    def at(median_ms, t_mono_ns, day, boot_id="b1"):
+        t_wall = f"2026-01-0{day}T00:00:00.000Z"
+        return candidate("eager", median_ms, t_mono_ns=t_mono_ns, t_wall=t_wall, boot_id=boot_id)
+
+    set_back = [at(4.0, 1, 9), at(9.0, 2, 1)]
+    assert only([*set_back, candidate("fp16", 5.0)]).ship == "eager-fp16"
+    assert only([*reversed(set_back), candidate("fp16", 5.0)]).ship == "eager-fp16"
+    later_boot = [at(9.0, 1, 2, "b2"), at(4.0, 5, 1)]
+    assert only([*later_boot, candidate("fp16", 5.0)]).ship == "eager-fp16"
+
+
 def test_a_time_of_zero_does_not_keep_the_others_from_being_ranked():
     decision = only([candidate("eager", 4.0), candidate("fp16", 5.0), candidate("custom", 0.0)])
     assert (decision.ship, list(decision.excluded)) == ("eager", ["custom"])
@@ -252,11 +275,58 @@ def test_what_did_not_run_as_asked_for_is_not_ranked(flag):
     assert decision.excluded == {"tensorrt": f"did not run as asked for ({flag})"}
 
 
+FACTS = ModelFacts(
+    options={}, input_shape=[4], parameters=1, weights="demo", weights_sha256="0", code_sha256="c", data="random"
+)
+
+
+def of_run(day, variant, median_ms, *, environment=ENVIRONMENT, **changes):
+    record = candidate(variant, median_ms, suite_id=f"s{day}", t_wall=f"2026-01-0{day}T00:00:00.000Z", t_mono_ns=day)
+    return msgspec.structs.replace(
+        record, environment=environment, model=msgspec.structs.replace(FACTS, **changes), run_id=f"{variant} {day}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"code_sha256": "d"}, "with other code"),
+        ({"options": {"t": 2}}, "with other options (t 2 and None)"),
+        ({"weights_sha256": "1"}, "with other weights"),
+        ({"weights": "random, seed 0"}, "with other weights (random, seed 0 and demo)"),
+        ({"parameters": 2}, "with another number of parameters (2 and 1)"),
+        (
+            {"environment": msgspec.structs.replace(ENVIRONMENT, fingerprint="g", versions={"torch": "1.0"})},
+            "in another environment (torch 1.0 and None)",
+        ),
+        ({"environment": msgspec.structs.replace(ENVIRONMENT, threads=1)}, "in another environment (threads 1 and 2)"),
+        (
+            {"environment": msgspec.structs.replace(ENVIRONMENT, fingerprint="g")},
+            "in another environment (fingerprint)",
+        ),
+    ],
+)
+def test_what_an_older_run_measured_otherwise_is_set_aside(changes, what):
+    newer, older = of_run(2, "eager", 9.0), of_run(1, "custom", 4.0, **changes)
+    decision = only([newer, older, of_run(1, "fp16", 5.0)])
+    assert decision.ship == "eager-fp16"
+    assert decision.excluded == {"custom": f"measured {what} than eager; measure it again"}
+
+
+def test_an_older_record_of_other_weights_is_named():
+    records = [of_run(2, "eager", 9.0), of_run(1, "eager", 4.0, weights="random, seed 0", weights_sha256="1")]
+    decision = only(records)
+    assert (decision.ship, decision.candidates["eager"]) == ("eager", records[0])
+    assert decision.excluded == {
+        "eager of 2026-01-01T00:00:00.000Z": "a newer record of it has other weights (random, seed 0 and demo)"
+    }
+
+
 def test_variants_of_more_than_one_model_do_not_ship():
     def of(facts, *given, **fields):
         return msgspec.structs.replace(candidate(*given, **fields), model=facts)
 
-    facts = ModelFacts(options={}, input_shape=[4], parameters=1, weights="a.pt", weights_sha256="0", data="random")
+    facts = msgspec.structs.replace(FACTS, weights="a.pt")
     later = msgspec.structs.replace(facts, weights_sha256="1")
     decision = only([of(facts, "eager", 9.0), of(later, "fp16", 4.0)])
     assert (decision.ship, decision.candidates) == (None, {})
