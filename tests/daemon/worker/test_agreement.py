@@ -20,10 +20,11 @@ def of(values, codes=None):
 
 def moved(exact, noise, seed):
     signs = np.random.default_rng(seed)
-    return {
-        name: values + noise * np.abs(values[np.isfinite(values)]).max() * signs.choice([-1, 1], size=values.shape) if noise else values
-        for name, values in exact.outputs.items()
-    }
+
+    def off(values):
+        return values + noise * np.abs(values[np.isfinite(values)]).max() * signs.choice([-1, 1], size=values.shape)
+
+    return {name: off(values) if noise else values for name, values in exact.outputs.items()}
 
 
 def verdict(observed, *, noise=0.0, number_format="fp32", spiking=False, trained=True, exact=None, noisy_codes=()):

@@ -187,7 +187,7 @@ PLANTS = [
 ]
 
 
-# with half the steps the trained net answers as closely as half precision does, and these hide the codes that would tell
+# with half the steps the trained net is as close as half precision leaves it, and these hide the codes that would tell
 BELOW_ROUNDING = {
     ("snn_stbif_resnet18", variant, "wrong T or decay")
     for variant in ("compile-amp", "compile-bf16", "compile-fp16", "onnxruntime-fp16")
