@@ -28,7 +28,8 @@ PASSED = (
 def interpreter(path: Path, ms: str, *, status: str = "ok", more: str = PASSED, dies: bool = False) -> str:
     """Write the interpreter and return its path; `ms` is a median in which `turn` counts its workers from 0.
 
-    `more` is further JSON of the outcome, a check that passed unless given. Each turn leaves the file's name as a line in `log` beside it.
+    `more` is further JSON of the outcome, a check that passed unless given.
+    Each turn leaves the file's name as a line in `log` beside it.
     """
     message = "''" if dies else f"{OUTCOME!r} % ({status!r}, {ms}, {more!r})"
     log = str(path.with_name("log"))
