@@ -108,6 +108,8 @@ def test_times_of_what_recommend_would_not_ship_do_not_compare(first, second, re
 def test_a_void_check_fails_nothing():
     comparison = only([run()], [run(check=VOID)])
     assert (comparison.check_failed, comparison.check_void) == (False, True)
+    pinned = [run(FAST, f"r{number}", check=VOID) for number in range(3)]
+    assert only(pinned, [run(SLOW, check=VOID)], fewest_runs=3).verdict.answer == "slower"
 
 
 def test_a_process_that_did_not_end_well_is_not_counted():
