@@ -55,8 +55,10 @@ def _batches(subject: Subject, job: Job) -> int:
 def _images(subject: Subject, job: Job, checked: int) -> tuple[Batch, Batch]:
     """Return the images of so many batches and then those that the variant has not met, and the latter alone."""
     size = job.case.batch_size
-    images = subject.images[torch.arange(checked * size) % len(subject.images)]
-    fresh = rolled(images[torch.arange(-(-FRESH_IMAGES // size) * size) % len(images)], 1)
+    count = checked * size
+    images = subject.images[torch.arange(count) % len(subject.images)]
+    others = torch.arange(count, count + -(-FRESH_IMAGES // size) * size) % len(subject.images)
+    fresh = rolled(subject.images[others], 1)
     return joined(images, fresh), fresh
 
 

@@ -60,8 +60,8 @@ def run(command, once, tmp_path):
 
 
 def written(folder):
-    journal = folder / "out" / "records.jsonl"
-    return [records.decode(line) for line in journal.read(journal)] if journal.exists() else []
+    kept = folder / "out" / "records.jsonl"
+    return [records.decode(line) for line in journal.read(kept)] if kept.exists() else []
 
 
 def as_file(run, module, *arguments):
