@@ -44,16 +44,25 @@ def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch
     check = msgspec.structs.replace(check, audited=check.audited + expected.batch_size * len(answers))
     found = [(place, _numbers(answer)) for place, answer in answers]
     jumps = any(bound.jumps for bound in expected.limits.outputs.values())
-    judged = list(dict(found).items()) if jumps else found
-    check = _worse(
-        check, expected, [expected.outputs[place] for place, _ in judged], [answer for _, answer in judged], when
-    )
+    for judged in [dict(found)] if jumps else _rounds(found):
+        check = _worse(check, expected, [expected.outputs[place] for place in judged], list(judged.values()), when)
     for number, (place, answer) in enumerate(found if jumps and check.verdict == "passed" else []):
         changed = agreement.changed(expected.own[place], answer, expected.limits)
         if changed:
             note = f"{when}: {changed}, in run {number + 1} of {len(found)} that were audited"
             return msgspec.structs.replace(check, passed=False, note=note)
     return check
+
+
+def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
+    """Return the answers in rounds that hold each batch once: the same rows again would look like little variation."""
+    rounds: list[dict[int, Answers]] = []
+    for place, answer in answers:
+        free = next((held for held in rounds if place not in held), None)
+        if free is None:
+            rounds.append(free := {})
+        free[place] = answer
+    return rounds
 
 
 def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchd.daemon import records
+from benchd.daemon import journal, records
 
 pytest.importorskip("onnxscript", reason="exports")
 onnx = pytest.importorskip("onnx", reason="writes a file")
