@@ -42,8 +42,8 @@ VOID_SHARE = 1 / 3  # of the spread: noise beyond it hides which image was answe
 CODES_CAP = 0.15
 RANGE_CAP = 2.0  # of the largest exact answer: what answers within the range can be off by
 CHANNEL_FACTOR = 8.0
-FEWEST_ROWS, FEWEST_ROWS_SPIKING = 8, 16  # of which an error is typical
 """A channel is right within the cap's share of its own variation, and else within this many times its noise."""
+FEWEST_ROWS, FEWEST_ROWS_SPIKING = 8, 16  # of which an error is typical
 CONSTANT = 1e-9  # a spread below this share is none
 SAME_ANSWERS = "float64 answers all inputs alike, so that no wrong answer could be told from a right one"
 NOT_FINITE = 1e99  # in place of inf and NaN, which no record holds
@@ -123,10 +123,11 @@ def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Boun
 
 def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
     rows = _rows(exact)
-    largest = float(np.abs(_numbers(rows)).max(initial=0.0)) or 1.0
+    finite = _numbers(rows)
+    largest = float(np.abs(finite).max(initial=0.0)) or 1.0
     noise = np.concatenate([_distances(rows, _rows(one)) for one in noisy] or [np.zeros(1)]) / largest
-    others = np.roll(_numbers(rows), 1, axis=0)
-    spread = float(np.median(_distances(_numbers(rows), others))) / largest if len(rows) > 1 else math.inf
+    between = _distances(finite, np.roll(finite, 1, axis=0))
+    spread = float(np.median(between)) / largest if len(rows) > 1 else math.inf
     cap, floor = ERROR_CAP[rule.format], ERROR_FLOOR[rule.format]
     limit = min(cap, max(floor, NOISE_FACTOR * float(noise.max())))
     limit = min(limit, spread / 2) if spread > CONSTANT else limit

@@ -10,7 +10,7 @@ from benchd.daemon.records import VERDICTS, Check
 from benchd.daemon.worker import agreement, steps
 from benchd.daemon.worker.agreement import Bounds, Observation, Rule, judge
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.structures import Answers, Batch, gathered, numbers, rolled, tensors, values
+from benchd.daemon.worker.structures import Answers, Batch, answered, gathered, rolled, values
 
 REPEATED_SHARE = 0.05
 TRIALS, PAIRS = 3, 8
@@ -42,7 +42,7 @@ def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch
     to each batch, and in every one against what it answered in the check itself: no run may end in other spikes.
     """
     check = msgspec.structs.replace(check, audited=check.audited + expected.batch_size * len(answers))
-    found = [(place, _numbers(answer)) for place, answer in answers]
+    found = [(place, answered(answer)) for place, answer in answers]
     jumps = any(bound.jumps for bound in expected.limits.outputs.values())
     for judged in [dict(found)] if jumps else _rounds(found):
         check = _worse(check, expected, [expected.outputs[place] for place in judged], list(judged.values()), when)
@@ -68,12 +68,8 @@ def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
 def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
     """Return the check with the verdict on what the variant answers to inputs that it has not met, if it is worse."""
     batches = steps.batches(expected.fresh, expected.batch_size, loaded)
-    answers = [_numbers(loaded.run(batch.to(loaded.device)).cpu()) for batch in batches]
+    answers = [answered(loaded.run(batch.to(loaded.device)).cpu()) for batch in batches]
     return _worse(check, expected, expected.fresh_outputs, answers, "on inputs that it met for the first time")
-
-
-def _numbers(answer: Batch) -> Answers:
-    return {path: numbers(value) for path, value in tensors(answer).items()}
 
 
 def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list[Answers], when: str) -> Check:
@@ -100,10 +96,11 @@ def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch]) -> bool:
 def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int) -> bool:
     timed = [pool[number % len(pool)] for number in range(first, first + PAIRS)]
     fresh = steps.pinned((rolled(batch, 2 + first + number) for number, batch in enumerate(timed)), loaded.device)
-    step = steps.SingleStream(loaded, [*timed, *fresh])
+    inputs = [*timed, *fresh]
+    step = steps.SingleStream(loaded, inputs)
 
     def run(number: int) -> int:
-        for value in values(step.pool[number]):
+        for value in values(inputs[number]):
             value.copy_(value.clone())
         return step(number)[0]
 

@@ -28,38 +28,29 @@ def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
 def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
     """Return the check, and what the timed section has to answer, None where that is not known."""
     size = job.case.batch_size
-    checked = _batches(subject, job)
-    images, fresh = _images(subject, job, checked)
-    count = checked * size
-    rule = _rule(subject, loaded, job)
-    right = truth.find(subject, job, images, rule, loaded.device)
-    observed = observe(loaded, subject.plain, images[:count], size, job.case.seed)
+    least = max(job.limits.check_images, SPIKING_IMAGES if subject.judged_by == "codes" else 0)
+    checked = -(-least // size)
+    images = _images(subject, size, checked)
+    right = truth.find(subject, job, images, _rule(subject, loaded, job), loaded.device)
+    observed = observe(loaded, subject.plain, images[: checked * size], size, job.case.seed)
     seen = of_batches(right.exact, range(checked), size, len(images))
-    found = agreement.judge(seen, observed, right.limits, rule)
-    doubt = doubts.found(subject, loaded, job, images, right, rule, observed) if found.passed else ""
+    found = agreement.judge(seen, observed, right.limits, right.rule)
+    doubt = doubts.found(loaded, right, observed) if found.passed else ""
     found = msgspec.structs.replace(
         found,
         passed=found.passed and not doubt,
         reference="float32" if right.why_fp32 else "float64",
         note="; ".join(filter(None, [found.note, doubt, right.why_fp32])) or _note(job),
     )
-    return found, _expected(subject, job, right, rule, observed, fresh)
+    return found, _expected(right, observed, checked)
 
 
-def _batches(subject: Subject, job: Job) -> int:
-    """Return how many batches are checked."""
-    least = max(job.limits.check_images, SPIKING_IMAGES if subject.judged_by == "codes" else 0)
-    return -(-least // job.case.batch_size)
-
-
-def _images(subject: Subject, job: Job, checked: int) -> tuple[Batch, Batch]:
-    """Return the images of so many batches and then those that the variant has not met, and the latter alone."""
-    size = job.case.batch_size
+def _images(subject: Subject, size: int, checked: int) -> Batch:
+    """Return the images of so many batches, and then those that the variant does not meet before the clock stops."""
     count = checked * size
     images = subject.images[torch.arange(count) % len(subject.images)]
     others = torch.arange(count, count + -(-FRESH_IMAGES // size) * size) % len(subject.images)
-    fresh = rolled(subject.images[others], 1)
-    return joined(images, fresh), fresh
+    return joined(images, rolled(subject.images[others], 1))
 
 
 def _rule(subject: Subject, loaded: Loaded, job: Job) -> Rule:
@@ -67,18 +58,16 @@ def _rule(subject: Subject, loaded: Loaded, job: Job) -> Rule:
     return Rule(in_format, spiking=subject.judged_by == "codes", trained=bool(job.weights))
 
 
-def _expected(
-    subject: Subject, job: Job, right: Truth, rule: Rule, observed: Observation, fresh: Batch
-) -> Expected | None:
+def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:
     """Return what a timed run has to answer; None where it draws random numbers of its own, or where it trains.
 
-    As few batches as fit KNOWN_BYTES, but one: their answers stay in memory while it is measured.
+    As few of the `checked` batches as fit KNOWN_BYTES, but one: their answers stay in memory while it is measured.
     """
-    if getattr(subject.plain, "encoding", None) == "rate" or job.case.direction == "training":
+    case, images = right.reference.job.case, right.reference.images
+    if getattr(right.reference.subject.plain, "encoding", None) == "rate" or case.direction == "training":
         return None
-    size = job.case.batch_size
-    checked = _batches(subject, job)
-    total = checked + len(fresh) // size
+    size = case.batch_size
+    total = len(images) // size
 
     def exact(place: int) -> Answers:
         return copied(of_batch(right.exact.outputs, place, size, total * size))
@@ -91,11 +80,11 @@ def _expected(
     return Expected(
         outputs={place: exact(place) for place in kept},
         own={place: own(place) for place in kept},
-        fresh=fresh,
+        fresh=images[checked * size :],
         fresh_outputs=[exact(place) for place in range(checked, total)],
         batch_size=size,
         limits=right.limits,
-        rule=rule,
+        rule=right.rule,
     )
 
 

@@ -6,55 +6,46 @@ where these images are: always in the same place of the batch, or where no round
 
 import numpy as np
 
-from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker import agreement, truth
-from benchd.daemon.worker.agreement import Observation, Rule
+from benchd.daemon.worker.agreement import Observation
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_images
-from benchd.daemon.worker.structures import Batch
-from benchd.daemon.worker.subject import Subject
 from benchd.daemon.worker.truth import Truth
 
 IMAGES_IN_PLACE = 12
 
 
-def found(
-    subject: Subject, loaded: Loaded, job: Job, images: Batch, right: Truth, rule: Rule, observed: Observation
-) -> str:
+def found(loaded: Loaded, right: Truth, observed: Observation) -> str:
     """Return why those images that are off are none that rounding moves, else nothing.
 
-    `observed` are the answers to the first of the images.
+    `observed` are the answers to the first images of the truth.
     """
-    count = max(map(len, observed.outputs.values()))
-    exact = of_images(right.exact, range(count))
-    place = _place_in_batch(
-        subject, loaded, job, images, right, rule, agreement.excess(exact, observed, right.limits, rule)
-    )
+    exact = of_images(right.exact, range(max(map(len, observed.outputs.values()))))
+    place = _place_in_batch(loaded, right, agreement.excess(exact, observed, right.limits, right.rule))
     if place is not None:
         return f"the answer in place {place} of the batch is off for most of {IMAGES_IN_PLACE} images that stood there"
-    off = agreement.off(exact, observed, right.limits, rule)
-    if rule.format != "fp32" or not off.any():  # rounding to half precision moves most images
+    off = agreement.off(exact, observed, right.limits, right.rule)
+    if right.rule.format != "fp32" or not off.any():  # rounding to half precision moves most images
         return ""
-    firm = truth.unmoved(subject, job, images, right, rule, loaded.device, off)
+    firm = truth.unmoved(right, off)
     drawn = f"{truth.EXCUSES} draws of {truth.EXCUSE_TIMES:g} times its rounding"
     return f"image {firm[0]} is off, and float64 answers it alike in {drawn} ({len(firm)} such)" if firm else ""
 
 
-def _place_in_batch(
-    subject: Subject, loaded: Loaded, job: Job, images: Batch, right: Truth, rule: Rule, excess: np.ndarray
-) -> int | None:
+def _place_in_batch(loaded: Loaded, right: Truth, excess: np.ndarray) -> int | None:
     """Return the first place of the batch that is off for half of the images that stand there, if there is one.
 
     `excess` is that of the check. Others come to each place by batches that begin one image later, until that is clear.
     """
-    size = job.case.batch_size
+    case, plain, images = right.reference.job.case, right.reference.subject.plain, right.reference.images
+    size = case.batch_size
     by_place = list(excess.reshape(-1, size))
     for first in range(1, len(images) - size + 1):
         if size == 1 or not _suspect(by_place).any() or len(by_place) >= IMAGES_IN_PLACE:
             break
         rows = range(first, first + size)
-        answer = observe(loaded, subject.plain, images[first : first + size], size, job.case.seed, rows)
-        by_place.append(agreement.excess(of_images(right.exact, rows), answer, right.limits, rule))
+        answer = observe(loaded, plain, images[first : first + size], size, case.seed, rows)
+        by_place.append(agreement.excess(of_images(right.exact, rows), answer, right.limits, right.rule))
     suspects = _suspect(by_place)
     return int(np.argmax(suspects)) if suspects.any() and size > 1 else None
 

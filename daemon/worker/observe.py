@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.worker.agreement import Observation
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.structures import Batch, Tensors, cast, gathered, numbers, of_batch, tensors
+from benchd.daemon.worker.structures import Batch, Tensors, answered, cast, gathered, of_batch
 from benchd.daemon.worker.subject import shows_codes
 
 
@@ -29,7 +29,7 @@ def observe(
             inputs = [batch, *_uniforms(plain, rows[start : start + batch_size], batch, seed)]
             with _Codes(loaded.module, len(batch)) as watched:
                 output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
-            outputs.append({path: numbers(value) for path, value in tensors(output).items()})
+            outputs.append(answered(output))
             codes.append(watched.codes())
             sizes.append(len(batch))
     visible = [part for part in codes if part is not None]

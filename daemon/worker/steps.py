@@ -101,13 +101,13 @@ class SingleStream:
     runs: int = 1
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
-        self.pool, self._run, self._device = pool, loaded.run, loaded.device
+        self._run, self._pool, self._device = loaded.run, pool, loaded.device
         self.sample = Sample(known)
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of one inference."""
-        place = self.sample.place(index % len(self.pool))
-        images = self.pool[place]
+        place = self.sample.place(index % len(self._pool))
+        images = self._pool[place]
         start = time.monotonic_ns()
         output = self._run(images.to(self._device, non_blocking=True)).cpu()
         taken_ns = time.monotonic_ns() - start

@@ -86,8 +86,7 @@ def like(batch: Batch, parts: Iterable[Tensor]) -> Batch:
 
 def joined(*batches: Batch) -> Batch:
     """Return the items of one batch after the other as one."""
-    parts = zip(*map(values, batches), strict=True)
-    return like(batches[0], (torch.cat(tensors) for tensors in parts))
+    return like(batches[0], map(torch.cat, zip(*map(values, batches), strict=True)))
 
 
 def rolled(batch: Batch, by: int) -> Batch:
@@ -146,6 +145,11 @@ def numbers(value: Tensor) -> NDArray[np.float64]:
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     found: NDArray[np.float64] = real.detach().double().cpu().numpy()
     return found
+
+
+def answered(output: object) -> Answers:
+    """Return what a model answered as numbers by path."""
+    return {path: numbers(value) for path, value in tensors(output).items()}
 
 
 def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:

@@ -19,7 +19,7 @@ from benchd.daemon.worker import agreement, references
 from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches, of_images
-from benchd.daemon.worker.structures import ONLY, Batch, Tensors, cast, each, numbers, of_batch, spread, tensors, values
+from benchd.daemon.worker.structures import ONLY, Batch, Tensors, answered, cast, each, of_batch, spread, values
 from benchd.daemon.worker.subject import Subject
 from benchd.models import catalog
 
@@ -32,55 +32,52 @@ EXCUSES, EXCUSE_TIMES = 16, 4.0
 
 @dataclass(frozen=True)
 class Truth:
-    """The exact answers, what limits those of a variant, and why they are float32's where they are."""
+    """The exact answers of a reference, what limits a variant under a rule, and why they are float32's if they are."""
 
+    reference: "Reference"
+    rule: Rule
     exact: Observation
     limits: Bounds
-    why_fp32: str
+    why_fp32: str = ""
 
 
 def find(subject: Subject, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
     """Return the truth about these images; raise UnfitModel for a model that gives none, and what it raises itself."""
-    exact = _Reference(subject, job, images, torch.float64, device)
+    double = Reference(subject, job, images, torch.float64, device)
     try:
-        return Truth(exact.answers(), exact.bounds(rule), "")
+        return Truth(double, rule, double.answers(), double.bounds(rule))
     except Exception as error:
         if job.case.model in catalog.MODELS or isinstance(error, BenchdError):
             raise
         told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    single = _Reference(subject, job, images, torch.float32, torch.device("cpu"))
+    single = Reference(subject, job, images, torch.float32, torch.device("cpu"))
     why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
-    return Truth(single.answers(), single.bounds(rule), why)
+    return Truth(single, rule, single.answers(), single.bounds(rule), why)
 
 
-def unmoved(
-    subject: Subject, job: Job, images: Batch, right: Truth, rule: Rule, device: torch.device, off: NDArray[np.bool_]
-) -> list[int]:
+def unmoved(right: Truth, off: NDArray[np.bool_]) -> list[int]:
     """Return which of the images that are `off` (images, 2), as `agreement.off` says it, rounding does not move so.
 
     Each draw of noise is four times the format's rounding, so that it moves what sums in another order move.
     """
     rows = np.flatnonzero(off.any(axis=1)).tolist()
-    exact = of_images(right.exact, rows)
-    dtype, place = (torch.float32, torch.device("cpu")) if right.why_fp32 else (torch.float64, device)
-    reference = _Reference(subject, job, images, dtype, place)
+    exact, rule = of_images(right.exact, rows), right.rule
 
     def compute() -> dict[str, np.ndarray]:
         left = off[rows]
         for seed in range(NOISE_DRAWS, NOISE_DRAWS + EXCUSES):
             if not left.any():
                 break
-            left = left & ~agreement.off(
-                exact, reference.noisy(rule.format, seed, rows, EXCUSE_TIMES), right.limits, rule
-            )
+            noisy = right.reference.noisy(rule.format, seed, rows, EXCUSE_TIMES)
+            left = left & ~agreement.off(exact, noisy, right.limits, rule)
         return {"unmoved": left.any(axis=1)}
 
-    found = reference.kept(f"excuses-{rule.format}", compute, rows=rows, off=off[rows].tolist())
+    found = right.reference.kept(f"excuses-{rule.format}", compute, rows=rows, off=off[rows].tolist())
     return [row for row, is_unmoved in zip(rows, found["unmoved"], strict=True) if is_unmoved]
 
 
 @dataclass(frozen=True)
-class _Reference:
+class Reference:
     """The plain model in one precision on one device, and the images that it answers."""
 
     subject: Subject
@@ -181,7 +178,7 @@ def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, da
     batch = cast(first, loaded.dtype).to(loaded.device).clone()
     before = batch.clone()
     with torch.inference_mode():
-        again = {path: numbers(value) for path, value in tensors(loaded.run(batch)).items()}
+        again = answered(loaded.run(batch))
     if not all(map(torch.equal, values(batch), values(before))):
         raise UnfitModel("forward writes to its input, which the next run reads again: let it work on a copy")
     for path, answer in of_batch(found.outputs, 0, len(first), count).items():
