@@ -297,8 +297,8 @@ def _profiles(settings: Settings) -> Iterator[Part]:
     for model, variant in product(settings.models, ("eager", "custom")):
         output = settings.scratch / f"{model}-{variant}"
         shutil.rmtree(output, ignore_errors=True)
-        what = ("profile", model, "--variant", variant, "--method", "all", "--quick", "--device", settings.device)
-        yield _ours(f"{model} {variant}", "benchd", *what, "--output", str(output))
+        what = ("profile", model, "--variants", variant, "--method", "all", "--preset", "quick")
+        yield _ours(f"{model} {variant}", "benchd", *what, "--device", settings.device, "--output", str(output))
 
 
 STAGES: dict[str, Callable[[Settings], Iterator[Part]]] = {

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from benchd.daemon import config
+from benchd.daemon import cli, config
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import PRESETS, Machine
@@ -19,30 +19,7 @@ from benchd.models.catalog import MODELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-COMMANDS = {
-    "bench-once": [""],
-    "benchd": [
-        "",
-        "compare",
-        "recommend",
-        "report",
-        "profile",
-        "list",
-        "schema",
-        "replay",
-        "run",
-        "dashboard",
-        "demo",
-        "watch",
-        "export",
-        "doctor",
-        "power-sweep",
-        "baseline",
-        "baseline set",
-        "baseline show",
-        "baseline clear",
-    ],
-}
+COMMANDS = {"bench-once": [""], "benchd": ["", *cli.VERBS, "baseline set", "baseline show", "baseline clear"]}
 
 
 def document(name):

@@ -1,14 +1,83 @@
-"""Text of a command line to typed values; what cannot be read is named with what was expected."""
+"""Options that several commands share, and the text of a command line as typed values.
+
+What cannot be read is named together with what was expected.
+"""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, TypeVar
 
+import typer
+
+from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring.protocol import ImageCount
-from benchd.daemon.verdicts.recommend import OBJECTIVES, Requirements
 
 T = TypeVar("T")
+
+Option = Annotated[
+    list[str] | None,
+    typer.Option(help="An option of the model with its values; may be repeated.", metavar="NAME=A,B"),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="A checkpoint for the one model, or `demo` for the trained weights that ship.", metavar="FILE|demo|random"
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(help="Real images; `demo` for the digits that ship.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
+]
+Module = Annotated[
+    str | None, typer.Option(help="A module of your own, by file or by package.", metavar="FILE.py:FUNCTION")
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="One input of your own model without its batch, such as 3x224x224 or ids=int64:16; may be repeated.",
+        metavar="[NAME=][TYPE:]SIZES",
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")]
+Workspace = Annotated[str | None, typer.Option(help="Memory limit of a TensorRT build.", metavar="1GiB")]
+Publish = Annotated[
+    str | None, typer.Option("--mqtt", help="Publish to this broker too.", metavar="mqtt://HOST[:PORT]")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
+Wait = Annotated[
+    bool | None, typer.Option("--wait/--no-wait", help="Wait until the machine is free (default: on a terminal).")
+]
+CaFile = Annotated[
+    str | None, typer.Option(help="CA certificate of the broker (default: the system's).", metavar="FILE")
+]
+CertificateFile = Annotated[
+    str | None, typer.Option(help="Client certificate, if the broker asks for one.", metavar="FILE")
+]
+KeyFile = Annotated[str | None, typer.Option(help="Key of that certificate, if it is in another file.", metavar="FILE")]
+
+
+def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Broker:
+    """Return the broker of a URL with the files for TLS."""
+    return replace(parse_url(url), ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
+
+
+def waits(wait: bool | None) -> bool:
+    """Return whether to wait for the machine, which by default a person at a terminal does."""
+    return sys.stderr.isatty() if wait is None else wait
+
+
+def names(text: str | None) -> list[str]:
+    """Return the parts between the commas; raise UsageError for text that names nothing."""
+    found = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
+    if text is not None and not found:
+        raise UsageError(f"{text!r} names nothing: give values separated by commas, or leave the option out")
+    return found
 
 
 def whole_numbers(option: str, texts: Sequence[str]) -> list[int]:
@@ -81,27 +150,3 @@ def accuracy_drop(text: str) -> float:
     if not 0.0 < share <= 1.0:
         raise UsageError(f"--max-accuracy-drop {text}: expected more than 0 % and at most 100 %, such as 1%")
     return share
-
-
-def requirements(
-    max_latency: str | None,
-    max_power: str | None,
-    max_memory: str | None,
-    min_agreement: float | None,
-    objective: str,
-    max_accuracy_drop: str | None = None,
-) -> Requirements:
-    """Return what a variant must keep to be shipped."""
-    if objective not in OBJECTIVES:
-        raise unknown("objective", objective, OBJECTIVES)
-    if min_agreement is not None and not 0.0 < min_agreement <= 1.0:
-        raise UsageError(f"--min-agreement {min_agreement:g}: expected a share above 0 and at most 1, such as 0.995")
-    memory = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
-    return Requirements(
-        max_latency_ms=quantity("--max-latency", max_latency, {"ms": 1, "s": 1e3, "us": 1e-3}) if max_latency else None,
-        max_power_w=quantity("--max-power", max_power, {"W": 1, "mW": 1e-3}) if max_power else None,
-        max_memory_bytes=quantity("--max-memory", max_memory, memory) if max_memory else None,
-        min_agreement=min_agreement,
-        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
-        objective=objective,
-    )

@@ -1,18 +1,69 @@
-"""The commands that judge records: `compare`, `baseline` and `recommend`, from their arguments to an exit code."""
+"""`benchd compare`: two sets of records, or two cases measured here and now."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
-import msgspec
+import typer
 
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import AsJson, Device, Inputs, Wait, quantity, waits
+from benchd.daemon.commands.once import own_module
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import paired
-from benchd.daemon.reporting.console import print_baseline, print_comparisons, print_decisions
-from benchd.daemon.verdicts import baseline, noise_floor, results
-from benchd.daemon.verdicts.compare import FAIL_ON, compare, exit_code
-from benchd.daemon.verdicts.recommend import Requirements, decide
+from benchd.daemon.reporting.console import print_comparisons
+from benchd.daemon.verdicts import compare as verdicts
+from benchd.daemon.verdicts import noise_floor, results
+from benchd.daemon.verdicts.compare import FAIL_ON, exit_code
+
+app = application()
+
+
+@app.command(epilog="Example: benchd compare before after; benchd compare --live vim_tiny,eager vim_tiny,custom")
+def compare(
+    sides: Annotated[list[str], typer.Argument(help="Two result files or folders; with --live, two cases.")],
+    live: Annotated[bool, typer.Option("--live", help="Measure both in turns, in fresh processes.")] = False,
+    aa: Annotated[bool, typer.Option("--aa", help="Measure one case against itself: the noise floor.")] = False,
+    python: Annotated[
+        list[Path] | None, typer.Option(help="With --live: the interpreter of each side.", metavar="BIN/python")
+    ] = None,
+    module: Annotated[
+        list[str] | None,
+        typer.Option(help="With --live: a module of your own, or one for each side.", metavar="FILE.py:FUNCTION"),
+    ] = None,
+    input_: Inputs = None,
+    pairs: Annotated[
+        int | None, typer.Option(help="Number of pairs (default 7, extended to 11 or 15 while undecided).")
+    ] = None,
+    min_effect: Annotated[str, typer.Option(help="Smallest change that counts.", metavar="0.5%")] = "0.5%",
+    preset: Annotated[str, typer.Option(help="With --live: how long each process measures.")] = "quick",
+    device: Device = "auto",
+    threads: Annotated[int | None, typer.Option(help="With --live: CPU threads of the model.")] = None,
+    config: Annotated[Path | None, typer.Option(help="With --live: a TOML file for limits and delivery.")] = None,
+    output: Annotated[Path, typer.Option(help="With --live: folder for the records.")] = Path("bench-out"),
+    wait: Wait = None,
+    json: AsJson = False,
+) -> None:
+    """Tell whether B is faster than A, slower or the same."""
+    least = quantity("--min-effect", min_effect, {"%": 0.01})
+    if not (live or aa):
+        raise typer.Exit(compare_files([Path(side) for side in sides], least, sys.stdout, json))
+    request = paired.Request(
+        cases=sides,
+        pythons=[str(path) for path in python or []],
+        modules=[own_module(path, input_ or []) for path in module or []],
+        pairs=pairs,
+        min_effect=least,
+        preset=preset,
+        config=config,
+        device=device,
+        threads=threads,
+        output=output,
+        is_aa=aa,
+        wait=waits(wait),
+    )
+    raise typer.Exit(compare_live(request, sys.stdout, json))
 
 
 def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
@@ -22,7 +73,7 @@ def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json
     first, second = (results.read(path) for path in paths)
     least = noise_floor.min_effect(second[0].device_id, second[0].environment.device, min_effect)
     noise_floor.tell(least, min_effect, sys.stderr)
-    comparisons = compare(first, second, least)
+    comparisons = verdicts.compare(first, second, least)
     print_comparisons(out, comparisons, as_json)
     if not any(record.status == "ok" for record in (*first, *second)):
         sys.stderr.write(f"nothing was measured: no record in {paths[0]} and {paths[1]} has ended well\n")
@@ -40,37 +91,3 @@ def compare_live(request: paired.Request, out: TextIO, as_json: bool) -> int:
     made, code = paired.compare(request, sys.stderr)
     print_comparisons(out, [made], as_json)
     return code or exit_code([made], list(FAIL_ON))
-
-
-def set_baseline(paths: Sequence[Path], out: TextIO) -> int:
-    """Store a baseline."""
-    print_baseline(out, baseline.set_(paths), baseline.path())
-    return 0
-
-
-def show_baseline(out: TextIO, as_json: bool) -> int:
-    """Print the stored baseline: its cases, or its records."""
-    kept = baseline.read(baseline.STORED)
-    if as_json:
-        out.writelines(f"{msgspec.json.encode(record).decode()}\n" for record in kept)
-    else:
-        print_baseline(out, kept, baseline.path())
-    return 0
-
-
-def clear_baseline(out: TextIO) -> int:
-    """Forget the stored baseline."""
-    out.write("the baseline is cleared\n" if baseline.clear() else "no baseline was stored\n")
-    return 0
-
-
-def recommend(paths: Sequence[Path], requirements: Requirements, out: TextIO, as_json: bool) -> int:
-    """Print which variant of each model to ship; return 4 where that is undecided for one of them, else 0."""
-    found = results.read_all(paths)
-    decisions = decide(found, requirements)
-    if not decisions:
-        raise UsageError("these records hold no inference; training is not shipped")
-    trained = dict.fromkeys(record.case_id for record in found if record.case.direction == "training")
-    sys.stderr.writelines(f"not {case_id}: training is not shipped\n" for case_id in trained)
-    print_decisions(out, decisions, as_json)
-    return 0 if all(decision.ship for decision in decisions) else 4

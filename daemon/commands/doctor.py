@@ -12,8 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Annotated, Literal, TextIO
 
+import typer
+
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import AsJson, names
 from benchd.daemon.errors import BenchdError, unknown
 from benchd.daemon.machine import sandbox
 from benchd.daemon.machine.environment import installed_version
@@ -40,6 +44,22 @@ CURES = {
     "thermal": "virtual machines have no thermal zones",
 }
 INSTALL = "pip install 'benchd[{}]'"
+
+app = application()
+
+
+@app.command(epilog="Example: benchd doctor --need nvml,tensorrt")
+def doctor(
+    need: Annotated[str | None, typer.Option(help="Exit with 7 unless all of these are usable.", metavar="A,B")] = None,
+    unit: Annotated[bool, typer.Option("--unit", help="List the devices that the installed unit blocks.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Check which sensors and runtimes can be used here.
+
+    For each one that cannot, print why and what to do.
+    """
+    root = Path("/")
+    raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names(need)))
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,29 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Annotated, Literal, TextIO
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import (
+    AsJson,
+    Option,
+    Weights,
+    Workspace,
+    batches,
+    byte_count,
+    choices,
+    names,
+    options,
+)
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import ExportRequest
+from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, ArtifactError, Store
 from benchd.kernels import cache
 from benchd.models import catalog, demo
@@ -21,6 +35,49 @@ from benchd.models import catalog, demo
 To = Literal["onnx", "tensorrt"]
 TARGETS: tuple[To, ...] = ("onnx", "tensorrt")
 PLAIN_WIDTH = 180
+
+app = application()
+
+
+@app.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --out artifacts")
+def export(
+    models: Annotated[str | None, typer.Argument(help="Models, separated by commas.", metavar="[MODEL,...]")] = None,
+    to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
+    precision: Annotated[str, typer.Option(help="fp32, fp16, or both.", metavar="A,B")] = "fp32",
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
+    form: Annotated[str, typer.Option(help="The scan's form: auto, scan or two_level.")] = "auto",
+    option: Option = None,
+    weights: Weights = None,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, max=2**62)] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write here instead of to the store.", metavar="FILE.onnx|DIR")
+    ] = None,
+    workspace: Workspace = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show what the store holds.")] = False,
+    prune: Annotated[str | None, typer.Option(help="Shrink the store to this size.", metavar="2GiB")] = None,
+    json: AsJson = False,
+) -> None:
+    """Export models to files and check each one.
+
+    A file must be valid, numerically equal to its model and readable by TensorRT.
+    """
+    if list_:
+        return list_store(sys.stdout, json)
+    if prune is not None:
+        return prune_store(byte_count("--prune", prune), sys.stdout)
+    request = ExportRequest(
+        models=names(models),
+        to=choices("target", [to], TARGETS)[0],
+        precisions=choices("precision", names(precision), files.PRECISIONS),
+        batches=batches("--batch-sizes", names(batch_sizes)),
+        form=None if form == "auto" else choices("form", [form], files.FORMS)[0],
+        options=options(option or []),
+        weights=weights,
+        seed=seed,
+        out=str(out) if out else None,
+        workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
+    )
+    raise typer.Exit(run(request, sys.stdout, json))
 
 
 def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
@@ -57,9 +114,9 @@ def _refuse(request: ExportRequest) -> None:
     is_file = request.weights not in {None, demo.DEMO, demo.RANDOM}
     if is_file and (len(request.models) > 1 or not Path(str(request.weights)).is_file()):
         raise UsageError(f"--weights {request.weights}: {demo.DEMO}, or one file that exists, for one model")
-    files = len(request.models) * len(request.precisions) * len(request.batches)
-    files *= math.prod(map(len, request.options.values()))
-    if request.single and (files > 1 or request.to == "tensorrt"):
+    count = len(request.models) * len(request.precisions) * len(request.batches)
+    count *= math.prod(map(len, request.options.values()))
+    if request.single and (count > 1 or request.to == "tensorrt"):
         raise UsageError(f"--out {request.out}: engines and several files go into a folder")
 
 

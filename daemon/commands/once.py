@@ -9,10 +9,32 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 
 from benchd.daemon import config
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import (
+    Data,
+    Device,
+    Inputs,
+    Module,
+    Option,
+    Publish,
+    Wait,
+    Weights,
+    Workspace,
+    accuracy_drop,
+    byte_count,
+    choices,
+    image_count,
+    names,
+    options,
+    waits,
+    whole_numbers,
+)
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.mqtt import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
@@ -23,16 +45,117 @@ from benchd.daemon.measuring import input_specs, own_python, plan
 from benchd.daemon.measuring.plan import Machine, Own, OwnFile, OwnModule, Planned
 from benchd.daemon.measuring.recording import Pass
 from benchd.daemon.measuring.supervisor import Settings, Sink, Supervisor
-from benchd.daemon.records import Record
+from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.console import Screen, print_comparisons, print_plan
 from benchd.daemon.sampling import sources
-from benchd.daemon.verdicts import baseline, compare, noise_floor
-from benchd.daemon.verdicts.compare import Comparison
+from benchd.daemon.verdicts import baseline as baselines
+from benchd.daemon.verdicts import compare, noise_floor
+from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
 from benchd.daemon.verdicts.recommend import Requirements, decide
 from benchd.daemon.verdicts.statistics import MIN_EFFECT
 from benchd.kernels import cache
 from benchd.models import data_named
+
+app = application()
+
+
+@app.command(epilog="Example: bench-once --models vim_tiny --variants eager,amp --batch-sizes 1,4 --output out")
+def once(
+    models: Annotated[
+        str | None,
+        typer.Option(help="Models, separated by commas; torchvision:NAME and timm:NAME too.", metavar="A,B"),
+    ] = None,
+    variants: Annotated[str | None, typer.Option(help="Variants, separated by commas.", metavar="A,B")] = None,
+    batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.", metavar="1,4")] = None,
+    option: Option = None,
+    preset: Annotated[
+        str | None, typer.Option(help="quick, standard or thorough (default: the --config's, else quick).")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Fresh processes per case.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of random weights and inputs.")] = None,
+    threads: Annotated[str | None, typer.Option(help="CPU threads of the model (default: all).", metavar="1,2")] = None,
+    device: Device = "auto",
+    direction: Annotated[str | None, typer.Option(help="inference, training, or both.", metavar="A,B")] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="single_stream, offline, periodic, wake_up, cold_start, sustained.", metavar="A,B"),
+    ] = None,
+    weights: Weights = None,
+    data: Data = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Class indices of the images in --data: one path and one index per line.")
+    ] = None,
+    accuracy: Annotated[
+        str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
+    ] = None,
+    max_accuracy_drop: Annotated[
+        str | None,
+        typer.Option(
+            help="Limit of the accuracy lost against plain fp32; beyond it a variant cannot ship.", metavar="1%"
+        ),
+    ] = None,
+    provider: Annotated[str | None, typer.Option(help="Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None,
+    artifacts: Annotated[
+        Path | None, typer.Option(help="Folder of exported files to use before any is made.", metavar="DIR")
+    ] = None,
+    workspace: Workspace = None,
+    module: Module = None,
+    onnx: Annotated[Path | None, typer.Option(help="An ONNX file of your own.", metavar="FILE")] = None,
+    input_: Inputs = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file; options given here override it.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
+    mqtt: Publish = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="Compare with a result file, or with the `stored` baseline.", metavar="FILE|stored"),
+    ] = None,
+    fail_on: Annotated[
+        str, typer.Option(help="Which results end with their exit code: slower, check, inconclusive.", metavar="A,B")
+    ] = "slower,check",
+    page: Annotated[bool, typer.Option("--report", help="Write report.html of all records in --output.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON record per line instead of a table.")] = False,
+    wait: Wait = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
+) -> None:
+    """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
+    given = {
+        "models": names(models),
+        "variants": names(variants),
+        "batch_sizes": whole_numbers("--batch-sizes", names(batch_sizes)),
+        "options": options(option or []),
+        "threads": whole_numbers("--threads", names(threads)),
+        "directions": choices("direction", names(direction), DIRECTIONS),
+        "scenarios": choices("scenario", names(scenario), SCENARIOS),
+        "preset": preset,
+        "processes": processes,
+        "seed": seed,
+        "provider": provider and choices("provider", [provider], PROVIDERS)[0],
+        "weights": weights and plan.named_weights(weights),
+        "data": data,
+        "labels": labels and str(labels.resolve()),
+        "accuracy": image_count(accuracy) if accuracy else None,
+    }
+    request = Request(
+        suite={name: value for name, value in given.items() if value not in (None, [], {})},
+        config=config,
+        device=device,
+        module=module,
+        onnx=onnx,
+        inputs=input_ or [],
+        artifacts=artifacts,
+        workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
+        output=output,
+        mqtt=mqtt,
+        as_json=json,
+        wait=waits(wait),
+        dry_run=dry_run,
+        baseline=baseline,
+        fail_on=choices("--fail-on", names(fail_on or None), list(FAIL_ON)),
+        page=page,
+        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
+    )
+    raise typer.Exit(run(request))
 
 
 @dataclass(frozen=True)
@@ -69,7 +192,7 @@ def run(request: Request) -> int:
     if request.dry_run:
         print_plan(sys.stdout, planned, plan.cannot_run(machine))
         return 0
-    stored = baseline.read(request.baseline) if request.baseline else []
+    stored = baselines.read(request.baseline) if request.baseline else []
     device_id = identity.device_id(settings.device.id)
     min_effect = noise_floor.min_effect(device_id, machine.device) if request.baseline else MIN_EFFECT
     if request.page:
@@ -78,7 +201,7 @@ def run(request: Request) -> int:
     when_free(supervisor.run, request.wait, sys.stderr)
     for failure in supervisor.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
-    comparisons = baseline.against(stored, supervisor.records, min_effect) if request.baseline else []
+    comparisons = baselines.against(stored, supervisor.records, min_effect) if request.baseline else []
     noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)
     _conclude(request, comparisons)
     unscored = _unscored(supervisor.records) if any(suite.accuracy for suite in suites) else {}

@@ -16,8 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
+import typer
+
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import names
 from benchd.daemon.errors import NotAvailable, UsageError, unknown
 from benchd.daemon.machine.sysfs import text
 
@@ -29,6 +33,8 @@ POLL_S = 0.2
 WANTS_REBOOT = "Reboot required"  # as nvpmodel of L4T 35 and 36 puts it
 EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)  # where several hold, the first
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last when a remote shell goes away
+
+app = application()
 
 _MODEL = re.compile(r"^\s*<\s*POWER_MODEL\b([^>]*)>", re.MULTILINE)
 _CURRENT = re.compile(r"^NV Power Mode: *(\S.*?) *\n *(\d+)", re.MULTILINE)
@@ -42,14 +48,25 @@ class Mode:
     name: str
 
 
-def run(names: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/")) -> int:
+@app.command("power-sweep", epilog="Example: sudo benchd power-sweep --modes 15W,25W -- --models vim_tiny")
+def power_sweep(
+    modes: Annotated[str, typer.Option(help="Power modes by nvpmodel's names.", metavar="15W,25W,MAXN")],
+    case: Annotated[list[str], typer.Argument(help="Options of bench-once.", metavar="-- OPTIONS")],
+) -> None:
+    """Measure the same cases in several power modes of a Jetson.
+
+    The original mode is always restored.
+    """
+    raise typer.Exit(run(names(modes), [str(BENCH_ONCE), *case], sys.stdout))
+
+
+def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/")) -> int:
     """Run `command` in each named mode and return the exit code of all of them together.
 
     `command` is bench-once with its arguments. The former mode is back in force when this returns or raises. Raises
     UsageError for a name that the board lacks, and NotAvailable where nvpmodel is absent or fails.
     """
-    modes = _chosen(names, read_modes(root))
-    return _Sweep(modes, command, out).run()
+    return _Sweep(_chosen(modes, read_modes(root)), command, out).run()
 
 
 def read_modes(root: Path = Path("/")) -> list[Mode]:

@@ -5,11 +5,27 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Annotated, NamedTuple, TextIO
 
 import msgspec
+import typer
 
-from benchd.daemon.commands import once
+from benchd.daemon.commands import application, once
+from benchd.daemon.commands.arguments import (
+    Data,
+    Device,
+    Inputs,
+    Module,
+    Option,
+    Publish,
+    Wait,
+    Weights,
+    choices,
+    names,
+    options,
+    waits,
+    whole_numbers,
+)
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
@@ -25,7 +41,7 @@ from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.output.sections import finding_lines, sections
 from benchd.daemon.profiling.output.terminal import print_profile
-from benchd.daemon.profiling.profile import METHODS, Profile, ProfileJob, Workload, encode
+from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob, Workload, encode
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
 from benchd.daemon.profiling.trials import tried
@@ -56,14 +72,84 @@ DEPTHS = {
 }
 
 
+app = application()
+
+
+@app.command(epilog="Example: benchd profile vim_tiny --workload eval --batch-sizes 4 --steps 3 --warmup 1")
+def profile(
+    model: Annotated[str | None, typer.Argument(help="A model of `benchd list`.", metavar="MODEL")] = None,
+    variants: Annotated[str, typer.Option(help="The variant to profile.", metavar="NAME")] = "eager",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="torch, memory, benchmark, layers, nsys, ncu, or all (default: the first three).", metavar="A,B"
+        ),
+    ] = None,
+    preset: Annotated[str, typer.Option(help="How much is run: quick, standard or thorough.")] = "standard",
+    steps: Annotated[int | None, typer.Option(help="Number of traced steps.", min=1)] = None,
+    warmup: Annotated[int | None, typer.Option(help="Number of steps before them.", min=0)] = None,
+    workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
+    device: Device = "auto",
+    weights: Weights = None,
+    data: Data = None,
+    option: Option = None,
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="Images per step (default: the model's own).", metavar="N")
+    ] = None,
+    module: Module = None,
+    input_: Inputs = None,
+    kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu counts.", metavar="REGEX")] = None,
+    snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="Count only spiking neurons with ncu.")] = False,
+    sort: Annotated[
+        str | None, typer.Option(help="Sort operators by this column (default: self time).", metavar="COLUMN")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="A new or empty folder (default: one under profiles/).", metavar="DIR")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings propose.")] = False,
+    mqtt: Publish = None,
+    wait: Wait = None,
+) -> None:
+    """Show where the time goes and what to do about it.
+
+    Times are by operator, kernel, module, layer and component.
+    """
+    request = Request(
+        model=model,
+        variants=names(variants),
+        methods=choices("method", names(method), [*METHODS, "all"]),
+        preset=choices("preset", [preset], list(DEPTHS))[0],
+        steps=steps,
+        warm_up=warmup,
+        workload=choices("workload", [workload], WORKLOADS)[0],
+        device=device,
+        weights=weights,
+        data=data,
+        options=options(option or []),
+        batch_sizes=whole_numbers("--batch-sizes", names(batch_sizes)),
+        module=module,
+        inputs=input_ or [],
+        kernel_regex=kernel_regex,
+        snn_kernels=snn_kernels,
+        sort=sort,
+        output=output,
+        as_json=json,
+        verify=verify,
+        mqtt=mqtt,
+        wait=waits(wait),
+    )
+    raise typer.Exit(run(request, sys.stdout, sys.stderr))
+
+
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for. No method stands for the usual ones, `all` for each; no preset for standard."""
+    """What the command line asks for. No method stands for the usual ones, `all` for each."""
 
     model: str | None
-    variant: str
+    variants: list[str]
     methods: list[str]
-    presets: list[str]
+    preset: str
     steps: int | None
     warm_up: int | None
     workload: Workload
@@ -71,7 +157,7 @@ class Request:
     weights: str | None
     data: str | None
     options: dict[str, list[str]]
-    batch_size: int | None
+    batch_sizes: list[int]
     module: str | None
     inputs: list[str]
     kernel_regex: str | None
@@ -86,7 +172,7 @@ class Request:
     @property
     def depth(self) -> Depth:
         """Return what the preset says."""
-        return DEPTHS[self.presets[0] if self.presets else "standard"]
+        return DEPTHS[self.preset]
 
 
 def run(request: Request, out: TextIO, err: TextIO) -> int:
@@ -129,11 +215,6 @@ def _refuse(request: Request) -> None:
         raise UsageError(f"{request.model} and --module: give one of the two")
     if request.inputs and not request.module:
         raise UsageError("--input is for --module: the models of the catalog know theirs")
-    for name, number, least in (("--steps", request.steps, 1), ("--warmup", request.warm_up, 0)):
-        if number is not None and number < least:
-            raise UsageError(f"{name} {number}: at least {least}")
-    if len(request.presets) > 1:
-        raise UsageError("--quick and --thorough: give one of the two")
     if request.kernel_regex and request.snn_kernels:
         raise UsageError("--kernel-regex and --snn-kernels: give one of the two")
     if request.verify and (request.module or request.weights or request.data):
@@ -172,8 +253,8 @@ def _planned(request: Request, machine: Machine, own: OwnModule | None) -> Plann
     """Return the one case that is asked for; raise UsageError, or NotAvailable where it cannot run here."""
     given = {
         "models": [request.model] if request.model else [],
-        "variants": [request.variant],
-        "batch_sizes": [request.batch_size] if request.batch_size is not None else [],
+        "variants": request.variants,
+        "batch_sizes": request.batch_sizes,
         "options": request.options,
         "directions": ["training" if request.workload == "train" else "inference"],
         "weights": request.weights and plan.named_weights(request.weights),

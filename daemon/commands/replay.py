@@ -1,10 +1,14 @@
 """`benchd replay`: send the results of an output or state folder that no broker has taken yet."""
 
+import sys
 import uuid
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
+
+import typer
 
 from benchd.daemon import journal, records
+from benchd.daemon.commands import application
 from benchd.daemon.delivery import mqtt
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
@@ -13,8 +17,23 @@ from benchd.daemon.errors import BenchdError, SchemaError, UsageError
 OUTBOX = "outbox.db"
 JOURNAL = "records.jsonl"
 
+app = application()
 
-def replay(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False) -> int:
+
+@app.command(epilog="Example: benchd replay bench-out --mqtt mqtt://broker.local")
+def replay(
+    folder: Annotated[
+        Path, typer.Argument(help="The output folder of bench-once, or the state folder of the service.")
+    ],
+    mqtt: Annotated[str, typer.Option(help="Publish to this broker.", metavar="mqtt://HOST[:PORT]")],
+    timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 60.0,
+    dead: Annotated[bool, typer.Option("--dead", help="Retry results that a broker has refused.")] = False,
+) -> None:
+    """Send the results of a folder that no broker has taken yet."""
+    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead))
+
+
+def send(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False) -> int:
     """Send what `folder` holds and no broker has taken, `dead` what one has refused too; tell `out` what came of it.
 
     A folder without an outbox gets one from its records.jsonl; one that has both was measured without a broker for a

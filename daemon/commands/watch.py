@@ -1,25 +1,49 @@
-"""`benchd watch` without a broker: this machine's sensors in the terminal, once a second."""
+"""`benchd watch`: a fleet in the terminal, or without a broker this machine's sensors, once a second."""
 
 import select
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import TextIO
+from typing import Annotated, TextIO
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, broker
 from benchd.daemon.records import SamplerReport, Summary, Window
+from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
+from benchd.dashboard.start import show
 
 PERIOD_S = 0.1
 SHOWN_S = 1.0
 
+app = application()
 
-def watch(sources: list[str], seconds: float | None, out: TextIO) -> None:
+
+@app.command(epilog="Example: benchd watch --mqtt mqtt://broker.local")
+def watch(
+    mqtt: Annotated[str | None, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds (default: until Ctrl-C).")] = None,
+    device: Annotated[str, typer.Option(help="Without a broker, the sensors of the cpu or of cuda.")] = "cpu",
+    ca_file: CaFile = None,
+    certificate_file: CertificateFile = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Show a fleet live in the terminal, or this machine's sensors."""
+    if mqtt:
+        show(broker(mqtt, ca_file, certificate_file, key_file), seconds)
+    else:
+        watch_sensors(sources.present(device), seconds, sys.stdout)
+
+
+def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:
     """Show every metric of the last second until Ctrl-C, or for `seconds`; plain lines where `out` is no terminal."""
     console = Console(file=out, highlight=False)
     until = time.monotonic() + seconds if seconds is not None else float("inf")

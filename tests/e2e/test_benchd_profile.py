@@ -12,7 +12,7 @@ import pytest
 from benchd.daemon import journal, records
 from benchd.daemon.profiling.profile import Profile
 
-SMALL = ("snn_onepass", "--batch-size", "2", "--time-steps", "2", "--device", "cpu")
+SMALL = ("snn_onepass", "--batch-sizes", "2", "--option", "time_steps=2", "--device", "cpu")
 DEADLINE_S = 120
 
 
@@ -52,7 +52,7 @@ def published(folder):
 
 
 def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
-    done = profile(*SMALL, "--method", "all", "--quick", "--mqtt", mosquitto.url)
+    done = profile(*SMALL, "--method", "all", "--preset", "quick", "--mqtt", mosquitto.url)
     assert done.returncode == 0, done.stderr
     found = written(tmp_path)
     assert all((found.torch, found.memory, found.benchmark, found.layers, found.nesting))

@@ -103,7 +103,7 @@ def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch(command):
 
 def test_a_segmentation_net_is_profiled(command, tmp_path):
     arguments = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32", "--method", "benchmark")
-    done = command("benchd", "profile", *arguments, "--quick", "--device", "cpu", "--output", "profile")
+    done = command("benchd", "profile", *arguments, "--preset", "quick", "--device", "cpu", "--output", "profile")
     assert done.returncode == 0, done.stderr
     profile = json.loads((tmp_path / "profile" / "profile.json").read_text())
     assert profile["model"]["input_shape"] == [3, 32, 32]

@@ -8,7 +8,7 @@ import pytest
 from broker import HOST, free_port, program, running_broker
 from records_made import made
 
-from benchd.daemon.commands.replay import replay
+from benchd.daemon.commands.replay import send
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 def run(folder, url, **options):
     out = io.StringIO()
-    return replay(folder, url, 20.0, out, **options), out.getvalue().splitlines()
+    return send(folder, url, 20.0, out, **options), out.getvalue().splitlines()
 
 
 def test_a_run_without_an_outbox_is_sent_from_its_records_once(folder, broker):
@@ -134,7 +134,7 @@ def test_what_was_measured_while_no_broker_was_configured_is_sent_too_and_what_t
 
 def test_a_folder_without_results_is_a_usage_error(folder):
     with pytest.raises(UsageError, match=r"holds neither outbox\.db nor records\.jsonl"):
-        replay(folder, "mqtt://h", 1.0, io.StringIO())
+        send(folder, "mqtt://h", 1.0, io.StringIO())
     with pytest.raises(UsageError, match="MQTT URL, scheme"):
-        replay(folder, "h", 1.0, io.StringIO())
+        send(folder, "h", 1.0, io.StringIO())
     assert not list(folder.iterdir())

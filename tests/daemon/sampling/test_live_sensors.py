@@ -13,7 +13,7 @@ def test_each_second_is_a_line_with_every_metric(tmp_path):
     script = {"metrics": [{"metric": "power_w", "rail": "VDD_IN", "values": [5.0], "period_s": 1.0}]}
     (tmp_path / "script.json").write_text(json.dumps(script))
     out = io.StringIO()
-    watch.watch([f"fake={tmp_path / 'script.json'}", "procfs"], 1.5, out)
+    watch.watch_sensors([f"fake={tmp_path / 'script.json'}", "procfs"], 1.5, out)
     lines = out.getvalue().splitlines()
     assert lines
     assert all("power_w@VDD_IN=5 " in line or line.endswith("power_w@VDD_IN=5") for line in lines)
@@ -24,7 +24,7 @@ def test_a_signal_ends_it_and_its_sampler(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "import sys; from benchd.daemon.commands import watch; watch.watch(['procfs'], None, sys.stdout)",
+        "import sys; from benchd.daemon.commands import watch; watch.watch_sensors(['procfs'], None, sys.stdout)",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert "memory_available_bytes" in child.stdout.readline()

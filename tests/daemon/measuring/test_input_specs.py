@@ -1,17 +1,10 @@
-"""What a command line asks of a variant."""
+"""The inputs of an own model, as text and as what they mean."""
 
 import pytest
 
-from benchd.daemon.commands.arguments import requirements
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.input_specs import parse
 from benchd.daemon.records import InputSpec
-
-
-@pytest.mark.parametrize("share", [0.0, 99.5])
-def test_an_agreement_is_a_share(share):
-    with pytest.raises(UsageError, match=f"--min-agreement {share:g}: expected a share above 0 and at most 1"):
-        requirements(None, None, None, share, "latency")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""`benchd dashboard`: the fleet's collector and web pages."""
+
+from typing import Annotated
+
+import typer
+
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, broker
+from benchd.dashboard.start import start
+
+app = application()
+
+
+@app.command(epilog="Example: benchd dashboard --mqtt mqtt://broker.local")
+def dashboard(
+    mqtt: Annotated[str, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")],
+    database: Annotated[
+        str | None, typer.Option(help="sqlite:///PATH or postgresql://HOST/NAME (default: a file of its own).")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Network interface of the pages.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the pages.")] = 8420,
+    collector: Annotated[
+        str | None, typer.Option(help="Name of this collector, unique in the fleet (default: the host's name).")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Run only the `collector` or only the `pages`.")] = None,
+    ca_file: CaFile = None,
+    certificate_file: CertificateFile = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Show a fleet live on web pages and keep its history."""
+    start(broker(mqtt, ca_file, certificate_file, key_file), database, host, port, collector, only)

@@ -1,0 +1,24 @@
+"""`benchd report`: records as a page with charts, as Markdown, CSV or JSON."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import Files, choices, names
+from benchd.daemon.reporting import report as reporting
+
+app = application()
+
+
+@app.command(epilog="Example: benchd report bench-out --format html,csv --output report")
+def report(
+    files: Files,
+    format_: Annotated[str, typer.Option("--format", help="Any of html, md, csv, json.", metavar="A,B")] = "html",
+    output: Annotated[Path, typer.Option(help="Folder for report.html and the others.")] = Path("bench-out"),
+) -> None:
+    """Write records as HTML with charts, Markdown, CSV or JSON."""
+    formats = choices("format", names(format_), list(reporting.FORMATS))
+    raise typer.Exit(reporting.report(files, formats, output, sys.stdout))

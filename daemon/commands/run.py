@@ -1,0 +1,22 @@
+"""`benchd run`: the service."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchd.daemon.commands import application
+from benchd.daemon.service import service
+
+app = application()
+
+
+@app.command(epilog="Example: benchd run --config /etc/benchd/benchd.toml")
+def run(
+    config: Annotated[Path, typer.Option(help="The TOML file of the service.")] = Path("/etc/benchd/benchd.toml"),
+    artifacts: Annotated[
+        Path | None, typer.Option(help="Folder of exported files to use before any is made.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Run the service: measure on schedule, publish, take commands."""
+    raise typer.Exit(service.run(config, artifacts))
