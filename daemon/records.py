@@ -565,8 +565,8 @@ class Floor(Struct, frozen=True, kw_only=True):
     exponentials: int
 
 
-class ProcessResult(Struct, frozen=True, kw_only=True):
-    """One worker process of a case, from spawn to exit."""
+class ProcessResult(Struct, kw_only=True):
+    """One worker process of a case, from spawn to exit; the worker fills it while it goes on."""
 
     status: Status
     reason: str | None = None

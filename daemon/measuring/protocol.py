@@ -107,8 +107,8 @@ class Stage(Struct, frozen=True, tag="stage"):
     percent: int | None = None
 
 
-class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
-    """The worker's last line: what one process found."""
+class Outcome(Struct, kw_only=True, tag="outcome"):
+    """The worker's last line: what one process found; the worker fills it while it goes on."""
 
     process: ProcessResult
     model: ModelFacts | None = None

@@ -26,23 +26,19 @@ def main() -> None:
 
 
 def _work(job: Job, stages: StageClock) -> Outcome:
+    found = Outcome(process=ProcessResult(status="ok"))
     stages.enter("import")
-    findings = None
     try:
-        from benchd.daemon.worker.phases import Findings, run  # noqa: PLC0415 - torch's import is a timed stage
+        from benchd.daemon.worker import phases  # noqa: PLC0415 - torch's import is a timed stage
 
-        findings = Findings(stages)
-        run(job, findings)
-        return findings.outcome("ok", None)
+        phases.run(job, stages, found)
     except (Exception, SystemExit) as error:
         stages.leave()
-        status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
-        if not isinstance(error, BenchdError):
-            reason += f" (log: logs/{job.raw_name}.log)"
-        if findings is None:
-            return Outcome(process=ProcessResult(status=status, reason=reason, stages=stages.stages()))
-        findings.flags += ["usage_error"] if isinstance(error, UsageError) else []
-        return findings.outcome(status, reason)
+        found.process.status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
+        found.process.reason = reason + ("" if isinstance(error, BenchdError) else f" (log: logs/{job.raw_name}.log)")
+        found.flags += ["usage_error"] if isinstance(error, UsageError) else []
+    found.process.stages = stages.stages()
+    return found
 
 
 if __name__ == "__main__":

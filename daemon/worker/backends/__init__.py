@@ -34,6 +34,7 @@ class Loaded:
 
     That is a Tensor for every model of the catalog. A model that draws random numbers takes them as a further
     argument in checks. `module` is the nn.Module whose inner spikes a check may watch, None where they are no outputs.
+    `taken_bytes` is what loading and the first runs took of a GPU's memory.
     """
 
     run: Callable[..., Any]
@@ -41,6 +42,7 @@ class Loaded:
     device: torch.device
     module: nn.Module | None
     runtime: RuntimeFacts | None = None
+    taken_bytes: int = 0
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:
