@@ -99,6 +99,13 @@ def test_most_inputs_that_were_timed_have_to_be_faster(unseen, seen, cached):
     assert audit.is_cached(unseen, seen) is cached
 
 
+@pytest.mark.parametrize("spread", [0.1, 0.5, 1.0, 2.0])
+def test_other_load_never_looks_like_a_cache_in_every_trial(spread):
+    times = np.random.default_rng(0).lognormal(0, spread, (4000, 2, audit.PAIRS))
+    share = np.mean([audit.is_cached(unseen, seen) for unseen, seen in times])
+    assert share**audit.TRIALS < 1e-4
+
+
 def known(a_job):
     """Return what the timed section of the job has to answer."""
     built = subject.build(a_job)
