@@ -247,14 +247,11 @@ def compare(
         pairs=pairs,
         min_effect=least,
         preset=preset,
-        config=config,
-        device=device,
         threads=threads,
-        output=output,
         is_aa=aa,
-        wait=_waits(wait),
     )
-    raise typer.Exit(compare.compare_live(request, sys.stdout, json))
+    code = compare.compare_live(request, config, device, output, sys.stdout, wait=_waits(wait), as_json=json)
+    raise typer.Exit(code)
 
 
 _baseline = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The runs that later ones are held against.")

@@ -7,8 +7,12 @@ from typing import TextIO
 
 import msgspec
 
+from benchd.daemon import config
+from benchd.daemon.config import Config
+from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import paired
+from benchd.daemon.measuring import paired, plan
+from benchd.daemon.measuring.session import Session, Settings
 from benchd.daemon.reporting.console import print_baseline, print_comparisons, print_decisions
 from benchd.daemon.verdicts import baseline, noise_floor, results
 from benchd.daemon.verdicts.compare import FAIL_ON, compare, exit_code
@@ -30,16 +34,29 @@ def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json
     return exit_code(comparisons, list(FAIL_ON))
 
 
-def compare_live(request: paired.Request, out: TextIO, as_json: bool) -> int:
-    """Compare two cases here and now and return the exit code of the measurement, else of the verdict."""
+def compare_live(
+    request: paired.Request, path: Path | None, device: str, output: Path, out: TextIO, *, wait: bool, as_json: bool
+) -> int:
+    """Compare two cases here and now and return the exit code of the measurement, else of the verdict.
+
+    `path` is the configuration's, whose broker gets the records too.
+    """
     counts = (len(request.cases), len(request.pythons), len(request.modules))
     if request.is_aa and (counts[0] != 1 or max(counts) > 1):
         raise UsageError("--aa compares one case with itself")
     if not request.is_aa and (max(counts) != 2 or counts[0] == 0):
         raise UsageError("--live takes two cases, or one case and two --python or two --module")
-    made, code = paired.compare(request, sys.stderr)
+    given, machine = config.read(path) if path else Config(), plan.inspect(device)
+    planned = paired.planned_sides(request, given.limits, machine)
+    settings = Settings.of(given, machine, output).made()
+    with Session(settings, lasting(output, given.mqtt, sys.stderr)) as session:
+        try:
+            made, code = paired.compare(request, planned, session, sys.stderr, wait=wait)
+        finally:
+            session.end()
     print_comparisons(out, [made], as_json)
-    return code or exit_code([made], list(FAIL_ON))
+    sys.stderr.writelines(f"warning: not kept: {failure}\n" for failure in session.failures)
+    return code or exit_code([made], list(FAIL_ON)) or int(bool(session.failures))
 
 
 def set_baseline(paths: Sequence[Path], out: TextIO) -> int:

@@ -1,37 +1,31 @@
-"""`bench-once`: one pass over a plan, from a request to an exit code; the same path that a service takes."""
+"""`bench-once`: one run over a plan, from a request to an exit code; the same path that a service takes."""
 
 import keyword
 import sys
-import tempfile
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from benchd.daemon import config
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.mqtt import configured
-from benchd.daemon.delivery.sinks import JournalSink, MqttSink
+from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import gpu, identity
 from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import input_specs, own_python, plan
 from benchd.daemon.measuring.plan import Machine, Own, OwnFile, OwnModule, Planned
-from benchd.daemon.measuring.recording import Pass
-from benchd.daemon.measuring.supervisor import Settings, Sink, Supervisor
+from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Record
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.console import Screen, print_comparisons, print_plan
-from benchd.daemon.sampling import sources
 from benchd.daemon.verdicts import baseline, compare, noise_floor
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.recommend import Requirements, decide
 from benchd.daemon.verdicts.statistics import MIN_EFFECT
-from benchd.kernels import cache
 from benchd.models import data_named
 
 
@@ -74,9 +68,10 @@ def run(request: Request) -> int:
     min_effect = noise_floor.min_effect(device_id, machine.device) if request.baseline else MIN_EFFECT
     if request.page:
         report.require_page()
-    supervisor = _supervisor(settings, request, planned, machine)
-    when_free(supervisor.run, request.wait, sys.stderr)
-    for failure in supervisor.failures:
+    with _session(settings, request, machine) as session:
+        supervisor = Supervisor(session, planned)
+        when_free(supervisor.run, request.wait, sys.stderr)
+    for failure in session.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
     comparisons = baseline.against(stored, supervisor.records, min_effect) if request.baseline else []
     noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)
@@ -85,9 +80,9 @@ def run(request: Request) -> int:
     for case_id, reason in unscored.items():
         sys.stderr.write(f"error: no accuracy of {case_id}, which was asked for: {reason}\n")
     passed = exit_code(
-        planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons, lacks_accuracy=bool(unscored)
+        planned, supervisor.records, session.interrupted, request.fail_on, comparisons, lacks_accuracy=bool(unscored)
     )
-    return passed or int(bool(supervisor.failures))
+    return passed or int(bool(session.failures))
 
 
 def _unscored(records: Sequence[Record]) -> dict[str, str]:
@@ -96,28 +91,10 @@ def _unscored(records: Sequence[Record]) -> dict[str, str]:
     return {record.case_id: record.missing["accuracy"] for record in without}
 
 
-def _supervisor(
-    settings: Config,
-    request: Request,
-    planned: Sequence[Planned],
-    machine: Machine,
-) -> Supervisor:
-    return Supervisor(
-        planned,
-        Settings(
-            output=writable(request.output, f"--output {request.output}"),
-            cache=writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
-            artifacts=writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
-            device=machine.device,
-            sources=settings.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
-            period_s=settings.sampling.period_s,
-            gpu_uuid=machine.gpu_uuid,
-            given_artifacts=_folder(request.artifacts),
-            workspace_bytes=request.workspace_bytes,
-        ),
-        new_pass(settings.device.id, machine),
-        _sinks(settings, request),
-    )
+def _session(settings: Config, request: Request, machine: Machine) -> Session:
+    given = {"given_artifacts": _folder(request.artifacts), "workspace_bytes": request.workspace_bytes}
+    made = Settings.of(settings, machine, request.output, **given).made()
+    return Session(made, [*lasting(request.output, settings.mqtt, sys.stderr, request.mqtt), _screen(request)])
 
 
 def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:
@@ -217,35 +194,6 @@ def _refuse_absent_images(images: str, labels: str | None) -> None:
             data_named.read_listed(folder, labels)
     except data_named.DataError as error:
         raise UsageError(str(error)) from error
-
-
-def writable(folder: Path, name: str) -> Path:
-    """Return the folder, made and tried out, so that nothing is measured in vain."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder.resolve()
-    except OSError as error:
-        raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
-
-
-def new_pass(configured_id: str | None, machine: Machine) -> Pass:
-    """Return what the records of a pass share that begins here and now."""
-    return Pass(
-        device_id=identity.device_id(configured_id),
-        boot_id=identity.boot_id(),
-        suite_id=uuid.uuid4().hex,
-        tool_version=version("benchd"),
-        environment=machine.environment(),
-    )
-
-
-def _sinks(settings: Config, request: Request) -> list[Sink]:
-    sinks: list[Sink] = [JournalSink(request.output / "records.jsonl"), _screen(request)]
-    url = request.mqtt or settings.mqtt.url
-    if url:
-        sinks.insert(0, MqttSink(configured(url, settings.mqtt), settings.mqtt.timeout_s, request.output, sys.stderr))
-    return sinks
 
 
 def _screen(request: Request) -> Screen:

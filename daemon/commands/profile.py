@@ -3,6 +3,7 @@
 import shlex
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -10,15 +11,15 @@ from typing import NamedTuple, TextIO
 import msgspec
 
 from benchd.daemon.commands import once
-from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.delivery.mqtt import Broker, parse_url
-from benchd.daemon.delivery.sinks import JournalSink, MqttSink
+from benchd.daemon.config import Config, LimitsConfig, MqttConfig, Suite
+from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.lock import MachineLock, when_free
+from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, OwnModule, Planned
-from benchd.daemon.measuring.recording import Begun, Pass
-from benchd.daemon.measuring.supervisor import Sink
+from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.session import Session, Settings, writable
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
@@ -28,15 +29,10 @@ from benchd.daemon.profiling.output.terminal import print_profile
 from benchd.daemon.profiling.profile import METHODS, Profile, ProfileJob, Workload, encode
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
-from benchd.daemon.profiling.trials import tried
-from benchd.daemon.records import Case, Record
-from benchd.daemon.sampling import sources
-from benchd.daemon.verdicts.results import JOURNAL
-from benchd.kernels import cache
-from benchd.models import catalog
+from benchd.daemon.profiling.verification import tried
+from benchd.daemon.records import Case
 
 USUAL = ("torch", "memory", "benchmark")
-PUBLISH_S = 10.0
 
 
 class Depth(NamedTuple):
@@ -93,28 +89,32 @@ def run(request: Request, out: TextIO, err: TextIO) -> int:
     """Profile the case, write and show it and return the exit code; raise BenchdError before anything is measured."""
     _refuse(request)
     machine = plan.inspect(request.device)
+    own = once.own_module(request.module, request.inputs) if request.module else None
     sort = request.sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
-    broker = parse_url(request.mqtt) if request.mqtt else None
-    shared = once.new_pass(None, machine)
-    job = _job(request, machine, shared.suite_id)
-    regex = SNN_KERNELS if request.snn_kernels else request.kernel_regex
+    planned = _planned(request, machine, own)
+    settings = Settings.of(Config(), machine, _folder(request.output, planned.case))
+    suite_id, regex = uuid.uuid4().hex, SNN_KERNELS if request.snn_kernels else request.kernel_regex
+    job = _job(request, settings.job(planned, suite_id))
+    with Session(settings, lasting(settings.output, MqttConfig(), err, request.mqtt)) as session:
+        shared = session.run(suite_id)
 
-    def locked() -> tuple[Begun, Found]:
-        with MachineLock():
-            return Begun.now(time.monotonic_ns()), gather(job, request.depth.deadline_s, regex)
+        def locked() -> tuple[RunId, Found]:
+            with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
+                return RunId.new(), gather(session, job, request.depth.deadline_s, regex)
 
-    try:
-        begun, found = when_free(locked, request.wait, err)
-        profile = _profile(job, found, shared, begun)
-        _write(profile, sort, job, err)
-        if request.verify:
-            profile = tried(profile, request.depth.pairs, request.device, Path(job.output), err)
+        try:
+            run_id, found = when_free(locked, request.wait, err)
+            profile = _profile(job, found, shared, run_id)
             _write(profile, sort, job, err)
-    except KeyboardInterrupt:
-        err.write(f"interrupted; what was written is in {job.output}\n")
-        return 130
-    _publish(record(profile, shared, begun, found.occupancy), Path(job.output), broker, err)
+            if request.verify:
+                profile = tried(profile, request.depth.pairs, session, err)
+                _write(profile, sort, job, err)
+        except KeyboardInterrupt:
+            err.write(f"interrupted; what was written is in {job.output}\n")
+            return 130
+        session.publish(record(profile, shared, run_id, found.occupancy))
+        session.end()
     _show(profile, sort, job, request.as_json, out)
     for method in found.failed:
         err.write(f"error: {method}: {found.missing[method]}\n")
@@ -140,31 +140,15 @@ def _refuse(request: Request) -> None:
         raise UsageError("--verify measures a model of the catalog; leave --module, --weights and --data out")
 
 
-def _job(request: Request, machine: Machine, suite_id: str) -> ProfileJob:
-    own = once.own_module(request.module, request.inputs) if request.module else None
-    planned, depth = _planned(request, machine, own), request.depth
-    case = planned.case
+def _job(request: Request, job: Job) -> ProfileJob:
+    depth = request.depth
     return ProfileJob(
-        case=case,
-        suite_id=suite_id,
-        options=case.options if own else catalog.entry(case.model).resolve(case.options),
+        **{name: getattr(job, name) for name in job.__struct_fields__},
         workload=request.workload,
         methods=[method for method in METHODS if {method, "all"} & set(request.methods or USUAL)],
         warm_up=depth.warm_up if request.warm_up is None else request.warm_up,
         steps=request.steps or depth.steps,
         runs=depth.runs,
-        device=machine.device,
-        threads=None,
-        output=str(_folder(request.output, case)),
-        cache=str(cache.folder()),
-        artifacts=str(cache.artifacts()),
-        weights=planned.weights,
-        data=planned.data,
-        module=own.path if own else None,
-        module_folder=own.folder if own else "",
-        inputs=own.inputs if own else [],
-        gpu_uuid=machine.gpu_uuid,
-        sources=sources.present(machine.device, machine.gpu_uuid),
     )
 
 
@@ -172,6 +156,7 @@ def _planned(request: Request, machine: Machine, own: OwnModule | None) -> Plann
     """Return the one case that is asked for; raise UsageError, or NotAvailable where it cannot run here."""
     given = {
         "models": [request.model] if request.model else [],
+        "preset": "quick",
         "variants": [request.variant],
         "batch_sizes": [request.batch_size] if request.batch_size is not None else [],
         "options": request.options,
@@ -192,18 +177,18 @@ def _folder(asked: Path | None, case: Case) -> Path:
     folder = asked or Path("profiles", f"{case.case_id}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {folder} is there already and not empty; name a new folder, or remove this one")
-    return once.writable(folder, f"--output {folder}")
+    return writable(folder, f"--output {folder}")
 
 
-def _profile(job: ProfileJob, found: Found, shared: Pass, begun: Begun) -> Profile:
+def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profile:
     collected, described = found.collected, shared.environment
     made = Profile(
-        run_id=begun.run_id,
+        run_id=run_id.run_id,
         device_id=shared.device_id,
         case_id=job.case.case_id,
         case=job.case,
         workload=job.workload,
-        t_wall=begun.t_wall,
+        t_wall=run_id.t_wall,
         tool_version=shared.tool_version,
         command=shlex.join(["benchd", *sys.argv[1:]]),
         device=job.device,
@@ -240,15 +225,6 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
         return
     print_profile(out, [finding_lines(finding) for finding in profile.findings], sections(profile, sort))
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())
-
-
-def _publish(made: Record, folder: Path, broker: Broker | None, err: TextIO) -> None:
-    """Give the Record to the ordinary sinks."""
-    sinks: list[Sink] = [JournalSink(folder / JOURNAL)]
-    sinks += [MqttSink(broker, PUBLISH_S, folder, err)] if broker else []
-    for sink in sinks:
-        sink.publish(made, msgspec.json.encode(made))
-        sink.end()
 
 
 def exit_code(profile: Profile, found: Found, by_name: bool) -> int:

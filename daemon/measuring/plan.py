@@ -27,6 +27,7 @@ from benchd.daemon.records import (
     Environment,
     InputSpec,
     OptionValue,
+    Record,
     Scenario,
     Variant,
     all_variants,
@@ -50,6 +51,8 @@ OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
+LEAST_RISE = 0.02  # of the throughput, for which a search doubles the batch once more
+MEMORY_SHARE = 0.8  # that twice the peak may take: beyond it the kernel kills, and not only us
 POOL_IMAGES = 256  # whose accuracy is measured where data and weights were given and nothing was said
 
 
@@ -511,3 +514,21 @@ def cannot_run(machine: Machine) -> dict[str, list[str]]:
         if reason:
             found.setdefault(reason, []).append(variant.name)
     return found
+
+
+def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
+    """Say whether the smaller batches of this searched case show that its own need not be measured."""
+    smaller = [record for record in measured if _but_for_its_batch(record.case) == _but_for_its_batch(case)]
+    if not smaller:
+        return False
+    *before, last = smaller
+    if last.throughput_per_s is None or last.memory is None:
+        return True
+    if 2 * last.memory.rss_peak_bytes > MEMORY_SHARE * last.environment.memory_bytes:
+        return True
+    best = max((record.throughput_per_s or 0.0 for record in before), default=0.0)
+    return last.throughput_per_s < (1 + LEAST_RISE) * best
+
+
+def _but_for_its_batch(case: Case) -> Case:
+    return msgspec.structs.replace(case, batch_size=0)

@@ -3,6 +3,7 @@
 import msgspec
 from worker_jobs import own_module
 
+from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.records import Case, Variant
 from benchd.models import catalog
@@ -27,6 +28,7 @@ def _job(folder, case, options):
         case=case,
         suite_id="the run of a test",
         options=options,
+        limits=PRESETS["quick"],
         workload="forward",
         methods=["torch"],
         warm_up=1,
