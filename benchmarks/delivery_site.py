@@ -22,7 +22,7 @@ from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.machine import environment
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.measuring.recording import Begun, Pass
+from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.records import Case, ProcessResult
 
 HOST, DEVICE, COLLECTOR = "127.0.0.1", "soak", "store"
@@ -202,14 +202,14 @@ class Result:
     _MARK = "run-id-of-the-soak"
 
     def __init__(self) -> None:
-        shared = Pass(DEVICE, "soak", "soak", version("benchd"), environment.describe("cpu", None))
-        bare = self._encoded(shared, "")
-        self.body = self._encoded(shared, "x" * (RECORD_BYTES - len(bare)))
+        run = Run(DEVICE, "soak", "soak", version("benchd"), environment.describe("cpu", None))
+        bare = self._encoded(run, "")
+        self.body = self._encoded(run, "x" * (RECORD_BYTES - len(bare)))
 
-    def _encoded(self, shared: Pass, reason: str) -> bytes:
-        begun = Begun(self._MARK, "2026-01-01T00:00:00.000Z", 0)
+    def _encoded(self, run: Run, reason: str) -> bytes:
+        run_id = RunId(self._MARK, "2026-01-01T00:00:00.000Z", 0)
         outcome = Outcome(process=ProcessResult(status="aborted"), missing={"filling": reason})
-        return records.encode(recording.record(Case(model="square"), "quick", shared, begun, [outcome]))
+        return records.encode(recording.record(Case(model="square"), "quick", run, run_id, [outcome]))
 
     def commit(self, outbox: Outbox, number: int) -> None:
         """Commit result `number`, and in the same commit how many there are."""

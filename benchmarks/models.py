@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -102,16 +101,11 @@ def _options(model: str, given: Sequence[str]) -> dict[str, OptionValue]:
 def _job(case: Case, options: dict[str, OptionValue], device: torch.device) -> Job:
     return Job(
         case=case,
-        suite_id=uuid.uuid4().hex,
         options=options,
         limits=plan.PRESETS["quick"],
         device=device.type,
-        threads=None,
-        output="",
-        raw_name="",
         cache=str(cache.folder()),
         artifacts=str(cache.artifacts()),
-        spawned_ns=0,
     )
 
 

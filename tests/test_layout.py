@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchd.daemon import cli
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -167,6 +169,12 @@ def arrows() -> set[tuple[str, str]]:
 def test_imports_go_to_a_lower_rank_only():
     assert [(name, other) for name, other in sorted(arrows()) if RANKS[room(other)] >= RANKS[room(name)]] == []
     assert len({(room(name), room(other)) for name, other in arrows()}) <= MOST_PAIRS
+
+
+def test_no_verb_imports_another():
+    verbs = {f"benchd.daemon.commands.{verb.replace('-', '_')}" for verb in ("once", *cli.VERBS)}
+    assert verbs <= set(MODULES)
+    assert [(verb, other) for verb in sorted(verbs) for other in imports_of(MODULES[verb]) if other in verbs] == []
 
 
 def test_few_files_lie_loose_in_the_daemon():

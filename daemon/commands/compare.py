@@ -7,11 +7,15 @@ from typing import Annotated, TextIO
 
 import typer
 
+from benchd.daemon import config as configuration
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, Device, Inputs, Wait, quantity, waits
-from benchd.daemon.commands.once import own_module
+from benchd.daemon.config import Config
+from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import paired
+from benchd.daemon.measuring import paired, plan
+from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.reporting.console import print_comparisons
 from benchd.daemon.verdicts import compare as verdicts
 from benchd.daemon.verdicts import noise_floor, results
@@ -49,21 +53,37 @@ def compare(
     least = quantity("--min-effect", min_effect, {"%": 0.01})
     if not (live or aa):
         raise typer.Exit(compare_files([Path(side) for side in sides], least, sys.stdout, json))
+    _refuse(sides, python or [], module or [], is_aa=aa)
     request = paired.Request(
         cases=sides,
         pythons=[str(path) for path in python or []],
-        modules=[own_module(path, input_ or []) for path in module or []],
+        modules=[UserModule.at(path, input_ or []) for path in module or []],
         pairs=pairs,
         min_effect=least,
         preset=preset,
-        config=config,
-        device=device,
         threads=threads,
-        output=output,
         is_aa=aa,
-        wait=waits(wait),
     )
-    raise typer.Exit(compare_live(request, sys.stdout, json))
+    given, machine = configuration.read(config) if config else Config(), plan.inspect(device)
+    planned = paired.planned_sides(request, given.limits, machine)
+    settings = Settings.of(given, machine, output).made()
+    with Session(settings, lasting(output, given.mqtt, sys.stderr)) as session:
+        try:
+            made, code = paired.compare(request, planned, session, sys.stderr, wait=waits(wait))
+        finally:
+            session.end()
+    print_comparisons(sys.stdout, [made], json)
+    sys.stderr.writelines(f"warning: not kept: {failure}\n" for failure in session.failures)
+    raise typer.Exit(code or exit_code([made], list(FAIL_ON)) or int(bool(session.failures)))
+
+
+def _refuse(cases: Sequence[str], pythons: Sequence[Path], modules: Sequence[str], *, is_aa: bool) -> None:
+    """Raise UsageError for sides that are too few or too many."""
+    counts = (len(cases), len(pythons), len(modules))
+    if is_aa and (counts[0] != 1 or max(counts) > 1):
+        raise UsageError("--aa compares one case with itself")
+    if not is_aa and (max(counts) != 2 or counts[0] == 0):
+        raise UsageError("--live takes two cases, or one case and two --python or two --module")
 
 
 def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
@@ -79,15 +99,3 @@ def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json
         sys.stderr.write(f"nothing was measured: no record in {paths[0]} and {paths[1]} has ended well\n")
         return 6
     return exit_code(comparisons, list(FAIL_ON))
-
-
-def compare_live(request: paired.Request, out: TextIO, as_json: bool) -> int:
-    """Compare two cases here and now and return the exit code of the measurement, else of the verdict."""
-    counts = (len(request.cases), len(request.pythons), len(request.modules))
-    if request.is_aa and (counts[0] != 1 or max(counts) > 1):
-        raise UsageError("--aa compares one case with itself")
-    if not request.is_aa and (max(counts) != 2 or counts[0] == 0):
-        raise UsageError("--live takes two cases, or one case and two --python or two --module")
-    made, code = paired.compare(request, sys.stderr)
-    print_comparisons(out, [made], as_json)
-    return code or exit_code([made], list(FAIL_ON))

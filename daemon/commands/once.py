@@ -1,20 +1,14 @@
-"""`bench-once`: one pass over a plan, from a request to an exit code; the same path that a service takes."""
+"""`bench-once`: one run over a plan, from a command line to an exit code; the same path that the service takes."""
 
-import keyword
 import sys
-import tempfile
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from importlib.machinery import PathFinder
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import msgspec
 import typer
 
-from benchd.daemon import config
+from benchd.daemon import config as configuration
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import (
     Data,
@@ -36,25 +30,23 @@ from benchd.daemon.commands.arguments import (
     whole_numbers,
 )
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.mqtt import configured
-from benchd.daemon.delivery.sinks import JournalSink, MqttSink
+from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.machine import gpu, identity
+from benchd.daemon.machine import gpu
 from benchd.daemon.machine.lock import when_free
-from benchd.daemon.measuring import input_specs, own_python, plan
-from benchd.daemon.measuring.plan import Machine, Own, OwnFile, OwnModule, Planned
-from benchd.daemon.measuring.recording import Pass
-from benchd.daemon.measuring.supervisor import Settings, Sink, Supervisor
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.console import Screen, print_comparisons, print_plan
-from benchd.daemon.sampling import sources
 from benchd.daemon.verdicts import baseline as baselines
 from benchd.daemon.verdicts import compare, noise_floor
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
 from benchd.daemon.verdicts.recommend import Requirements, decide
 from benchd.daemon.verdicts.statistics import MIN_EFFECT
-from benchd.kernels import cache
 from benchd.models import data_named
 
 app = application()
@@ -136,81 +128,40 @@ def once(
         "labels": labels and str(labels.resolve()),
         "accuracy": image_count(accuracy) if accuracy else None,
     }
-    request = Request(
-        suite={name: value for name, value in given.items() if value not in (None, [], {})},
-        config=config,
-        device=device,
-        module=module,
-        onnx=onnx,
-        inputs=input_ or [],
-        artifacts=artifacts,
-        workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
-        output=output,
-        mqtt=mqtt,
-        as_json=json,
-        wait=waits(wait),
-        dry_run=dry_run,
-        baseline=baseline,
-        fail_on=choices("--fail-on", names(fail_on or None), list(FAIL_ON)),
-        page=page,
-        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
-    )
-    raise typer.Exit(run(request))
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for. `suite` holds the fields that were given; they replace the configuration's."""
-
-    suite: dict[str, object] = field(default_factory=dict)
-    config: Path | None = None
-    device: str = "auto"
-    module: str | None = None
-    onnx: Path | None = None
-    inputs: list[str] = field(default_factory=list)
-    artifacts: Path | None = None
-    workspace_bytes: int | None = None
-    output: Path = Path("bench-out")
-    mqtt: str | None = None
-    as_json: bool = False
-    wait: bool = False
-    dry_run: bool = False
-    baseline: str | None = None
-    fail_on: list[str] = field(default_factory=lambda: ["slower", "check"])
-    page: bool = False
-    max_accuracy_drop: float | None = None
-
-
-def run(request: Request) -> int:
-    """Measure what the request asks for and return the exit code; raise BenchdError before anything is measured."""
-    settings = config.read(request.config) if request.config else Config(suite=[Suite(preset="quick")])
-    own = _own(request)
-    machine = plan.inspect(_device(request))
-    suites = _suites(settings, request)
+    fails = choices("--fail-on", names(fail_on or None), list(FAIL_ON))
+    requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
+    workspace_bytes = byte_count("--workspace", workspace) if workspace else None
+    settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
+    suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
+    own = _user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
+    if device not in ("auto", "cpu"):
+        gpu.check(device)
+    machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
-    _refuse_absent_files(request, planned)
-    if request.dry_run:
-        print_plan(sys.stdout, planned, plan.cannot_run(machine))
-        return 0
-    stored = baselines.read(request.baseline) if request.baseline else []
-    device_id = identity.device_id(settings.device.id)
-    min_effect = noise_floor.min_effect(device_id, machine.device) if request.baseline else MIN_EFFECT
-    if request.page:
+    _refuse_absent_files(planned, requirements)
+    if dry_run:
+        return print_plan(sys.stdout, planned, plan.cannot_run(machine))
+    stored = baselines.read(baseline) if baseline else []
+    if page:
         report.require_page()
-    supervisor = _supervisor(settings, request, planned, machine)
-    when_free(supervisor.run, request.wait, sys.stderr)
-    for failure in supervisor.failures:
-        sys.stderr.write(f"warning: not kept: {failure}\n")
-    comparisons = baselines.against(stored, supervisor.records, min_effect) if request.baseline else []
+    folders = {"given_artifacts": _folder(artifacts), "workspace_bytes": workspace_bytes}
+    where = Settings.of(settings, machine, output, **folders)
+    min_effect = noise_floor.min_effect(where.device_id, machine.device) if baseline else MIN_EFFECT
+    sinks = [*lasting(output, settings.mqtt, sys.stderr, mqtt), Screen(sys.stdout, sys.stderr, json, requirements)]
+    with Session(where.made(), sinks) as session:
+        supervisor = Supervisor(session, planned)
+        when_free(supervisor.run, waits(wait), sys.stderr)
+    records = supervisor.records
+    comparisons = baselines.against(stored, records, min_effect) if baseline else []
     noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)
-    _conclude(request, comparisons)
-    unscored = _unscored(supervisor.records) if any(suite.accuracy for suite in suites) else {}
-    for case_id, reason in unscored.items():
-        sys.stderr.write(f"error: no accuracy of {case_id}, which was asked for: {reason}\n")
-    passed = exit_code(
-        planned, supervisor.records, supervisor.interrupted, request.fail_on, comparisons, lacks_accuracy=bool(unscored)
+    _conclude(comparisons, output if page else None, sys.stderr if json else sys.stdout)
+    unscored = _unscored(records) if any(suite.accuracy for suite in suites) else {}
+    sys.stderr.writelines(
+        f"error: no accuracy of {case_id}, which was asked for: {reason}\n" for case_id, reason in unscored.items()
     )
-    return passed or int(bool(supervisor.failures))
+    sys.stderr.writelines(f"warning: not kept: {failure}\n" for failure in session.failures)
+    code = exit_code(planned, records, session.interrupted, fails, comparisons, lacks_accuracy=bool(unscored))
+    raise typer.Exit(code or int(bool(session.failures)))
 
 
 def _unscored(records: Sequence[Record]) -> dict[str, str]:
@@ -219,94 +170,34 @@ def _unscored(records: Sequence[Record]) -> dict[str, str]:
     return {record.case_id: record.missing["accuracy"] for record in without}
 
 
-def _supervisor(
-    settings: Config,
-    request: Request,
-    planned: Sequence[Planned],
-    machine: Machine,
-) -> Supervisor:
-    return Supervisor(
-        planned,
-        Settings(
-            output=writable(request.output, f"--output {request.output}"),
-            cache=writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
-            artifacts=writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
-            device=machine.device,
-            sources=settings.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
-            period_s=settings.sampling.period_s,
-            gpu_uuid=machine.gpu_uuid,
-            given_artifacts=_folder(request.artifacts),
-            workspace_bytes=request.workspace_bytes,
-        ),
-        new_pass(settings.device.id, machine),
-        _sinks(settings, request),
-    )
-
-
-def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:
-    """Print the verdicts, and where the page lies; on stderr where stdout is for records."""
-    out = sys.stderr if request.as_json else sys.stdout
+def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: TextIO) -> None:
+    """Print the verdicts, and where the page of the folder is."""
     if comparisons:
         print_comparisons(out, comparisons, as_json=False)
-    if request.page:
+    if page_of:
         try:
-            out.write(f"{report.page(request.output)}\n")
+            out.write(f"{report.page(page_of)}\n")
         except BenchdError as error:  # older lines of the file: what was measured now is kept
             sys.stderr.write(f"warning: no page: {error}\n")
 
 
-def _device(request: Request) -> str:
-    if request.device not in ("auto", "cpu"):
-        gpu.check(request.device)
-    return request.device
-
-
-def _own(request: Request) -> Own | None:
-    if request.module and request.onnx:
+def _user_model(
+    module: str | None, onnx: Path | None, inputs: Sequence[str], beside: Mapping[str, object]
+) -> UserModel | None:
+    """Return the model of the user's own; raise UsageError for one that cannot be, or not with the options `beside`."""
+    if module and onnx:
         raise UsageError("--module and --onnx: give one of the two")
-    if "models" in request.suite and (request.module or request.onnx):
+    if beside["--models"] and (module or onnx):
         raise UsageError("--models beside --module or --onnx: a model of your own runs alone; leave one of them out")
-    if request.artifacts and (request.module or request.onnx):
+    if beside["--artifacts"] and (module or onnx):
         raise UsageError("--artifacts holds files of the catalog's models; measure a file of your own with --onnx")
-    if request.onnx:
-        return _own_file(request.onnx, request)
-    if request.module:
-        return own_module(request.module, request.inputs)
-    if request.inputs:
+    if onnx and not onnx.is_file():
+        raise UsageError(f"--onnx {onnx}: no such file")
+    if inputs and not (module or onnx):
         raise UsageError("--input is for --module and --onnx: the models of the catalog know theirs")
-    return None
-
-
-def own_module(module: str, given: Sequence[str]) -> OwnModule:
-    """Return the module of `FILE.py:function` or `package.module:function`; raise UsageError for what it cannot be."""
-    file, colon, function = module.rpartition(":")
-    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in input_specs.parse(given)]
-    unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
-    if unfit:
-        raise UsageError(f"--input {unfit}: no argument of a function has this name; give that of one of forward's")
-    if not colon or not function.isidentifier():
-        raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
-    if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
-        package = file.partition(".")[0]
-        if PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
-            raise UsageError(f"--module {module}: no module {package!r} in this folder or environment")
-        return OwnModule(module, inputs, str(Path.cwd()))
-    if not Path(file).is_file():
-        raise UsageError(f"--module {module}: {file}: no such file")
-    if not file.endswith(".py"):
-        raise UsageError(f"--module {module}: {file} is no .py file")
-    own_python.refuse(Path(file), function)
-    return OwnModule(f"{Path(file).resolve()}:{function}", inputs)
-
-
-def _is_argument(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
-
-
-def _own_file(path: Path, request: Request) -> OwnFile:
-    if not path.is_file():
-        raise UsageError(f"--onnx {path}: no such file")
-    return OwnFile.at(path.resolve(), request.inputs)
+    if onnx:
+        return UserFile.at(onnx.resolve(), inputs)
+    return UserModule.at(module, inputs) if module else None
 
 
 def _folder(path: Path | None) -> Path | None:
@@ -315,21 +206,21 @@ def _folder(path: Path | None) -> Path | None:
     return path and path.resolve()
 
 
-def _suites(settings: Config, request: Request) -> list[Suite]:
+def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
+    """Return the suites of the configuration with the fields that were `given` in place of their own."""
     suites = settings.suite or [Suite()]
-    # models replace a file too
-    given = request.suite | ({"onnx": None, "inputs": []} if "models" in request.suite else {})
+    given |= {"onnx": None, "inputs": []} if "models" in given else {}  # models replace a file too
     try:
         return [msgspec.convert(msgspec.structs.asdict(suite) | given, Suite) for suite in suites]
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
 
 
-def _refuse_absent_files(request: Request, planned: Sequence[Planned]) -> None:
+def _refuse_absent_files(planned: Sequence[Planned], requirements: Requirements) -> None:
     """Raise UsageError for data and labels that are not there, before anything is measured."""
     for images, labels in {(entry.data, entry.labels) for entry in planned if entry.data}:
         _refuse_absent_images(str(images), labels)
-    if request.max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):
+    if requirements.max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):
         raise UsageError("--max-accuracy-drop: no accuracy would be measured; give --data, and --accuracy or --weights")
 
 
@@ -342,40 +233,6 @@ def _refuse_absent_images(images: str, labels: str | None) -> None:
         raise UsageError(str(error)) from error
 
 
-def writable(folder: Path, name: str) -> Path:
-    """Return the folder, made and tried out, so that nothing is measured in vain."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder.resolve()
-    except OSError as error:
-        raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
-
-
-def new_pass(configured_id: str | None, machine: Machine) -> Pass:
-    """Return what the records of a pass share that begins here and now."""
-    return Pass(
-        device_id=identity.device_id(configured_id),
-        boot_id=identity.boot_id(),
-        suite_id=uuid.uuid4().hex,
-        tool_version=version("benchd"),
-        environment=machine.environment(),
-    )
-
-
-def _sinks(settings: Config, request: Request) -> list[Sink]:
-    sinks: list[Sink] = [JournalSink(request.output / "records.jsonl"), _screen(request)]
-    url = request.mqtt or settings.mqtt.url
-    if url:
-        sinks.insert(0, MqttSink(configured(url, settings.mqtt), settings.mqtt.timeout_s, request.output, sys.stderr))
-    return sinks
-
-
-def _screen(request: Request) -> Screen:
-    requirements = Requirements(max_accuracy_drop=request.max_accuracy_drop)
-    return Screen(sys.stdout, sys.stderr, request.as_json, requirements)
-
-
 def exit_code(
     planned: Sequence[Planned],
     records: Sequence[Record],
@@ -385,7 +242,7 @@ def exit_code(
     *,
     lacks_accuracy: bool = False,
 ) -> int:
-    """Return what the pass came to; where several hold, the first of 130, 2, 7, 6, 1, 5, 3, 4.
+    """Return the exit code of a run; where several hold, the first of 130, 2, 7, 6, 1, 5, 3, 4.
 
     6 is that nothing was measured, or with `lacks_accuracy` not the accuracy that was asked for.
     `fail_on` says which of a failed check (5), slower (3) and inconclusive (4) against the baseline are to fail.

@@ -1,16 +1,17 @@
-"""`benchd profile`: where the time of one case goes and what to do about it, from a request to an exit code."""
+"""`benchd profile`: where the time of one case goes and what to do about it, from a command line to an exit code."""
 
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
 
 import msgspec
 import typer
 
-from benchd.daemon.commands import application, once
+from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import (
     Data,
     Device,
@@ -26,33 +27,28 @@ from benchd.daemon.commands.arguments import (
     waits,
     whole_numbers,
 )
-from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.delivery.mqtt import Broker, parse_url
-from benchd.daemon.delivery.sinks import JournalSink, MqttSink
+from benchd.daemon.config import Config, LimitsConfig, MqttConfig, Suite
+from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.lock import MachineLock, when_free
+from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.plan import Machine, OwnModule, Planned
-from benchd.daemon.measuring.recording import Begun, Pass
-from benchd.daemon.measuring.supervisor import Sink
+from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.session import Session, Settings, writable
+from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.output.sections import finding_lines, sections
 from benchd.daemon.profiling.output.terminal import print_profile
-from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob, Workload, encode
+from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob, encode
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
-from benchd.daemon.profiling.trials import tried
-from benchd.daemon.records import Case, Record
-from benchd.daemon.sampling import sources
-from benchd.daemon.verdicts.results import JOURNAL
-from benchd.kernels import cache
-from benchd.models import catalog
+from benchd.daemon.profiling.verification import tried
+from benchd.daemon.records import Case
 
 USUAL = ("torch", "memory", "benchmark")
-PUBLISH_S = 10.0
 
 
 class Depth(NamedTuple):
@@ -115,151 +111,75 @@ def profile(
 
     Times are by operator, kernel, module, layer and component.
     """
-    request = Request(
-        model=model,
-        variants=names(variants),
-        methods=choices("method", names(method), [*METHODS, "all"]),
-        preset=choices("preset", [preset], list(DEPTHS))[0],
-        steps=steps,
-        warm_up=warmup,
-        workload=choices("workload", [workload], WORKLOADS)[0],
-        device=device,
-        weights=weights,
-        data=data,
-        options=options(option or []),
-        batch_sizes=whole_numbers("--batch-sizes", names(batch_sizes)),
-        module=module,
-        inputs=input_ or [],
-        kernel_regex=kernel_regex,
-        snn_kernels=snn_kernels,
-        sort=sort,
-        output=output,
-        as_json=json,
-        verify=verify,
-        mqtt=mqtt,
-        wait=waits(wait),
-    )
-    raise typer.Exit(run(request, sys.stdout, sys.stderr))
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for. No method stands for the usual ones, `all` for each."""
-
-    model: str | None
-    variants: list[str]
-    methods: list[str]
-    preset: str
-    steps: int | None
-    warm_up: int | None
-    workload: Workload
-    device: str
-    weights: str | None
-    data: str | None
-    options: dict[str, list[str]]
-    batch_sizes: list[int]
-    module: str | None
-    inputs: list[str]
-    kernel_regex: str | None
-    snn_kernels: bool
-    sort: str | None
-    output: Path | None
-    as_json: bool
-    verify: bool
-    mqtt: str | None
-    wait: bool = False
-
-    @property
-    def depth(self) -> Depth:
-        """Return what the preset says."""
-        return DEPTHS[self.preset]
-
-
-def run(request: Request, out: TextIO, err: TextIO) -> int:
-    """Profile the case, write and show it and return the exit code; raise BenchdError before anything is measured."""
-    _refuse(request)
-    machine = plan.inspect(request.device)
-    sort = request.sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
-    tables.sorted_by([], sort)
-    broker = parse_url(request.mqtt) if request.mqtt else None
-    shared = once.new_pass(None, machine)
-    job = _job(request, machine, shared.suite_id)
-    regex = SNN_KERNELS if request.snn_kernels else request.kernel_regex
-
-    def locked() -> tuple[Begun, Found]:
-        with MachineLock():
-            return Begun.now(time.monotonic_ns()), gather(job, request.depth.deadline_s, regex)
-
-    try:
-        begun, found = when_free(locked, request.wait, err)
-        profile = _profile(job, found, shared, begun)
-        _write(profile, sort, job, err)
-        if request.verify:
-            profile = tried(profile, request.depth.pairs, request.device, Path(job.output), err)
-            _write(profile, sort, job, err)
-    except KeyboardInterrupt:
-        err.write(f"interrupted; what was written is in {job.output}\n")
-        return 130
-    _publish(record(profile, shared, begun, found.occupancy), Path(job.output), broker, err)
-    _show(profile, sort, job, request.as_json, out)
-    for method in found.failed:
-        err.write(f"error: {method}: {found.missing[method]}\n")
-    return exit_code(profile, found, by_name=bool(request.methods) and "all" not in request.methods)
-
-
-def _refuse(request: Request) -> None:
-    """Raise UsageError for what does not go together, and for numbers and files that cannot be."""
-    if not request.model and not request.module:
-        raise UsageError("name a model, as in `benchd profile vim_tiny`, or a --module; `benchd list` shows the models")
-    if request.model and request.module:
-        raise UsageError(f"{request.model} and --module: give one of the two")
-    if request.inputs and not request.module:
-        raise UsageError("--input is for --module: the models of the catalog know theirs")
-    if request.kernel_regex and request.snn_kernels:
-        raise UsageError("--kernel-regex and --snn-kernels: give one of the two")
-    if request.verify and (request.module or request.weights or request.data):
-        raise UsageError("--verify measures a model of the catalog; leave --module, --weights and --data out")
-
-
-def _job(request: Request, machine: Machine, suite_id: str) -> ProfileJob:
-    own = once.own_module(request.module, request.inputs) if request.module else None
-    planned, depth = _planned(request, machine, own), request.depth
-    case = planned.case
-    return ProfileJob(
-        case=case,
-        suite_id=suite_id,
-        options=case.options if own else catalog.entry(case.model).resolve(case.options),
-        workload=request.workload,
-        methods=[method for method in METHODS if {method, "all"} & set(request.methods or USUAL)],
-        warm_up=depth.warm_up if request.warm_up is None else request.warm_up,
-        steps=request.steps or depth.steps,
-        runs=depth.runs,
-        device=machine.device,
-        threads=None,
-        output=str(_folder(request.output, case)),
-        cache=str(cache.folder()),
-        artifacts=str(cache.artifacts()),
-        weights=planned.weights,
-        data=planned.data,
-        module=own.path if own else None,
-        module_folder=own.folder if own else "",
-        inputs=own.inputs if own else [],
-        gpu_uuid=machine.gpu_uuid,
-        sources=sources.present(machine.device, machine.gpu_uuid),
-    )
-
-
-def _planned(request: Request, machine: Machine, own: OwnModule | None) -> Planned:
-    """Return the one case that is asked for; raise UsageError, or NotAvailable where it cannot run here."""
+    what, methods = choices("workload", [workload], WORKLOADS)[0], choices("method", names(method), [*METHODS, "all"])
+    depth = DEPTHS[choices("preset", [preset], list(DEPTHS))[0]]
     given = {
-        "models": [request.model] if request.model else [],
-        "variants": request.variants,
-        "batch_sizes": request.batch_sizes,
-        "options": request.options,
-        "directions": ["training" if request.workload == "train" else "inference"],
-        "weights": request.weights and plan.named_weights(request.weights),
-        "data": request.data,
+        "models": [model] if model else [],
+        "preset": "quick",
+        "variants": names(variants),
+        "batch_sizes": whole_numbers("--batch-sizes", names(batch_sizes)),
+        "options": options(option or []),
+        "directions": ["training" if what == "train" else "inference"],
+        "weights": weights and plan.named_weights(weights),
+        "data": data,
     }
+    own = _user_module(model, module, input_ or [])
+    if kernel_regex and snn_kernels:
+        raise UsageError("--kernel-regex and --snn-kernels: give one of the two")
+    if verify and (module or weights or data):
+        raise UsageError("--verify measures a model of the catalog; leave --module, --weights and --data out")
+    machine = plan.inspect(device)
+    sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
+    tables.sorted_by([], sort)
+    planned = _planned(given, machine, own)
+    settings = Settings.of(Config(), machine, _folder(output, planned.case))
+    job = ProfileJob(
+        **msgspec.structs.asdict(settings.job(planned, uuid.uuid4().hex)),
+        workload=what,
+        methods=[one for one in METHODS if {one, "all"} & set(methods or USUAL)],
+        warm_up=depth.warm_up if warmup is None else warmup,
+        steps=steps or depth.steps,
+        runs=depth.runs,
+    )
+    regex = SNN_KERNELS if snn_kernels else kernel_regex
+    sinks = lasting(settings.output, MqttConfig(), sys.stderr, mqtt)
+    with Session(settings, sinks) as session:
+        run = session.run(job.suite_id)
+
+        def locked() -> tuple[RunId, Found]:
+            with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
+                return RunId.new(), gather(session, job, depth.deadline_s, regex)
+
+        try:
+            run_id, found = when_free(locked, waits(wait), sys.stderr)
+            made = _profile(job, found, run, run_id)
+            _write(made, sort, job, sys.stderr)
+            if verify:
+                made = tried(made, depth.pairs, session, sys.stderr)
+                _write(made, sort, job, sys.stderr)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"interrupted; what was written is in {job.output}\n")
+            raise typer.Exit(130) from None
+        session.publish(record(made, run, run_id, found.occupancy))
+        session.end()
+    _show(made, sort, job, json, sys.stdout)
+    sys.stderr.writelines(f"error: {failed}: {found.missing[failed]}\n" for failed in found.failed)
+    raise typer.Exit(exit_code(made, found, by_name=bool(methods) and "all" not in methods))
+
+
+def _user_module(model: str | None, module: str | None, inputs: list[str]) -> UserModule | None:
+    """Return the user's own module; raise UsageError unless there is a model or a module."""
+    if not model and not module:
+        raise UsageError("name a model, as in `benchd profile vim_tiny`, or a --module; `benchd list` shows the models")
+    if model and module:
+        raise UsageError(f"{model} and --module: give one of the two")
+    if inputs and not module:
+        raise UsageError("--input is for --module: the models of the catalog know theirs")
+    return UserModule.at(module, inputs) if module else None
+
+
+def _planned(given: Mapping[str, object], machine: Machine, own: UserModule | None) -> Planned:
+    """Return the one case that is asked for; raise UsageError, or NotAvailable where it cannot run here."""
     entry, *others = plan.plan([msgspec.convert(given, Suite)], LimitsConfig(), machine, own)
     if others:
         raise UsageError(f"a profile is of one case, and these are {1 + len(others)}; give each option one value")
@@ -273,18 +193,18 @@ def _folder(asked: Path | None, case: Case) -> Path:
     folder = asked or Path("profiles", f"{case.case_id}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {folder} is there already and not empty; name a new folder, or remove this one")
-    return once.writable(folder, f"--output {folder}")
+    return writable(folder, f"--output {folder}")
 
 
-def _profile(job: ProfileJob, found: Found, shared: Pass, begun: Begun) -> Profile:
+def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profile:
     collected, described = found.collected, shared.environment
     made = Profile(
-        run_id=begun.run_id,
+        run_id=run_id.run_id,
         device_id=shared.device_id,
         case_id=job.case.case_id,
         case=job.case,
         workload=job.workload,
-        t_wall=begun.t_wall,
+        t_wall=run_id.t_wall,
         tool_version=shared.tool_version,
         command=shlex.join(["benchd", *sys.argv[1:]]),
         device=job.device,
@@ -321,15 +241,6 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
         return
     print_profile(out, [finding_lines(finding) for finding in profile.findings], sections(profile, sort))
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())
-
-
-def _publish(made: Record, folder: Path, broker: Broker | None, err: TextIO) -> None:
-    """Give the Record to the ordinary sinks."""
-    sinks: list[Sink] = [JournalSink(folder / JOURNAL)]
-    sinks += [MqttSink(broker, PUBLISH_S, folder, err)] if broker else []
-    for sink in sinks:
-        sink.publish(made, msgspec.json.encode(made))
-        sink.end()
 
 
 def exit_code(profile: Profile, found: Found, by_name: bool) -> int:

@@ -1,33 +1,27 @@
 """The sinks that keep and publish records: the journal for people, the outbox and its broker for machines."""
 
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.mqtt import Broker, drain
+from benchd.daemon.delivery.mqtt import Broker, configured, drain
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.journal import Journal
-from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.protocol import StageName
+from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Record
+from benchd.daemon.verdicts.results import JOURNAL
 
 JOURNAL_BYTES = 64 * 2**20
 
 
-class JournalSink:
+class JournalSink(Sink):
     """Appends each record to `records.jsonl`, on the disk before the next case begins, on a full one by a reserve."""
 
     def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
         self._journal, self._reserve = Journal(path), reserve
-
-    def begin(self, plan: Sequence[Planned]) -> None:
-        """Do nothing: the journal is open already."""
-
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
-        """Do nothing: a stage is no result."""
 
     def publish(self, record: Record, body: bytes) -> None:
         """Append the record."""
@@ -36,16 +30,13 @@ class JournalSink:
         else:
             self._journal.append(body)
 
-    def end(self) -> None:
-        """Do nothing: what was appended is on the disk."""
-
     def put_away(self, folder: Path, now_s: float, from_bytes: int = JOURNAL_BYTES) -> None:
         """Move a journal that has grown so long to `folder` and begin a new one; raise UsageError where it won't go."""
         if self._journal.size_bytes() >= from_bytes:
             self._journal.move(folder / f"records-{now_s:.0f}.jsonl")
 
 
-class MqttSink:
+class MqttSink(Sink):
     """Commits each record to the outbox and sends what is pending; a broker that is down costs a warning."""
 
     def __init__(self, broker: Broker, timeout_s: float, folder: Path, err: TextIO) -> None:
@@ -53,12 +44,6 @@ class MqttSink:
         self._outbox = Outbox(folder / "outbox.db")
         self._client_id = f"bench-once-{uuid.uuid4().hex[:12]}"  # of its own: the device's is the service's
         self._failure: str | None = None
-
-    def begin(self, plan: Sequence[Planned]) -> None:
-        """Do nothing: what an earlier pass left is sent with the first record."""
-
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
-        """Do nothing: nothing is sent while a case is being timed."""
 
     def publish(self, record: Record, body: bytes) -> None:
         """Commit the record, then send; after a failure sending waits for the end of the pass."""
@@ -80,3 +65,10 @@ class MqttSink:
         """Send what is pending and return why not all was taken, else None."""
         report = drain(self._outbox, self._broker, self._client_id, self._timeout_s)
         return report.reason
+
+
+def lasting(output: Path, mqtt: MqttConfig, err: TextIO, url: str | None = None) -> list[Sink]:
+    """Return the sinks that keep records in `output` and send them to `url`, else to the configuration's broker."""
+    url = url or mqtt.url
+    sent: list[Sink] = [MqttSink(configured(url, mqtt), mqtt.timeout_s, output, err)] if url else []
+    return [*sent, JournalSink(output / JOURNAL)]

@@ -9,35 +9,28 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from importlib.metadata import version
-from pathlib import Path
 from typing import TextIO, TypeVar
 
 import msgspec
 
-from benchd.daemon import config
-from benchd.daemon.config import Config
+from benchd.daemon.config import LimitsConfig
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.journal import Journal
-from benchd.daemon.machine import environment, identity
+from benchd.daemon.machine import environment
 from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan, recording
-from benchd.daemon.measuring.plan import OwnModule, Planned
+from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.measuring.recording import Begun, Pass
-from benchd.daemon.measuring.supervisor import Settings, Supervisor
+from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record
-from benchd.daemon.sampling import sources
 from benchd.daemon.verdicts import noise_floor, statistics
 from benchd.daemon.verdicts.compare import Comparison, comparison
-from benchd.daemon.verdicts.results import JOURNAL
 from benchd.daemon.verdicts.statistics import ALPHA, LOOKS, Verdict
-from benchd.kernels import cache
 
 T = TypeVar("T")
 
@@ -51,23 +44,19 @@ print(json.dumps({name: found[name] for name in names if name in found}))
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for. `pairs` fixes their number; None looks after 7, 11 and 15.
+    """What is compared, and how. `pairs` fixes their number; None looks after 7, 11 and 15.
 
     With `modules` of the user's own, one for both sides or one each, cases name what is left of them: `eager,b4`.
     """
 
     cases: list[str]
-    pythons: list[str]
-    pairs: int | None
-    min_effect: float
     preset: str
-    config: Path | None
-    device: str
-    threads: int | None
-    output: Path
-    is_aa: bool
-    modules: list[OwnModule] = field(default_factory=list)
-    wait: bool = False
+    min_effect: float
+    pairs: int | None = None
+    pythons: list[str] = field(default_factory=list)
+    modules: list[UserModule] = field(default_factory=list)
+    threads: int | None = None
+    is_aa: bool = False
 
 
 @dataclass
@@ -77,8 +66,8 @@ class Side:
     planned: Planned
     python: str
     name: str
-    shared: Pass
-    begun: Begun
+    run: Run
+    run_id: RunId = field(default_factory=RunId.new)
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
@@ -88,35 +77,34 @@ class Side:
 
     def record(self) -> Record:
         """Return the Record of all its processes."""
-        return recording.record(self.planned.case, self.planned.preset, self.shared, self.begun, self.outcomes)
+        return recording.record(self.planned.case, self.planned.preset, self.run, self.run_id, self.outcomes)
 
 
-def compare(request: Request, err: TextIO) -> tuple[Comparison, int]:
-    """Measure both sides by turns until there is a verdict; return it and the exit code of the measurement.
+def compare(
+    request: Request, planned: Sequence[Planned], session: Session, err: TextIO, *, wait: bool = False
+) -> tuple[Comparison, int]:
+    """Measure both planned sides by turns until there is a verdict; return it and the exit code of the measurement.
 
     The code is 0, 2 for what a command line got wrong, 1 where a process did not end well, 7 where a side cannot run
-    here, or 130 after an interrupt; the verdict's own is the caller's. Both records are appended to the output's
-    records.jsonl, whatever ends the measurement, and the effect of an A/A comparison to the noise floor.
+    here, or 130 after an interrupt; the verdict's own is the caller's. The session's sinks get both records, whatever
+    ends the measurement, and the noise floor gets the effect of an A/A comparison.
     """
-    if request.pairs is not None and request.pairs < 2:
-        raise UsageError(f"--pairs {request.pairs}: at least 2")
-    settings = config.read(request.config) if request.config else Config()
-    machine = plan.inspect(request.device)
-    sides = _sides(request, settings, machine)
-    device_id = sides[0].shared.device_id
-    min_effect = noise_floor.min_effect(device_id, machine.device, request.min_effect)
+    settings, supervisor = session.settings, Supervisor(session, planned)
+    sides = _sides(request, supervisor)
+    min_effect = noise_floor.min_effect(settings.device_id, settings.machine.device, request.min_effect)
     noise_floor.tell(min_effect, request.min_effect, err)
-    supervisor = _supervisor(request, settings, machine, sides)
     try:
-        verdict = when_free(lambda: _alternate(supervisor, sides, request.pairs, min_effect, err), request.wait, err)
+        verdict = when_free(lambda: _alternate(supervisor, sides, request.pairs, min_effect, err), wait, err)
     finally:
-        _keep(sides, request.output)
+        for side in sides:
+            if side.outcomes:
+                session.publish(side.record())
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
     first, second = ([side.record()] if side.outcomes else [] for side in sides)
     names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
     made = comparison(names, verdict, times_ms, (first, second))
-    return made, 130 if supervisor.interrupted else _code(sides)
+    return made, 130 if session.interrupted else _code(sides)
 
 
 def _code(sides: Sequence[Side]) -> int:
@@ -129,22 +117,20 @@ def _code(sides: Sequence[Side]) -> int:
     return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_mixed)
 
 
-def _sides(request: Request, settings: Config, machine: plan.Machine) -> tuple[Side, Side]:
-    pythons = _both(request.pythons) or [sys.executable] * 2
-    modules: Sequence[OwnModule | None] = _both(request.modules) or [None, None]
-    planned = [
-        _planned(case, own, request, settings, machine) for case, own in zip(_both(request.cases), modules, strict=True)
-    ]
-    suite_id = uuid.uuid4().hex
+def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine) -> list[Planned]:
+    """Return the case of each side; raise UsageError, or NotAvailable for one that cannot run here."""
+    if request.pairs is not None and request.pairs < 2:
+        raise UsageError(f"--pairs {request.pairs}: at least 2")
+    modules: Sequence[UserModule | None] = _both(request.modules) or [None, None]
+    cases = zip(_both(request.cases), modules, strict=True)
+    return [_planned(case, own, request, limits, machine) for case, own in cases]
+
+
+def _sides(request: Request, supervisor: Supervisor) -> tuple[Side, Side]:
+    pythons, run = _both(request.pythons) or [sys.executable] * 2, supervisor.session.run(supervisor.suite_id)
     first, second = (
-        Side(
-            entry,
-            python,
-            _called(entry, python, pythons, modules),
-            _pass(settings, machine, suite_id, python),
-            Begun.now(time.monotonic_ns()),
-        )
-        for entry, python in zip(planned, pythons, strict=True)
+        Side(entry, python, _called(entry, python, request), _under(python, run))
+        for entry, python in zip(supervisor.plan, pythons, strict=True)
     )
     return first, second
 
@@ -154,21 +140,23 @@ def _both(given: Sequence[T]) -> list[T]:
     return list(given) * (2 if len(given) == 1 else 1)
 
 
-def _called(entry: Planned, python: str, pythons: Sequence[str], modules: Sequence[OwnModule | None]) -> str:
+def _called(entry: Planned, python: str, request: Request) -> str:
     """Return the case, and what else tells one side from the other."""
-    words = [entry.case.case_id]
-    words += [f"of {entry.own.path}"] if isinstance(entry.own, OwnModule) and modules[0] != modules[1] else []
-    words += [f"by {python}"] if len(set(pythons)) > 1 else []
+    words, paths = [entry.case.case_id], {module.path for module in request.modules}
+    words += [f"of {entry.own.path}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
+    words += [f"by {python}"] if len(set(request.pythons)) > 1 else []
     return " ".join(words)
 
 
-def _planned(case_id: str, own: OwnModule | None, request: Request, settings: Config, machine: plan.Machine) -> Planned:
+def _planned(
+    case_id: str, own: UserModule | None, request: Request, limits: LimitsConfig, machine: plan.Machine
+) -> Planned:
     if own and not f"{case_id},".startswith(f"{own.model},"):
         case_id = f"{own.model},{case_id}"
     suite = plan.suite_of(case_id, request.preset)
     if request.threads is not None:
         suite = msgspec.structs.replace(suite, threads=[request.threads])
-    entry, *others = plan.plan([suite], settings.limits, machine, own)
+    entry, *others = plan.plan([suite], limits, machine, own)
     if others:
         raise UsageError(f"{case_id} names {1 + len(others)} cases; give its batch size, as in {entry.case.case_id}")
     if entry.reason:
@@ -176,18 +164,14 @@ def _planned(case_id: str, own: OwnModule | None, request: Request, settings: Co
     return entry
 
 
-def _pass(settings: Config, machine: plan.Machine, suite_id: str, python: str) -> Pass:
-    described = machine.environment()
-    if python != sys.executable:
-        described = msgspec.structs.replace(described, versions=_versions(python))
-        described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))
-    return Pass(
-        device_id=identity.device_id(settings.device.id),
-        boot_id=identity.boot_id(),
-        suite_id=suite_id,
-        tool_version=described.versions.get("benchd", version("benchd")),
-        environment=described,
-    )
+def _under(python: str, run: Run) -> Run:
+    """Return the run with the versions that this interpreter has installed."""
+    if python == sys.executable:
+        return run
+    described = msgspec.structs.replace(run.environment, versions=_versions(python))
+    described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))
+    tool_version = described.versions.get("benchd", run.tool_version)
+    return replace(run, environment=described, tool_version=tool_version)
 
 
 def _versions(python: str) -> dict[str, str]:
@@ -200,31 +184,17 @@ def _versions(python: str) -> dict[str, str]:
         raise UsageError(f"--python {python}: {error}; give the interpreter of an environment with benchd") from error
 
 
-def _supervisor(request: Request, configured: Config, machine: plan.Machine, sides: Sequence[Side]) -> Supervisor:
-    request.output.mkdir(parents=True, exist_ok=True)
-    settings = Settings(
-        output=request.output.resolve(),
-        cache=cache.folder(),
-        artifacts=cache.artifacts(),
-        device=machine.device,
-        sources=configured.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
-        gpu_uuid=machine.gpu_uuid,
-        period_s=configured.sampling.period_s,
-    )
-    return Supervisor([side.planned for side in sides], settings, sides[0].shared, sinks=[])
-
-
 def _alternate(
     supervisor: Supervisor, sides: tuple[Side, Side], pairs: int | None, min_effect: float, err: TextIO
 ) -> Verdict:
     """Measure pair after pair, in each the sides in an order drawn by lot, until there is a verdict."""
-    with supervisor.session(_ending()):
+    with supervisor.session.measuring(_ending()):
         started, done = time.monotonic(), 0
         for side in sides:
-            side.begun = Begun.now(time.monotonic_ns())  # whatever it waited
+            side.run_id = RunId.new()  # whatever it waited
         while True:
             for side in random.sample(sides, 2):
-                name = f"{side.begun.run_id}.{done}"
+                name = f"{side.run_id.run_id}.{done}"
                 outcome = supervisor.process(side.planned, name, done, side.python, is_compared=True)
                 side.outcomes.append(outcome)
                 mixed = recording.other_model(side.outcomes)
@@ -262,21 +232,12 @@ def _tell(sides: Sequence[Side], done: int, pairs: int | None, elapsed_s: float,
     err.flush()
 
 
-def _keep(sides: Sequence[Side], output: Path) -> None:
-    """Append the record of each side that has a process."""
-    made = [side.record() for side in sides if side.outcomes]
-    if made:
-        with closing(Journal(output / JOURNAL)) as journal:
-            for record in made:
-                journal.append(msgspec.json.encode(record))
-
-
 def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:
     wall = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     noise_floor.add(
         noise_floor.AaEffect(
-            device_id=side.shared.device_id,
-            device=side.shared.environment.device,
+            device_id=side.run.device_id,
+            device=side.run.environment.device,
             case_id=side.planned.case.case_id,
             effect=verdict.effect or 0.0,
             answer=verdict.answer,

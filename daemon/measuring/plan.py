@@ -7,8 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,17 +15,17 @@ import msgspec
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError, unknown
 from benchd.daemon.machine import environment, gpu
-from benchd.daemon.measuring import input_specs
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import ImageCount, Limits
+from benchd.daemon.measuring.user_model import UserFile, UserModel
 from benchd.daemon.records import (
     DIRECTIONS,
     SCENARIOS,
     Case,
     Direction,
     Environment,
-    InputSpec,
     OptionValue,
+    Record,
     Scenario,
     Variant,
     all_variants,
@@ -50,6 +49,8 @@ OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
+LEAST_RISE = 0.02  # of the throughput, for which a search doubles the batch once more
+MEMORY_SHARE = 0.8  # that twice the peak may take: beyond it the kernel kills, and not only us
 POOL_IMAGES = 256  # whose accuracy is measured where data and weights were given and nothing was said
 
 
@@ -71,61 +72,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class OwnModule:
-    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not say them."""
-
-    path: str
-    inputs: list[InputSpec] = field(default_factory=list)
-    folder: str = ""
-
-    @property
-    def model(self) -> str:
-        """Return the name under which its records stand."""
-        file, _, function = self.path.rpartition(":")
-        name = file.rpartition(".")[2] if self.folder else Path(file).stem
-        return f"own.{name}.{function}"
-
-
-@dataclass(frozen=True)
-class OwnFile:
-    """A user's ONNX file and its inputs; `batch_size` is the one it is written for, None if it takes any."""
-
-    path: str
-    inputs: list[InputSpec]
-    batch_size: int | None = None
-
-    @classmethod
-    def at(cls, path: Path, given: Sequence[str]) -> "OwnFile":
-        """Return the file with what it reads; `given` is as `--input` takes it.
-
-        Raises UsageError for a file that cannot be measured.
-        """
-        try:
-            return _own_file(path, path.stat().st_mtime_ns, tuple(given))
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from error
-
-    @property
-    def model(self) -> str:
-        """Return the name under which its records stand."""
-        return f"own.{Path(self.path).stem}"
-
-
-@lru_cache(maxsize=8)  # the service plans again before each case
-def _own_file(path: Path, changed_ns: int, given: Sequence[str]) -> OwnFile:
-    inputs = input_specs.parse(given)
-    try:
-        from benchd.daemon.measuring import own_file  # noqa: PLC0415 - the rest goes on without onnx
-    except ImportError:
-        return OwnFile(str(path), inputs)  # the worker says what to install
-    read = own_file.reads(path, inputs)
-    return OwnFile(str(path), read.inputs, read.batch_size)
-
-
-Own = OwnModule | OwnFile
-
-
-@dataclass(frozen=True)
 class Planned:
     """A case of the plan. `reason` says why it cannot run here; `by_name` that its variant was asked for by name.
 
@@ -138,7 +84,7 @@ class Planned:
     limits: Limits
     by_name: bool
     reason: str | None
-    own: Own | None = None
+    own: UserModel | None = None
     is_searched: bool = False
     weights: str | None = None
     data: str | None = None
@@ -192,7 +138,7 @@ def plan(
     suites: Sequence[Suite],
     limits: LimitsConfig,
     machine: Machine,
-    own: Own | None = None,
+    own: UserModel | None = None,
     *,
     search: bool = False,
 ) -> list[Planned]:
@@ -283,7 +229,9 @@ def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: Limit
     return limits
 
 
-def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None, search: bool) -> Iterator[Planned]:
+def _cases(
+    suite: Suite, config: LimitsConfig, machine: Machine, own: UserModel | None, search: bool
+) -> Iterator[Planned]:
     limits, own = _limits(suite, config), own or _of_suite(suite)
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
@@ -300,7 +248,7 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                 if direction == "training" and scenario != "single_stream":
                     continue
                 is_searched = (
-                    search and scenario == "offline" and not suite.batch_sizes and not isinstance(own, OwnFile)
+                    search and scenario == "offline" and not suite.batch_sizes and not isinstance(own, UserFile)
                 )
                 sizes = SEARCHED_BATCH_SIZES if is_searched else _batch_sizes(suite, model, own, scenario)
                 combinations = itertools.product(sizes, _options(suite, model, own), threads)
@@ -316,7 +264,7 @@ def _cases(suite: Suite, config: LimitsConfig, machine: Machine, own: Own | None
                         provider=suite.provider if variant.backend == "onnxruntime" else None,
                         threads=count,
                     )
-                    reason = why_not(case, machine, own_file=isinstance(own, OwnFile))
+                    reason = why_not(case, machine, user_onnx=isinstance(own, UserFile))
                     its_limits = _of_scenario(limits, scenario, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
                     weights, data = _sources(suite, case, own)
@@ -340,11 +288,11 @@ def named_weights(named: str) -> str:
     return named if named in (demo.DEMO, demo.RANDOM) else str(Path(named).resolve())
 
 
-def _refuse_weights(suite: Suite, models: Sequence[str], own: Own | None) -> None:
+def _refuse_weights(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
     """Raise for weights that are not there, or not those of one model."""
     if own and suite.weights == demo.DEMO:
         raise UsageError(f"--weights {demo.DEMO}: a model of your own has none; give a checkpoint of it")
-    if isinstance(own, OwnFile) and suite.weights:
+    if isinstance(own, UserFile) and suite.weights:
         raise UsageError("--weights: an ONNX file holds its own; leave it out, or name a model with --models")
     if suite.weights in (None, demo.DEMO, demo.RANDOM):
         return
@@ -354,30 +302,30 @@ def _refuse_weights(suite: Suite, models: Sequence[str], own: Own | None) -> Non
         raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
 
 
-def _sources(suite: Suite, case: Case, own: Own | None) -> tuple[str | None, str | None]:
+def _sources(suite: Suite, case: Case, own: UserModel | None) -> tuple[str | None, str | None]:
     """Return the weights and the data that a case runs on; None is random."""
     if own:
         return None if suite.weights == demo.RANDOM else suite.weights, suite.data
     return demo.sources(case.model, case.options, suite.weights, suite.data)
 
 
-def _accuracy(suite: Suite, weights: str | None, data: str | None, own: Own | None) -> ImageCount | None:
+def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserModel | None) -> ImageCount | None:
     """Return over how many images accuracy is measured: as asked for, else a pool of them where that means something.
 
     Raises UsageError for what would not be accuracy: without images, and of a catalogued model with random weights.
     """
     if (suite.accuracy or suite.labels) and not data:
         raise UsageError("accuracy needs images with labels: give --data imagefolder:DIR or cifar10:DIR too")
-    is_trained = bool(weights) or isinstance(own, OwnFile)
+    is_trained = bool(weights) or isinstance(own, UserFile)
     if suite.accuracy and not (is_trained or own):
         raise UsageError("accuracy needs trained weights, and these would be random: give --weights FILE too")
     return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
 
 
-def _of_suite(suite: Suite) -> OwnFile | None:
+def _of_suite(suite: Suite) -> UserFile | None:
     """Return the ONNX file that a configuration names in place of models."""
     try:
-        return OwnFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
+        return UserFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
     except UsageError as error:
         raise UsageError(f"suite.onnx: {error}") from error
 
@@ -389,7 +337,7 @@ def _threads(suite: Suite) -> Sequence[int | None]:
     return suite.threads or [None]
 
 
-def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> list[tuple[Variant, Direction]]:
+def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None) -> list[tuple[Variant, Direction]]:
     """Return what to run of a model: what was asked for, else the preset's own choice for this machine."""
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
@@ -405,13 +353,13 @@ def _variants(suite: Suite, model: str, machine: Machine, own: Own | None) -> li
     return [(variant, direction) for variant, direction in chosen if direction == "inference" or variant == Variant()]
 
 
-def _own_variants(own: Own | None, machine: Machine) -> list[str]:
+def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
     """Return what ships most of a model without kernels of ours.
 
     One that cannot run here stays, so that its row says what is missing.
     """
     on_gpu = machine.device == "cuda"
-    if isinstance(own, OwnFile):
+    if isinstance(own, UserFile):
         return ["onnxruntime", *(["tensorrt"] if on_gpu else [])]
     return ["eager", "compile", "onnxruntime", *(["fp16", "cudagraph", "tensorrt-fp16"] if on_gpu else [])]
 
@@ -432,11 +380,11 @@ def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     return names
 
 
-def _batch_sizes(suite: Suite, model: str, own: Own | None, scenario: Scenario) -> list[int]:
+def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scenario) -> list[int]:
     for batch_size in suite.batch_sizes:
         if not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise UsageError(f"batch size {batch_size}: at least 1 and at most {MAX_BATCH_SIZE}")
-    if isinstance(own, OwnFile) and own.batch_size:
+    if isinstance(own, UserFile) and own.batch_size:
         other = next((size for size in suite.batch_sizes if size != own.batch_size), None)
         if other:
             raise UsageError(f"--batch-sizes {other}: {Path(own.path).name} is written for batches of {own.batch_size}")
@@ -445,7 +393,7 @@ def _batch_sizes(suite: Suite, model: str, own: Own | None, scenario: Scenario) 
     return suite.batch_sizes or defaults
 
 
-def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, OptionValue]]:
+def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, OptionValue]]:
     """Return every combination of the options this model has, values that are defaults left out."""
     if own:
         return [{}]
@@ -463,7 +411,7 @@ def _options(suite: Suite, model: str, own: Own | None) -> list[dict[str, Option
     return [entry.without_defaults(combination) for combination in combinations]
 
 
-def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: Own | None) -> None:
+def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
     """Raise for an option that none of the models has; the others run without it."""
     if own and suite.options:
         raise UsageError(f"option {next(iter(suite.options))!r}: a model of your own takes no options")
@@ -473,14 +421,14 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: Own | None
             raise unknown(f"option of {', '.join(models)}", name, sorted(known))
 
 
-def why_not(case: Case, machine: Machine, *, own_file: bool = False) -> str | None:
+def why_not(case: Case, machine: Machine, *, user_onnx: bool = False) -> str | None:
     """Return why this case cannot run on this machine as far as that is known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
     entry = catalog.find(case.model)
     runs_files = variant.backend in ("onnxruntime", "tensorrt")
     lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {
-        "an ONNX file runs on onnxruntime and tensorrt": own_file and not runs_files,
+        "an ONNX file runs on onnxruntime and tensorrt": user_onnx and not runs_files,
         "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
         "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
         "files are made in fp32 and fp16": runs_files and variant.precision not in ("fp32", "fp16"),
@@ -511,3 +459,21 @@ def cannot_run(machine: Machine) -> dict[str, list[str]]:
         if reason:
             found.setdefault(reason, []).append(variant.name)
     return found
+
+
+def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
+    """Say whether the smaller batches of this searched case show that its own need not be measured."""
+    smaller = [record for record in measured if _but_for_its_batch(record.case) == _but_for_its_batch(case)]
+    if not smaller:
+        return False
+    *before, last = smaller
+    if last.throughput_per_s is None or last.memory is None:
+        return True
+    if 2 * last.memory.rss_peak_bytes > MEMORY_SHARE * last.environment.memory_bytes:
+        return True
+    best = max((record.throughput_per_s or 0.0 for record in before), default=0.0)
+    return last.throughput_per_s < (1 + LEAST_RISE) * best
+
+
+def _but_for_its_batch(case: Case) -> Case:
+    return msgspec.structs.replace(case, batch_size=0)

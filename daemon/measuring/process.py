@@ -1,16 +1,18 @@
-"""One worker child: spawn it, read its JSON lines, hold it to its deadlines, end it, and say how it ended."""
+"""One child with torch: spawn it, read its JSON lines, hold it to its deadlines, end it, and say how it ended."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
 from benchd.daemon.records import ProcessResult, Stages, Status
 
@@ -18,37 +20,43 @@ from benchd.daemon.records import ProcessResult, Stages, Status
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 3.0
 EXIT_GRACE_S = 10.0
-MAX_LINE_BYTES = 16 * 2**20
+STDERR = 2
+
+T = TypeVar("T")
+C = TypeVar("C", bound="Child[Any]")
 
 
-class Worker:
-    """A worker process and the read end of its pipe. What it prints goes to the log file."""
+class Child(Generic[T]):
+    """A fresh interpreter that runs `module`: a job goes to its stdin, and messages of `T` come on a pipe of its own.
 
-    def __init__(self, job: Job, log: Path, python: str = sys.executable) -> None:
-        self._limits = job.limits
-        self._runs_own = job.module is not None
+    What it prints goes to `log`, or to our stderr. It has a session of its own, so that a terminal's Ctrl-C does not
+    reach it; leaving the `with` block ends it and all that it started. `rubbish` is the last line that was no message.
+    """
+
+    def __init__(
+        self, module: str, job: Job, decoder: msgspec.json.Decoder[T], log: Path | None = None, python: str = ""
+    ) -> None:
+        self.rubbish: Rubbish | None = None
         self._log = log
-        self._buffer = b""
-        self._outcome: Outcome | None = None
-        self._rubbish: str | None = None
-        self.stage: StageName = "import"
-        self.percent: int | None = None
-        self._stage_since = time.monotonic()
-        self._read_end, write_end = os.pipe()
+        read_end, write_end = os.pipe()
+        self._lines = Lines(read_end, decoder)
         try:
-            self._process = self._spawn(job, write_end, python)
+            self._process = self._spawn([python or sys.executable, "-m", module, str(write_end)], job, write_end)
+        except BaseException:
+            os.close(read_end)
+            raise
         finally:
             os.close(write_end)
 
-    def _spawn(self, job: Job, write_end: int, python: str) -> subprocess.Popen[bytes]:
-        """Start a fresh interpreter in a session of its own, so that a terminal's Ctrl-C does not reach it."""
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
+    def _spawn(self, command: list[str], job: Job, write_end: int) -> subprocess.Popen[bytes]:
+        if self._log:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("wb") if self._log else nullcontext(STDERR) as out:
             process = subprocess.Popen(
-                [python, "-m", "benchd.daemon.worker", str(write_end)],
+                command,
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=out,
+                stderr=out,
                 pass_fds=[write_end],
                 start_new_session=True,
                 env=environment(job.device, job.cache, job.gpu_uuid),
@@ -66,45 +74,18 @@ class Worker:
 
     def fileno(self) -> int:
         """Return the pipe's read end, for a select loop."""
-        return self._read_end
+        return self._lines.fileno()
 
-    def receive(self) -> bool:
-        """Read what has arrived; return True after the outcome or at the end of the pipe."""
-        data = os.read(self._read_end, 2**20)
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            self._take(line)
-        if len(self._buffer) > MAX_LINE_BYTES:
-            self._rubbish, self._buffer = "a line without an end", b""
-        return not data or self._outcome is not None
+    @property
+    def has_ended(self) -> bool:
+        """Say whether no more messages can come."""
+        return self._lines.ended
 
-    def _take(self, line: bytes) -> None:
-        try:
-            message = msgspec.json.decode(line, type=Message)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._rubbish = repr(line[:60])
-            return
-        if isinstance(message, Stage):
-            self.stage, self.percent, self._stage_since = message.name, message.percent, time.monotonic()
-        else:
-            self._outcome = message
-
-    def remaining_s(self) -> float:
-        """Return how long the present stage may still last."""
-        return self._stage_since + self._limits.deadline_s(self.stage) - time.monotonic()
-
-    def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
-        """Reap the process and return its Outcome, or one that says how it ended; `ended_by` is our own doing."""
-        code = self._reap()
-        if self._outcome and not ended_by:
-            return self._outcome
-        if ended_by:
-            return _lost(ended_by, reason)
-        return _lost(
-            "failed",
-            f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
-            f"(log: logs/{self._log.name})",
-        )
+    def messages(self) -> list[T]:
+        """Return the messages that have arrived."""
+        read = self._lines.read()
+        self.rubbish = next((one for one in reversed(read) if isinstance(one, Rubbish)), self.rubbish)
+        return [one for one in read if not isinstance(one, Rubbish)]
 
     def stop(self) -> None:
         """End the process and all it started: terminate, then kill."""
@@ -113,20 +94,71 @@ class Worker:
             self._process.wait(TERMINATE_GRACE_S)
         self._signal(signal.SIGKILL)
 
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):  # already gone
-            os.killpg(self._process.pid, number)
-
-    def _reap(self) -> int:
+    def reap(self) -> int:
+        """Wait a little for the end of a process that has closed its pipe, else kill it; return its exit status."""
         try:
             return self._process.wait(EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             return self._process.wait()
 
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # already gone
+            os.killpg(self._process.pid, number)
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self.stop()
+        self._signal(signal.SIGKILL)  # whatever it left running in its session
+        self._process.wait()
+        os.close(self.fileno())
+
+
+class Worker(Child[Message]):
+    """A worker process: one process of a case. What it prints goes to the log file."""
+
+    def __init__(self, job: Job, log: Path, python: str = "") -> None:
+        self._limits = job.limits
+        self._runs_own = job.module is not None
+        self._outcome: Outcome | None = None
+        self.stage: StageName = "import"
+        self.percent: int | None = None
+        self._log_path = log
+        self._stage_since = time.monotonic()
+        super().__init__("benchd.daemon.worker", job, msgspec.json.Decoder(Message), log, python)
+
+    def receive(self) -> bool:
+        """Read what has arrived; return True after the outcome or at the end of the pipe."""
+        for message in self.messages():
+            if isinstance(message, Stage):
+                self.stage, self.percent, self._stage_since = message.name, message.percent, time.monotonic()
+            else:
+                self._outcome = message
+        return self.has_ended or self._outcome is not None
+
+    def remaining_s(self) -> float:
+        """Return how long the present stage may still last."""
+        return self._stage_since + self._limits.deadline_s(self.stage) - time.monotonic()
+
+    def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
+        """Reap the process and return its Outcome, or one that says how it ended; `ended_by` is our own doing."""
+        code = self.reap()
+        if self._outcome and not ended_by:
+            return self._outcome
+        if ended_by:
+            return _lost(ended_by, reason)
+        return _lost(
+            "failed",
+            f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
+            f"(log: logs/{self._log_path.name})",
+        )
+
     def _exit_reason(self, code: int) -> str:
-        if self._rubbish:
-            return f"the worker wrote rubbish to its pipe ({self._rubbish})"
+        if self.rubbish:
+            return f"the worker wrote rubbish to its pipe ({self.rubbish})"
         if code == -signal.SIGKILL:
             return "the worker was killed by SIGKILL, as the kernel does when memory runs out,"
         if code < 0:
@@ -135,23 +167,13 @@ class Worker:
 
     def _hint(self, code: int) -> str:
         """Return what to look for where a user's module ended the process by itself."""
-        return "; leave os._exit out of the module" if self._runs_own and code >= 0 and not self._rubbish else ""
+        return "; leave os._exit out of the module" if self._runs_own and code >= 0 and not self.rubbish else ""
 
     def _last_words(self) -> str:
-        with self._log.open("rb") as log:
+        with self._log_path.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         return f": {lines[-1][:300]}" if lines else ""
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._process.poll() is None:
-            self.stop()
-        self._signal(signal.SIGKILL)  # whatever it left running in its session
-        self._process.wait()
-        os.close(self._read_end)
 
 
 def _lost(status: Status, reason: str | None) -> Outcome:
@@ -171,4 +193,6 @@ def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]
     gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})
     # fp32 is fp32 in every runtime: TensorRT inside ONNX Runtime has no other switch
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
-    return os.environ | allocator(device) | caches | gpu | exact | {"PYTHONUNBUFFERED": "1"}
+    # on a CPU the profiler's library complains that there is no GPU
+    quiet = {"KINETO_LOG_LEVEL": "6"} if device == "cpu" else {}
+    return os.environ | allocator(device) | caches | gpu | exact | quiet | {"PYTHONUNBUFFERED": "1"}

@@ -72,15 +72,15 @@ class Job(Struct, frozen=True, kw_only=True):
     """
 
     case: Case
-    suite_id: str
     options: dict[str, OptionValue]
     limits: Limits
     device: str
-    threads: int | None
-    output: str
-    raw_name: str
     cache: str
-    spawned_ns: int
+    suite_id: str = ""
+    output: str = ""
+    raw_name: str = ""
+    spawned_ns: int = 0
+    threads: int | None = None
     weights: str | None = None
     data: str | None = None
     labels: str | None = None

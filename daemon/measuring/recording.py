@@ -1,14 +1,18 @@
-"""From the processes of a case to its Record: what they say together, and what is missing and why; pure."""
+"""From the processes of a case to its Record: the samples of each window, what all say together, what is missing."""
 
+import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
 
+from benchd.daemon.machine import gpu
+from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.records import (
     VERDICTS,
@@ -22,12 +26,17 @@ from benchd.daemon.records import (
     Memory,
     ModelFacts,
     Probes,
+    ProcessResult,
     Record,
+    Sample,
     Status,
     Summary,
+    TimeSlice,
     Timing,
+    Window,
 )
-from benchd.daemon.sampling import energy
+from benchd.daemon.sampling import energy, interference
+from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, one_model, roofline, statistics
 
 FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
@@ -38,8 +47,8 @@ BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What all records of one pass share; `flags` say what else ran on the machine by our own doing."""
+class Run:
+    """What all records of one run share; `flags` say what else ran on the machine by our own doing."""
 
     device_id: str
     boot_id: str
@@ -50,22 +59,73 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A case that has begun: its run_id and when, on both clocks."""
+class RunId:
+    """The identity of a case's run: its id and when it began, on both clocks."""
 
     run_id: str
     t_wall: str
     t_mono_ns: int
 
     @classmethod
-    def now(cls, t_mono_ns: int) -> "Begun":
-        """Return a new run's shared."""
+    def new(cls) -> "RunId":
+        """Return the identity of a run that starts now."""
         wall = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        return cls(uuid.uuid4().hex, wall.replace("+00:00", "Z"), t_mono_ns)
+        return cls(uuid.uuid4().hex, wall.replace("+00:00", "Z"), time.monotonic_ns())
+
+
+def with_samples(
+    outcome: Outcome, case: Case, samples: SamplerProcess, machine: Machine, read_period_s: float
+) -> Outcome:
+    """Return what a process found with what the sensors say of its window: summaries, energy and disturbed blocks."""
+    process, window = outcome.process, outcome.process.window
+    if window is None:
+        return outcome
+    samples.flush()
+    telemetry, report = samples.cut(window)
+    read = samples.raw(Window(0, time.monotonic_ns()))
+    sampled, ran_on = machine.gpu_uuid, outcome.device_uuid
+    found: Energy | str | None = gpu.mismatch(sampled, ran_on) if sampled and ran_on else None
+    if found is None:
+        idle = (process.idle[0], process.idle[1]) if len(process.idle) == 2 else None
+        inferences = _inferences(process, window, case.batch_size)
+        found = energy.measure(read, samples.power(), window, inferences, read_period_s, idle)
+    process = msgspec.structs.replace(
+        process,
+        telemetry=telemetry,
+        timeline=[_with_means(part, samples, window.start_ns) for part in process.timeline],
+        sampler=report,
+        energy=found if isinstance(found, Energy) else None,
+        interference=_interference(process, read, machine.device),
+    )
+    missing = outcome.missing if isinstance(found, Energy) else {"energy": found, **outcome.missing}
+    return msgspec.structs.replace(outcome, process=process, missing=missing)
+
+
+def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
+    """Return how many inputs the window answered; runs with pauses between them are counted by their parts."""
+    if process.throughput_per_s is not None:
+        return max(1, round(process.throughput_per_s * window.seconds))
+    runs = sum(timing.runs for timing in process.parts.values()) or (process.timing.runs if process.timing else 0)
+    return max(1, runs) * batch_size
+
+
+def _with_means(part: TimeSlice, samples: SamplerProcess, start_ns: int) -> TimeSlice:
+    """Add the sensors' means to a part of a sustained run."""
+    window = Window(start_ns + round(part.start_s * 1e9), start_ns + round(part.end_s * 1e9))
+    means = {name: summary.mean for name, summary in samples.cut(window)[0].items()}
+    return msgspec.structs.replace(part, telemetry=means)
+
+
+def _interference(process: ProcessResult, samples: Sequence[Sample], device: str) -> Interference | None:
+    """Return which blocks were disturbed, where there are blocks."""
+    if process.blocks is None or len(process.blocks.bounds_ns) < 2:
+        return None
+    blocks = [Window(start, end) for start, end in pairwise(process.blocks.bounds_ns)]
+    return interference.assess(samples, blocks, process.blocks.medians_ms, device)
 
 
 def record(
-    case: Case, preset: str, shared: Pass, begun: Begun, outcomes: Sequence[Outcome], probes: Probes | None = None
+    case: Case, preset: str, run: Run, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
 ) -> Record:
     """Return the Record of a case from its processes, at least one; the worst status decides.
 
@@ -82,17 +142,17 @@ def record(
     is_back_to_back = case.scenario in BACK_TO_BACK
     x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_back_to_back else None
     return Record(
-        run_id=begun.run_id,
-        suite_id=shared.suite_id,
-        device_id=shared.device_id,
+        run_id=run_id.run_id,
+        suite_id=run.suite_id,
+        device_id=run.device_id,
         case_id=case.case_id,
         case=case,
         status=status,
-        t_wall=begun.t_wall,
-        t_mono_ns=begun.t_mono_ns,
-        boot_id=shared.boot_id,
-        tool_version=shared.tool_version,
-        environment=_with_worker_facts(shared.environment, outcomes),
+        t_wall=run_id.t_wall,
+        t_mono_ns=run_id.t_mono_ns,
+        boot_id=run.boot_id,
+        tool_version=run.tool_version,
+        environment=_with_worker_facts(run.environment, outcomes),
         reason=reason,
         preset=preset,
         model=model,
@@ -117,8 +177,8 @@ def record(
         probes=probes,
         flags=sorted(
             {
-                *shared.flags,
-                *_flags(telemetry, shared.environment.cpu_count, x_of_floor, outcomes),
+                *run.flags,
+                *_flags(telemetry, run.environment.cpu_count, x_of_floor, outcomes),
                 *_moved(probes, outcomes),
             }
         ),

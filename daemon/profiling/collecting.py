@@ -1,19 +1,15 @@
 """From a ProfileJob to what every method found: the child with torch, the trace that it leaves, the Nsight tools."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from benchd.daemon.config import SamplingConfig
 from benchd.daemon.errors import BenchdError
-from benchd.daemon.measuring.process import environment
+from benchd.daemon.measuring.process import Child
+from benchd.daemon.measuring.session import Session
 from benchd.daemon.profiling.nsight import nsight
 from benchd.daemon.profiling.occupancy import of_trace
 from benchd.daemon.profiling.profile import (
@@ -32,7 +28,7 @@ from benchd.daemon.records import Energy, Occupancy, Window
 from benchd.daemon.sampling import energy
 from benchd.daemon.sampling.child import SamplerProcess
 
-PERIOD_S = SamplingConfig().period_s
+CHILD = "benchd.daemon.worker.profiling"
 LEAST_S = 2.0
 NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
@@ -51,9 +47,9 @@ class Found:
     ncu: NsightCompute | None = None
 
 
-def gather(job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
+def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
     """Run every method of the job, child and tools each to a deadline; one that fails costs its own result alone."""
-    found = _in_child(job, deadline_s)
+    found = _in_child(session, job, deadline_s)
     if found.collected.trace:
         read_trace(found, job, found.collected.trace)
     if "nsys" in job.methods:
@@ -67,32 +63,33 @@ def gather(job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Foun
     return found
 
 
-def _in_child(job: ProfileJob, deadline_s: float) -> Found:
+def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
     methods = [method for method in job.methods if method not in NSIGHT]
-    collect = _with_energy if "layers" in methods and job.sources else _collect
-    collected = collect(job, deadline_s) if methods else Collected()
+    collect = _with_energy if "layers" in methods else _collect
+    collected = collect(session, job, deadline_s) if methods else Collected()
     if collected.error is None:
         return Found(collected, dict(collected.missing), list(collected.failed))
     return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
 
 
-def _with_energy(job: ProfileJob, deadline_s: float) -> Collected:
+def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
     """Run the child beside the sampler; its layers get the energy of a pass, or a note why there is none."""
-    with SamplerProcess(job.sources, PERIOD_S) as samples:
-        power = samples.power()
-        lasting_s = max(LEAST_S, energy.idle_s(power, PERIOD_S)) if power else 0.0
-        beside = msgspec.structs.replace(job, energy_s=lasting_s, hold_s=energy.hold_s(power, PERIOD_S))
-        collected = _collect(beside, deadline_s)
-        samples.flush()
-        layers = collected.layers
-        return msgspec.structs.replace(collected, layers=_measured(layers, samples)) if layers else collected
+    samples, period_s = session.sampler([]), session.settings.period_s
+    power = samples.power()
+    lasting_s = max(LEAST_S, energy.idle_s(power, period_s)) if power else 0.0
+    beside = msgspec.structs.replace(job, energy_s=lasting_s, hold_s=energy.hold_s(power, period_s))
+    collected = _collect(session, beside, deadline_s)
+    samples.flush()
+    layers = collected.layers and _measured(collected.layers, samples, period_s)
+    session.rest()
+    return msgspec.structs.replace(collected, layers=layers)
 
 
-def _measured(layers: LayersProfile, samples: SamplerProcess) -> LayersProfile:
+def _measured(layers: LayersProfile, samples: SamplerProcess, read_period_s: float) -> LayersProfile:
     found: Energy | str = "no_sensor"
     if layers.energy_window:
         read = samples.raw(Window(0, time.monotonic_ns()))
-        found = energy.measure(read, samples.power(), layers.energy_window, layers.energy_images, PERIOD_S)
+        found = energy.measure(read, samples.power(), layers.energy_window, layers.energy_images, read_period_s)
     if isinstance(found, str):
         return msgspec.structs.replace(layers, notes=[*layers.notes, f"Measured energy: {found}."])
     return msgspec.structs.replace(
@@ -103,34 +100,22 @@ def _measured(layers: LayersProfile, samples: SamplerProcess) -> LayersProfile:
     )
 
 
-def _collect(job: ProfileJob, deadline_s: float) -> Collected:
+def _collect(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
     """Return the child's answer; one that dies or takes too long has an error for an answer."""
-    # on a CPU the profiler's library complains that there is no GPU
-    quiet = {"KINETO_LOG_LEVEL": "6"} if job.device == "cpu" else {}
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchd.daemon.worker.profiling"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        env=environment(job.device, job.cache, job.gpu_uuid) | quiet,
-    ) as child:
-        try:
-            answer, _ = child.communicate(msgspec.json.encode(job), deadline_s)
-        except subprocess.TimeoutExpired:
-            return Collected(error=f"it took longer than {deadline_s:g} s")
-        finally:
-            with suppress(ProcessLookupError):  # already gone, with all that it had started
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    return _decoded(answer, child.returncode)
+    until_s = time.monotonic() + deadline_s
+    with Child(CHILD, job, msgspec.json.Decoder(Collected)) as child:
+        while (left_s := until_s - time.monotonic()) > 0:
+            if not session.wait(child, left_s):
+                continue
+            for answer in child.messages():
+                return answer
+            if child.has_ended:
+                return Collected(error=f"the process that profiles {_ending(child.reap())} and gave no result")
+    return Collected(error=f"it took longer than {deadline_s:g} s")
 
 
-def _decoded(answer: bytes, code: int) -> Collected:
-    try:
-        return msgspec.json.decode(answer, type=Collected)
-    except msgspec.DecodeError:
-        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        return Collected(error=f"the process that profiles {ended} and gave no result")
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
 def read_trace(found: Found, job: ProfileJob, name: str) -> None:

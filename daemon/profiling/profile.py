@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import Case, Environment, InputSpec, ModelFacts, OptionValue, Window
+from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Window
 
 SCHEMA = "benchd.profile/1"
 
@@ -20,37 +21,21 @@ WORKLOADS: tuple[Workload, ...] = ("forward", "eval", "train")
 METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "nsys", "ncu")
 
 
-class ProfileJob(Struct, frozen=True, kw_only=True):
-    """What the child that holds torch is to profile; paths come from the command line, never a message.
+class ProfileJob(Job, frozen=True, kw_only=True):
+    """What the child that holds torch is to profile.
 
     `capture` marks the child that an Nsight tool runs: it opens the capture range around its active steps and writes
-    no table of its own. `sources` are the samplers that run beside the child; where one gives power, the method layers
-    repeats the pass for `energy_s`, and for `hold_s` before and after.
+    no table of its own. Beside a sensor of power the method layers repeats the pass for `energy_s`, and for `hold_s`
+    before and after.
     """
 
-    case: Case
-    suite_id: str
-    options: dict[str, OptionValue]
     workload: Workload
     methods: list[Method]
     warm_up: int
     steps: int
     runs: int
-    device: str
-    threads: int | None
-    output: str
-    cache: str
-    artifacts: str
-    weights: str | None = None
-    data: str | None = None
-    module: str | None = None
-    module_folder: str = ""
-    inputs: list[InputSpec] = []
-    gpu_uuid: str | None = None
     capture: bool = False
-    sources: list[str] = []
     energy_s: float = 0.0
-    hold_s: float = 0.0
 
 
 class Operator(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from rich.table import Table
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
+from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Variant, all_variants
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.sampling.interference import disturbed
@@ -38,7 +39,7 @@ from benchd.models.catalog import LIBRARIES, MODELS, Model
 PLAIN_WIDTH = 180  # columns where no terminal says how wide it is
 
 
-class Screen:
+class Screen(Sink):
     """A progress bar and a table, on a terminal; plain lines elsewhere. The bar moves between stages, never in one."""
 
     def __init__(self, out: TextIO, err: TextIO, as_json: bool, requirements: Requirements | None = None) -> None:

@@ -14,6 +14,7 @@ from typing import IO, cast
 import msgspec
 
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.records import Sample, SamplerReport, Summary, Window
 from benchd.daemon.sampling import sources as known
 from benchd.daemon.sampling.series import Samples
@@ -23,7 +24,6 @@ START_S = 15.0  # with what goes before and after it, less than the unit's watch
 FLUSH_S = 2.0
 STOP_S = 1.0
 PIPE_BYTES = 2**18  # minutes of batches, for an owner that is busy elsewhere
-MAX_LINE_BYTES = 2**24
 ITSELF = "sampler"
 
 
@@ -96,9 +96,9 @@ class SamplerProcess:
         child = self._child
         if child is None:
             return
-        for line in child.lines():
-            self._take(child, line)
-        if child.ended:
+        for message in child.lines.read():
+            self._take(child, message)
+        if child.lines.ended:
             self._lose(child)
 
     def flush(self, wait_s: float = FLUSH_S) -> bool:
@@ -153,12 +153,10 @@ class SamplerProcess:
         self.receive()
         return False
 
-    def _take(self, child: "_Child", line: bytes) -> None:
-        try:
-            message = msgspec.json.decode(line, type=Message)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+    def _take(self, child: "_Child", message: Message | Rubbish) -> None:
+        if isinstance(message, Rubbish):
             now_ns = time.monotonic_ns()
-            self._samples.fail(Window(now_ns, now_ns), {ITSELF: f"rubbish instead of a message: {line[:60]!r}"})
+            self._samples.fail(Window(now_ns, now_ns), {ITSELF: f"rubbish instead of a message: {message}"})
             return
         if isinstance(message, Refusal):
             self._refusal = message.reason
@@ -205,10 +203,8 @@ class _Child:
     """One sampler process and its pipes; `asked` and `answered` count its flushes."""
 
     def __init__(self, arguments: list[str]) -> None:
-        self.ended = False
         self.asked = 0
         self.answered = 0
-        self._buffer = b""
         # A fresh interpreter, in a session of its own so that a terminal's Ctrl-C does not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchd.daemon.sampling.sources", *arguments],
@@ -220,7 +216,7 @@ class _Child:
         )
         self._stdin = cast("IO[bytes]", self._process.stdin)
         self._stdout = cast("IO[bytes]", self._process.stdout)
-        os.set_blocking(self.fileno(), False)
+        self.lines: Lines[Message] = Lines(self.fileno(), msgspec.json.Decoder(Message))
 
     @property
     def pid(self) -> int:
@@ -235,19 +231,6 @@ class _Child:
         except BrokenPipeError:
             return False
         return True
-
-    def lines(self) -> list[bytes]:
-        """Return the whole lines that have arrived; what is behind them waits for its end."""
-        with suppress(BlockingIOError):
-            while not self.ended:
-                data = os.read(self.fileno(), PIPE_BYTES)
-                self._buffer += data
-                self.ended = not data
-        *lines, self._buffer = self._buffer.split(b"\n")
-        if len(self._buffer) > MAX_LINE_BYTES:
-            lines.append(self._buffer)
-            self._buffer = b""
-        return lines
 
     def stop(self) -> int | None:
         """Let it end, make it end, kill it; return its exit status, None if not even that helped in time."""

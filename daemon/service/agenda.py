@@ -95,8 +95,8 @@ class Agenda:
         """Take a case off its pass without a result."""
         self.state = schedule.finish(self.state, suite_id, case_id, 0.0)
 
-    def next(self, unmet: Callable[[Progress], str | None]) -> tuple[Progress, Planned] | str | None:
-        """Return the next case of the first pass that nothing holds up, else what holds up the first one.
+    def next(self, unmet: Callable[[Progress], str | None]) -> tuple[Progress, list[Planned]] | str | None:
+        """Return the cases that are left of the first pass that nothing holds up, else what holds up the first one.
 
         A case that this version or this machine no longer has is skipped, and that is the reason once.
         """
@@ -105,7 +105,7 @@ class Agenda:
             reason, planned = unmet(entry), self._planned(entry)
             if reason is None and planned:
                 return entry, planned
-            if planned is None:
+            if not planned:
                 reason = f"{entry.left[0]} skipped: it is no case of this suite any more"
                 self.skip(entry.suite_id, entry.left[0])
             reasons.append(f"{entry.suite.name or 'run'}: {reason}")
@@ -117,12 +117,13 @@ class Agenda:
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
-    def _planned(self, entry: Progress) -> Planned | None:
+    def _planned(self, entry: Progress) -> list[Planned]:
+        """Return the cases that are left, none if the next one is no case any more."""
         try:
-            planned = plan.plan([entry.suite], self._limits, self._machine)
+            planned = {case.case.case_id: case for case in plan.plan([entry.suite], self._limits, self._machine)}
         except BenchdError:  # kept by another version, or its library or file has gone
-            return None
-        return next((case for case in planned if case.case.case_id == entry.left[0]), None)
+            return []
+        return [planned[name] for name in entry.left if name in planned] if entry.left[0] in planned else []
 
     def _ids(self, suite: Suite) -> list[str]:
         lists: list[Sequence[object]] = [suite.models, suite.variants, suite.batch_sizes]

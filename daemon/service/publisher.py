@@ -17,6 +17,7 @@ from benchd.daemon.machine.lock import Activity
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
+from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Case, Record
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.regressions import Followed, Regressions, Told
@@ -36,7 +37,7 @@ class Running(Struct, frozen=True):
     t_mono_ns: int
 
 
-class Publisher:
+class Publisher(Sink):
     """Takes records and events. Where no broker is configured `link` is None: only the service's own facts are kept.
 
     While a case runs `activity` says so, for `bench-once` of any user to read.
@@ -59,23 +60,17 @@ class Publisher:
         self._outbox, self._reserve, self._boot_id = outbox, reserve, boot_id
         self._agenda, self._regressions, self._activity = agenda, regressions, activity
         self._begun_s = time.monotonic()
-        self._suite_id = ""
 
-    def begin(self, plan: Sequence[Planned]) -> None:
+    def begin_case(self, suite_id: str, planned: Planned) -> None:
         """Keep what runs next, so that a crash is known to have happened in it."""
         self._begun_s = time.monotonic()
-        (planned,) = plan
-        running = Running(self._suite_id, planned.case, planned.preset, self._boot_id, wall_now(), time.monotonic_ns())
+        running = Running(suite_id, planned.case, planned.preset, self._boot_id, wall_now(), time.monotonic_ns())
         self.keep({RUNNING: msgspec.json.encode(running)})
         with suppress(OSError):  # for information only, on a file system of its own
             self._activity.write_bytes(
                 msgspec.json.encode(Activity(planned.case.case_id, time.monotonic() + planned.seconds))
             )
             self._activity.chmod(0o644)
-
-    def of_suite(self, suite_id: str) -> None:
-        """Take note of the pass that the next case belongs to."""
-        self._suite_id = suite_id
 
     def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
         """Hold the link while the case warms up and is timed."""

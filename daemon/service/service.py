@@ -9,7 +9,7 @@ import select
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -37,10 +37,10 @@ from benchd.daemon.machine.systemd_notify import Notifier, log
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.measuring.recording import Begun, Pass
-from benchd.daemon.measuring.supervisor import Settings, Supervisor
+from benchd.daemon.measuring.recording import RunId
+from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import ProcessResult
-from benchd.daemon.sampling import sources
 from benchd.daemon.service import announcements, conditions, prometheus
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.announcements import Doing
@@ -151,14 +151,15 @@ class Service:
 
     def _main_loop(self) -> None:
         while not self._stopping:
-            self._attend(None)
+            self._attend(measuring=False)
             if self._every("look", LOOK_S) or self._agenda.state.passes:
                 self._begin_due()
             step = self._next()
             if step:
                 self._measure(*step)
             else:
-                self._rest()
+                self._session.rest()
+            self._rest()  # after a case too: whoever waits for the machine gets it now
 
     def _shutdown(self) -> None:
         self._notifier.stopping()
@@ -183,6 +184,8 @@ class Service:
         self._regressions = Regressions(self._settings.baseline.runs, standings)
         self._topics = Topics(identity.device_id(self._settings.device.id))
         self._publisher = self._made_publisher()
+        self._session = self._made_session()
+        self._supervisors: dict[str, Supervisor] = {}
         link = self._publisher.link
         self._remote = Remote(
             link, Gate(self._topics), self._agenda, self._outbox, self._health, self._save, self._ask_reload
@@ -213,6 +216,16 @@ class Service:
         )
         publisher.link = self._connected(self._settings.mqtt.url) if self._settings.mqtt.url else None
         return publisher
+
+    def _made_session(self) -> Session:
+        settings = Settings.of(
+            self._settings,
+            self._machine,
+            self._places.state / "runs",
+            given_artifacts=self._artifacts,
+            flags=("service",) if self._publisher.link is None else ("mqtt", "service"),
+        )
+        return Session(settings, [self._publisher, self._journal], lambda: self._attend(measuring=True))
 
     def _connected(self, url: str) -> Link:
         given = self._settings.mqtt
@@ -256,6 +269,7 @@ class Service:
         old = self._publisher.link
         if old:
             old.stop()
+        self._session.rest()
         self._configure(self._agenda.state, self._regressions.standings)
         if old and (new := self._publisher.link):
             new.seen.commands.extend(old.seen.commands)
@@ -291,8 +305,8 @@ class Service:
         if (found.device, found.gpu_uuid) != (self._machine.device, self._machine.gpu_uuid):
             self._configure_again(f"a GPU has come up: {found.gpu_uuid or found.device}")
 
-    def _next(self) -> tuple[Progress, Planned] | None:
-        """Return what to measure now, and take note of what it waits for otherwise."""
+    def _next(self) -> tuple[Progress, list[Planned]] | None:
+        """Return the cases that are left of what to measure now, and take note of what it waits for otherwise."""
         if not self._agenda.state.passes:
             self._wait_for(None)
             return None
@@ -332,15 +346,18 @@ class Service:
         self._doing.problem = "degraded:disk" if full else None
         return self._doing.problem
 
-    def _measure(self, entry: Progress, planned: Planned) -> None:
-        """Measure one case under the machine's lock."""
+    def _measure(self, entry: Progress, left: Sequence[Planned]) -> None:
+        """Measure the first of the cases that are left, under the machine's lock."""
+        session, planned = self._session, left[0]
         self._doing.running = (entry, planned)
         self._publish_health()  # who watches need not wait for the next half minute
-        self._publisher.of_suite(entry.suite_id)
-        supervisor = Supervisor([planned], self._pass_settings(), self._pass(entry), self._sinks(), self._attend)
-        self._feed_watchdog()  # the tools that describe the machine took their time, and so may the sampler
+        supervisor = self._supervisor(entry, left)
         try:
-            supervisor.run()
+            with session.measuring():
+                session.sampler(supervisor.plan)
+                self._feed_watchdog()  # the sampler took its time, and so may the tools that describe the machine
+                self._publisher.begin_case(entry.suite_id, planned)
+                supervisor.measure(planned)
         except Busy as busy:  # another was faster
             self._wait_for(str(busy))
         except BenchdError as error:
@@ -353,38 +370,16 @@ class Service:
             self._doing.running = None
             self._doing.slower = self._regressions.problem()
             self._publish_health()
-        for failure in supervisor.failures:
-            log(f"not kept: {failure}")
-            self._doing.problem = failure
-        self._stopping = self._stopping or supervisor.interrupted
+        while session.failures:
+            self._doing.problem = session.failures.pop(0)
+            log(f"not kept: {self._doing.problem}")
+        self._stopping = self._stopping or session.interrupted
 
-    def _pass_settings(self) -> Settings:
-        return Settings(
-            output=self._places.state / "runs",
-            cache=cache.folder(),
-            artifacts=cache.artifacts(),
-            given_artifacts=self._artifacts,
-            device=self._machine.device,
-            sources=self._settings.sampling.sources or sources.present(self._machine.device, self._machine.gpu_uuid),
-            period_s=self._settings.sampling.period_s,
-            gpu_uuid=self._machine.gpu_uuid,
-        )
-
-    def _pass(self, entry: Progress) -> Pass:
-        flags = ("service",) if self._publisher.link is None else ("mqtt", "service")
-        return replace(self._shared(self._boot_id, entry.suite_id), flags=flags)
-
-    def _shared(self, boot_id: str, suite_id: str) -> Pass:
-        return Pass(
-            device_id=self._topics.device_id,
-            boot_id=boot_id,
-            suite_id=suite_id,
-            tool_version=version("benchd"),
-            environment=self._machine.environment(),
-        )
-
-    def _sinks(self) -> list[Publisher | JournalSink]:
-        return [self._publisher, self._journal]
+    def _supervisor(self, entry: Progress, left: Sequence[Planned]) -> Supervisor:
+        """Return the supervisor of the run, which keeps the rates that it has probed; forget those of others."""
+        kept = {name: one for name, one in self._supervisors.items() if self._agenda.is_under_way(name)}
+        self._supervisors = kept
+        return kept.setdefault(entry.suite_id, Supervisor(self._session, left, entry.suite_id))
 
     def _end_interrupted(self, running: Running) -> None:
         """Publish the case with which the last service died as aborted, and do not begin it again in this pass.
@@ -394,29 +389,29 @@ class Service:
         reason = "the service died while this case ran"
         entry = next((one for one in self._agenda.state.passes if one.suite_id == running.suite_id), None)
         outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
-        begun = Begun(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
-        shared = self._shared(running.boot_id, running.suite_id)
-        record = recording.record(running.case, running.preset, shared, begun, [outcome])
+        run_id = RunId(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
+        run = replace(self._session.run(running.suite_id), boot_id=running.boot_id, flags=())
+        record = recording.record(running.case, running.preset, run, run_id, [outcome])
         if entry:
             self._agenda.skip(running.suite_id, record.case_id)
-        for sink in self._sinks():
+        for sink in self._session.sinks:
             sink.publish(record, msgspec.json.encode(record))
 
     # what comes in between
 
-    def _attend(self, supervisor: Supervisor | None) -> str | None:
+    def _attend(self, *, measuring: bool) -> str | None:
         """Deal with what has come in; return why the running case has to end, else None."""
-        timed = supervisor is not None and self._publisher.timed
+        timed = measuring and self._publisher.timed
         self._remote.listen()
         self._remote.carry_out(timed=timed)
         if not timed:
             self._reload_if_asked()
             self._publish_events()
-        if supervisor:
-            self._publish_telemetry(supervisor, timed=timed)
+        if measuring:
+            self._publish_telemetry(timed=timed)
         if self._every("health", HEALTH_S):
             self._publish_health()
-        if not timed and not supervisor:
+        if not measuring:
             self._keep_house()
         self._feed_watchdog()
         running = self._doing.running
@@ -438,13 +433,13 @@ class Service:
         except UsageError as error:
             log(f"event not kept: {error}")
 
-    def _publish_telemetry(self, supervisor: Supervisor, *, timed: bool) -> None:
+    def _publish_telemetry(self, *, timed: bool) -> None:
         """Send the sensors' last samples, never beside a CPU case that has all cores to itself."""
         link = self._publisher.link
         crowded = self._machine.device == "cpu" and (os.cpu_count() or 1) < MANY_CPUS
         if link is None or self._settings.mqtt.telemetry == "off" or (timed and crowded):
             return
-        samples = supervisor.latest_samples() if self._every("telemetry", TELEMETRY_S) else []
+        samples = self._session.latest_samples() if self._every("telemetry", TELEMETRY_S) else []
         case_id = self._doing.case_id
         if samples and case_id:
             link.telemetry(msgspec.json.encode(Telemetry(case_id=case_id, samples=samples)))

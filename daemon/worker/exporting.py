@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from itertools import product
@@ -87,15 +86,10 @@ def _job(
     weights, data = demo.sources(model, options, request.weights, None)
     return Job(
         case=Case(model=model, variant=variant, batch_size=batch or 1, seed=request.seed),
-        suite_id=uuid.uuid4().hex,
         options=options,
         limits=PRESETS["quick"],
         device="cuda" if engine else "cpu",
-        threads=None,
-        output="",
-        raw_name="",
         cache=str(cache.folder()),
-        spawned_ns=0,
         weights=weights,
         data=data,
         artifacts=str(request.folder),

@@ -81,9 +81,9 @@ class Source:
         if precision not in files.PRECISIONS:
             raise Unsupported(f"files are made in {' and '.join(files.PRECISIONS)}, not in {precision}")
         if self.own:
-            from benchd.daemon.worker import own_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
+            from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
-            return own_onnx.artifact(self.own, precision, self.weights_sha256)
+            return user_onnx.artifact(self.own, precision, self.weights_sha256)
         form = files.form(self.options, target)
         if self.given is None:
             return self.export(precision, batch, form)

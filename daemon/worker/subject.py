@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
-from benchd.daemon.worker import own_code, own_module
+from benchd.daemon.worker import user_code, user_module
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, dtype_of
 from benchd.exporters import code
@@ -72,7 +72,7 @@ def build(job: Job) -> Subject:
 def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
     """Return what one item of a batch is made of."""
     if job.module:
-        return own_module.inputs(job, module)
+        return user_module.inputs(job, module)
     inputs: list[InputSpec] | None = getattr(module, "inputs", None) if job.onnx else None
     return inputs or [InputSpec("", "float32", list(getattr(module, "input_shape")))]  # noqa: B009
 
@@ -80,7 +80,7 @@ def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
 def _plain(job: Job) -> nn.Module:
     if job.onnx:
         return _own_file(job)
-    return own_module.build(job) if job.module else _catalogued(job)
+    return user_module.build(job) if job.module else _catalogued(job)
 
 
 def _source(
@@ -136,10 +136,10 @@ def _file(named: str, model: str) -> Path:
 def _own_file(job: Job) -> nn.Module:
     """Return the user's ONNX file as a module; the path comes from the command line alone."""
     try:
-        from benchd.daemon.worker import own_onnx  # noqa: PLC0415 - the rest goes on without onnx
+        from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - the rest goes on without onnx
     except ImportError as error:
         raise Unsupported(f"reading an ONNX file needs the package onnx: pip install onnx ({error})") from error
-    module = own_onnx.OwnFile(Path(str(job.onnx)), job.inputs)
+    module = user_onnx.UserFile(Path(str(job.onnx)), job.inputs)
     if module.batch_size not in (None, job.case.batch_size):
         raise UsageError(
             f"{module.path.name} is written for batches of {module.batch_size}: give --batch-sizes {module.batch_size}"
@@ -149,8 +149,8 @@ def _own_file(job: Job) -> nn.Module:
 
 def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch) -> nn.Module:
     """Return the user's module as one that takes these inputs, whole and with the weights of the command line."""
-    taking = own_module.takes(module, specs)
-    own_module.materialise(taking, images[: job.case.batch_size])
+    taking = user_module.takes(module, specs)
+    user_module.materialise(taking, images[: job.case.batch_size])
     if job.weights:
         weights.apply(module, weights.read(Path(job.weights)))
     return taking
@@ -248,7 +248,7 @@ def _code(job: Job, weights_sha256: str) -> str:
     """Return the hash of the code that is measured; an ONNX file is code and weights in one."""
     if job.onnx:
         return weights_sha256
-    return own_code.sha256(own_module.file(job)) if job.module else code.sha256()
+    return user_code.sha256(user_module.file(job)) if job.module else code.sha256()
 
 
 def _digest(module: nn.Module) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from broker import program, running_broker
 from PIL import Image
-from worker_jobs import own_module
+from worker_jobs import user_module
 
 from benchd.daemon import journal, records
 from benchd.daemon.machine.lock import MachineLock
@@ -170,7 +170,7 @@ def test_a_cold_start_does_not_count_the_making_of_files(once, tmp_path):
 
 def test_a_search_for_the_best_batch_size_ends_by_itself(once, tmp_path):
     """Twice the batch takes eight times as long."""
-    slow = own_module(tmp_path, forward="time.sleep(0.002 * len(images) ** 3)")
+    slow = user_module(tmp_path, forward="time.sleep(0.002 * len(images) ** 3)")
     done = once("--module", slow, "--variants", "eager", "--scenario", "offline")
     assert done.returncode == 0, done.stderr
     assert [record.case.batch_size for record in written(tmp_path)] == [1, 2]
@@ -194,7 +194,7 @@ def test_custom_kernels_run_in_c_and_agree_with_eager(once, tmp_path):
 
 def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
     wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) * 1.01"
-    done = once("--module", own_module(tmp_path, forward=wrong), "--variants", "eager")
+    done = once("--module", user_module(tmp_path, forward=wrong), "--variants", "eager")
     assert done.returncode == 5
     (record,) = written(tmp_path)
     assert record.status == "ok"
@@ -204,7 +204,7 @@ def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
 
 def test_a_worker_that_dies_costs_its_own_case_alone(once, tmp_path):
     dies = "if len(images) == 2: os.kill(os.getpid(), 9)"
-    done = once("--module", own_module(tmp_path, forward=dies), "--batch-sizes", "1,2,3", "--variants", "eager")
+    done = once("--module", user_module(tmp_path, forward=dies), "--batch-sizes", "1,2,3", "--variants", "eager")
     assert done.returncode == 1
     assert [record.status for record in written(tmp_path)] == ["ok", "failed", "ok"]
     assert "SIGKILL" in written(tmp_path)[1].reason
@@ -212,7 +212,7 @@ def test_a_worker_that_dies_costs_its_own_case_alone(once, tmp_path):
 
 def test_a_module_of_your_own_runs_through_every_backend_that_takes_one(once, tmp_path):
     variants = "eager,amp,fp16,bf16,compile,compile-amp"
-    done = once("--module", own_module(tmp_path), "--input", "3x4x4", "--variants", variants)
+    done = once("--module", user_module(tmp_path), "--input", "3x4x4", "--variants", variants)
     assert done.returncode == 0, done.stdout
     assert [record.case.variant.name for record in written(tmp_path)] == variants.split(",")
     assert all(record.check.passed for record in written(tmp_path))
@@ -277,7 +277,7 @@ def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tm
     for label in range(3):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
         Image.new("RGB", (4, 4), (50 * label,) * 3).save(tmp_path / "images" / str(label) / "0.png")
-    arguments = ("--module", own_module(tmp_path), "--variants", "eager", "--data", "imagefolder:images")
+    arguments = ("--module", user_module(tmp_path), "--variants", "eager", "--data", "imagefolder:images")
     done = once(*arguments, "--accuracy", "full")
     assert done.returncode == 6, done.stderr
     assert "error: no accuracy of own.net.build,eager,b1, which was asked for: imagefolder:" in done.stderr
@@ -295,7 +295,7 @@ def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, co
     levels = "levels = ((images[:, 0].mean((1, 2)).float() * 0.229 + 0.485) * 255 / 50)[:, None]"
     scores = "scores = -((levels - torch.arange(5.0)) ** 2).to(images.dtype)"
     wrong = f"{levels}; {scores}; return scores.roll(1, 1) if images.dtype == torch.bfloat16 else scores"
-    module = own_module(tmp_path, forward=wrong)
+    module = user_module(tmp_path, forward=wrong)
     arguments = ["--module", module, "--variants", "eager,bf16", "--data", "imagefolder:images", "--accuracy", "full"]
     done = once(*arguments, "--max-accuracy-drop", "20%", "--fail-on", "slower", "--processes", "2")
     assert done.returncode == 0, done.stderr
@@ -326,7 +326,7 @@ def test_weights_that_do_not_fit_name_the_key(once, tmp_path):
 
 
 def test_nothing_measured_exits_6(once, tmp_path):
-    done = once("--module", own_module(tmp_path, build="raise RuntimeError('not today')"), "--variants", "eager")
+    done = once("--module", user_module(tmp_path, build="raise RuntimeError('not today')"), "--variants", "eager")
     assert done.returncode == 6
     (record,) = written(tmp_path)
     log = f"logs/{record.run_id}.0.log"
@@ -337,7 +337,7 @@ def test_nothing_measured_exits_6(once, tmp_path):
 
 
 def test_what_only_the_worker_can_know_of_a_command_line_exits_2_too(once, tmp_path):
-    own_module(tmp_path)
+    user_module(tmp_path)
     done = once("--module", "net.py:torch", "--variants", "eager")
     assert done.returncode == 2
     assert "--module net.py:torch: this is module, not a function" in written(tmp_path)[0].reason
@@ -366,7 +366,7 @@ def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
 
 def test_a_module_of_a_package_is_found_from_the_current_folder(once, tmp_path):
     (tmp_path / "package").mkdir()
-    own_module(tmp_path / "package")
+    user_module(tmp_path / "package")
     done = once("--module", "package.net:build", "--variants", "eager")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [record.case.model for record in written(tmp_path)] == ["own.net.build"]
@@ -374,7 +374,7 @@ def test_a_module_of_a_package_is_found_from_the_current_folder(once, tmp_path):
 
 @pytest.mark.usefixtures("command")
 def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(tmp_path, child_environment):
-    module = own_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
+    module = user_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
     arguments = ["--module", module, "--batch-sizes", "1,2,3", "--variants", "eager", "--config", "tiny.toml", "--wait"]
     line = [Path(sys.executable).parent / "bench-once", *arguments, "--device", "cpu", "--output", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -395,7 +395,7 @@ def test_the_supervisor_stays_small_and_free_of_torch_while_a_case_runs(once, tm
         "p = f'/proc/{os.getppid()}'; kib = [l.split()[1] for l in open(p + '/status') if l.startswith('VmRSS')][0]; "
         f"open('{tmp_path}/seen', 'w').write(kib + ' ' + str('torch' in open(p + '/maps').read()))"
     )
-    done = once("--module", own_module(tmp_path, build=look), "--variants", "eager")
+    done = once("--module", user_module(tmp_path, build=look), "--variants", "eager")
     assert done.returncode == 0, done.stderr
     kib, torch_mapped = (tmp_path / "seen").read_text().split()
     assert torch_mapped == "False"

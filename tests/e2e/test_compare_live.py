@@ -1,14 +1,18 @@
 """The real `benchd compare --live` on workers whose times are known: the order, the looks, every way to end."""
 
 import json
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 from stub_interpreter import interpreter
-from worker_jobs import own_module
+from worker_jobs import user_module
 
 from benchd.daemon import journal, records
 
@@ -35,6 +39,19 @@ def compare(tmp_path, child_environment):
         )
 
     return run
+
+
+def listened(broker, topic, count):
+    """Subscribe now; return a function that waits for so many messages and returns their payloads."""
+    arrived, subscribed = queue.Queue(), threading.Event()
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    client.on_message = lambda client, data, message: arrived.put(message.payload)
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.connect(broker.host, broker.port)
+    client.subscribe(topic, 1)
+    client.loop_start()
+    assert subscribed.wait(60)
+    return lambda: [arrived.get(timeout=60) for _ in range(count)]
 
 
 def said(done):
@@ -94,6 +111,15 @@ def test_an_a_a_comparison_raises_the_least_effect_that_counts(compare, stub, tm
     assert "below the least that counts here, 4 %" in said(done)["verdict"]["reason"]
 
 
+def test_both_records_go_to_the_broker_of_the_configuration(compare, stub, tmp_path, mosquitto):
+    heard = listened(mosquitto, "benchd/v1/test-device/result/#", 2)
+    (tmp_path / "config.toml").write_text(f'{CONFIG}[mqtt]\nurl = "{mosquitto.url}"\n')
+    done = compare("--live", CASE, "--python", stub("one", "5"), "--python", stub("other", "6"), "--pairs", "2")
+    assert done.returncode == 3, done.stderr
+    kept = journal.read(tmp_path / "out" / "records.jsonl")
+    assert sorted(heard()) == sorted(kept)
+
+
 def test_a_side_that_cannot_run_here_exits_7(compare, stub):
     """What a plan cannot know: the worker finds out."""
     done = compare("--live", CASE, "--python", stub("one", "5"), "--python", stub("other", "5", status="unsupported"))
@@ -149,7 +175,7 @@ def test_two_modules_of_ones_own_are_compared_by_real_workers(compare, tmp_path)
     modules = []
     for name, work in (("before", "pass"), ("after", "for _ in range(200): torch.randn(96, 96) @ torch.randn(96, 96)")):
         (tmp_path / name).mkdir()
-        modules.append(own_module(tmp_path / name, forward=work))
+        modules.append(user_module(tmp_path / name, forward=work))
     (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.3\n")
     given = [word for module in modules for word in ("--module", module)]
     done = compare("--live", "eager,b2", *given, "--pairs", "2", "--threads", "1")

@@ -60,13 +60,13 @@ g (float[N,4] x, int64[N] rows) => (float[N,4] y) <float[2,4] table = {0,0,0,0, 
 }"""
 
 
-def own_file(folder):
+def user_onnx(folder):
     onnx.save(parser.parse_model(GOOD), folder / "own.onnx")
     return folder / "own.onnx"
 
 
 def test_an_own_file_is_measured(once, tmp_path):
-    own_file(tmp_path)
+    user_onnx(tmp_path)
     done = once("--onnx", "own.onnx", "--batch-sizes", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = written(tmp_path)
@@ -76,14 +76,14 @@ def test_an_own_file_is_measured(once, tmp_path):
 
 
 def test_a_damaged_file_of_ones_own_is_told_before_anything_is_measured(once, tmp_path):
-    os.truncate(own_file(tmp_path), 50)
+    os.truncate(user_onnx(tmp_path), 50)
     done = once("--onnx", "own.onnx")
     assert done.returncode == 2
     assert "truncated, or no valid ONNX file" in done.stderr
 
 
 def test_an_own_file_runs_where_files_run(once, tmp_path):
-    own_file(tmp_path)
+    user_onnx(tmp_path)
     missing = once("--onnx", "nowhere.onnx")
     assert (missing.returncode, missing.stderr) == (2, "error: --onnx nowhere.onnx: no such file\n")
     planned = once("--onnx", "own.onnx", "--variants", "compile,onnxruntime", "--dry-run")

@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from worker_jobs import own_module
+from worker_jobs import user_module
 
 from benchd.models import catalog
 
@@ -123,7 +123,7 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
 def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
     (tmp_path / "images").mkdir()
     (tmp_path / "labels").write_text("a.png 0")
-    done = once("--module", own_module(tmp_path), *arguments)
+    done = once("--module", user_module(tmp_path), *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "out").exists()
 

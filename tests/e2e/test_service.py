@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import paho.mqtt.client as paho
+import psutil
 import pytest
 from asyncapi import Document
 from fake_nvml import FIRST, FakeNvml
@@ -287,6 +288,32 @@ def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next
         results = [site.until("result/") for _ in cases]
     assert [(result["case_id"], result["status"]) for result in results] == [(cases[0], "aborted"), (cases[1], "ok")]
     assert results[0]["reason"] == "the service died while this case ran"
+
+
+def test_a_run_probes_as_bench_once_does_and_keeps_its_sampler(site):
+    """In the first and the last process that need the same rates, on the same plan."""
+    with site.configure(sizes="[16, 32, 64]").service() as process:
+        site.command("run", suite="small")
+        results, samplers = [], set()
+        for _ in range(3):
+            results.append(site.until("result/"))
+            samplers |= samplers_of(process.pid)
+    once = [Path(sys.executable).parent / "bench-once", "--config", "benchd.toml", "--device", "cpu", "--wait"]
+    subprocess.run(once, cwd=site.folder, env=site.environment, capture_output=True, check=True)
+    kept = [json.loads(line) for line in (site.folder / "bench-out" / "records.jsonl").read_text().splitlines()]
+    assert probing(results) == probing(kept) == [True, False, True]
+    assert not any("probes_moved" in result["flags"] for result in results[:2])
+    assert len(samplers) == 1
+
+
+def probing(results):
+    """Return which processes of the records took the device's rates."""
+    return [process["probes"] is not None for result in results for process in result["processes"]]
+
+
+def samplers_of(pid):
+    found = psutil.Process(pid).children()
+    return {child.pid for child in found if "benchd.daemon.sampling.sources" in child.cmdline()}
 
 
 def test_a_running_pass_is_cancelled_by_command(site):

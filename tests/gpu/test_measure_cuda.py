@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from worker_jobs import job, own_module, run
+from worker_jobs import job, run, user_module
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import probes, steps
@@ -20,7 +20,7 @@ IN_FLOAT64 = (
 
 def peak_bytes(folder, variant, forward):
     """Return the device's peak of a module with this line in its forward."""
-    a_job = job(folder, module=own_module(folder, forward=forward), variant=Variant.parse(variant))
+    a_job = job(folder, module=user_module(folder, forward=forward), variant=Variant.parse(variant))
     outcome = run(msgspec.structs.replace(a_job, device="cuda", artifacts=str(folder / "artifacts")))
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     return outcome.process.memory.device_peak_bytes

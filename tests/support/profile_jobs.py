@@ -1,8 +1,9 @@
 """Jobs of the profiling child: a net of the test's own or a small catalogued one, on the CPU with one thread."""
 
 import msgspec
-from worker_jobs import own_module
+from worker_jobs import user_module
 
+from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.records import Case, Variant
 from benchd.models import catalog
@@ -18,7 +19,7 @@ def profile_job(folder, *, model="snn_onepass", variant="eager", batch=2, option
 def own_job(folder, *, build="pass", forward="pass", variant="eager", batch=2, **fields):
     """Return a job of the small net in `worker_jobs` with these lines in its functions."""
     case = Case(model="own.net.build", variant=Variant.parse(variant), batch_size=batch)
-    module = own_module(folder, build=build, forward=forward)
+    module = user_module(folder, build=build, forward=forward)
     return msgspec.structs.replace(_job(folder, case, {}), module=module, **fields)
 
 
@@ -27,6 +28,7 @@ def _job(folder, case, options):
         case=case,
         suite_id="the run of a test",
         options=options,
+        limits=PRESETS["quick"],
         workload="forward",
         methods=["torch"],
         warm_up=1,

@@ -37,7 +37,7 @@ def build():
 """
 
 
-def own_module(folder: Path, *, build: str = "pass", forward: str = "pass") -> str:
+def user_module(folder: Path, *, build: str = "pass", forward: str = "pass") -> str:
     """Write a small module with these lines in its functions; return it as `FILE.py:build`."""
     path = folder / "net.py"
     path.write_text(NET.format(build=build, forward=forward))

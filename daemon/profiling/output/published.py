@@ -1,13 +1,13 @@
 """A profile's summary as a Record: flagged as one, so that it is published and shown and never ranked or compared."""
 
-from benchd.daemon.measuring.recording import Begun, Pass
+from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution, Profile
 from benchd.daemon.records import PROFILED, Occupancy, Record, Timing
 
 ELSEWHERE = ("energy", "clocks", "temperature", "memory", "check", "floor", "x_of_floor", "probes")
 
 
-def record(profile: Profile, shared: Pass, begun: Begun, occupancy: Occupancy | None) -> Record:
+def record(profile: Profile, run: Run, run_id: RunId, occupancy: Occupancy | None) -> Record:
     """Return the Record, with the times of the benchmark method and the occupancy where they are known."""
     missing = dict.fromkeys(ELSEWHERE, "no part of a profile; bench-once measures it") | profile.missing
     timing = _timing(profile.benchmark.step) if profile.benchmark else None
@@ -17,17 +17,17 @@ def record(profile: Profile, shared: Pass, begun: Begun, occupancy: Occupancy | 
         missing["occupancy"] = "a GPU's alone" if profile.device == "cpu" else "the trace gave none"
     reasons = "; ".join(profile.missing.values())
     return Record(
-        run_id=begun.run_id,
-        suite_id=shared.suite_id,
-        device_id=shared.device_id,
+        run_id=run_id.run_id,
+        suite_id=run.suite_id,
+        device_id=run.device_id,
         case_id=profile.case_id,
         case=profile.case,
         status="ok" if profile.measured else "failed",
         reason=None if profile.measured else reasons,
-        t_wall=begun.t_wall,
-        t_mono_ns=begun.t_mono_ns,
-        boot_id=shared.boot_id,
-        tool_version=shared.tool_version,
+        t_wall=run_id.t_wall,
+        t_mono_ns=run_id.t_mono_ns,
+        boot_id=run.boot_id,
+        tool_version=run.tool_version,
         environment=profile.environment,
         model=profile.model,
         kernels_ran=profile.kernels_ran,

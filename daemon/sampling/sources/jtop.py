@@ -4,7 +4,6 @@ Nothing here imports jtop: the bridge does (jtop_bridge.py says why), started wi
 as `jtop=PYTHON`. A bridge that ends or falls silent is started again, ever more slowly while that does not help.
 """
 
-import os
 import select
 import subprocess
 import time
@@ -15,6 +14,7 @@ from typing import IO, cast
 import msgspec
 from msgspec import Struct
 
+from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
@@ -25,7 +25,7 @@ START_S = 10.0
 SILENCE_S = 2.0
 RETRY_S = 0.25
 MAX_RETRY_S = 30.0
-PIPE_BYTES = 2**16
+MAX_LINE_BYTES = 2**16
 UPTIME_GRAIN_NS = 10_000_000
 
 
@@ -184,7 +184,6 @@ class _Bridge:
 
     def __init__(self, python: Path) -> None:
         self.ended: str | None = None
-        self._buffer = b""
         self._patience_s = START_S
         self._heard_s = time.monotonic()
         # -I: `import jtop` is to find the system's, neither our file of this name nor one in our PYTHONPATH.
@@ -193,14 +192,18 @@ class _Bridge:
         )
         self._stdin = cast("IO[bytes]", self._process.stdin)
         self._stdout = cast("IO[bytes]", self._process.stdout)
-        os.set_blocking(self.fileno(), False)
+        self._lines: Lines[_Reading | _End] = Lines(
+            self.fileno(), msgspec.json.Decoder(_Reading | _End), MAX_LINE_BYTES
+        )
 
     def fileno(self) -> int:
         return self._stdout.fileno()
 
     def read(self) -> list[_Reading]:
         """Return the readings that have arrived; `ended` says then why no more are to be expected."""
-        readings = [message for line in self._lines() if (message := self._decode(line))]
+        readings = [reading for message in self._lines.read() if (reading := self._reading(message))]
+        if self._lines.ended:
+            self.ended = self.ended or "the bridge to jtop ended without a reason; standard error may hold one"
         now_s = time.monotonic()
         if readings:
             self._heard_s = now_s
@@ -209,23 +212,9 @@ class _Bridge:
             self.ended = self.ended or f"the bridge to jtop gave no reading for {self._patience_s:g} s"
         return readings
 
-    def _lines(self) -> list[bytes]:
-        try:
-            data = os.read(self.fileno(), PIPE_BYTES)
-        except BlockingIOError:
-            return []
-        if not data:
-            self.ended = self.ended or "the bridge to jtop ended without a reason; standard error may hold one"
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > PIPE_BYTES:
-            lines, self._buffer = [*lines, self._buffer], b""
-        return lines
-
-    def _decode(self, line: bytes) -> _Reading | None:
-        try:
-            message = msgspec.json.decode(line, type=_Reading | _End)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self.ended = self.ended or f"the bridge to jtop wrote rubbish: {line[:60]!r}"
+    def _reading(self, message: _Reading | _End | Rubbish) -> _Reading | None:
+        if isinstance(message, Rubbish):
+            self.ended = self.ended or f"the bridge to jtop wrote rubbish: {message}"
             return None
         if isinstance(message, _End):
             self.ended = self.ended or message.reason

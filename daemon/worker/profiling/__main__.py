@@ -1,4 +1,4 @@
-"""The child of `benchd profile`: a ProfileJob on stdin, one Collected on stdout, progress and errors on stderr."""
+"""The child of `benchd profile`: a ProfileJob on stdin, one Collected on the pipe FD, progress and errors on stderr."""
 
 import importlib
 import os
@@ -25,12 +25,13 @@ METHODS = {
 
 
 def main() -> int:
-    """Read the job, run its methods, answer whatever happens."""
+    """Read the job, run its methods, answer whatever happens; under an Nsight tool, which sees stdout, on that."""
     child.die_with_parent()
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ProfileJob)
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProfileJob)
+    fd = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(sys.stdout.fileno())
+    with os.fdopen(fd, "wb") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries and modules print
-        answer.write(msgspec.json.encode(collected(job)))
+        answer.write(msgspec.json.encode(collected(job)) + b"\n")
     return 0
 
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.measuring.plan import PRESETS
-from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, phases, subject
@@ -69,9 +67,8 @@ class Work:
 
 def open_work(job: ProfileJob) -> Work:
     """Build and load the job's model; raise Unsupported, UsageError or what a user's module raises."""
-    as_job = _as_job(job)
-    device = phases.open_device(as_job)
-    built = subject.build(as_job)
+    device = phases.open_device(job)
+    built = subject.build(job)
     variant, batch = job.case.variant, job.case.batch_size
     backends.prepare(variant, built.source, device, batch)
     loaded = backends.load(variant, built.source, device, built.images[:batch])
@@ -98,27 +95,6 @@ def open_work(job: ProfileJob) -> Work:
         forward=passes.forward,
         backward=passes.backward,
         loss=loss,
-    )
-
-
-def _as_job(job: ProfileJob) -> Job:
-    return Job(
-        case=job.case,
-        suite_id=job.suite_id,
-        options=job.options,
-        limits=PRESETS["quick"],
-        device=job.device,
-        threads=job.threads,
-        output=job.output,
-        raw_name="",
-        cache=job.cache,
-        spawned_ns=0,
-        weights=job.weights,
-        data=job.data,
-        module=job.module,
-        module_folder=job.module_folder,
-        inputs=job.inputs,
-        artifacts=job.artifacts,
     )
 
 

@@ -2,12 +2,14 @@
 
 import pytest
 from records_made import made
+from sessions_made import settings
 
 from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import Case, Check, Variant, encode
 from benchd.daemon.verdicts import noise_floor
 from benchd.daemon.verdicts.compare import comparison
@@ -29,7 +31,8 @@ def test_the_records_name_the_gpu_that_is_measured(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     machine = Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
-    assert once.new_pass("d", machine).environment.gpu == "--id=GPU-1a2b"
+    session = Session(settings(tmp_path, machine=machine))
+    assert session.run("suite").environment.gpu == "--id=GPU-1a2b"
 
 
 @pytest.mark.parametrize(
@@ -80,8 +83,7 @@ def test_a_damaged_noise_floor_is_said_before_anything_is_measured(tmp_path, mon
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / noise_floor.FILE).write_text("{}\n")
     (tmp_path / "before.jsonl").write_bytes(encode(OK) + b"\n")
-    suite = {"models": ["square"], "options": {"size": [16]}, "variants": ["eager"], "preset": "quick"}
-    request = once.Request(suite, device="cpu", output=tmp_path / "out", baseline=str(tmp_path / "before.jsonl"))
+    stored, out = str(tmp_path / "before.jsonl"), tmp_path / "out"
     with pytest.raises(SchemaError, match="remove the line"):
-        once.run(request)
+        once.once(models="square", option=["size=16"], variants="eager", device="cpu", baseline=stored, output=out)
     assert not (tmp_path / "out").exists()

@@ -9,18 +9,18 @@ from records_made import ENVIRONMENT, made, timing
 from benchd.daemon import cli
 from benchd.daemon.commands import profile
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring.recording import Begun, Pass
+from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.profiling.collecting import Found
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.profile import Collected
 from benchd.daemon.records import Check, Occupancy, ProcessResult, decode, encode
 from benchd.daemon.verdicts import results
 
-PASS = Pass(device_id="d", boot_id="b", suite_id="s", tool_version="0", environment=ENVIRONMENT)
+RUN = Run(device_id="d", boot_id="b", suite_id="s", tool_version="0", environment=ENVIRONMENT)
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
 )
-BEGUN = Begun("r1", "2026-01-01T00:00:00.000Z", 1)
+RUN_ID = RunId("r1", "2026-01-01T00:00:00.000Z", 1)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_exit_code_says_what_came_of_it(gathered, found_in, by_name, code):
 
 def test_the_record_holds_the_benchmark_s_times_and_is_flagged():
     occupancy = Occupancy(theoretical=0.5, estimated=0.4, measured=None, utilization=0.9, kernels=3)
-    one = record(shown(), PASS, BEGUN, occupancy)
+    one = record(shown(), RUN, RUN_ID, occupancy)
     assert decode(encode(one)) == one
     assert (one.status, one.flags, one.occupancy) == ("ok", ["profiled"], occupancy)
     assert (one.timing.median_ms, one.timing.runs, one.throughput_per_s) == (1200.0, 10, 3.33)
@@ -103,9 +103,9 @@ def test_the_record_holds_the_benchmark_s_times_and_is_flagged():
 
 
 def test_a_record_without_a_benchmark_gives_the_reason():
-    one = record(shown_on_cpu(missing={"benchmark": "no memory"}), PASS, BEGUN, None)
+    one = record(shown_on_cpu(missing={"benchmark": "no memory"}), RUN, RUN_ID, None)
     assert (one.timing, one.missing["timing"]) == (None, "no memory")
-    one = record(shown_on_cpu(torch=None, missing={"torch": "no luck"}), PASS, BEGUN, None)
+    one = record(shown_on_cpu(torch=None, missing={"torch": "no luck"}), RUN, RUN_ID, None)
     assert (one.status, one.reason) == ("failed", "no luck")
 
 

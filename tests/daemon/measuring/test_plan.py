@@ -15,7 +15,8 @@ from benchd.daemon import records
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.plan import Machine, OwnFile, OwnModule
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.worker.backends import BACKENDS
 from benchd.models import libraries
 
@@ -201,7 +202,7 @@ def test_the_plan_knows_the_backends_that_the_worker_has():
 
 
 def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
-    own = OwnModule("/somewhere/net.py:build")
+    own = UserModule("/somewhere/net.py:build")
     assert ids(Suite(variants=["eager", "amp"]), own=own) == ["own.net.build,eager,b1", "own.net.build,amp,b1"]
     with pytest.raises(UsageError, match="takes no options"):
         ids(Suite(options={"time_steps": ["1"]}), own=own)
@@ -227,7 +228,7 @@ def test_a_library_that_is_not_installed_is_not_available(monkeypatch):
 
 @pytest.mark.parametrize("preset", ["quick", "standard"])
 def test_a_module_of_your_own_runs_what_ships_most(preset):
-    own = OwnModule("package.net:build", folder="/somewhere")
+    own = UserModule("package.net:build", folder="/somewhere")
     assert own.model == "own.net.build"
     gpu = Machine("cuda", has_cxx=True, has_tensorrt=True)
     on_both = ["eager", "compile", "onnxruntime"]
@@ -237,7 +238,7 @@ def test_a_module_of_your_own_runs_what_ships_most(preset):
 
 
 def test_a_file_of_a_fixed_batch_implies_it():
-    own = OwnFile("/somewhere/net.onnx", [], batch_size=4)
+    own = UserFile("/somewhere/net.onnx", [], batch_size=4)
     assert ids(Suite(variants=["onnxruntime"]), own=own) == ["own.net,onnxruntime,b4"]
     assert ids(Suite(variants=["onnxruntime"], batch_sizes=[4]), own=own) == ["own.net,onnxruntime,b4"]
     with pytest.raises(UsageError, match=r"--batch-sizes 2: net\.onnx is written for batches of 4$"):
@@ -424,10 +425,10 @@ def test_accuracy_is_measured_where_weights_and_data_are_there_and_over_as_much_
 
 
 def test_whether_a_module_of_ones_own_is_trained_is_not_known():
-    own = OwnModule("net.py:build", [3, 4, 4])
+    own = UserModule("net.py:build", [3, 4, 4])
     assert accuracies(Suite(data="imagefolder:images"), own=own) == {None}
     assert accuracies(Suite(data="imagefolder:images", accuracy=9), own=own) == {9}
-    assert accuracies(Suite(data="imagefolder:images"), own=OwnFile("net.onnx", {})) == {plan.POOL_IMAGES}
+    assert accuracies(Suite(data="imagefolder:images"), own=UserFile("net.onnx", {})) == {plan.POOL_IMAGES}
 
 
 def test_weights_are_for_one_model(checkpoint):
@@ -438,7 +439,7 @@ def test_weights_are_for_one_model(checkpoint):
 
 
 def test_a_model_of_ones_own_has_no_trained_weights_that_ship(checkpoint):
-    own = OwnModule("net.py:build")
+    own = UserModule("net.py:build")
     (planned, *_) = plan.plan([Suite(weights=checkpoint)], LimitsConfig(), CPU, own)
     assert planned.weights == checkpoint
     with pytest.raises(UsageError, match="--weights demo: a model of your own has none; give a checkpoint of it"):

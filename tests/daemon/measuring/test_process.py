@@ -6,7 +6,7 @@ import select
 
 import msgspec
 import pytest
-from worker_jobs import TINY, job, own_module, run
+from worker_jobs import TINY, job, run, user_module
 
 from benchd.daemon.measuring import plan, process
 from benchd.daemon.records import Variant
@@ -14,7 +14,7 @@ from benchd.models import catalog
 
 
 def test_a_worker_that_does_its_work(tmp_path):
-    outcome = run(job(tmp_path, module=own_module(tmp_path, build="print('noise on stdout')")))
+    outcome = run(job(tmp_path, module=user_module(tmp_path, build="print('noise on stdout')")))
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     assert outcome.check is not None
     assert outcome.check.passed
@@ -47,7 +47,7 @@ def test_a_worker_that_does_its_work(tmp_path):
     ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn", "memory", "raise", "no-module", "sys-exit"],
 )
 def test_a_worker_that_ends_badly(tmp_path, lines, status, reason):
-    outcome = run(job(tmp_path, module=own_module(tmp_path, **lines)))
+    outcome = run(job(tmp_path, module=user_module(tmp_path, **lines)))
     assert outcome.process.status == status
     assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
 
@@ -57,7 +57,7 @@ def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):
     line = '{"type":"stage","name":"accuracy","percent":1}'
     says = f"[(os.write(int(sys.argv[1]), b'{line}\\n'), time.sleep(1.5)) for part in range(4)]"
     limits = msgspec.structs.replace(TINY, check_deadline_s=4.5)
-    outcome = run(job(tmp_path, limits=limits, module=own_module(tmp_path, build=says)))
+    outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path, build=says)))
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
 
 
@@ -68,7 +68,7 @@ def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
     started = f"['sh', '-c', 'echo started; sleep 1000'], stdout=open('{fifo}', 'w')"
     start_a_child = f"import subprocess; subprocess.Popen({started})"
     limits = msgspec.structs.replace(TINY, build_deadline_s=5.0)
-    module = own_module(tmp_path, build=f"{start_a_child}; time.sleep(1000)")
+    module = user_module(tmp_path, build=f"{start_a_child}; time.sleep(1000)")
     outcome = run(job(tmp_path, limits=limits, module=module))
     assert (outcome.process.status, outcome.process.reason) == ("timeout", "stage build")
     assert os.read(reader, 100) == b"started\n"
@@ -79,7 +79,7 @@ def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
 
 def test_what_was_found_before_a_failure_is_kept(tmp_path):
     lines = "self.runs = getattr(self, 'runs', 0) + 1\n        assert self.runs < 20"
-    outcome = run(job(tmp_path, module=own_module(tmp_path, forward=lines)))
+    outcome = run(job(tmp_path, module=user_module(tmp_path, forward=lines)))
     assert outcome.process.status == "failed"
     assert outcome.check is not None
     assert outcome.model is not None

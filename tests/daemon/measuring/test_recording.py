@@ -6,11 +6,11 @@ from records_made import ENVIRONMENT, timing
 
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.measuring.recording import Begun, Pass
+from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.records import Case, Check, Deadlines, Memory, ModelFacts, Probes, ProcessResult, Summary
 from benchd.models.cost import cost, parameters
 
-SHARED = Pass("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
+SHARED = Run("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
 
 
 VIM = ModelFacts(
@@ -39,7 +39,7 @@ def probes(matrix=1e12):
 
 def record(*outcomes, case=None, probes=None):
     case = case or Case(model="vim_tiny", batch_size=4)
-    return recording.record(case, "quick", SHARED, Begun.now(7), outcomes, probes)
+    return recording.record(case, "quick", SHARED, RunId("r7", "2026-01-01T00:00:00.000Z", 7), outcomes, probes)
 
 
 def check(passed, share):

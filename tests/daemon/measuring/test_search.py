@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from records_made import ENVIRONMENT, made
 
-from benchd.daemon.measuring import search
+from benchd.daemon.measuring import plan
 from benchd.daemon.records import Case, Memory, Variant
 
 OFFLINE = Case(model="square", scenario="offline")
@@ -32,4 +32,4 @@ def batch(size, throughput, share_of_memory=0.1, **fields):
     ],
 )
 def test_it_ends_where_the_throughput_rises_no_more_or_twice_the_memory_is_not_there(measured, over):
-    assert search.is_over(msgspec.structs.replace(OFFLINE, batch_size=64), measured) is over
+    assert plan.search_is_over(msgspec.structs.replace(OFFLINE, batch_size=64), measured) is over

@@ -3,7 +3,8 @@
 import pytest
 
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.measuring.supervisor import _end_of_search, spare_cpu
+from benchd.daemon.measuring.session import spare_cpu
+from benchd.daemon.measuring.supervisor import _end_of_search
 from benchd.daemon.records import ProcessResult
 
 

@@ -4,8 +4,10 @@ import json
 import re
 
 import pytest
-from profile_jobs import profile_job
+from profile_jobs import own_job, profile_job
+from sessions_made import session
 
+from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.collecting import Found, gather, read_trace
 from benchd.daemon.profiling.profile import Collected, ProfileJob
 from benchd.daemon.records import Case
@@ -31,18 +33,16 @@ def read(tmp_path):
         (tmp_path / "trace.json").write_text(text)
         job = ProfileJob(
             case=Case(model="square"),
-            suite_id="",
             options={},
+            limits=PRESETS["quick"],
             workload="forward",
             methods=["torch"],
             warm_up=0,
             steps=1,
             runs=5,
             device=device,
-            threads=None,
             output=str(tmp_path),
             cache="",
-            artifacts="",
         )
         made = Found(Collected(), {}, [])
         read_trace(made, job, "trace.json")
@@ -81,14 +81,24 @@ def test_a_trace_of_no_use_is_a_failed_method_with_its_reason(read, events, devi
     assert re.search(reason, found.missing["torch"])
 
 
+def gathered(folder, job, source, deadline_s=120.0):
+    with session(folder, sources=[source]) as one, one.measuring(ending=()):
+        return gather(one, job, deadline_s, None).collected
+
+
+def test_a_child_that_takes_too_long_is_ended_with_its_reason(tmp_path):
+    job = own_job(tmp_path, build="time.sleep(1000)")
+    assert gathered(tmp_path, job, "procfs", deadline_s=2.0).error == "it took longer than 2 s"
+
+
 def test_the_layers_have_the_energy_of_a_pass_from_the_sensor_beside_the_child(tmp_path):
     watts = [5.01, 15.02, 7.03, 6.04, 9.05, 12.06, 5.57]
     metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": watts, "period_s": 0.05}
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"metrics": [metric]}))
     options = {"time_steps": 2}
-    job = profile_job(tmp_path, options=options, methods=["layers"], sources=[f"fake={script}"])
-    layers = gather(job, 120.0, None).collected.layers
+    job = profile_job(tmp_path, options=options, methods=["layers"])
+    layers = gathered(tmp_path, job, f"fake={script}").layers
     assert layers.energy_scope == "module input VDD_IN, by fake"
     seconds, images = layers.energy_window.seconds, layers.energy_images
     mean_w = layers.measured_energy_j * images / seconds
@@ -96,7 +106,7 @@ def test_the_layers_have_the_energy_of_a_pass_from_the_sensor_beside_the_child(t
 
 
 def test_without_a_power_sensor_the_layers_say_so(tmp_path):
-    job = profile_job(tmp_path, options={"time_steps": 2}, methods=["layers"], sources=["procfs"])
-    layers = gather(job, 120.0, None).collected.layers
+    job = profile_job(tmp_path, options={"time_steps": 2}, methods=["layers"])
+    layers = gathered(tmp_path, job, "procfs").layers
     assert layers.measured_energy_j is None
     assert "Measured energy: no_sensor." in layers.notes

@@ -36,10 +36,10 @@ def test_a_suite_that_is_due_is_begun_and_measured_case_by_case():
     assert one.next_due("d") == ("s", 4600.0)
     assert one.next(nothing) is None
     assert one.look(4600.0, 3620.0, "d")
-    entry, planned = one.next(nothing)
+    entry, (planned, *_) = one.next(nothing)
     assert (planned.case.case_id, entry.left) == (CASES[0], CASES)
     one.skip(entry.suite_id, CASES[0])
-    assert one.next(nothing)[1].case.case_id == CASES[1]
+    assert one.next(nothing)[1][0].case.case_id == CASES[1]
 
 
 def test_a_clock_that_is_set_right_after_a_boot_begins_nothing_that_was_not_due():

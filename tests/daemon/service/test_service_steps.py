@@ -48,8 +48,9 @@ def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service,
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     service._machine = plan.Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
+    service._session = service._made_session()
     info = announcements.info(service._settings.device, "d", "boot", service._machine, service._agenda)
-    for environment in (service._shared("boot", "suite").environment, info.environment):
+    for environment in (service._session.run("suite").environment, info.environment):
         assert environment.gpu == "--id=GPU-1a2b"
 
 

@@ -9,7 +9,7 @@ import torch
 from test_check import onepass
 from test_measure import loaded
 from torch import nn
-from worker_jobs import TINY, job, own_module, run
+from worker_jobs import TINY, job, run, user_module
 
 from benchd.daemon.records import Check
 from benchd.daemon.worker import agreement, audit, check, steps, subject
@@ -36,7 +36,7 @@ CACHING = """
 
 def measured(folder, forward="pass", **fields):
     """Run the module in a worker; `forward` stands in it."""
-    return run(job(folder, module=own_module(folder, forward=forward), **fields))
+    return run(job(folder, module=user_module(folder, forward=forward), **fields))
 
 
 @pytest.mark.parametrize("scenario", ["offline", "wake_up"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from worker_jobs import job, own_module
+from worker_jobs import job, user_module
 
 from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import Variant
@@ -39,7 +39,7 @@ def trained(folder, **fields):
 
 
 def test_a_module_that_is_right_passes(tmp_path):
-    result = checked(job(tmp_path, module=own_module(tmp_path)))
+    result = checked(job(tmp_path, module=user_module(tmp_path)))
     assert result.passed
     assert (result.rule, result.images, result.tolerance) == ("outputs", 4, 2e-5)
     assert 0 < result.error_share < 1e-6
@@ -51,7 +51,7 @@ def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
     images.mkdir(parents=True)
     for number in range(300):
         Image.new("RGB", (4, 4), (number % 256, number // 256, 0)).save(images / f"{number}.png")
-    a_job = job(tmp_path, module=own_module(tmp_path))
+    a_job = job(tmp_path, module=user_module(tmp_path))
     limits = msgspec.structs.replace(a_job.limits, check_images=300)
     a_job = msgspec.structs.replace(a_job, limits=limits, data=f"imagefolder:{images.parent}")
     assert len(subject.build(a_job).images) == 300
@@ -60,14 +60,14 @@ def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
 @pytest.mark.parametrize(("error", "passed"), [(1e-5, True), (4e-5, False)])
 def test_a_module_that_is_wrong_in_float32_fails_beyond_the_tolerance(tmp_path, error, passed):
     wrong = f"if images.dtype != torch.float64: return self.fc(images.flatten(1)) * (1 + {error})"
-    result = checked(job(tmp_path, module=own_module(tmp_path, forward=wrong)))
+    result = checked(job(tmp_path, module=user_module(tmp_path, forward=wrong)))
     assert result.passed is passed
     assert result.error_share == pytest.approx(error, rel=0.05)
 
 
 def test_an_overflow_fails_and_stays_a_finite_number(tmp_path):
     wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) / 0"
-    result = checked(job(tmp_path, module=own_module(tmp_path, forward=wrong)))
+    result = checked(job(tmp_path, module=user_module(tmp_path, forward=wrong)))
     assert not result.passed
     assert np.isfinite(result.max_abs_error)
     assert np.isfinite(result.error_share)
@@ -77,7 +77,7 @@ def test_an_overflow_fails_and_stays_a_finite_number(tmp_path):
 def test_nothing_is_held_against_a_reference_that_is_not_finite(tmp_path, where):
     wrong = f"{where} return self.fc(images.flatten(1)) / 0"
     with pytest.raises(UnfitModel, match="the model's answer is NaN or infinite in float64"):
-        checked(job(tmp_path, module=own_module(tmp_path, forward=wrong)))
+        checked(job(tmp_path, module=user_module(tmp_path, forward=wrong)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "amp"])
@@ -212,7 +212,7 @@ def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared, 
 
 
 def test_the_reference_is_kept_and_a_damaged_one_is_made_again(tmp_path):
-    a_job = job(tmp_path, module=own_module(tmp_path))
+    a_job = job(tmp_path, module=user_module(tmp_path))
     first = checked(a_job)
     before = {kept: kept.read_bytes() for kept in references(a_job)}
     assert len(before) == 2  # the exact answers, and what rounding does to them
@@ -227,7 +227,7 @@ def references(a_job):
 
 
 def test_other_weights_have_another_reference(tmp_path):
-    a_job = job(tmp_path, module=own_module(tmp_path))
+    a_job = job(tmp_path, module=user_module(tmp_path))
     checked(a_job)
     checked(msgspec.structs.replace(a_job, case=msgspec.structs.replace(a_job.case, seed=1)))
     assert len(references(a_job)) == 4

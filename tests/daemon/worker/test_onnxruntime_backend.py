@@ -68,7 +68,7 @@ def source(kind, store, **fields):
     return Source(**facts, weights_sha256="0" * 64, folder=store, **fields)
 
 
-def own_file(folder, graph, **fields):
+def user_onnx(folder, graph, **fields):
     """Write a graph as the user's own file; return it as a source."""
     path = folder / "own.onnx"
     onnx.save(parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), path)
@@ -149,7 +149,7 @@ def test_a_given_file_that_cannot_be_loaded_makes_the_case_unsupported(tmp_path)
 
 
 def test_an_own_file_may_have_several_inputs(tmp_path):
-    built = own_file(tmp_path, TABLE)
+    built = user_onnx(tmp_path, TABLE)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
     table = torch.tensor([[0.0] * 4, [10, 20, 30, 40]])
     seen = []
@@ -164,7 +164,7 @@ def test_an_own_file_may_have_several_inputs(tmp_path):
 
 
 def test_every_output_is_answered_by_its_name(tmp_path):
-    built = own_file(tmp_path, TWO_OUTPUTS)
+    built = user_onnx(tmp_path, TWO_OUTPUTS)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
     found = loaded.run(built.images[:2]).named
     wanted = built.plain(built.images[:2]).named
@@ -183,7 +183,7 @@ def test_every_output_is_answered_by_its_name(tmp_path):
     ids=["int64", "int8", "int16", "bool"],
 )
 def test_an_own_file_may_compute_with_other_types(graph, dtype, tmp_path):
-    built = own_file(tmp_path, graph)
+    built = user_onnx(tmp_path, graph)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
     found = loaded.run(built.images[:2])
     assert (built.images.dtype, found.dtype) == (dtype, dtype)
@@ -191,14 +191,14 @@ def test_an_own_file_may_compute_with_other_types(graph, dtype, tmp_path):
 
 
 def test_an_output_that_is_no_number_makes_the_case_unsupported(tmp_path):
-    built = own_file(tmp_path, "g (float[2,4] x) => (string[2,4] y) { y = Cast<to = 8>(x) }")
+    built = user_onnx(tmp_path, "g (float[2,4] x) => (string[2,4] y) { y = Cast<to = 8>(x) }")
     with pytest.raises(Unsupported, match=r"y of the file is a tensor\(string\)"):
         backend.load(built.source, "fp32", CPU, built.images[:2])
 
 
 def weighted(folder, weight):
     graph = f"g (float[2,4] x) => (float[2,4] y) <float[1] w = {{{weight}}}> {{ y = Mul(x, w) }}"
-    return own_file(folder, graph).source.onnx("fp32", 2, "cpu")
+    return user_onnx(folder, graph).source.onnx("fp32", 2, "cpu")
 
 
 @pytest.mark.parametrize(("precision", "half"), [("fp32", "False"), ("fp16", "True")])

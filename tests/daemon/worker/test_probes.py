@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from worker_jobs import job, own_module, run
+from worker_jobs import job, run, user_module
 
 from benchd.daemon.worker import probes
 from benchd.kernels import compiler
@@ -111,7 +111,7 @@ def test_a_real_worker_probes_after_what_it_timed(tmp_path):
 )
 def test_probes_that_fail_cost_the_floor_and_not_the_measurement(raised, told, tmp_path):
     spoils = f"def mm(*_, **__): raise {raised}\n    torch.mm = mm"
-    outcome = run(job(tmp_path, module=own_module(tmp_path, build=spoils)))
+    outcome = run(job(tmp_path, module=user_module(tmp_path, build=spoils)))
     assert outcome.process.status == "ok"
     assert outcome.process.timing is not None
     assert outcome.process.probes is None

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from worker_jobs import job, own_module
+from worker_jobs import job, user_module
 
 from benchd.daemon.worker import references, subject
 from benchd.exporters import code
@@ -19,7 +19,7 @@ def key(a_job, images=None, *, name="float64", batch_size=8, device=CPU):
 
 
 def test_everything_that_changes_the_answer_is_in_the_key(tmp_path, monkeypatch):
-    a_job = job(tmp_path, module=own_module(tmp_path))
+    a_job = job(tmp_path, module=user_module(tmp_path))
     images = torch.zeros(4, 3, 4, 4)
     keys = [
         key(a_job, images),
@@ -31,7 +31,7 @@ def test_everything_that_changes_the_answer_is_in_the_key(tmp_path, monkeypatch)
         key(a_job, images.reshape(4, 3, 2, 8)),
         key(msgspec.structs.replace(a_job, suite_id="another run"), images),
     ]
-    own_module(tmp_path, forward="images = images + 1")
+    user_module(tmp_path, forward="images = images + 1")
     keys.append(key(a_job, images))
     monkeypatch.setattr(code, "versions", lambda *_: {"torch": "2.8.0"})
     keys.append(key(a_job, images))
@@ -39,7 +39,7 @@ def test_everything_that_changes_the_answer_is_in_the_key(tmp_path, monkeypatch)
 
 
 def test_a_run_keeps_its_reference(tmp_path):
-    a_job = job(tmp_path, module=own_module(tmp_path))
+    a_job = job(tmp_path, module=user_module(tmp_path))
     assert key(a_job) == key(a_job)
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from PIL import Image
-from worker_jobs import job, own_module, run
+from worker_jobs import job, run, user_module
 
 from benchd.daemon.records import InputSpec, Variant
 from benchd.daemon.worker import accuracy, backends, subject
@@ -29,7 +29,7 @@ def write_images(folder, classes=5, per_class=PER_CLASS):
 
 def asked(tmp_path, forward="return scores", *, count="full", data=None, labels=None, **fields):
     """Return a job of a module that ends in these lines, with its accuracy over the images."""
-    module = own_module(tmp_path, forward=RIGHT + forward)
+    module = user_module(tmp_path, forward=RIGHT + forward)
     a_job = msgspec.structs.replace(job(tmp_path, module=module, **fields), probes=False)
     return msgspec.structs.replace(
         a_job, data=f"imagefolder:{data or tmp_path / 'images'}", labels=labels, accuracy=count

@@ -14,6 +14,7 @@ import benchd.kernels.lif
 import benchd.kernels.selective_scan
 import benchd.kernels.stbif
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.nsight import nsight, nsight_csv
 from benchd.daemon.profiling.profile import Collected, NsightCompute, NsightSystems, ProfileJob
 from benchd.daemon.records import Case
@@ -71,18 +72,16 @@ NCU = ncu(
 def job(tmp_path):
     return ProfileJob(
         case=Case(model="vim_tiny"),
-        suite_id="",
         options={},
+        limits=PRESETS["quick"],
         workload="forward",
         methods=["torch", "nsys"],
         warm_up=1,
         steps=3,
         runs=5,
         device="cuda",
-        threads=None,
         output=str(tmp_path),
         cache=str(tmp_path),
-        artifacts=str(tmp_path),
     )
 
 

@@ -17,7 +17,7 @@ from profiles_made import (
     profile,
 )
 
-from benchd.daemon.profiling import verify
+from benchd.daemon.profiling import verification
 from benchd.daemon.profiling.profile import (
     Allocation,
     BenchmarkProfile,
@@ -431,7 +431,7 @@ def test_a_module_of_the_users_own_has_no_kernels_of_ours():
 def test_every_proposed_case_can_be_planned():
     for planted in PLANTED:
         found = fired(planted.ill)[planted.rule]
-        case = verify.case_for(planted.ill, found)
+        case = verification.case_for(planted.ill, found)
         assert (case is None) == (planted.variant is None)
         if case:
             assert case != planted.ill.case
@@ -440,10 +440,10 @@ def test_every_proposed_case_can_be_planned():
 
 def test_the_case_of_a_finding_is_the_profiled_one_with_its_change():
     made = fired(VIM)["scan"]
-    case = verify.case_for(VIM, made)
+    case = verification.case_for(VIM, made)
     assert case.case_id == "vim_tiny,custom,b4,scan=two_level"
     back = msgspec.structs.replace(made, options={"scan": "serial"}, variant="eager", batch_size=8)
-    assert verify.case_for(VIM, back) == Case(model="vim_tiny", variant=Variant(), batch_size=8)
+    assert verification.case_for(VIM, back) == Case(model="vim_tiny", variant=Variant(), batch_size=8)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_the_case_of_a_finding_is_the_profiled_one_with_its_change():
 )
 def test_measurement_confirms_or_refutes(variant_ms, verdict):
     found = fired(VIM)["flips"]
-    made = verify.verified(VIM, found, [10.0, 10.0, 10.0], variant_ms, check_failed=False)
+    made = verification.verified(VIM, found, [10.0, 10.0, 10.0], variant_ms, check_failed=False)
     assert made.verdict == verdict
     assert made.evidence[-1].startswith(f"predicted 0.946 of the time, measured {made.measured:.3g}: 10 ms and ")
     assert made.expected == found.expected
@@ -466,12 +466,12 @@ def test_measurement_confirms_or_refutes(variant_ms, verdict):
 def test_a_larger_batch_is_judged_by_the_image():
     ill = on_gpu(gpus=[gpu(0.9, 0.3)])
     found = fired(ill)["low_utilization"]
-    made = verify.verified(ill, found, [10.0, 10.0, 10.0], [20.0, 20.1, 19.9], check_failed=False)
+    made = verification.verified(ill, found, [10.0, 10.0, 10.0], [20.0, 20.1, 19.9], check_failed=False)
     assert (made.verdict, round(made.measured, 2)) == ("confirmed", 0.5)
 
 
 def test_faster_with_a_failed_check_is_no_confirmation():
-    made = verify.verified(VIM, fired(VIM)["flips"], [10.0] * 3, [5.0, 5.1, 4.9], check_failed=True)
+    made = verification.verified(VIM, fired(VIM)["flips"], [10.0] * 3, [5.0, 5.1, 4.9], check_failed=True)
     assert made.verdict == "inconclusive"
     assert "does not pass its numerical check" in made.evidence[-1]
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.records import Case, ModelFacts, Variant
 from benchd.daemon.worker.profiling import costs, cuts, layers
@@ -23,7 +24,7 @@ SMALL_VIM = {"dim": 16, "depth": 3, "patch_size": 8, "stride": 8, "num_classes":
 def work_of(module, images, model="own", variant="eager", **job):
     case = Case(model=model, variant=Variant.parse(variant), batch_size=len(images))
     options = MODELS[model].resolve({}) if model in MODELS else {}
-    fixed = {"methods": ["layers"], "device": "cpu", "threads": None, "output": "", "cache": "", "artifacts": ""}
+    fixed = {"methods": ["layers"], "device": "cpu", "cache": "", "limits": PRESETS["quick"]}
     asked = {"workload": "forward", "warm_up": 1, "steps": 1, "runs": 5, **job}
     facts = ModelFacts(
         options=options, input_shape=list(images.shape[1:]), parameters=0, weights="", weights_sha256="", data=""
@@ -37,7 +38,7 @@ def work_of(module, images, model="own", variant="eager", **job):
         images=images,
         device=torch.device("cpu"),
         labels=None,
-        job=ProfileJob(case=case, suite_id="", options=options, **fixed, **asked),
+        job=ProfileJob(case=case, options=options, **fixed, **asked),
         facts=facts,
         step=forward,
         forward=forward,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
-from benchd.daemon.measuring import own_file
+from benchd.daemon.measuring import user_onnx
 from benchd.daemon.records import Dtype, InputSpec, Precision
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import sessions
@@ -18,7 +18,7 @@ from benchd.exporters.artifacts import Artifact, Metadata, sha256_of
 _PRECISIONS: dict[Dtype, Precision] = {"float32": "fp32", "float16": "fp16"}
 
 
-class OwnFile(nn.Module):
+class UserFile(nn.Module):
     """The file as a module, on the CPU and without graph optimisation: what its variants are compared with.
 
     `given` says what the file leaves open. Raises UsageError for a file that cannot be measured.
@@ -26,12 +26,12 @@ class OwnFile(nn.Module):
 
     def __init__(self, path: Path, given: Sequence[InputSpec]) -> None:
         super().__init__()
-        read = own_file.reads(path, given)
+        read = user_onnx.reads(path, given)
         self.path, self.sha256 = path, sha256_of(path)
         self.inputs, self.batch_size = read.inputs, read.batch_size
         self._session: Any = None
 
-    def __deepcopy__(self, memo: object) -> "OwnFile":
+    def __deepcopy__(self, memo: object) -> "UserFile":
         return self  # nothing in it changes
 
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
@@ -50,7 +50,7 @@ def artifact(path: Path, precision: Precision, sha256: str) -> Artifact:
 
     Raises Unsupported where it computes in another precision, and UnfitModel where it is no longer what it was.
     """
-    own: Precision = _PRECISIONS.get(own_file.first_dtype(path), "fp32")
+    own: Precision = _PRECISIONS.get(user_onnx.first_dtype(path), "fp32")
     if precision != own:
         suffix = "" if own == "fp32" else f"-{own}"
         raise Unsupported(f"{path.name} is written in {own}; ask for onnxruntime{suffix} or tensorrt{suffix}")

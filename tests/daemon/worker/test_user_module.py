@@ -8,7 +8,7 @@ import torch
 from worker_jobs import job, run
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
-from benchd.daemon.measuring import input_specs
+from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import audit, backends, check, steps, subject
 
@@ -178,7 +178,7 @@ def zoo(folder, name, given=(), **fields):
     (folder / "zoo.py").write_text(ZOO)
     (folder / "helper.py").write_text(HELPER)
     a_job = job(folder, module=f"{folder}/zoo.py:{name}", **{"model": f"own.zoo.{name}", "batch_size": 2} | fields)
-    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in input_specs.parse(given)]
+    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
     return msgspec.structs.replace(a_job, inputs=inputs, artifacts=str(folder / "artifacts"))
 
 

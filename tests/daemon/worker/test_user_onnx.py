@@ -6,7 +6,7 @@ import torch
 from worker_jobs import job
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
-from benchd.daemon.measuring import input_specs
+from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker import subject
 from benchd.exporters.artifacts import sha256_of
@@ -15,7 +15,7 @@ from benchd.exporters.sessions import SessionError
 onnx = pytest.importorskip("onnx", reason="writes and reads files")
 parser = pytest.importorskip("onnx.parser")
 pytest.importorskip("onnxruntime", reason="computes the reference")
-own_onnx = pytest.importorskip("benchd.daemon.worker.own_onnx")
+user_onnx = pytest.importorskip("benchd.daemon.worker.user_onnx")
 
 
 OPEN = "g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }"
@@ -36,7 +36,7 @@ def written(folder, graph, opset=20):
 
 
 def own(folder, graph, *given):
-    return own_onnx.OwnFile(written(folder, graph), input_specs.parse(given))
+    return user_onnx.UserFile(written(folder, graph), inputs_of(given))
 
 
 def test_a_file_of_fixed_sizes_needs_no_input_option(tmp_path):
@@ -148,11 +148,11 @@ REFUSED = {
 @pytest.mark.parametrize(("make", "given", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_measured_is_refused_with_the_reason(make, given, reason, tmp_path):
     with pytest.raises(UsageError, match=reason):
-        own_onnx.OwnFile(make(tmp_path), input_specs.parse(given))
+        user_onnx.UserFile(make(tmp_path), inputs_of(given))
 
 
 def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
-    module = own_onnx.OwnFile(written(tmp_path, FIXED, opset=99), [])
+    module = user_onnx.UserFile(written(tmp_path, FIXED, opset=99), [])
     with pytest.raises(SessionError, match=r"net\.onnx: ONNX Runtime .* cannot load it: .*[Oo]pset"):
         module(torch.zeros(2, 4))
 
@@ -169,15 +169,15 @@ def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
 def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, asked, advice, tmp_path):
     path = written(tmp_path, graph)
     with pytest.raises(Unsupported, match=rf"net\.onnx is {advice}$"):
-        own_onnx.artifact(path, asked, sha256_of(path))
+        user_onnx.artifact(path, asked, sha256_of(path))
 
 
 def test_in_its_own_precision_it_is_an_artifact_of_its_bytes(tmp_path):
     path = written(tmp_path, HALF)
-    found = own_onnx.artifact(path, "fp16", sha256_of(path))
+    found = user_onnx.artifact(path, "fp16", sha256_of(path))
     assert (found.path, found.key, found.reused) == (path, "net.onnx", True)
     assert found.metadata.bytes == path.stat().st_size
-    assert found.metadata.sha256 == own_onnx.OwnFile(path, []).sha256
+    assert found.metadata.sha256 == user_onnx.UserFile(path, []).sha256
     assert found.metadata.facts == {"format": "onnx", "model": "net", "precision": "fp16"}
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_replaced_while_it_is_measured_is_refused(tmp_path):
     module = own(tmp_path, FIXED)
     path = written(tmp_path, OPEN)
     with pytest.raises(UnfitModel, match=r"^net\.onnx was replaced while it was measured: leave it alone"):
-        own_onnx.artifact(path, "fp32", module.sha256)
+        user_onnx.artifact(path, "fp32", module.sha256)
 
 
 def test_another_batch_size_than_the_file_s_is_refused(tmp_path):

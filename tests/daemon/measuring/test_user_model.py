@@ -3,7 +3,7 @@
 import pytest
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring.input_specs import parse
+from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import InputSpec
 
 
@@ -18,12 +18,12 @@ from benchd.daemon.records import InputSpec
     ],
 )
 def test_an_input_is_a_name_a_type_and_sizes(text, spec):
-    assert parse([text]) == [spec]
-    assert parse([str(spec)]) == [spec]
+    assert inputs_of([text]) == [spec]
+    assert inputs_of([str(spec)]) == [spec]
 
 
 def test_inputs_without_a_name_come_first():
-    assert [str(spec) for spec in parse(["mask=bool:16", "3x4"])] == ["3x4", "mask=bool:16"]
+    assert [str(spec) for spec in inputs_of(["mask=bool:16", "3x4"])] == ["3x4", "mask=bool:16"]
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_inputs_without_a_name_come_first():
 )
 def test_what_is_no_input_is_said(texts, words):
     with pytest.raises(UsageError, match=words):
-        parse(texts)
+        inputs_of(texts)

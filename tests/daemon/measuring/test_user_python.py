@@ -3,7 +3,7 @@
 import pytest
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import own_python
+from benchd.daemon.measuring import user_python
 
 
 def written(path, text):
@@ -30,13 +30,13 @@ def written(path, text):
     ],
 )
 def test_what_may_define_the_function_is_let_pass(text, tmp_path):
-    own_python.refuse(written(tmp_path / "net.py", text), "build")
+    user_python.refuse(written(tmp_path / "net.py", text), "build")
 
 
 def test_a_function_that_is_not_there_is_refused_unrun(tmp_path):
     path = written(tmp_path / "net.py", "raise SystemExit\ndef build(): pass")
     with pytest.raises(UsageError, match=r"net\.py:bild: net\.py has no 'bild'$"):
-        own_python.refuse(path, "bild")
+        user_python.refuse(path, "bild")
 
 
 @pytest.mark.parametrize("text", ["from .parts import net\ndef build(): pass", "def build():\n    from . import parts"])
@@ -46,14 +46,14 @@ def test_a_part_of_a_package_is_to_be_given_by_its_name(text, tmp_path, monkeypa
         (tmp_path / folder / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"imports relatively, .* give --module pkg\.sub\.net:build$"):
-        own_python.refuse(path, "build")
+        user_python.refuse(path, "build")
     monkeypatch.chdir(tmp_path / "pkg")
     with pytest.raises(UsageError, match=r"give --module pkg\.sub\.net:build in the folder \.\.$"):
-        own_python.refuse(path, "build")
+        user_python.refuse(path, "build")
 
 
 def test_a_package_without_init_files_is_as_deep_as_its_imports(tmp_path, monkeypatch):
     path = written(tmp_path / "sub" / "net.py", "from ..parts import build")
     monkeypatch.chdir(tmp_path.parent)
     with pytest.raises(UsageError, match=rf"give --module {tmp_path.name}\.sub\.net:build$"):
-        own_python.refuse(path, "build")
+        user_python.refuse(path, "build")

@@ -4,9 +4,12 @@ from io import StringIO
 
 import pytest
 from profile_shown import shown_on_cpu
+from sessions_made import session, settings
 
+from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.measuring.session import Session
 from benchd.daemon.profiling.profile import Finding
-from benchd.daemon.profiling.trials import MOST, tried
+from benchd.daemon.profiling.verification import MOST_CASES, tried
 from benchd.daemon.records import Case
 from benchd.daemon.verdicts import results
 
@@ -21,7 +24,7 @@ def square(*findings):
 
 def test_what_cannot_run_here_is_said_and_the_finding_stays_unmeasured(tmp_path):
     profile = square(finding(), finding("tensorrt"), finding("custom"))
-    found = tried(profile, 2, "cpu", tmp_path, StringIO())
+    found = tried(profile, 2, session(tmp_path), StringIO())
     assert found.findings == profile.findings
     assert "TensorRT needs an NVIDIA GPU" in found.missing["verify square,tensorrt,b1,size=64"]
     assert "no custom kernels" in found.missing["verify square,custom,b1,size=64"]
@@ -30,18 +33,19 @@ def test_what_cannot_run_here_is_said_and_the_finding_stays_unmeasured(tmp_path)
 def test_equal_cases_are_tried_once_and_of_many_the_first(tmp_path):
     names = ["tensorrt", "tensorrt", "tensorrt-fp16", "cudagraph", "cudagraph-fp16"]
     err = StringIO()
-    found = tried(square(*map(finding, names)), 2, "cpu", tmp_path, err)
-    assert len(found.missing) == MOST == err.getvalue().count("verify ")
+    found = tried(square(*map(finding, names)), 2, session(tmp_path), err)
+    assert len(found.missing) == MOST_CASES == err.getvalue().count("verify ")
     assert "verify square,cudagraph-fp16,b1,size=64" not in found.missing
 
 
 @pytest.mark.slow
 def test_a_larger_square_refutes_that_it_is_faster(tmp_path, monkeypatch):
     """By 1024 times the work, so that no other load decides it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    found = tried(square(finding("eager", options={"size": 2048})), 2, "cpu", tmp_path / "out", StringIO())
+    sink = JournalSink(tmp_path / "records.jsonl")
+    with Session(settings(tmp_path), [sink]) as one:
+        found = tried(square(finding("eager", options={"size": 2048})), 2, one, StringIO())
     (one,) = found.findings
     assert (one.verdict, found.missing) == ("refuted", {})
     assert one.measured > 2
-    assert [record.case.options["size"] for record in results.read(tmp_path / "out")] == [64, 2048]
+    assert [record.case.options["size"] for record in results.read(tmp_path)] == [64, 2048]

@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
-from benchd.daemon.measuring import input_specs
 from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker.structures import Batch, values
 
@@ -81,7 +81,7 @@ def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     if job.inputs:
         return job.inputs
     if isinstance(attribute, list | tuple) and attribute and all(isinstance(text, str) for text in attribute):
-        return input_specs.parse(attribute)
+        return inputs_of(attribute)
     shape = getattr(module, "input_shape", None)
     if shape is None:
         raise UsageError(

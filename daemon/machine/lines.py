@@ -1,0 +1,56 @@
+"""What a child writes to its pipe: JSON lines, each a message or rubbish."""
+
+import os
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+MOST_BYTES = 2**24  # of one line
+READ_BYTES = 2**18
+
+T = TypeVar("T")
+
+
+class Rubbish(NamedTuple):
+    """The beginning of a line that is no message."""
+
+    line: bytes
+
+    def __str__(self) -> str:
+        return repr(self.line)
+
+
+class Lines(Generic[T]):
+    """Reads the messages that have arrived at the read end of a pipe, and never waits for more.
+
+    `ended` says that the other end is closed; what came behind the last line's end is then dropped.
+    """
+
+    def __init__(self, fd: int, decoder: msgspec.json.Decoder[T], most_bytes: int = MOST_BYTES) -> None:
+        self.ended = False
+        self._fd, self._decoder, self._most_bytes = fd, decoder, most_bytes
+        self._buffer = b""
+        os.set_blocking(fd, False)
+
+    def fileno(self) -> int:
+        """Return the read end, for a select loop."""
+        return self._fd
+
+    def read(self) -> list[T | Rubbish]:
+        """Return the messages whose lines are whole; what lies behind them waits for its end."""
+        with suppress(BlockingIOError):
+            while not self.ended:
+                data = os.read(self._fd, READ_BYTES)
+                self._buffer += data
+                self.ended = not data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > self._most_bytes:
+            lines, self._buffer = [*lines, self._buffer], b""
+        return [self._decoded(line) for line in lines]
+
+    def _decoded(self, line: bytes) -> T | Rubbish:
+        try:
+            return self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return Rubbish(line[:60])

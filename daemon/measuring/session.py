@@ -1,0 +1,253 @@
+"""What outlives a case: the machine's lock, the signals, the sampler process, the environment and the sinks.
+
+`bench-once`, the service, `compare --live` and `profile` each measure in a session. Signals only set a flag; the loop
+that waits for a child acts on it.
+"""
+
+import os
+import select
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from benchd.daemon.config import Config
+from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.machine import identity
+from benchd.daemon.machine.lock import MachineLock
+from benchd.daemon.machine.signals import on_signals
+from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.process import Child
+from benchd.daemon.measuring.protocol import Job, StageName
+from benchd.daemon.measuring.recording import Run
+from benchd.daemon.measuring.user_model import UserFile, UserModule
+from benchd.daemon.records import Environment, Record, Sample
+from benchd.daemon.sampling import sources
+from benchd.daemon.sampling.child import SamplerProcess
+from benchd.kernels import cache
+from benchd.models import catalog
+
+ATTEND_S = 1.0
+FEWEST_CPUS = 4  # with fewer, a CPU of its own would cost the case more than the sampler does
+
+
+class Sink:
+    """Where records go; each method does nothing unless a sink says otherwise.
+
+    Nothing but `stage` is called while a case is being timed.
+    """
+
+    def begin(self, plan: Sequence[Planned]) -> None:
+        """Take note of what will be measured."""
+
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
+        """Take note of what runs now, and how much of it is done where that is known."""
+
+    def publish(self, record: Record, body: bytes) -> None:
+        """Take one finished record and its wire form."""
+
+    def end(self) -> None:
+        """Deliver what is left."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a session needs besides a plan. Paths come from the command line or the configuration alone.
+
+    `flags` say what else runs on the machine by our own doing.
+    """
+
+    device_id: str
+    machine: Machine
+    output: Path
+    artifacts: Path
+    cache: Path
+    sources: list[str]
+    period_s: float
+    given_artifacts: Path | None = None
+    workspace_bytes: int | None = None
+    flags: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config, machine: Machine, output: Path, **given: Any) -> "Settings":
+        """Return the settings of a configuration; `given` are the fields that it does not hold."""
+        return cls(
+            device_id=identity.device_id(config.device.id),
+            machine=machine,
+            output=output.resolve(),
+            artifacts=cache.artifacts(),
+            cache=cache.folder(),
+            sources=config.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
+            period_s=config.sampling.period_s,
+            **given,
+        )
+
+    def made(self) -> "Settings":
+        """Return these with their folders made and tried out; raise UsageError where that fails."""
+        writable(self.output, f"--output {self.output}")
+        writable(self.cache, "the cache folder (set XDG_CACHE_HOME to another)")
+        writable(self.artifacts, "the folder of exported files (set XDG_STATE_HOME to another)")
+        return self
+
+    def job(self, planned: Planned, suite_id: str) -> Job:
+        """Return what a child has to know to build the case's model."""
+        case, own = planned.case, planned.own
+        return Job(
+            case=case,
+            options=case.options if own else catalog.entry(case.model).resolve(case.options),
+            limits=planned.limits,
+            device=self.machine.device,
+            cache=str(self.cache),
+            suite_id=suite_id,
+            output=str(self.output),
+            threads=case.threads,
+            weights=planned.weights,
+            data=planned.data,
+            labels=planned.labels,
+            module=own.path if isinstance(own, UserModule) else None,
+            module_folder=own.folder if isinstance(own, UserModule) else "",
+            onnx=own.path if isinstance(own, UserFile) else None,
+            inputs=own.inputs if own else [],
+            artifacts=str(self.artifacts),
+            given_artifacts=str(self.given_artifacts) if self.given_artifacts else None,
+            workspace_bytes=self.workspace_bytes,
+            gpu_uuid=self.machine.gpu_uuid,
+        )
+
+
+def writable(folder: Path, name: str) -> Path:
+    """Return the folder, made and tried out, so that nothing is measured in vain."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.resolve()
+    except OSError as error:
+        raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
+
+
+class Session:
+    """What the cases of one or more runs share; leaving the `with` block ends the sampler.
+
+    `interrupted` says that a signal has ended it, and `failures` what a sink could not keep. `attend` is called about
+    once a second while a child works; a reason that it returns ends the child.
+    """
+
+    def __init__(
+        self, settings: Settings, sinks: Sequence[Sink] = (), attend: Callable[[], str | None] | None = None
+    ) -> None:
+        self.settings, self.sinks = settings, sinks
+        self.failures: list[str] = []
+        self.interrupted = False
+        self._attend = attend
+        self._started = ExitStack()
+        self._sampler: SamplerProcess | None = None
+        self._sampler_cpu: int | None = None
+        self._environment: Environment | None = None
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """End the sampler until the next case, before which the machine may change."""
+        self._sampler = self._environment = None
+        self._started.close()
+
+    @contextmanager
+    def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
+        """Hold the machine's lock and take the signals that end what runs; raise Busy where another measures."""
+        with MachineLock(), on_signals(ending, self._interrupt) as (self._wake, _):
+            yield
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+
+    def run(self, suite_id: str) -> Run:
+        """Return what the records of a run share; the environment is described once until `rest`."""
+        settings = self.settings
+        self._environment = self._environment or settings.machine.environment()
+        return Run(
+            device_id=settings.device_id,
+            boot_id=identity.boot_id(),
+            suite_id=suite_id,
+            tool_version=version("benchd"),
+            environment=self._environment,
+            flags=settings.flags,
+        )
+
+    def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
+        """Return the sampler, started if need be, on a CPU that the cases of the plan leave free."""
+        cpus = os.sched_getaffinity(0)
+        threads = max((entry.case.threads or len(cpus) for entry in plan), default=len(cpus))
+        cpu = spare_cpu(cpus, self.settings.machine.device, threads)
+        if self._sampler and cpu != self._sampler_cpu:
+            self._started.close()
+            self._sampler = None
+        if self._sampler is None:
+            process = SamplerProcess(self.settings.sources, self.settings.period_s, cpu)
+            self._sampler, self._sampler_cpu = self._started.enter_context(process), cpu
+        return self._sampler
+
+    def latest_samples(self) -> list[Sample]:
+        """Return the last sample of every sensor."""
+        return self._sampler.latest() if self._sampler else []
+
+    def wait(self, child: Child[Any], remaining_s: float) -> bool:
+        """Wait for the child, a signal or the time to attend; return whether the child has something to read."""
+        waiting: list[Child[Any] | SamplerProcess | socket.socket] = [child, self._wake]
+        waiting += [self._sampler] if self._sampler else []
+        ready, _, _ = select.select(waiting, [], [], min(remaining_s, ATTEND_S) if self._attend else remaining_s)
+        if self._sampler in ready:
+            self._sampler.receive()
+        if self._wake in ready:
+            self._wake.recv(4096)
+        return child in ready
+
+    def reason_to_end(self) -> str | None:
+        """Return why what runs has to end, else None."""
+        if self.interrupted:
+            return "interrupted by a signal"
+        return self._attend() if self._attend else None
+
+    def begin(self, plan: Sequence[Planned]) -> None:
+        """Tell the sinks what will be measured."""
+        for sink in self.sinks:
+            sink.begin(plan)
+
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None) -> None:
+        """Tell the sinks what runs now."""
+        for sink in self.sinks:
+            sink.stage(planned, process, stage, percent)
+
+    def publish(self, record: Record) -> None:
+        """Give the record to each sink."""
+        body = msgspec.json.encode(record)
+        for sink in self.sinks:
+            self._hand_over(sink, record, body)
+
+    def _hand_over(self, sink: Sink, record: Record, body: bytes) -> None:
+        try:
+            sink.publish(record, body)
+        except BenchdError as error:  # a full disk: the other sinks, and the next case, go on
+            self.failures.append(f"{record.case_id}: {error}")
+
+    def end(self) -> None:
+        """Have the sinks deliver what is left."""
+        for sink in self.sinks:
+            sink.end()
+
+
+def spare_cpu(cpus: Collection[int], device: str, threads: int) -> int | None:
+    """Return a CPU for the sampler that the cases do not compute on, None where there are too few for one."""
+    used = 1 if device == "cuda" else threads
+    return max(cpus) if len(cpus) >= FEWEST_CPUS and used < len(cpus) else None

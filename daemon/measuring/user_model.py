@@ -1,0 +1,124 @@
+"""A user's own model as the command line names it: a module or an ONNX file, and its inputs."""
+
+import keyword
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.measuring import user_python
+from benchd.daemon.records import DTYPES, InputSpec
+
+
+@dataclass(frozen=True)
+class UserModule:
+    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not say them."""
+
+    path: str
+    inputs: list[InputSpec] = field(default_factory=list)
+    folder: str = ""
+
+    @classmethod
+    def at(cls, module: str, given: Sequence[str]) -> "UserModule":
+        """Return the module as `--module` and `--input` name it; raise UsageError for one that cannot be."""
+        file, colon, function = module.rpartition(":")
+        inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
+        unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
+        if unfit:
+            raise UsageError(f"--input {unfit}: not a valid argument name; give the name of one of forward's arguments")
+        if not colon or not function.isidentifier():
+            raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
+        if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
+            package = file.partition(".")[0]
+            if PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+                raise UsageError(f"--module {module}: no module {package!r} in this folder or environment")
+            return cls(module, inputs, str(Path.cwd()))
+        if not Path(file).is_file():
+            raise UsageError(f"--module {module}: {file}: no such file")
+        if not file.endswith(".py"):
+            raise UsageError(f"--module {module}: {file} is not a .py file")
+        user_python.refuse(Path(file), function)
+        return cls(f"{Path(file).resolve()}:{function}", inputs)
+
+    @property
+    def model(self) -> str:
+        """Return the name under which its records stand."""
+        file, _, function = self.path.rpartition(":")
+        name = file.rpartition(".")[2] if self.folder else Path(file).stem
+        return f"own.{name}.{function}"
+
+
+@dataclass(frozen=True)
+class UserFile:
+    """A user's ONNX file and its inputs; `batch_size` is the one it is written for, None if it takes any."""
+
+    path: str
+    inputs: list[InputSpec]
+    batch_size: int | None = None
+
+    @classmethod
+    def at(cls, path: Path, given: Sequence[str]) -> "UserFile":
+        """Return the file with what it reads; `given` is as `--input` takes it.
+
+        Raises UsageError for a file that cannot be measured.
+        """
+        try:
+            return _file(path, path.stat().st_mtime_ns, tuple(given))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+
+    @property
+    def model(self) -> str:
+        """Return the name under which its records stand."""
+        return f"own.{Path(self.path).stem}"
+
+
+@lru_cache(maxsize=8)  # the service plans again before each case
+def _file(path: Path, changed_ns: int, given: Sequence[str]) -> UserFile:
+    inputs = inputs_of(given)
+    try:
+        from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - the rest goes on without onnx
+    except ImportError:
+        return UserFile(str(path), inputs)  # the worker says what to install
+    read = user_onnx.reads(path, inputs)
+    return UserFile(str(path), read.inputs, read.batch_size)
+
+
+UserModel = UserModule | UserFile
+
+
+def _is_argument(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
+    """Return the inputs of `3x224x224`, `ids=int64:16` and `scale=float32:`, each without its batch.
+
+    Those without a name lead, as in a call. Raises UsageError for what is none of these, and for two of one name.
+    """
+    specs = [_input(text) for text in texts]
+    names = [spec.name for spec in specs if spec.name]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(f"--input {twice}: given twice")
+    return sorted(specs, key=lambda spec: bool(spec.name))
+
+
+def _input(text: str) -> InputSpec:
+    name, equals, rest = text.rpartition("=")
+    dtype, colon, sizes = rest.rpartition(":")
+    if (equals and not name) or not (colon or sizes) or not re.fullmatch(r"([0-9]+(x[0-9]+)*)?", sizes):
+        raise UsageError(f"--input {text}: expected [NAME=][TYPE:]SIZExSIZE..., as in 3x224x224 or ids=int64:16")
+    shape = [int(size) for size in sizes.split("x")] if sizes else []
+    if shape and min(shape) < 1:
+        raise UsageError(f"--input {text}: every size is at least 1")
+    known = {str(one): one for one in DTYPES}
+    if colon and dtype not in known:
+        raise unknown("type of an input", dtype, known)
+    return InputSpec(name.strip(), known[dtype] if colon else None, shape)

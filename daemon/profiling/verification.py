@@ -1,0 +1,102 @@
+"""`--verify`: the variants that findings propose, measured against the profiled case in fresh processes by turns."""
+
+from collections.abc import Sequence
+from typing import Literal, TextIO
+
+import msgspec
+
+from benchd.daemon.config import LimitsConfig
+from benchd.daemon.errors import BenchdError
+from benchd.daemon.measuring import paired
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.profiling.profile import Finding, Profile
+from benchd.daemon.records import Case, Variant
+from benchd.daemon.verdicts import statistics
+from benchd.daemon.verdicts.compare import Comparison
+from benchd.daemon.verdicts.statistics import MIN_EFFECT, Answer, median
+from benchd.models import catalog
+
+MOST_CASES = 3  # of the first findings
+
+_VERDICTS: dict[Answer, Literal["confirmed", "refuted", "inconclusive"]] = {
+    "faster": "confirmed",
+    "slower": "refuted",
+    "same": "refuted",
+    "inconclusive": "inconclusive",
+}
+
+
+def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profile:
+    """Return the profile with the verdicts of what was measured; `missing` says why a proposed case was not.
+
+    The session's sinks get the records of both sides. Raises KeyboardInterrupt after an interrupt.
+    """
+    tests = [case_for(profile, finding) for finding in profile.findings]
+    chosen = list(dict.fromkeys(case.case_id for case in tests if case))[:MOST_CASES]
+    made: dict[str, Comparison | str] = {}
+    for number, case_id in enumerate(chosen, 1):
+        err.write(f"verify {number} of {len(chosen)}: {case_id} against {profile.case_id}\n")
+        made[case_id] = _compared([profile.case_id, case_id], pairs, session, err)
+    reasons = {f"verify {case_id}": found for case_id, found in made.items() if isinstance(found, str)}
+    findings = [
+        _judged(profile, finding, made.get(case.case_id) if case else None)
+        for finding, case in zip(profile.findings, tests, strict=True)
+    ]
+    return msgspec.structs.replace(profile, findings=findings, missing=profile.missing | reasons)
+
+
+def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Comparison | str:
+    """Return what the measurement says, or why there is none."""
+    request = paired.Request(cases=cases, preset="quick", min_effect=MIN_EFFECT, pairs=pairs)
+    try:
+        planned = paired.planned_sides(request, LimitsConfig(), session.settings.machine)
+        made, code = paired.compare(request, planned, session, err)
+    except BenchdError as error:  # it cannot run here, and the others may
+        return str(error)
+    if code == 130:
+        raise KeyboardInterrupt
+    return made if code == 0 else made.verdict.reason
+
+
+def _judged(profile: Profile, finding: Finding, made: Comparison | str | None) -> Finding:
+    if not isinstance(made, Comparison):
+        return finding
+    return verified(profile, finding, made.first_ms, made.second_ms, made.check_failed or made.check_void)
+
+
+def case_for(profile: Profile, finding: Finding) -> Case | None:
+    """Return the profiled case with what the finding changes; None where no variant tests it."""
+    if finding.variant is None:
+        return None
+    options = profile.case.options | finding.options
+    if catalog.find(profile.case.model):
+        options = catalog.entry(profile.case.model).without_defaults(options)
+    return msgspec.structs.replace(
+        profile.case,
+        variant=Variant.parse(finding.variant),
+        options=dict(sorted(options.items())),
+        batch_size=finding.batch_size or profile.case.batch_size,
+    )
+
+
+def verified(
+    profile: Profile, finding: Finding, base_ms: Sequence[float], variant_ms: Sequence[float], check_failed: bool
+) -> Finding:
+    """Return the finding with its verdict, from the process medians of both cases measured in pairs, at least two.
+
+    Refuted is what is slower or the same. What is faster and fails its numerical check is inconclusive, as in a
+    comparison. Both figures join the evidence; where the batch is another one they are of an image.
+    """
+    images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
+    verdict = statistics.judge(statistics.paired_effect(base_ms, [ms / images for ms in variant_ms]))
+    measured = 1 + (verdict.effect or 0.0)
+    base, variant = median(base_ms), median(variant_ms)
+    predicted = "no prediction" if finding.expected is None else f"predicted {finding.expected:.3g} of the time"
+    reason = f"; {verdict.reason}" if verdict.reason else ""
+    line = f"{predicted}, measured {measured:.3g}: {base:.4g} ms and {variant:.4g} ms{reason}"
+    if check_failed:
+        line += "; the variant does not pass its numerical check"
+    answer = "inconclusive" if check_failed and verdict.answer == "faster" else verdict.answer
+    return msgspec.structs.replace(
+        finding, measured=measured, verdict=_VERDICTS[answer], evidence=[*finding.evidence, line]
+    )
