@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from benchd.daemon.machine import folders
 from benchd.exporters import code
 from benchd.exporters.tensorrt_api import (
     Dims,
@@ -28,7 +29,6 @@ from benchd.exporters.tensorrt_api import (
     TensorRT,
     Unavailable,
 )
-from benchd.kernels import cache
 
 Typing = Literal["strong", "weak"]
 Shape = tuple[int, ...]
@@ -134,7 +134,7 @@ def default_workspace_bytes(root: Path = Path("/")) -> int | None:
 
 def timing_cache_path(version: str, gpu_name: str) -> Path:
     """Return where the times of kernels are kept between builds, for this TensorRT on this GPU."""
-    return cache.folder() / "tensorrt" / (re.sub(r"[^A-Za-z0-9.]+", "_", f"{version}-{gpu_name}") + ".timing")
+    return folders.cache() / "tensorrt" / (re.sub(r"[^A-Za-z0-9.]+", "_", f"{version}-{gpu_name}") + ".timing")
 
 
 def build(

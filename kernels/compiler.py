@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchd.kernels import cache
+from benchd.daemon.machine import folders
 from benchd.kernels.dispatch import Unavailable
 
 FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall")
@@ -31,7 +31,7 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     if compiler is None:
         raise Unavailable("native kernels need a C compiler; install gcc or set CC")
     command = (compiler, *FLAGS, _target(), *flags)
-    folder = cache.folder() / "native"
+    folder = folders.cache() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
     with (folder / f"{library.name}.lock").open("w") as lock:

@@ -23,6 +23,7 @@ REQUIRED = {*FOLDERS, "systemd", "tests", "docs", ".ci", ".gitignore", "pyprojec
 REQUIRED |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
 ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt"}
 RANKS = {
+    "benchd.daemon.machine.folders": 0,  # what the kernels keep too
     "benchd.daemon": 1,  # its loose files: records, errors, config and what else belongs to all
     "benchd.kernels": 1,
     "benchd.daemon.machine": 2,

@@ -17,7 +17,7 @@ from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.mqtt import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.machine import gpu, identity
+from benchd.daemon.machine import folders, gpu, identity
 from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import input_specs, own_python, plan
 from benchd.daemon.measuring.plan import Machine, Own, OwnFile, OwnModule, Planned
@@ -31,7 +31,6 @@ from benchd.daemon.verdicts import baseline, compare, noise_floor
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.recommend import Requirements, decide
 from benchd.daemon.verdicts.statistics import MIN_EFFECT
-from benchd.kernels import cache
 from benchd.models import data_named
 
 
@@ -106,8 +105,8 @@ def _supervisor(
         planned,
         Settings(
             output=writable(request.output, f"--output {request.output}"),
-            cache=writable(cache.folder(), "the cache folder (set XDG_CACHE_HOME to another)"),
-            artifacts=writable(cache.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
+            cache=writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)"),
+            artifacts=writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)"),
             device=machine.device,
             sources=settings.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
             period_s=settings.sampling.period_s,

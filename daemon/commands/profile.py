@@ -14,6 +14,7 @@ from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.machine.lock import MachineLock, when_free
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, OwnModule, Planned
@@ -32,7 +33,6 @@ from benchd.daemon.profiling.trials import tried
 from benchd.daemon.records import Case, Record
 from benchd.daemon.sampling import sources
 from benchd.daemon.verdicts.results import JOURNAL
-from benchd.kernels import cache
 from benchd.models import catalog
 
 USUAL = ("torch", "memory", "benchmark")
@@ -156,8 +156,8 @@ def _job(request: Request, machine: Machine, suite_id: str) -> ProfileJob:
         device=machine.device,
         threads=None,
         output=str(_folder(request.output, case)),
-        cache=str(cache.folder()),
-        artifacts=str(cache.artifacts()),
+        cache=str(folders.cache()),
+        artifacts=str(folders.artifacts()),
         weights=planned.weights,
         data=planned.data,
         module=own.path if own else None,

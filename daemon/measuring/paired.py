@@ -24,7 +24,7 @@ from benchd.daemon import config
 from benchd.daemon.config import Config
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.journal import Journal
-from benchd.daemon.machine import environment, identity
+from benchd.daemon.machine import environment, folders, identity
 from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import OwnModule, Planned
@@ -37,7 +37,6 @@ from benchd.daemon.verdicts import noise_floor, statistics
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.results import JOURNAL
 from benchd.daemon.verdicts.statistics import ALPHA, LOOKS, Verdict
-from benchd.kernels import cache
 
 T = TypeVar("T")
 
@@ -204,8 +203,8 @@ def _supervisor(request: Request, configured: Config, machine: plan.Machine, sid
     request.output.mkdir(parents=True, exist_ok=True)
     settings = Settings(
         output=request.output.resolve(),
-        cache=cache.folder(),
-        artifacts=cache.artifacts(),
+        cache=folders.cache(),
+        artifacts=folders.artifacts(),
         device=machine.device,
         sources=configured.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
         gpu_uuid=machine.gpu_uuid,

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
@@ -22,7 +23,6 @@ from benchd.daemon.worker import backends, subject
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, Store
 from benchd.exporters.files import Precision
-from benchd.kernels import cache
 from benchd.models import catalog, demo
 
 
@@ -94,7 +94,7 @@ def _job(
         threads=None,
         output="",
         raw_name="",
-        cache=str(cache.folder()),
+        cache=str(folders.cache()),
         spawned_ns=0,
         weights=weights,
         data=data,
