@@ -19,6 +19,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, all_variants
@@ -28,7 +29,6 @@ from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
 from benchd.daemon.worker.check import check
 from benchd.daemon.worker.steps import Training
 from benchd.daemon.worker.subject import Subject
-from benchd.kernels import cache
 from benchd.models import catalog
 from benchmarks import peer_models, rows
 from benchmarks.peers import Missing
@@ -104,8 +104,8 @@ def _job(case: Case, options: dict[str, OptionValue], device: torch.device) -> J
         options=options,
         limits=plan.PRESETS["quick"],
         device=device.type,
-        cache=str(cache.folder()),
-        artifacts=str(cache.artifacts()),
+        cache=str(folders.cache()),
+        artifacts=str(folders.artifacts()),
     )
 
 

@@ -17,8 +17,8 @@ import torch
 import typer
 from rich.console import Console
 
+from benchd.daemon.machine import folders
 from benchd.daemon.measuring.process import environment
-from benchd.kernels import cache
 from benchmarks.paired import Dropped, Paired, race, told
 
 WRONG = 5
@@ -153,6 +153,6 @@ def as_a_worker(module: str) -> None:
     options.add_argument("--device", default="auto")
     asked = options.parse_known_args()[0].device
     device = "cpu" if asked == "cpu" or not torch.cuda.is_available() else "cuda"
-    wanted = environment(device, str(cache.folder()), None)
+    wanted = environment(device, str(folders.cache()), None)
     if os.environ != wanted:
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], wanted)  # noqa: S606 - no shell

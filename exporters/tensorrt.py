@@ -4,36 +4,42 @@ Precision stands in the file, and networks are strongly typed: TensorRT computes
 is a serialised engine, fits one TensorRT version and one kind of GPU; how it was built travels in its name.
 """
 
+from __future__ import annotations
+
+import importlib
 import os
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+import torch
 
+from benchd.daemon.machine import folders
 from benchd.exporters import code
-from benchd.exporters.tensorrt_api import (
-    Dims,
-    IBuilderConfig,
-    ICudaEngine,
-    IExecutionContext,
-    ILogger,
-    INetworkDefinition,
-    IProfiler,
-    OnnxParser,
-    ParserError,
-    TensorRT,
-    Unavailable,
-)
-from benchd.kernels import cache
+
+if TYPE_CHECKING:
+    from benchd.exporters.tensorrt_api import (
+        Dims,
+        IBuilderConfig,
+        ICudaEngine,
+        IExecutionContext,
+        ILogger,
+        INetworkDefinition,
+        IProfiler,
+        OnnxParser,
+        ParserError,
+        TensorRT,
+    )
 
 Typing = Literal["strong", "weak"]
 Shape = tuple[int, ...]
 T = TypeVar("T")
 
+OLDEST = (10, 3)
 FLAGS = ("strongly_typed", "no_tf32", "detailed_profiling")  # what every build asks for
 
 _OUT_OF_MEMORY = re.compile(r"out ?of ?memory|allocator error|could not be allocated", re.IGNORECASE)
@@ -42,6 +48,10 @@ _ADVICE = (
     "files with --artifacts"
 )
 _ERRORS_SHOWN = 3
+
+
+class Unavailable(RuntimeError):
+    """TensorRT cannot run here; the message says why and what to install."""
 
 
 class BuildError(Exception):
@@ -114,7 +124,7 @@ def engine_facts(
         "compute_capability": ".".join(map(str, compute_capability)),
         "flags": sorted(flags),
         "profile": list(profile.sizes()),
-        "code_sha256": code.sha256("exporters/tensorrt.py", "exporters/tensorrt_api.py"),
+        "code_sha256": code.sha256("exporters/tensorrt.py"),
     }
 
 
@@ -134,7 +144,31 @@ def default_workspace_bytes(root: Path = Path("/")) -> int | None:
 
 def timing_cache_path(version: str, gpu_name: str) -> Path:
     """Return where the times of kernels are kept between builds, for this TensorRT on this GPU."""
-    return cache.folder() / "tensorrt" / (re.sub(r"[^A-Za-z0-9.]+", "_", f"{version}-{gpu_name}") + ".timing")
+    return folders.cache() / "tensorrt" / (re.sub(r"[^A-Za-z0-9.]+", "_", f"{version}-{gpu_name}") + ".timing")
+
+
+def load() -> TensorRT:
+    """Return the tensorrt module; raise Unavailable with what to do.
+
+    Never without a working CUDA device: TensorRT's runtime then crashes the process instead of saying so.
+    """
+    if not torch.cuda.is_available():
+        raise Unavailable("TensorRT needs a CUDA device")
+    try:
+        trt: TensorRT = importlib.import_module("tensorrt")
+    except ImportError as error:
+        raise Unavailable(
+            f"TensorRT's Python package cannot be imported ({error}): pip install 'benchd[gpu]', or on a Jetson sudo "
+            "apt install python3-libnvinfer and an environment that sees the system's packages"
+        ) from error
+    require_version(trt.__version__)
+    return trt
+
+
+def require_version(version: str) -> None:
+    """Raise Unavailable for a TensorRT older than 10.3, whose API is another."""
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise Unavailable(f"TensorRT {version} is too old; benchd needs {OLDEST[0]}.{OLDEST[1]} or newer")
 
 
 def build(
@@ -373,7 +407,7 @@ class Engine:
         """Return the inputs' shapes for this batch size, which counts where the file left it open."""
         return {name: _with_batch(_shape(self._engine.get_tensor_shape(name)), batch) for name in self.inputs}
 
-    def context(self) -> "Context":
+    def context(self) -> Context:
         """Return a context of its own memory: one run at a time, beside those of other contexts."""
         context = self._engine.create_execution_context()
         if context is None:

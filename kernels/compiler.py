@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from benchd.kernels import cache
-from benchd.kernels.dispatch import Unavailable, refuse_gradient
+from benchd.daemon.machine import folders
+from benchd.kernels.dispatch import Unavailable
 
 FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall")
 EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equation rounds twice
@@ -31,7 +31,7 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     if compiler is None:
         raise Unavailable("native kernels need a C compiler; install gcc or set CC")
     command = (compiler, *FLAGS, _target(), *flags)
-    folder = cache.folder() / "native"
+    folder = folders.cache() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
     with (folder / f"{library.name}.lock").open("w") as lock:
@@ -57,14 +57,6 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.
 def dense(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return the tensor in `dtype` without gaps."""
     return in_dtype(tensor, dtype).contiguous()
-
-
-def require_inference(op: str, *tensors: torch.Tensor | None) -> None:
-    """Raise Unavailable where the first tensor is not on the CPU or any of them wants a gradient."""
-    first, *_ = tensors
-    if first is not None and first.device.type != "cpu":
-        raise Unavailable(f"{op}: the native kernel is for CPU tensors, not {first.device.type}")
-    refuse_gradient(op, "native", *tensors)
 
 
 _PID = os.getpid()

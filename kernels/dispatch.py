@@ -4,27 +4,48 @@ import importlib
 import os
 from contextlib import suppress
 from types import ModuleType
+from typing import Literal
 
 import torch
 
+Kernel = Literal["native", "triton"]
+
 IMPLEMENTATIONS = {"reference": "reference", "torch": "torch_impl", "triton": "triton_impl", "native": "native"}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton kernels run on the CPU, slowly
+
+_WORDS = {"native": "native", "triton": "Triton"}
 
 
 class Unavailable(RuntimeError):
     """An implementation that was asked for by name does not exist or cannot run here; the message says why."""
 
 
-def refuse_gradient(op: str, kernel: str, *tensors: torch.Tensor | None) -> None:
-    """Raise Unavailable where any of the tensors wants a gradient, for a `kernel` that has none."""
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise Unavailable(f"{op}: the {kernel} kernel has no gradient; use implementation='torch', or torch.no_grad()")
+def require_device(op: str, kernel: Kernel, tensor: torch.Tensor) -> None:
+    """Raise Unavailable if `kernel` cannot read `tensor`: C is for the CPU, Triton for CUDA or its interpreter."""
+    device = tensor.device
+    if kernel == "native":
+        if device.type != "cpu":
+            raise Unavailable(f"{op}: the native kernel is for CPU tensors, not {device.type}")
+    elif device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
+        where = "a CPU tensor needs TRITON_INTERPRET=1" if device.type == "cpu" else "it is for CUDA tensors"
+        raise Unavailable(f"{op}: the Triton kernel cannot run on {device}: {where}")
 
 
-def refuse_float64(op: str, kernel: str, *tensors: torch.Tensor | None) -> None:
-    """Raise Unavailable where any of the tensors is float64, for a `kernel` whose sums are float32."""
+def require_inference(op: str, kernel: Kernel, first: torch.Tensor, *others: torch.Tensor | None) -> None:
+    """Raise Unavailable if `kernel`, which has no gradient, cannot read the first tensor or any tensor wants one."""
+    require_device(op, kernel, first)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (first, *others)):
+        raise Unavailable(
+            f"{op}: the {_WORDS[kernel]} kernel has no gradient; use implementation='torch', or torch.no_grad()"
+        )
+
+
+def refuse_float64(op: str, kernel: Kernel, *tensors: torch.Tensor | None) -> None:
+    """Raise Unavailable if any tensor is float64, for a `kernel` whose sums are float32."""
     if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
-        raise Unavailable(f"{op}: the {kernel} kernel computes in float32; use implementation='torch' for float64")
+        raise Unavailable(
+            f"{op}: the {_WORDS[kernel]} kernel computes in float32; use implementation='torch' for float64"
+        )
 
 
 class Implementations:

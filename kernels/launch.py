@@ -1,4 +1,4 @@
-"""Where a Triton kernel may run, and the specialisations of it that we ship."""
+"""The GPU that a Triton kernel is launched on, and the specialisations of a kernel that we ship."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
-from benchd.kernels.dispatch import INTERPRETED, Unavailable
 
 # Turing, Ampere on the desktop, Orin, Ada, Hopper
 ARCHITECTURES = (75, 86, 87, 89, 90)
@@ -33,14 +31,6 @@ class Shipped:
     fp_fusion: bool
     architectures: tuple[int, ...] = field(default=ARCHITECTURES)
     reason: str = ""
-
-
-def require_device(op: str, tensor: torch.Tensor) -> None:
-    """Raise Unavailable where a Triton kernel cannot read `tensor`: it needs CUDA, or the interpreter on a CPU."""
-    if tensor.device.type == "cuda" or (tensor.device.type == "cpu" and INTERPRETED):
-        return
-    where = "a CPU tensor needs TRITON_INTERPRET=1" if tensor.device.type == "cpu" else "it is for CUDA tensors"
-    raise Unavailable(f"{op}: the Triton kernel cannot run on {tensor.device}: {where}")
 
 
 def architecture(device: torch.device) -> int:

@@ -1,42 +1,62 @@
-"""Makes a function an op of torch: traced, compiled and profiled by name, and cheap to call.
+"""Makes ops of torch, one for the kernels of every device: traced, compiled and profiled by name, and cheap to call.
 
 torch.library.custom_op does the same and adds checks to each call, which at batch 1 take a tenth of a small kernel's
 time; opcheck makes them in the tests.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
-_LIBRARY = torch.library.Library("benchd", "FRAGMENT")
+from benchd.kernels.dispatch import INTERPRETED, Kernel
 
-Key = Literal["CPU", "CompositeExplicitAutograd"]
+# The op to call for each kernel. Both are one op, whose kernel the tensors' device chooses; but Triton's interpreter
+# reads the CPU tensors that are also the native kernel's, so there it has an overload of its own.
+Op = Mapping[Kernel, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_LIBRARY = torch.library.Library("benchd", "FRAGMENT")
+_KEYS: Mapping[Kernel, str] = {"native": "CPU", "triton": "CompositeExplicitAutograd" if INTERPRETED else "CUDA"}
+_OVERLOADS: Mapping[Kernel, str] = {"native": "default", "triton": "interpreted" if INTERPRETED else "default"}
 
-def op(name: str, key: Key = "CompositeExplicitAutograd", *, learns: bool = False) -> Callable[[Any], Any]:
-    """Return a decorator for a function of tensors and numbers that changes none of them and returns new ones.
 
-    It returns the op `benchd::name`, for tensors on the CPU or anywhere, whose results `fake` describes. One that
-    `learns` is given its gradient by the caller, any other refuses to have one.
+def op(name: str, *, learns: bool = False) -> Callable[[Callable[..., Any]], Op]:
+    """Return a decorator for a function that makes what the op `benchd::name` returns, without computing it.
+
+    Its parameters are the op's: tensors, which the op does not change, and numbers. `computes` adds the kernels. One
+    that `learns` is given its gradient by `learn`, any other refuses to have one.
     """
 
-    def define(function: Callable[..., Any]) -> Any:
-        schema = torch.library.infer_schema(function, mutates_args=())
-        _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _LIBRARY.impl(name, function, key)
-        if not learns:
-            torch.library.register_autograd(f"benchd::{name}", _refuse, lib=_LIBRARY)
-        return getattr(torch.ops.benchd, name).default
+    def define(fake: Callable[..., Any]) -> Op:
+        schema = torch.library.infer_schema(fake, mutates_args=())
+        for overload in dict.fromkeys(_OVERLOADS.values()):
+            full_name = name if overload == "default" else f"{name}.{overload}"
+            _LIBRARY.define(full_name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+            torch.library.register_fake(f"benchd::{full_name}", fake, lib=_LIBRARY)
+            if not learns:
+                torch.library.register_autograd(f"benchd::{full_name}", _refuse, lib=_LIBRARY)
+        packet = getattr(torch.ops.benchd, name)
+        return {which: getattr(packet, overload) for which, overload in _OVERLOADS.items()}
 
     return define
 
 
-def fake(op: Any) -> Callable[[Function], Function]:
-    """Return a decorator for a function that makes what `op` returns, without computing it."""
-    decorator: Callable[[Function], Function] = torch.library.register_fake(op, lib=_LIBRARY)
-    return decorator
+def computes(op: Op, which: Kernel) -> Callable[[Function], Function]:
+    """Return a decorator for the function that computes `op` on the tensors of this kernel's device."""
+
+    def register(function: Function) -> Function:
+        _LIBRARY.impl(op[which], function, _KEYS[which])
+        return function
+
+    return register
+
+
+def learn(op: Op, backward: Op, save: Callable[..., None], gradients: Callable[..., Any]) -> None:
+    """Give `op` its gradient: `gradients(backward, context, grad)` of what `save(context, inputs, output)` has kept."""
+    for forward, back in dict(zip(op.values(), backward.values(), strict=True)).items():
+        torch.library.register_autograd(forward, partial(gradients, back), setup_context=save, lib=_LIBRARY)
 
 
 def _refuse(context: Any, *gradients: Any) -> None:

@@ -25,6 +25,7 @@ REQUIRED = {*FOLDERS, "systemd", "tests", "docs", ".ci", ".gitignore", "pyprojec
 REQUIRED |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
 ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt"}
 RANKS = {
+    "benchd.daemon.machine.folders": 0,  # what the kernels keep too
     "benchd.daemon": 1,  # its loose files: records, errors, config and what else belongs to all
     "benchd.kernels": 1,
     "benchd.daemon.machine": 2,
@@ -130,7 +131,7 @@ def test_the_wheel_holds_our_code_and_nothing_else(tmp_path):
         f"benchd/{path.relative_to(tree)}"
         for folder in FOLDERS
         for path in (tree / folder).rglob("*")
-        if path.suffix in {".py", ".c", ".js", ".json", ".safetensors"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pyi", ".c", ".js", ".json", ".safetensors"} or path.name == "py.typed"
     }
     assert {f"benchd/{folder}/py.typed" for folder in FOLDERS} <= code
     assert {name for name in files if ".dist-info/" not in name} == code

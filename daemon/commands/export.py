@@ -25,11 +25,11 @@ from benchd.daemon.commands.arguments import (
     options,
 )
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import ExportRequest
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, ArtifactError, Store
-from benchd.kernels import cache
 from benchd.models import catalog, demo
 
 To = Literal["onnx", "tensorrt"]
@@ -122,18 +122,18 @@ def _refuse(request: ExportRequest) -> None:
 
 def list_store(out: TextIO, as_json: bool) -> None:
     """Print what the store of this machine holds."""
-    with Store(cache.artifacts()) as store:
+    with Store(folders.artifacts()) as store:
         held = list(store.list())
     show(held, out, as_json)
     if not as_json:
         total = sum(artifact.metadata.bytes for artifact in held)
-        out.write(f"{len(held)} files, {total / 1e6:.1f} MB in {cache.artifacts()}\n")
+        out.write(f"{len(held)} files, {total / 1e6:.1f} MB in {folders.artifacts()}\n")
 
 
 def prune_store(limit_bytes: int, out: TextIO) -> None:
     """Remove what was not used for longest until the rest takes at most so many bytes."""
     try:
-        with Store(cache.artifacts()) as store:
+        with Store(folders.artifacts()) as store:
             removed = store.prune(limit_bytes)
     except ArtifactError as error:
         raise UsageError(str(error)) from error

@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from benchd.daemon.machine import folders
 from benchd.daemon.records import (
     Accuracy,
     ArtifactFacts,
@@ -20,7 +21,6 @@ from benchd.daemon.records import (
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.exporters.files import Form
 from benchd.exporters.files import Precision as FilePrecision
-from benchd.kernels import cache
 
 StageName = Literal["import", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"]
 ImageCount = int | Literal["full"]
@@ -151,4 +151,4 @@ class ExportRequest(Struct, frozen=True, kw_only=True):
     @property
     def folder(self) -> Path:
         """Return the store that is written."""
-        return Path(self.out) if self.out and not self.single else cache.artifacts()
+        return Path(self.out) if self.out and not self.single else folders.artifacts()

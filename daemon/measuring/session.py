@@ -21,7 +21,7 @@ import msgspec
 
 from benchd.daemon.config import Config
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.machine import identity
+from benchd.daemon.machine import folders, identity
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring.plan import Machine, Planned
@@ -32,7 +32,6 @@ from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import Environment, Record, Sample
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.kernels import cache
 from benchd.models import catalog
 
 ATTEND_S = 1.0
@@ -83,8 +82,8 @@ class Settings:
             device_id=identity.device_id(config.device.id),
             machine=machine,
             output=output.resolve(),
-            artifacts=cache.artifacts(),
-            cache=cache.folder(),
+            artifacts=folders.artifacts(),
+            cache=folders.cache(),
             sources=config.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
             period_s=config.sampling.period_s,
             **given,

@@ -30,7 +30,7 @@ from benchd.daemon.delivery.outbox import open_or_salvage
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
-from benchd.daemon.machine import identity, lock
+from benchd.daemon.machine import folders, identity, lock
 from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.machine.systemd_notify import Notifier, log
@@ -48,7 +48,6 @@ from benchd.daemon.service.publisher import RUNNING, SCHEDULE, STANDINGS, Publis
 from benchd.daemon.service.regressions import Regressions, Standing, Standings
 from benchd.daemon.service.remote import COMMANDS, Remote
 from benchd.daemon.service.schedule import Progress, State
-from benchd.kernels import cache
 
 TICK_S = 1.0
 LOOK_S = 5.0  # between two looks at the schedule, the conditions and a lock that another holds
@@ -74,7 +73,7 @@ class Places:
     @classmethod
     def here(cls) -> "Places":
         """Return the folders, made where they are absent; raise UsageError where that fails."""
-        state = cache.state()
+        state = folders.state()
         places = cls(state, Path(os.environ.get("RUNTIME_DIRECTORY") or state))
         try:
             for folder in (places.state, places.runtime):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from benchd.daemon import records
 from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import results
 from benchd.daemon.verdicts.compare import Comparison, compare
-from benchd.kernels import cache
 
 FILE = "baseline.jsonl"
 STORED = "stored"
@@ -17,7 +17,7 @@ FEWEST_RUNS = 3
 
 def path() -> Path:
     """Return where the baseline is kept."""
-    return cache.state() / FILE
+    return folders.state() / FILE
 
 
 def set_(files: Sequence[Path]) -> list[Record]:

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from benchd.daemon import journal
 from benchd.daemon.errors import SchemaError
+from benchd.daemon.machine import folders
 from benchd.daemon.verdicts.statistics import LOOKS, MIN_EFFECT, Answer, percentile
-from benchd.kernels import cache
 
 FILE = "noise_floor.jsonl"
 
@@ -28,13 +28,13 @@ class AaEffect(Struct, frozen=True, kw_only=True):
 
 def add(effect: AaEffect) -> None:
     """Keep one effect; a crash cannot take it back."""
-    with closing(journal.Journal(cache.state() / FILE)) as kept:
+    with closing(journal.Journal(folders.state() / FILE)) as kept:
         kept.append(msgspec.json.encode(effect))
 
 
 def effects(device_id: str, device: str) -> list[AaEffect]:
     """Return what was kept of this device (cpu or cuda), the oldest first; raise SchemaError at a damaged line."""
-    path = cache.state() / FILE
+    path = folders.state() / FILE
     if not path.exists():
         return []
     try:

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
@@ -21,7 +22,6 @@ from benchd.daemon.worker import backends, subject
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, Store
 from benchd.exporters.files import Precision
-from benchd.kernels import cache
 from benchd.models import catalog, demo
 
 
@@ -89,7 +89,7 @@ def _job(
         options=options,
         limits=PRESETS["quick"],
         device="cuda" if engine else "cpu",
-        cache=str(cache.folder()),
+        cache=str(folders.cache()),
         weights=weights,
         data=data,
         artifacts=str(request.folder),

@@ -1,28 +1,19 @@
-"""The sum and its norm in C on the CPU, in one pass over rows that are each in the cache; inference only.
+"""The sum and its norm in C on the CPU, in one pass over rows that are each in the cache.
 
-Everything is float32, half-precision inputs are converted at the border, and a float64 sum is refused: rounding it
-quietly would answer in a precision that was not asked for.
+Everything is float32; half-precision inputs are converted at the border.
 """
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import refuse_float64
-from benchd.kernels.op import fake, op
+from benchd.kernels.add_rms_norm import ops
+from benchd.kernels.op import computes
 
-
-def add_rms_norm(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (normed, residual'), both (..., dim); Unavailable for float64, a gradient or another device."""
-    compiler.require_inference("add_rms_norm", hidden, residual, weight)
-    refuse_float64("add_rms_norm", "native", hidden, residual)
-    results: tuple[torch.Tensor, torch.Tensor] = _op(hidden, residual, weight, eps)
-    return results
+add_rms_norm = partial(ops.add_rms_norm, "native")
 
 
 class _Problem(ctypes.Structure):
@@ -35,8 +26,8 @@ class _Problem(ctypes.Structure):
     )
 
 
-@op("add_rms_norm", "CPU")
-def _op(
+@computes(ops.norm_op, "native")
+def _normed(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     added, scale = compiler.dense(hidden), compiler.dense(weight)
@@ -48,14 +39,6 @@ def _op(
     )  # fmt: skip
     _library().add_rms_norm(problem)
     return compiler.in_dtype(normed, weight.dtype), total
-
-
-@fake(_op)
-def _(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = hidden.shape
-    return hidden.new_empty(shape, dtype=weight.dtype), hidden.new_empty(shape, dtype=torch.float32)
 
 
 @cache

@@ -1,43 +1,31 @@
-"""The sum and its norm on a GPU: a program holds one row in registers, so nothing is read twice; inference only.
+"""The sum and its norm on a GPU: a program holds one row in registers, so nothing is read twice.
 
 Four neighbours a thread are what a thread can move at once, on every architecture; more rows or more numbers a thread
-go through shared memory to change hands. Sums are float32 whatever the tensors are; a float64 sum is refused.
+go through shared memory to change hands.
 """
+
+from functools import partial
 
 import torch
 import triton
 from triton import language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import Unavailable, refuse_float64, refuse_gradient
-from benchd.kernels.op import fake, op
+from benchd.kernels.add_rms_norm import ops
+from benchd.kernels.op import computes
 
 _FP_FUSION = True  # one rounding less a square; no bit is promised
-_MAX_DIM = 2**13  # 16 numbers a thread; more leave less than half of the warps
 
 
-def add_rms_norm(
+add_rms_norm = partial(ops.add_rms_norm, "triton")
+
+
+@computes(ops.norm_op, "triton")
+def _normed(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (normed, residual'), both (..., dim); Unavailable for float64, a gradient, a long row, another device."""
-    _check(hidden, hidden if residual is None else residual, weight)
-    results: tuple[torch.Tensor, torch.Tensor] = _op(hidden, residual, weight, eps)
-    return results
-
-
-def _check(hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
-    launch.require_device("add_rms_norm", hidden)
-    refuse_gradient("add_rms_norm", "Triton", hidden, residual, weight)
-    refuse_float64("add_rms_norm", "Triton", hidden, residual)
-    if hidden.shape[-1] > _MAX_DIM:
-        raise Unavailable(f"add_rms_norm: the Triton kernel holds rows of at most {_MAX_DIM}, not {hidden.shape[-1]}")
-
-
-@op("add_rms_norm_triton")
-def _op(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    normed, total = _room(hidden, weight)
+    normed = hidden.new_empty(hidden.shape, dtype=weight.dtype)
+    total = hidden.new_empty(hidden.shape, dtype=torch.float32)
     dim = weight.numel()
     block, warps = _tile(dim)
     added, scale = hidden.contiguous(), weight.contiguous()
@@ -49,18 +37,6 @@ def _op(
                 num_warps=warps, enable_fp_fusion=_FP_FUSION,
             )  # fmt: skip
     return normed, total
-
-
-@fake(_op)
-def _(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _room(hidden, weight)
-
-
-def _room(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = hidden.shape
-    return hidden.new_empty(shape, dtype=weight.dtype), hidden.new_empty(shape, dtype=torch.float32)
 
 
 def _tile(dim: int) -> tuple[int, int]:

@@ -1,41 +1,20 @@
-"""The short convolution in C on the CPU, with bias and SiLU in one pass over tokens in any strides; inference only.
+"""The short convolution in C on the CPU, with bias and SiLU in one pass over tokens in any strides.
 
-Sums are float32, half-precision inputs are converted at the border, and a float64 x is refused: rounding it quietly
-would answer in a precision that was not asked for.
+Half-precision inputs are converted at the border.
 """
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import refuse_float64
-from benchd.kernels.op import fake, op
+from benchd.kernels.causal_conv1d import ops
+from benchd.kernels.op import computes
 
-
-def causal_conv1d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, reverse: bool
-) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of x; Unavailable for float64, a gradient or another device."""
-    _check(x, weight, bias)
-    y: torch.Tensor = _op(x, weight, bias, activation == "silu", reverse)
-    return y
-
-
-def causal_conv1d_pair(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of x: [0] looks back, [1] ahead; raises the same."""
-    _check(x, weight, bias)
-    y: torch.Tensor = _op(x, weight, bias, activation == "silu", False)
-    return y
-
-
-def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
-    compiler.require_inference("causal_conv1d", x, *others)
-    refuse_float64("causal_conv1d", "native", x)
+causal_conv1d = partial(ops.causal_conv1d, "native")
+causal_conv1d_pair = partial(ops.causal_conv1d_pair, "native")
 
 
 class _Problem(ctypes.Structure):
@@ -52,16 +31,14 @@ class _Problem(ctypes.Structure):
     )
 
 
-@op("causal_conv1d", "CPU")
-def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
-    """Return y (batch, length, channels), or (2, batch, length, channels) for the weight of a pair.
-
-    weight (channels, width) and bias (channels,) have a first dimension of 2 for a pair.
-    """
+@computes(ops.conv_op, "native")
+def _convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool
+) -> torch.Tensor:
     rows, taps = compiler.in_dtype(x), compiler.in_dtype(weight)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     shift = None if bias is None else compiler.dense(bias)
-    y = rows.new_empty(_shape(x, weight))
+    y = rows.new_empty((*weight.shape[:-2], *x.shape))
     image, token, _ = rows.stride()
     strides, directions = (taps.stride(), 2) if taps.dim() == 3 else ((0, *taps.stride()), 1)
     problem = _Problem(
@@ -71,15 +48,6 @@ def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: 
     )  # fmt: skip
     _library().causal_conv1d(problem)
     return compiler.in_dtype(y, x.dtype)
-
-
-@fake(_op)
-def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
-    return x.new_empty(_shape(x, weight))
-
-
-def _shape(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
-    return (*weight.shape[:-2], *x.shape)
 
 
 @cache

@@ -1,9 +1,9 @@
 """The short convolution on a GPU: a program reads a few tokens and those beside them once, for one direction or both.
 
 All its reads come first, since the compiler moves none above a write; then every output is summed from registers.
-Sums are float32 whatever the tensors are; a float64 x is refused. Inference only.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ import triton
 from triton import language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import refuse_float64, refuse_gradient
-from benchd.kernels.op import fake, op
+from benchd.kernels.causal_conv1d import ops
+from benchd.kernels.op import computes
 
 _FP_FUSION = True  # one rounding less a tap; no bit is promised
 
@@ -31,37 +31,15 @@ _SMALL_TILES = {90: _Tile(4, 128, 2)}
 _SMALL_NUMBERS = 2**17  # of x, one image of Vim tiny: up to here a large GPU is not full and takes small tiles
 
 
-def causal_conv1d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, reverse: bool
+causal_conv1d = partial(ops.causal_conv1d, "triton")
+causal_conv1d_pair = partial(ops.causal_conv1d_pair, "triton")
+
+
+@computes(ops.conv_op, "triton")
+def _convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool
 ) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of x; Unavailable for float64, a gradient or another device."""
-    _check(x, weight, bias)
-    y: torch.Tensor = _op(x, weight, bias, activation == "silu", reverse)
-    return y
-
-
-def causal_conv1d_pair(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of x: [0] looks back, [1] ahead; raises the same."""
-    _check(x, weight, bias)
-    y: torch.Tensor = _op(x, weight, bias, activation == "silu", False)
-    return y
-
-
-def _check(x: torch.Tensor, *others: torch.Tensor | None) -> None:
-    launch.require_device("causal_conv1d", x)
-    refuse_gradient("causal_conv1d", "Triton", x, *others)
-    refuse_float64("causal_conv1d", "Triton", x)
-
-
-@op("causal_conv1d_triton")
-def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
-    """Return y (batch, length, channels), or (2, batch, length, channels) for the weight of a pair.
-
-    weight (channels, width) and bias (channels,) have a first dimension of 2 for a pair.
-    """
-    y = x.new_empty(_shape(x, weight))
+    y = x.new_empty((*weight.shape[:-2], *x.shape))
     if not y.numel():
         return y
     rows = x if x.stride(-1) == 1 else x.contiguous()
@@ -77,15 +55,6 @@ def _op(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: 
             num_warps=tile.warps, enable_fp_fusion=_FP_FUSION,
         )  # fmt: skip
     return y
-
-
-@fake(_op)
-def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool) -> torch.Tensor:
-    return x.new_empty(_shape(x, weight))
-
-
-def _shape(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
-    return (*weight.shape[:-2], *x.shape)
 
 
 def _tile(architecture: int, numbers: int) -> _Tile:

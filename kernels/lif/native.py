@@ -1,46 +1,26 @@
-"""LIF in C on the CPU: one pass over the currents, with the membranes in registers; inference only.
+"""LIF in C on the CPU: one pass over the currents, with the membranes in registers.
 
 Float32 and float64 are computed as they are and half currents as float32, so spikes equal the reference's bit for bit.
 A current expanded over T is read as one step, never copied out.
 """
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.lif import layout
-from benchd.kernels.op import fake, op
+from benchd.kernels.lif import layout, ops
+from benchd.kernels.op import computes
+
+lif, lif_pool = partial(ops.lif, "native"), partial(ops.lif_pool, "native")
 
 
-def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
-    """Return the spikes of `current` (T, ...) on the CPU; raises Unavailable for a gradient or another device."""
-    compiler.require_inference("lif", current)
-    one, repeats = layout.one_of_equal_steps(current)
-    spikes: torch.Tensor = _lif_op(one, repeats, decay, gain, threshold, reset == "subtract")
-    return spikes
-
-
-def lif_pool(
-    current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str, output: str
-) -> torch.Tensor:
-    """Return pooled spikes or counts (T, B, C, H//2, W//2) of `current` (T, B, C, H, W); channels last stays so."""
-    if output == "counts":  # these have no gradient in any implementation
-        current = current.detach()
-    compiler.require_inference("lif", current)
-    one, repeats = layout.one_of_equal_steps(current)
-    subtract, counts = reset == "subtract", output == "counts"
-    pooled: torch.Tensor = _lif_pool_op(one, repeats, decay, gain, threshold, subtract, counts)
-    return pooled
-
-
-@op("lif", "CPU")
-def _lif_op(
+@computes(ops.lif_op, "native")
+def _lif(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
-    """Return the spikes (T, ...) of `current`, which is (T, ...) or, with `repeats` = T, one step for all T."""
     wide = compiler.in_dtype(current, _state_dtype(current))
     spikes, same_layout = layout.spikes_room(wide, repeats)
     wide = wide if same_layout else wide.contiguous()
@@ -52,16 +32,10 @@ def _lif_op(
     return compiler.in_dtype(spikes, current.dtype)
 
 
-@fake(_lif_op)
-def _(current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool) -> torch.Tensor:
-    return layout.spikes_room(current, repeats)[0]
-
-
-@op("lif_pool", "CPU")
-def _lif_pool_op(
+@computes(ops.lif_pool_op, "native")
+def _lif_pool(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:
-    """Return (T, B, C, H//2, W//2) for (T, B, C, H, W) or, with `repeats` = T, for one step (B, C, H, W) for all T."""
     images = compiler.in_dtype(layout.frames(current, repeats), _state_dtype(current))
     pooled, channels_last = layout.pooled_room(current, images, repeats, torch.uint8 if counts else images.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
@@ -73,14 +47,6 @@ def _lif_pool_op(
         decay, gain, threshold, subtract, counts, compiler.threads(),
     )  # fmt: skip
     return pooled if counts else compiler.in_dtype(pooled, current.dtype)
-
-
-@fake(_lif_pool_op)
-def _(
-    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
-) -> torch.Tensor:
-    dtype = torch.uint8 if counts else current.dtype
-    return layout.pooled_room(current, layout.frames(current, repeats), repeats, dtype)[0]
 
 
 def _state_dtype(current: torch.Tensor) -> torch.dtype:

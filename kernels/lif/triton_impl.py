@@ -1,11 +1,12 @@
-"""LIF in Triton: a program keeps the membranes of its neurons in registers over all T steps; inference only.
+"""LIF in Triton: a program keeps the membranes of its neurons in registers over all T steps.
 
-The membrane is float32, a float64 current is refused, and nothing is fused into a multiply-add, so spikes equal the
+The membrane is float32 and nothing is fused into a multiply-add, so spikes equal the
 reference's bit for bit. Loops over T are unrolled, one compilation per T, and read step t + 1 before they store step t:
 no load may move above a store to memory that might be its own. A current expanded over T is read once.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,45 +14,19 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import refuse_float64, refuse_gradient
-from benchd.kernels.lif import layout
-from benchd.kernels.op import fake, op
+from benchd.kernels.lif import layout, ops
+from benchd.kernels.op import computes
 
 __all__ = ["SHIPPED", "lif", "lif_pool"]
 
 
-def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
-    """Return the spikes of `current` (T, ...); Unavailable for float64, a gradient or where Triton cannot run."""
-    _check("lif", current)
-    one, repeats = layout.one_of_equal_steps(current)
-    spikes: torch.Tensor = _lif_op(one, repeats, decay, gain, threshold, reset == "subtract")
-    return spikes
+lif, lif_pool = partial(ops.lif, "triton"), partial(ops.lif_pool, "triton")
 
 
-def lif_pool(
-    current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str, output: str
-) -> torch.Tensor:
-    """Return pooled spikes or counts (T, B, C, H//2, W//2) of `current` (T, B, C, H, W); channels last stays so."""
-    if output == "counts":  # these have no gradient in any implementation
-        current = current.detach()
-    _check("lif_pool", current)
-    one, repeats = layout.one_of_equal_steps(current)
-    subtract, counts = reset == "subtract", output == "counts"
-    pooled: torch.Tensor = _lif_pool_op(one, repeats, decay, gain, threshold, subtract, counts)
-    return pooled
-
-
-def _check(op: str, current: torch.Tensor) -> None:
-    launch.require_device(op, current)
-    refuse_gradient(op, "Triton", current)
-    refuse_float64(op, "Triton", current)
-
-
-@op("lif_triton")
-def _lif_op(
+@computes(ops.lif_op, "triton")
+def _lif(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
-    """Return the spikes (T, ...) of `current`, which is (T, ...) or, with `repeats` = T, one step for all T."""
     spikes, same_layout = layout.spikes_room(current, repeats)
     current = current if same_layout else current.contiguous()
     neurons = spikes[0].numel()
@@ -66,16 +41,10 @@ def _lif_op(
     return spikes
 
 
-@fake(_lif_op)
-def _(current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool) -> torch.Tensor:
-    return layout.spikes_room(current, repeats)[0]
-
-
-@op("lif_pool_triton")
-def _lif_pool_op(
+@computes(ops.lif_pool_op, "triton")
+def _lif_pool(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:
-    """Return (T, B, C, H//2, W//2) for (T, B, C, H, W) or, with `repeats` = T, for one step (B, C, H, W) for all T."""
     images = layout.frames(current, repeats)
     pooled, channels_last = layout.pooled_room(current, images, repeats, torch.uint8 if counts else current.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
@@ -89,14 +58,6 @@ def _lif_pool_op(
                 num_warps=cut.warps, enable_fp_fusion=False,
             )  # fmt: skip
     return pooled
-
-
-@fake(_lif_pool_op)
-def _(
-    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
-) -> torch.Tensor:
-    dtype = torch.uint8 if counts else current.dtype
-    return layout.pooled_room(current, layout.frames(current, repeats), repeats, dtype)[0]
 
 
 class _Cut(NamedTuple):

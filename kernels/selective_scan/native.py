@@ -1,92 +1,23 @@
-"""The selective scan in C on the CPU: one pass over tokens in any strides, all states in the cache; inference only.
+"""The selective scan in C on the CPU: one pass over tokens in any strides, all states in the cache.
 
 `bidirectional_scan` makes its step sizes where it uses them and adds the directions and the gate as it writes.
-
-State and sums are float32, half-precision inputs are converted at the border, and a float64 u is refused: rounding it
-quietly would answer in a precision that was not asked for.
+Half-precision inputs are converted at the border.
 """
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import refuse_float64
-from benchd.kernels.op import fake, op
+from benchd.kernels.op import computes
+from benchd.kernels.selective_scan import ops
 
-
-def selective_scan(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    reverse: bool,
-    _form: str,
-) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of u; Unavailable for float64, a gradient or another device."""
-    _check("selective_scan", u, delta, A, B, C, D, z, delta_bias)
-    u, delta, A, B, C = (tensor.unsqueeze(0) for tensor in (u, delta, A, B, C))
-    D, z, delta_bias = (None if tensor is None else tensor.unsqueeze(0) for tensor in (D, z, delta_bias))
-    y: torch.Tensor = torch.ops.benchd.selective_scan.default(
-        u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse
-    )
-    return y.squeeze(0)
-
-
-def selective_scan_pair(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    _form: str,
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse; raises the same."""
-    _check("selective_scan_pair", u, delta, A, B, C, D, delta_bias)
-    y: torch.Tensor = torch.ops.benchd.selective_scan.default(
-        u, delta, A, B, C, D, None, delta_bias, delta_softplus, False
-    )
-    return y
-
-
-def delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return softplus(low W^T + bias), (2, batch, length, channels) in the dtype of low; raises the same."""
-    _check("delta_projection", low, weight, bias)
-    delta: torch.Tensor = torch.ops.benchd.delta_projection.default(low, weight, bias)
-    return delta
-
-
-def bidirectional_scan(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-    _form: str,
-) -> torch.Tensor:
-    """Return the gated sum of both scans, (batch, length, channels) in the dtype of u; raises the same."""
-    _check("bidirectional_scan", u, low, weight, bias, A, B, C, D, z)
-    y: torch.Tensor = torch.ops.benchd.bidirectional_scan.default(u, low, weight, bias, A, B, C, D, z)
-    return y
-
-
-def _check(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
-    compiler.require_inference(op, first, *others)
-    refuse_float64(op, "native", first)
+selective_scan = partial(ops.selective_scan, "native")
+selective_scan_pair = partial(ops.selective_scan_pair, "native")
+delta_projection = partial(ops.delta_projection, "native")
+bidirectional_scan = partial(ops.bidirectional_scan, "native")
 
 
 class _Problem(ctypes.Structure):
@@ -113,7 +44,7 @@ _Numbers = tuple[int | None, ...]
 _ABSENT: _Numbers = (None, 0, 0, 0)
 
 
-@op("selective_scan", "CPU")
+@computes(ops.scan_op, "native")
 def _selective_scan(
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -125,11 +56,8 @@ def _selective_scan(
     bias: torch.Tensor | None,
     softplus: bool,
     reverse: bool,
+    _form: str,
 ) -> torch.Tensor:
-    """Return y (G, batch, length, channels) of G = 1 or 2 scans that lead every tensor; the second runs the other way.
-
-    `reverse` is the direction of the first.
-    """
     rows = [None if tensor is None else _rows(tensor) for tensor in (u, delta, B, C, z)]
     dense = [None if tensor is None else compiler.dense(tensor) for tensor in (A, D, bias)]
     y = u.new_empty(u.shape, dtype=torch.float32)
@@ -140,23 +68,7 @@ def _selective_scan(
     return compiler.in_dtype(y, u.dtype)
 
 
-@fake(_selective_scan)
-def _(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    softplus: bool,
-    reverse: bool,
-) -> torch.Tensor:
-    return u.new_empty(u.shape)
-
-
-@op("delta_projection", "CPU")
+@computes(ops.delta_op, "native")
 def _delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     rows, weight, bias = _rows(low), compiler.dense(weight), compiler.dense(bias)
     delta = rows.new_empty(*low.shape[:-1], weight.shape[1])
@@ -166,12 +78,7 @@ def _delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     return compiler.in_dtype(delta, low.dtype)
 
 
-@fake(_delta_projection)
-def _(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return low.new_empty(*low.shape[:-1], weight.shape[1])
-
-
-@op("bidirectional_scan", "CPU")
+@computes(ops.bidirectional_op, "native")
 def _bidirectional_scan(
     u: torch.Tensor,
     low: torch.Tensor,
@@ -182,6 +89,7 @@ def _bidirectional_scan(
     C: torch.Tensor,
     D: torch.Tensor,
     z: torch.Tensor,
+    _form: str,
 ) -> torch.Tensor:
     dtype = u.dtype
     u, low, B, C, z = _rows(u), _rows(low), _rows(B), _rows(C), _rows(z)
@@ -193,21 +101,6 @@ def _bidirectional_scan(
     sizes = *u.shape, low.shape[-1], A.shape[-1], True, False, True, compiler.threads()
     _library().selective_scan(_Problem(*tokens, *starts, *sizes))
     return compiler.in_dtype(y, dtype)
-
-
-@fake(_bidirectional_scan)
-def _(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-) -> torch.Tensor:
-    return u.new_empty(z.shape)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The selective scan in Triton: a tile of channels and all their states in registers; inference only.
+"""The selective scan in Triton: a tile of channels and all their states in registers.
 
-State and sums are float32 whatever the inputs are, and a float64 u is refused. Both forms are exact:
+State and sums are float32 whatever the inputs are. Both forms are exact:
 
 - Serial: one program owns a tile of channels and walks over the tokens. It reads a group of them before it computes
   and stores any, because no load may move above a store to memory that might be its own.
@@ -15,6 +15,7 @@ repeat softplus in every lane that shares a channel, and gating there would put 
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -22,130 +23,23 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.dispatch import refuse_float64, refuse_gradient
-from benchd.kernels.op import fake, op
+from benchd.kernels.op import computes
+from benchd.kernels.selective_scan import ops
+
+selective_scan = partial(ops.selective_scan, "triton")
+selective_scan_pair = partial(ops.selective_scan_pair, "triton")
+delta_projection = partial(ops.delta_projection, "triton")
+bidirectional_scan = partial(ops.bidirectional_scan, "triton")
 
 
-def selective_scan(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    reverse: bool,
-    form: str,
-) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of u; Unavailable for float64, a gradient or another device."""
-    _check("selective_scan", u, delta, A, B, C, D, z, delta_bias)
-    u, delta, A, B, C = (tensor.unsqueeze(0) for tensor in (u, delta, A, B, C))
-    D, z, delta_bias = (None if tensor is None else tensor.unsqueeze(0) for tensor in (D, z, delta_bias))
-    y: torch.Tensor = _scan_op(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
-    return y.squeeze(0)
-
-
-def selective_scan_pair(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    form: str,
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse; raises the same."""
-    _check("selective_scan_pair", u, delta, A, B, C, D, delta_bias)
-    y: torch.Tensor = _scan_op(u, delta, A, B, C, D, None, delta_bias, delta_softplus, False, form)
-    return y
-
-
-def delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return softplus(low W^T + bias) (2, batch, length, channels) in the dtype of low; raises the same."""
-    _check("delta_projection", low, weight, bias)
-    delta: torch.Tensor = _delta_op(low, weight, bias)
-    return delta
-
-
-def bidirectional_scan(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-    form: str,
-) -> torch.Tensor:
-    """Return the gated sum of both directions (batch, length, channels) in the dtype of u; raises the same."""
-    _check("bidirectional_scan", u, low, weight, bias, A, B, C, D, z)
-    y: torch.Tensor = _bidirectional_op(u, low, weight, bias, A, B, C, D, z, form)
-    return y
-
-
-def _check(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
-    launch.require_device(op, first)
-    refuse_gradient(op, "Triton", first, *others)
-    refuse_float64(op, "Triton", first)
-
-
-@op("selective_scan_triton")
-def _scan_op(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    softplus: bool,
-    reverse: bool,
-    form: str,
-) -> torch.Tensor:
-    """Return y (G, batch, length, channels) of G = 1 or 2 scans that lead every tensor; the second runs the other way.
-
-    `reverse` is the direction of the first.
-    """
-    return _scan(u, delta, A, B, C, D, z, bias, softplus, reverse, form)
-
-
-@fake(_scan_op)
-def _(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    softplus: bool,
-    reverse: bool,
-    form: str,
-) -> torch.Tensor:
-    return u.new_empty(u.shape)
-
-
-@op("delta_projection_triton")
-def _delta_op(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+@computes(ops.delta_op, "triton")
+def _delta(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     delta, _ = _project(low, weight, bias)
     return delta
 
 
-@fake(_delta_op)
-def _(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return low.new_empty(*low.shape[:-1], weight.shape[1])
-
-
-@op("bidirectional_scan_triton")
-def _bidirectional_op(
+@computes(ops.bidirectional_op, "triton")
+def _bidirectional(
     u: torch.Tensor,
     low: torch.Tensor,
     weight: torch.Tensor,
@@ -159,22 +53,6 @@ def _bidirectional_op(
 ) -> torch.Tensor:
     delta, (B, C) = _project(low, weight, bias, B, C)
     return _gated(_scan(u, delta, A, B, C, D, None, None, False, False, form), z)
-
-
-@fake(_bidirectional_op)
-def _(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-    form: str,
-) -> torch.Tensor:
-    return u.new_empty(u.shape[1:])
 
 
 class _Cut(NamedTuple):
@@ -209,6 +87,7 @@ def _cut(form: str, architecture: int, work: int) -> _Cut:
     return next(cut for most, cut in tables.get(architecture, tables[0]) if work <= most)
 
 
+@computes(ops.scan_op, "triton")
 def _scan(
     u: torch.Tensor,
     delta: torch.Tensor,

@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import refuse_float64
-from benchd.kernels.op import fake, op
+from benchd.kernels.dispatch import refuse_float64, require_inference
+from benchd.kernels.op import computes, op
 
 # BLOCK and LANES of native.c
 _BLOCK, _LANES = 64, 16
@@ -47,9 +47,11 @@ def spike_conv2d(
     packed: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return y (N, O, H', W') in the dtype of x, channels last; Unavailable for float64, a gradient or a GPU."""
-    compiler.require_inference("spike_conv2d", x, weight, bias)
+    require_inference("spike_conv2d", "native", x, weight, bias)
     refuse_float64("spike_conv2d", "native", x)
-    y: torch.Tensor = _op(x, pack(weight) if packed is None else packed, bias, list(weight.shape), stride, padding)
+    y: torch.Tensor = _op["native"](
+        x, pack(weight) if packed is None else packed, bias, list(weight.shape), stride, padding
+    )
     return y
 
 
@@ -64,8 +66,15 @@ class _Problem(ctypes.Structure):
     )
 
 
-@op("spike_conv2d", "CPU")
+@op("spike_conv2d")
 def _op(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
+) -> torch.Tensor:
+    return _output(x, weight_shape, stride, padding)
+
+
+@computes(_op, "native")
+def _convolved(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:
     images = compiler.in_dtype(x).contiguous(memory_format=torch.channels_last)
@@ -80,13 +89,6 @@ def _op(
         _Problem(*given, y.data_ptr(), lists.data_ptr(), *x.shape, *window, group, compiler.threads())
     )
     return compiler.in_dtype(y, x.dtype)
-
-
-@fake(_op)
-def _(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
-) -> torch.Tensor:
-    return _output(x, weight_shape, stride, padding)
 
 
 def _output(x: torch.Tensor, weight_shape: list[int], stride: int, padding: int) -> torch.Tensor:

@@ -5,55 +5,21 @@ The forward pass keeps nothing for a gradient: backwards, a tile of neurons fire
 """
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.op import fake, op
-from benchd.kernels.stbif.gradient import fired, learns, pool_learns
-from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
+from benchd.kernels.op import computes
+from benchd.kernels.stbif import ops
+from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype
 
 _TILE = 64  # TILE of native.c
 
 
-def stbif(
-    current: torch.Tensor, *, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str
-) -> torch.Tensor:
-    """Return codes (int8) or values of `current` (T, ...); raises Unavailable for another device."""
-    return stbif_block(
-        current, bias=None, residual=None, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
-    )
-
-
-def stbif_block(
-    current: torch.Tensor,
-    *,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor | float,
-    pos_max: int,
-    neg_min: int,
-    output: str,
-) -> torch.Tensor:
-    """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
-    _require_cpu("stbif", current)
-    s = threshold_of(threshold, current)
-    return fired(_stbif_op, current, bias, residual, s, pos_max, neg_min, codes=output == "codes")
-
-
-def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    """Return the pooled running sum of `values` (T, B, C, H, W), differenced over T; the result lies channels last."""
-    _require_cpu("max_pool_delta", values)
-    result: torch.Tensor = _max_pool_delta_op(values, kernel_size, stride, padding)
-    return result
-
-
-def _require_cpu(op: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise Unavailable(f"{op}: the native kernel is for CPU tensors, not {tensor.device.type}")
+stbif = stbif_block = partial(ops.stbif, "native")
+max_pool_delta = partial(ops.max_pool_delta, "native")
 
 
 class _Charge:
@@ -61,7 +27,7 @@ class _Charge:
 
     def __init__(self, current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
         dtype = state_dtype(current)
-        self.current = laid_out(compiler.in_dtype(current, dtype), by_channel=bias is not None)
+        self.current = compiler.in_dtype(laid_out(current, by_channel=bias is not None), dtype)
         self._bias = None if bias is None else compiler.dense(bias, dtype)
         self._residual = None if residual is None else like(self.current, residual, dtype)
         run = (1, 1) if bias is None else channels(self.current)
@@ -73,8 +39,8 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-@op("stbif", "CPU", learns=True)
-def _stbif_op(
+@computes(ops.stbif_op, "native")
+def _stbif(
     current: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -83,7 +49,6 @@ def _stbif_op(
     neg_min: int,
     codes: bool,
 ) -> torch.Tensor:
-    """Return codes (int8) or values in the dtype of `current` (T, B, C, ...); bias (T, C), threshold one element."""
     charge = _Charge(current, bias, residual)
     dtype = charge.current.dtype
     spikes = torch.empty_like(charge.current, dtype=torch.int8 if codes else dtype)
@@ -93,22 +58,8 @@ def _stbif_op(
     return spikes if codes else compiler.in_dtype(spikes, current.dtype)
 
 
-@fake(_stbif_op)
-def _(
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-    codes: bool,
-) -> torch.Tensor:
-    wide = laid_out(current.to(state_dtype(current)), by_channel=bias is not None)
-    return torch.empty_like(wide, dtype=torch.int8 if codes else current.dtype)
-
-
-@op("stbif_backward", "CPU")
-def _stbif_backward_op(
+@computes(ops.stbif_backward_op, "native")
+def _stbif_backward(
     grad: torch.Tensor,
     current: torch.Tensor,
     bias: torch.Tensor | None,
@@ -117,7 +68,6 @@ def _stbif_backward_op(
     pos_max: int,
     neg_min: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of current + bias + residual (T, B, C, ...) and of the threshold, in the state's dtype."""
     charge, threads = _Charge(current, bias, residual), compiler.threads()
     to_charge = torch.empty_like(charge.current)
     grad = like(to_charge, grad, to_charge.dtype)
@@ -130,22 +80,8 @@ def _stbif_backward_op(
     return to_charge, to_threshold.sum().to(threshold.dtype).reshape(threshold.shape)
 
 
-@fake(_stbif_backward_op)
-def _(
-    grad: torch.Tensor,
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = laid_out(current.to(state_dtype(current)), by_channel=bias is not None)
-    return torch.empty_like(wide), torch.empty_like(threshold, memory_format=torch.contiguous_format)
-
-
-@op("max_pool_delta", "CPU", learns=True)
-def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+@computes(ops.max_pool_delta_op, "native")
+def _max_pool_delta(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     wide = frames(values, state_dtype(values))
     out = pooled(values, wide.dtype, kernel_size, stride, padding)
     sums = torch.zeros(values[0].numel(), dtype=torch.float64)
@@ -157,16 +93,10 @@ def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padd
     return compiler.in_dtype(out, values.dtype)
 
 
-@fake(_max_pool_delta_op)
-def _(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    return pooled(values, values.dtype, kernel_size, stride, padding)
-
-
-@op("max_pool_delta_backward", "CPU")
-def _max_pool_delta_backward_op(
+@computes(ops.max_pool_delta_backward_op, "native")
+def _max_pool_delta_backward(
     grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
 ) -> torch.Tensor:
-    """Return the gradient of `values` (T, B, C, H, W) in the state's dtype."""
     wide = frames(values, state_dtype(values))
     to_values = pictures(values)
     out = like(pooled(values, wide.dtype, kernel_size, stride, padding), grad, wide.dtype)
@@ -176,15 +106,6 @@ def _max_pool_delta_backward_op(
     library = _library(wide.dtype)
     library.max_pool_delta_backward(*tensors, *_sizes(values, out), kernel_size, stride, padding, compiler.threads())
     return to_values
-
-
-@fake(_max_pool_delta_backward_op)
-def _(grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    return pictures(values)
-
-
-learns(_stbif_op, _stbif_backward_op)
-pool_learns(_max_pool_delta_op, _max_pool_delta_backward_op)
 
 
 def _sizes(values: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
@@ -203,6 +124,6 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     library.stbif_backward.argtypes = [*[pointer] * 7, *[size] * 4, *neuron]
     library.max_pool_delta.argtypes = [*[pointer] * 4, *windows]
     library.max_pool_delta_backward.argtypes = [*[pointer] * 5, *windows]
-    for kernel in (library.stbif, library.stbif_backward, library.max_pool_delta, library.max_pool_delta_backward):
-        kernel.restype = None
+    for function in (library.stbif, library.stbif_backward, library.max_pool_delta, library.max_pool_delta_backward):
+        function.restype = None
     return library

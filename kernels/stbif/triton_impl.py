@@ -11,6 +11,7 @@ the sums taken by each window, one of 3x3 and stride 2 would add every pixel 2.2
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,44 +19,15 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.op import fake, op
-from benchd.kernels.stbif import layout
-from benchd.kernels.stbif.gradient import fired, learns, pool_learns
-from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype, threshold_of
+from benchd.kernels.op import computes
+from benchd.kernels.stbif import layout, ops
+from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype
 
 __all__ = ["SHIPPED", "max_pool_delta", "stbif", "stbif_block"]
 
 
-def stbif(
-    current: torch.Tensor, *, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str
-) -> torch.Tensor:
-    """Return codes (int8) or values of `current` (T, ...); raises Unavailable where Triton cannot run."""
-    return stbif_block(
-        current, bias=None, residual=None, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
-    )
-
-
-def stbif_block(
-    current: torch.Tensor,
-    *,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor | float,
-    pos_max: int,
-    neg_min: int,
-    output: str,
-) -> torch.Tensor:
-    """Return codes (int8) or values of current + bias + residual (T, B, C, ...); channels last stays channels last."""
-    launch.require_device("stbif", current)
-    s = threshold_of(threshold, current)
-    return fired(_stbif_op, current, bias, residual, s, pos_max, neg_min, codes=output == "codes")
-
-
-def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    """Return the pooled running sum of `values` (T, B, C, H, W), differenced over T; the result lies channels last."""
-    launch.require_device("max_pool_delta", values)
-    result: torch.Tensor = _max_pool_delta_op(values, kernel_size, stride, padding)
-    return result
+stbif = stbif_block = partial(ops.stbif, "triton")
+max_pool_delta = partial(ops.max_pool_delta, "triton")
 
 
 class _Cut(NamedTuple):
@@ -81,8 +53,8 @@ def _cut(device: torch.device, work: int) -> _Cut:
     return many if work >= full else few
 
 
-@op("stbif_triton", learns=True)
-def _stbif_op(
+@computes(ops.stbif_op, "triton")
+def _stbif(
     current: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -91,7 +63,6 @@ def _stbif_op(
     neg_min: int,
     codes: bool,
 ) -> torch.Tensor:
-    """Return codes (int8) or values in the dtype of `current` (T, B, C, ...); bias (T, C), threshold one element."""
     current, bias, residual, width, run = _terms(current, bias, residual)
     spikes = torch.empty_like(current, dtype=torch.int8 if codes else current.dtype)
     n = current[0].numel()
@@ -105,22 +76,8 @@ def _stbif_op(
     return spikes
 
 
-@fake(_stbif_op)
-def _(
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-    codes: bool,
-) -> torch.Tensor:
-    dense = laid_out(current, by_channel=bias is not None)
-    return torch.empty_like(dense, dtype=torch.int8 if codes else current.dtype)
-
-
-@op("stbif_triton_backward")
-def _stbif_backward_op(
+@computes(ops.stbif_backward_op, "triton")
+def _stbif_backward(
     grad: torch.Tensor,
     current: torch.Tensor,
     bias: torch.Tensor | None,
@@ -129,7 +86,6 @@ def _stbif_backward_op(
     pos_max: int,
     neg_min: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of current + bias + residual (T, B, C, ...) and of the threshold, in the state's dtype."""
     current, bias, residual, width, run = _terms(current, bias, residual)
     to_charge = torch.empty_like(current, dtype=threshold.dtype)
     codes = torch.empty_like(current, dtype=torch.int8)
@@ -145,21 +101,6 @@ def _stbif_backward_op(
                 **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
             )  # fmt: skip
     return to_charge, to_threshold.sum(dtype=torch.float64).to(threshold.dtype).reshape(threshold.shape)
-
-
-@fake(_stbif_backward_op)
-def _(
-    grad: torch.Tensor,
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dense = laid_out(current, by_channel=bias is not None)
-    to_threshold = torch.empty_like(threshold, memory_format=torch.contiguous_format)
-    return torch.empty_like(dense, dtype=threshold.dtype), to_threshold
 
 
 def _terms(
@@ -317,24 +258,18 @@ def _stbif_backward_kernel(
     tl.store(to_threshold + tl.program_id(0), tl.sum(tl.where(inside, to_s + carried / 2, 0.0)))
 
 
-@op("max_pool_delta_triton", learns=True)
-def _max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+@computes(ops.max_pool_delta_op, "triton")
+def _max_pool_delta(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     out = pooled(values, values.dtype, kernel_size, stride, padding)
     if out.numel():
         _pool(_running_sums(values), out, kernel_size, stride, padding)
     return out
 
 
-@fake(_max_pool_delta_op)
-def _(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    return pooled(values, values.dtype, kernel_size, stride, padding)
-
-
-@op("max_pool_delta_triton_backward")
-def _max_pool_delta_backward_op(
+@computes(ops.max_pool_delta_backward_op, "triton")
+def _max_pool_delta_backward(
     grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
 ) -> torch.Tensor:
-    """Return the gradient of `values` (T, B, C, H, W) in the state's dtype."""
     winners = pooled(values, torch.int32, kernel_size, stride, padding)
     grad = like(winners, grad, grad.dtype)
     to_values = pictures(values)
@@ -349,15 +284,6 @@ def _max_pool_delta_backward_op(
                 num_warps=cut.warps, enable_fp_fusion=False,
             )  # fmt: skip
     return to_values
-
-
-@fake(_max_pool_delta_backward_op)
-def _(grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    return pictures(values)
-
-
-learns(_stbif_op, _stbif_backward_op)
-pool_learns(_max_pool_delta_op, _max_pool_delta_backward_op)
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:

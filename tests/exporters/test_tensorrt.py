@@ -4,7 +4,7 @@ import pytest
 import torch
 from machines import desktop, orin_nano, write
 
-from benchd.exporters import tensorrt, tensorrt_api
+from benchd.exporters import tensorrt
 from benchd.exporters.artifacts import Store, key_of
 from benchd.exporters.tensorrt import Profile
 
@@ -77,16 +77,16 @@ def test_times_of_kernels_are_kept_by_version_and_gpu():
 
 @pytest.mark.parametrize("version", ["8.6.2", "10.0.1"])
 def test_an_older_tensorrt_is_refused(version):
-    with pytest.raises(tensorrt_api.Unavailable, match=rf"{version} is too old; benchd needs 10\.3"):
-        tensorrt_api.require_version(version)
+    with pytest.raises(tensorrt.Unavailable, match=rf"{version} is too old; benchd needs 10\.3"):
+        tensorrt.require_version(version)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_tensorrt_is_not_even_imported(tmp_path, printed):
     (tmp_path / "tensorrt.py").write_text("print('imported')")
     code = (
-        "from benchd.exporters import tensorrt_api\n"
-        "try:\n    tensorrt_api.load()\nexcept tensorrt_api.Unavailable as error:\n    print(error)"
+        "from benchd.exporters import tensorrt\n"
+        "try:\n    tensorrt.load()\nexcept tensorrt.Unavailable as error:\n    print(error)"
     )
     assert printed(code) == "TensorRT needs a CUDA device\n"
 
@@ -110,7 +110,7 @@ class NotStarting:
 def test_a_tensorrt_that_does_not_start_cannot_run_here_and_no_other_build_is_tried(tmp_path):
     build = {"workspace_bytes": None, "timing_cache": tmp_path / "times", "precision": "fp16"}
     told = "TensorRT does not start: CUDA initialization failure with error: 35$"
-    with pytest.raises(tensorrt_api.Unavailable, match=told):
+    with pytest.raises(tensorrt.Unavailable, match=told):
         tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", Profile(1, 1, 1), **build)
-    with pytest.raises(tensorrt_api.Unavailable, match=told):
+    with pytest.raises(tensorrt.Unavailable, match=told):
         tensorrt.Engine(NotStarting(), tmp_path / "plan")

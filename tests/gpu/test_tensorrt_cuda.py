@@ -8,7 +8,7 @@ from torch import nn
 
 from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.source import Source
-from benchd.exporters import tensorrt, tensorrt_api
+from benchd.exporters import tensorrt
 from benchd.exporters.artifacts import Store, key_of
 from benchd.exporters.tensorrt import BuildError, Engine, Profile
 from benchd.models import catalog
@@ -126,7 +126,7 @@ g (float[2,4] x) => (float[2,4] y) { [first] s = Sigmoid(x)  [second] y = Bernou
 def built(folder, text):
     path = folder / "model.onnx"
     onnx.save(onnx.parser.parse_model(text), path)
-    trt, plan = tensorrt_api.load(), folder / "model.plan"
+    trt, plan = tensorrt.load(), folder / "model.plan"
     arguments = {"workspace_bytes": 2**28, "timing_cache": folder / "times", "precision": "fp32"}
     return trt, plan, tensorrt.build(trt, path, plan, Profile(1, 2, 8), **arguments)
 

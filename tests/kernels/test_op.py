@@ -3,19 +3,22 @@
 import pytest
 import torch
 
-from benchd.kernels.op import fake, op
+from benchd.kernels.op import computes, op
 from benchd.kernels.stbif import max_pool_delta, stbif
 
 
-@op("doubled_in_a_test", "CPU")
-def doubled(x: torch.Tensor, times: int) -> torch.Tensor:
-    """Return x * 2^times."""
+@op("doubled_in_a_test")
+def doubled_op(x: torch.Tensor, times: int) -> torch.Tensor:
+    """Make x * 2^times."""
+    return torch.empty_like(x)
+
+
+@computes(doubled_op, "native")
+def _doubled(x: torch.Tensor, times: int) -> torch.Tensor:
     return x * 2**times
 
 
-@fake(doubled)
-def _(x: torch.Tensor, times: int) -> torch.Tensor:
-    return torch.empty_like(x)
+doubled = doubled_op["native"]
 
 
 def test_it_is_an_op_of_torch_that_a_compiler_takes_as_it_is():
@@ -30,6 +33,40 @@ def test_one_that_learns_nothing_has_no_gradient():
     y = doubled(torch.ones(3, requires_grad=True), 1)
     with pytest.raises(NotImplementedError, match="has no gradient"):
         y.sum().backward()
+
+
+def test_one_op_serves_cpu_and_cuda_tensors(printed):
+    pytest.importorskip("triton")
+    code = """
+import torch
+from benchd.kernels import add_rms_norm, causal_conv1d, lif, selective_scan, stbif
+from benchd.kernels.shipped import modules
+from importlib import import_module
+[import_module(name) for name in modules()]
+for package in (add_rms_norm, causal_conv1d, lif, selective_scan, stbif):
+    for name, op in vars(package.ops).items():
+        if name.endswith("_op"):
+            assert op["native"] is op["triton"], name
+            for key in ("CPU", "CUDA", "Meta"):
+                assert torch._C._dispatch_has_kernel_for_dispatch_key(op["native"].name(), key), (name, key)
+            print(name)
+"""
+    assert len(printed(code).split()) == 11
+
+
+def test_a_fake_cuda_tensor_goes_through_the_kernels_of_a_gpu(printed):
+    pytest.importorskip("triton")
+    code = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from benchd.kernels.lif import lif_pool
+from benchd.kernels.stbif import stbif
+with FakeTensorMode():
+    current = torch.empty(4, 2, 3, 8, 8, device="cuda")
+    for result in (lif_pool(current, decay=0.9), stbif(current, threshold=1.0, pos_max=3, neg_min=0)):
+        print(result.device, result.dtype, *result.shape)
+"""
+    assert printed(code).splitlines() == ["cuda:0 torch.float32 4 2 3 4 4", "cuda:0 torch.int8 4 2 3 8 8"]
 
 
 @pytest.mark.parametrize(

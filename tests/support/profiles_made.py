@@ -94,8 +94,8 @@ def gpu(utilization=0.94, sm_efficiency=0.9):
 CLEAN_KERNELS = (
     kernel("ampere_fp16_s16816gemm_fp16_128x64", 0.28, operator="aten::bmm", tensor_cores=True, occupancy=0.33),
     kernel("ampere_fp16_s16816gemm_fp16_64x64", 0.17, operator="aten::mm", tensor_cores=True, occupancy=0.33),
-    kernel("_scan_kernel", 0.2, operator="benchd::bidirectional_scan_triton", occupancy=0.67),
-    kernel("_kernel", 0.2, operator="benchd::causal_conv1d_triton"),
+    kernel("_scan_kernel", 0.2, operator="benchd::bidirectional_scan", occupancy=0.67),
+    kernel("_kernel", 0.2, operator="benchd::causal_conv1d"),
     kernel("vectorized_elementwise_kernel", 0.09, operator="aten::add"),
 )
 CLEAN_CATEGORIES = {"kernel": 0.94, "memcpy": 0.01, "runtime": 0.03, "cpu": 0.01, "data_loader": 0.01}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.machine import folders
 from benchd.daemon.records import Precision, RuntimeFacts
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source
@@ -18,7 +19,6 @@ from benchd.daemon.worker.structures import Batch, cast, float_type, values
 from benchd.exporters import sessions
 from benchd.exporters.artifacts import Artifact
 from benchd.exporters.sessions import Provider
-from benchd.kernels import cache
 
 _DTYPES = {
     "tensor(float)": torch.float32,
@@ -80,7 +80,7 @@ def _engines(artifact: Artifact) -> Path:
 
     It tells engines apart by names in the graph, not by weights, so each file needs a folder of its own.
     """
-    kept = cache.folder() / "onnxruntime-tensorrt"
+    kept = folders.cache() / "onnxruntime-tensorrt"
     folder = kept / artifact.metadata.sha256
     folder.mkdir(parents=True, exist_ok=True)
     folder.touch()

@@ -4,9 +4,12 @@ Runs rotate over two slots, each with a context, buffers and a graph of its own,
 run returns is written again by the second run after it.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,10 +20,12 @@ from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, float_type
-from benchd.exporters import tensorrt, tensorrt_api
+from benchd.exporters import tensorrt
 from benchd.exporters.artifacts import Artifact, key_of
 from benchd.exporters.tensorrt import Built, Engine, ForeignPlan, Profile
-from benchd.exporters.tensorrt_api import TensorRT
+
+if TYPE_CHECKING:
+    from benchd.exporters.tensorrt_api import TensorRT
 
 DTYPES = {
     "FLOAT": torch.float32,
@@ -39,11 +44,11 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     if device.type != "cuda":
         raise Unsupported("TensorRT needs a CUDA device")
     try:
-        trt = tensorrt_api.load()
+        trt = tensorrt.load()
         onnx = source.onnx(precision, len(example), target="tensorrt")
         start = time.monotonic()
         engine, artifact, built, notes = _engine(trt, source, onnx, precision, len(example))
-    except (tensorrt_api.Unavailable, tensorrt.OutOfMemory) as error:
+    except (tensorrt.Unavailable, tensorrt.OutOfMemory) as error:
         raise Unsupported(str(error)) from error
     slots, refusals = zip(*(_slot(engine, source, len(example), device) for _ in range(SLOTS)), strict=True)
     facts = RuntimeFacts(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchd.kernels.add_rms_norm import add_rms_norm
+from benchd.kernels.add_rms_norm import add_rms_norm, ops
 from benchd.kernels.dispatch import Unavailable
 
 PLAIN = ("reference", "torch", "native")
@@ -166,10 +166,9 @@ def test_native_gives_the_same_on_one_thread_as_on_two():
 @pytest.mark.parametrize("implementation", ["native", "triton"])
 def test_the_ops_are_registered_as_torch_wants(implementation, residual, dtype):
     computed(implementation, *inputs(1, 4))  # registers the op
-    op = torch.ops.benchd.add_rms_norm if implementation == "native" else torch.ops.benchd.add_rms_norm_triton
     device = GPU if implementation == "triton" else "cpu"
     tensors = [None if each is None else each.to(device) for each in inputs(2, 3, 20, dtype=dtype, residual=residual)]
-    torch.library.opcheck(op.default, (*tensors, 1e-5))
+    torch.library.opcheck(ops.norm_op[implementation], (*tensors, 1e-5))
 
 
 @pytest.mark.parametrize("implementation", ["torch", "native", "triton"])

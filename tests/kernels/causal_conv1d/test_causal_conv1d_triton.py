@@ -5,7 +5,7 @@ import torch
 from test_causal_conv1d import equation, inputs
 
 from benchd.kernels import launch
-from benchd.kernels.causal_conv1d import causal_conv1d, causal_conv1d_pair
+from benchd.kernels.causal_conv1d import causal_conv1d, causal_conv1d_pair, ops
 from benchd.kernels.dispatch import Unavailable
 
 triton_impl = pytest.importorskip("benchd.kernels.causal_conv1d.triton_impl", exc_type=ImportError)
@@ -88,7 +88,7 @@ def test_silu_is_right_far_from_zero():
 def test_the_op_is_registered_as_torch_wants(lead, biased):
     x, weight, bias = (tensor.to(DEVICE) for tensor in inputs(2, 5, 6, 4, lead=lead).values())
     arguments = (x, weight, bias if biased else None, True, False)
-    torch.library.opcheck(torch.ops.benchd.causal_conv1d_triton.default, arguments)
+    torch.library.opcheck(ops.conv_op["triton"], arguments)
 
 
 def test_compiled_as_one_graph():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.lif import lif, lif_pool
+from benchd.kernels.lif import lif, lif_pool, ops
 
 pytest.importorskip("triton")
 
@@ -103,9 +103,9 @@ def test_the_ops_are_registered_as_torch_wants(repeats, dtype):
     lif_pool(step, **NEURON, time_steps=2, implementation="triton")  # registers the ops
     for one in (step, step.contiguous(memory_format=torch.channels_last)):
         arguments = (one if repeats else torch.stack([one, one]), repeats, 0.5, 1.0, 0.5, True)
-        torch.library.opcheck(torch.ops.benchd.lif_triton.default, arguments)
-        torch.library.opcheck(torch.ops.benchd.lif_pool_triton.default, (*arguments, False))
-    torch.library.opcheck(torch.ops.benchd.lif_pool_triton.default, (*arguments, True))
+        torch.library.opcheck(ops.lif_op["triton"], arguments)
+        torch.library.opcheck(ops.lif_pool_op["triton"], (*arguments, False))
+    torch.library.opcheck(ops.lif_pool_op["triton"], (*arguments, True))
 
 
 def test_a_compiler_traces_it_whole():

@@ -451,13 +451,13 @@ def test_the_native_op_is_registered_as_torch_wants(dtype, optional):
     for given_tensors in (one, both):
         values = [given_tensors[name] for name in ("u", "delta", "A", "B", "C")]
         values += [given_tensors.get(name) if optional else None for name in OPTIONAL]
-        torch.library.opcheck(torch.ops.benchd.selective_scan.default, (*values, True, False))
+        torch.library.opcheck(torch.ops.benchd.selective_scan.default, (*values, True, False, "serial"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_native_ops_of_a_layer_are_registered_as_torch_wants(dtype):
     tensors = layer(2, 5, 6, 4, 3, dtype=dtype)
-    torch.library.opcheck(torch.ops.benchd.bidirectional_scan.default, tuple(tensors.values()))
+    torch.library.opcheck(torch.ops.benchd.bidirectional_scan.default, (*tensors.values(), "serial"))
     steps = tuple(tensors[name] for name in ("low", "weight", "bias"))
     torch.library.opcheck(torch.ops.benchd.delta_projection.default, steps)
 

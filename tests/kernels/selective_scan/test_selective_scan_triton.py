@@ -10,7 +10,7 @@ triton_impl = pytest.importorskip("benchd.kernels.selective_scan.triton_impl", r
 
 from benchd.kernels import launch  # noqa: E402
 from benchd.kernels.dispatch import Unavailable  # noqa: E402
-from benchd.kernels.selective_scan import reference  # noqa: E402
+from benchd.kernels.selective_scan import bidirectional_scan, ops, reference  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # a GPU takes powers of two to 22.5 bits and the interpreter to the last one, which shows relative to small steps
@@ -258,21 +258,21 @@ def test_the_scan_is_registered_as_torch_wants(form, optional):
         tensors = inputs(1, 3, 3, 2, lead=lead)
         values = [tensors[name] for name in ("u", "delta", "A", "B", "C")]
         values += [tensors[name] if optional else None for name in OPTIONAL]
-        torch.library.opcheck(torch.ops.benchd.selective_scan_triton.default, (*values, True, False, form))
+        torch.library.opcheck(ops.scan_op["triton"], (*values, True, False, form))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_other_ops_are_registered_as_torch_wants(dtype):
     tensors = layer(1, 3, 3, 2, 2, dtype=dtype)
     ordered = [tensors[name] for name in ("low", "weight", "bias")]
-    torch.library.opcheck(torch.ops.benchd.delta_projection_triton.default, ordered)
-    torch.library.opcheck(torch.ops.benchd.bidirectional_scan_triton.default, (*tensors.values(), "serial"))
+    torch.library.opcheck(ops.delta_op["triton"], ordered)
+    torch.library.opcheck(ops.bidirectional_op["triton"], (*tensors.values(), "serial"))
 
 
 def test_traced_whole():
     tensors = tuple(layer(1, 3, 3, 2, 2).values())
-    compiled = torch.compile(triton_impl.bidirectional_scan, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*tensors, "serial"), triton_impl.bidirectional_scan(*tensors, "serial"))
+    compiled = torch.compile(bidirectional_scan, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors, implementation="triton"), triton_impl.bidirectional_scan(*tensors, "serial"))
 
 
 def test_what_it_cannot_do_is_refused():

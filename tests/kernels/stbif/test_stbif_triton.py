@@ -7,9 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from benchd.kernels import launch
+from benchd.kernels import dispatch
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block, triton_impl
+from benchd.kernels.stbif import max_pool_delta, ops, stbif, stbif_block, triton_impl
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # the interpreter cuts the last bits of a bfloat16 off where a GPU rounds them
@@ -119,13 +119,13 @@ def test_a_pool_hands_its_gradient_to_the_first_of_equals(windows):
 def test_the_ops_are_registered_as_torch_wants():
     current, bias = draw(2, 1, 3, 2, 3).requires_grad_(), draw(2, 3).requires_grad_()
     s = torch.tensor(0.5, device=DEVICE)
-    torch.library.opcheck(torch.ops.benchd.stbif_triton.default, (current, bias, current, s, 3, 0, False))
-    torch.library.opcheck(torch.ops.benchd.stbif_triton.default, (current.detach(), None, None, s, 3, 0, True))
+    torch.library.opcheck(ops.stbif_op["triton"], (current, bias, current, s, 3, 0, False))
+    torch.library.opcheck(ops.stbif_op["triton"], (current.detach(), None, None, s, 3, 0, True))
     arguments = (current.detach(), current.detach(), bias.detach(), None, s, 3, 0)
-    torch.library.opcheck(torch.ops.benchd.stbif_triton_backward.default, arguments)
-    torch.library.opcheck(torch.ops.benchd.max_pool_delta_triton.default, (current, 3, 2, 1))
+    torch.library.opcheck(ops.stbif_backward_op["triton"], arguments)
+    torch.library.opcheck(ops.max_pool_delta_op["triton"], (current, 3, 2, 1))
     arguments = (torch.ones(2, 1, 3, 1, 2, device=DEVICE), current.detach(), 3, 2, 1)
-    torch.library.opcheck(torch.ops.benchd.max_pool_delta_triton_backward.default, arguments)
+    torch.library.opcheck(ops.max_pool_delta_backward_op["triton"], arguments)
 
 
 def test_a_compiler_traces_it_with_its_gradient():
@@ -179,7 +179,7 @@ def test_a_number_as_threshold_can_be_captured(implementation):
 
 
 def test_what_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(dispatch, "INTERPRETED", False)
     for device, reason in (("cpu", "needs TRITON_INTERPRET=1"), ("meta", "it is for CUDA tensors")):
         current = torch.ones(2, 1, 1, 2, 2, device=device)
         with pytest.raises(Unavailable, match=f"stbif: the Triton kernel cannot run on {device}: .*{reason}"):

@@ -4,72 +4,50 @@ Its wheels carry no types. Classes are named as there, so that `make test-tensor
 parameters and its result against the real bindings of both versions. What only some versions have is not here and is
 asked for by getattr where it is used.
 """
-# ruff: noqa: D101, D102 - TensorRT documents its own classes
+
 # ruff: noqa: A002 - and names its own parameters
 
-import importlib
 from collections.abc import Sequence
 from typing import Protocol, SupportsInt, TypeAlias
 
-import torch
-
-OLDEST = (10, 3)
-
-
-class Unavailable(RuntimeError):
-    """TensorRT cannot run here; the message says why and what to install."""
-
-
 class Severity(Protocol): ...
-
 
 class ILogger(Protocol):
     INTERNAL_ERROR: Severity
     ERROR: Severity
 
-
 class IProfiler(Protocol): ...
-
 
 class Dims(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> int: ...
-
 
 class IHostMemory(Protocol):
     nbytes: int
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-
 class DataType(Protocol):
     name: str
-
 
 class TensorIOMode(Protocol):
     INPUT: object
 
-
 class MemoryPoolType(Protocol):
     WORKSPACE: object
-
 
 class ProfilingVerbosity(Protocol):
     DETAILED: object
 
-
 class BuilderFlag(Protocol):
     TF32: object
-
 
 class NetworkDefinitionCreationFlag(Protocol):
     STRONGLY_TYPED: SupportsInt
 
-
 class ITensor(Protocol):
     name: str
     shape: Dims
-
 
 class INetworkDefinition(Protocol):
     name: str
@@ -77,14 +55,11 @@ class INetworkDefinition(Protocol):
 
     def get_input(self, index: int) -> ITensor: ...
 
-
 class IOptimizationProfile(Protocol):
     def set_shape(self, input: str, min: Dims, opt: Dims, max: Dims) -> None: ...
 
-
 class ITimingCache(Protocol):
     def serialize(self) -> IHostMemory: ...
-
 
 class IBuilderConfig(Protocol):
     profiling_verbosity: object
@@ -98,13 +73,11 @@ class IBuilderConfig(Protocol):
     def get_timing_cache(self) -> ITimingCache: ...
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int: ...
 
-
 class Builder(Protocol):
     def create_network(self, flags: int) -> INetworkDefinition: ...
     def create_builder_config(self) -> IBuilderConfig: ...
     def create_optimization_profile(self) -> IOptimizationProfile: ...
     def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> IHostMemory | None: ...
-
 
 class ParserError(Protocol):
     def desc(self) -> str: ...
@@ -114,13 +87,11 @@ class ParserError(Protocol):
     def file(self) -> str: ...
     def line(self) -> int: ...
 
-
 class OnnxParser(Protocol):
     num_errors: int
 
     def parse_from_file(self, model: str) -> bool: ...
     def get_error(self, index: int) -> ParserError: ...
-
 
 class IExecutionContext(Protocol):
     profiler: IProfiler
@@ -130,7 +101,6 @@ class IExecutionContext(Protocol):
     def get_tensor_shape(self, name: str) -> Dims: ...
     def set_tensor_address(self, name: str, memory: int) -> bool: ...
     def execute_async_v3(self, stream_handle: int) -> bool: ...
-
 
 class ICudaEngine(Protocol):
     name: str
@@ -144,13 +114,10 @@ class ICudaEngine(Protocol):
     def get_tensor_shape(self, name: str) -> Dims: ...
     def create_execution_context(self) -> IExecutionContext | None: ...
 
-
 class Runtime(Protocol):
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None: ...
 
-
 Logger: TypeAlias = ILogger  # inside the class below, that name is the attribute
-
 
 class TensorRT(Protocol):
     """The module itself."""
@@ -168,27 +135,3 @@ class TensorRT(Protocol):
     def Builder(self, logger: Logger) -> Builder: ...  # noqa: N802
     def OnnxParser(self, network: INetworkDefinition, logger: Logger) -> OnnxParser: ...  # noqa: N802
     def Runtime(self, logger: Logger) -> Runtime: ...  # noqa: N802
-
-
-def load() -> TensorRT:
-    """Return the tensorrt module; raise Unavailable with what to do.
-
-    Never without a working CUDA device: TensorRT's runtime then crashes the process instead of saying so.
-    """
-    if not torch.cuda.is_available():
-        raise Unavailable("TensorRT needs a CUDA device")
-    try:
-        trt: TensorRT = importlib.import_module("tensorrt")
-    except ImportError as error:
-        raise Unavailable(
-            f"TensorRT's Python package cannot be imported ({error}): pip install 'benchd[gpu]', or on a Jetson sudo "
-            "apt install python3-libnvinfer and an environment that sees the system's packages"
-        ) from error
-    require_version(trt.__version__)
-    return trt
-
-
-def require_version(version: str) -> None:
-    """Raise Unavailable for a TensorRT older than 10.3, whose API is another."""
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        raise Unavailable(f"TensorRT {version} is too old; benchd needs {OLDEST[0]}.{OLDEST[1]} or newer")

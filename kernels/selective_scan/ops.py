@@ -1,0 +1,125 @@
+"""The selective scan as ops of torch for the kernels in C and in Triton; inference only.
+
+State and sums are float32, and a float64 u is refused: rounding it quietly would answer in a precision that was not
+asked for.
+"""
+
+import torch
+
+from benchd.kernels.dispatch import Kernel, refuse_float64, require_inference
+from benchd.kernels.op import op
+
+
+@op("selective_scan")
+def scan_op(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    reverse: bool,
+    form: str,
+) -> torch.Tensor:
+    """Make y (G, batch, length, channels) of G = 1 or 2 scans that lead every tensor; the second runs the other way.
+
+    `reverse` is the direction of the first. Only Triton has more than one `form`.
+    """
+    return u.new_empty(u.shape)
+
+
+@op("delta_projection")
+def delta_op(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Make delta (2, batch, length, channels)."""
+    return low.new_empty(*low.shape[:-1], weight.shape[1])
+
+
+@op("bidirectional_scan")
+def bidirectional_op(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    """Make the gated sum of both directions (batch, length, channels)."""
+    return u.new_empty(u.shape[1:])
+
+
+def selective_scan(
+    kernel: Kernel,
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    reverse: bool,
+    form: str,
+) -> torch.Tensor:
+    """Return y (batch, length, channels) in the dtype of u; Unavailable for float64, a gradient or another device."""
+    _check("selective_scan", kernel, u, delta, A, B, C, D, z, delta_bias)
+    u, delta, A, B, C = (tensor.unsqueeze(0) for tensor in (u, delta, A, B, C))
+    D, z, delta_bias = (None if tensor is None else tensor.unsqueeze(0) for tensor in (D, z, delta_bias))
+    y: torch.Tensor = scan_op[kernel](u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
+    return y.squeeze(0)
+
+
+def selective_scan_pair(
+    kernel: Kernel,
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    form: str,
+) -> torch.Tensor:
+    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse; raises the same."""
+    _check("selective_scan_pair", kernel, u, delta, A, B, C, D, delta_bias)
+    y: torch.Tensor = scan_op[kernel](u, delta, A, B, C, D, None, delta_bias, delta_softplus, False, form)
+    return y
+
+
+def delta_projection(kernel: Kernel, low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return softplus(low W^T + bias), (2, batch, length, channels) in the dtype of low; raises the same."""
+    _check("delta_projection", kernel, low, weight, bias)
+    delta: torch.Tensor = delta_op[kernel](low, weight, bias)
+    return delta
+
+
+def bidirectional_scan(
+    kernel: Kernel,
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    form: str,
+) -> torch.Tensor:
+    """Return the gated sum of both scans, (batch, length, channels) in the dtype of u; raises the same."""
+    _check("bidirectional_scan", kernel, u, low, weight, bias, A, B, C, D, z)
+    y: torch.Tensor = bidirectional_op[kernel](u, low, weight, bias, A, B, C, D, z, form)
+    return y
+
+
+def _check(op: str, kernel: Kernel, first: torch.Tensor, *others: torch.Tensor | None) -> None:
+    require_inference(op, kernel, first, *others)
+    refuse_float64(op, kernel, first)
