@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.commands import MAX_BYTES, VERBS, Arrived, Command, Gate, Parameters
+from benchd.daemon.delivery.commands import MAX_BYTES, VERBS, Command, Gate, Parameters
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.plan import Machine

@@ -11,7 +11,7 @@ import typer
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 
 if TYPE_CHECKING:
-    from benchd.daemon.delivery.mqtt import Broker
+    from benchd.daemon.delivery.broker import Broker
 
 _once = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 _benchd = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -63,7 +63,7 @@ _Wait = Annotated[
 
 def _broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> "Broker":
     """Return the broker of a URL with the files that TLS takes."""
-    from benchd.daemon.delivery.mqtt import parse_url  # noqa: PLC0415
+    from benchd.daemon.delivery.broker import parse_url  # noqa: PLC0415
 
     return replace(parse_url(url), ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
 

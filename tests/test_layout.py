@@ -181,6 +181,11 @@ def test_only_rooms_with_torch_import_it_at_import():
             assert not [other for other in outside if other.split(".")[0] in {"torch", "torchvision"}], name
 
 
+def test_one_module_speaks_mqtt():
+    speaking = [name for name, path in MODULES.items() if re.search(r"^\s*(from|import) paho", path.read_text(), re.M)]
+    assert speaking == ["benchd.daemon.delivery.session"]
+
+
 def test_no_import_cycle():
     graph = {name: imported(at_import(ast.parse(path.read_text()))) - {name} for name, path in MODULES.items()}
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle

@@ -14,7 +14,7 @@ import msgspec
 
 from benchd.daemon import config
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.mqtt import configured
+from benchd.daemon.delivery.broker import configured
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import gpu, identity

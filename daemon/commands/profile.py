@@ -11,7 +11,7 @@ import msgspec
 
 from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.delivery.mqtt import Broker, parse_url
+from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.delivery.sinks import JournalSink, MqttSink
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.lock import MachineLock, when_free

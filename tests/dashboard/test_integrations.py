@@ -24,15 +24,17 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from test_collector import WAIT_S, collecting, count, wait_until
 
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.messages import Health, Info, Latest
-from benchd.daemon.delivery.mqtt import drain, parse_url
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sender import drain
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Case, Record, encode
 from benchd.daemon.service import homeassistant
 from benchd.dashboard import metrics
 from benchd.dashboard.app import TOKEN_VARIABLE
-from benchd.dashboard.messages import Message, Row, rows
+from benchd.dashboard.messages import Row, rows
 from benchd.dashboard.store import Store
 
 if sys.version_info >= (3, 11):
@@ -87,7 +89,7 @@ def said(now_s):
     }
     for where, body in bodies.items():
         text = encode(body) if isinstance(body, Record) else json.dumps(body).encode()
-        yield Message(f"benchd/v1/{where}", text, now_s - 1 if where.endswith("old") else now_s)
+        yield Arrived(f"benchd/v1/{where}", text, now_s - 1 if where.endswith("old") else now_s)
 
 
 def fill(store, now_s):

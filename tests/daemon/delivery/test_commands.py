@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchd.daemon.delivery import commands
-from benchd.daemon.delivery.commands import BURST, MAX_BYTES, Arrived, Command, Gate, Refused
+from benchd.daemon.delivery.commands import BURST, MAX_BYTES, Command, Gate, Refused
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 
 TOPICS = Topics("d")
@@ -21,7 +22,7 @@ def gate():
 
 
 def arrived(verb, body=b'{"id":"1"}', **fields):
-    return Arrived(**{"topic": f"benchd/v1/d/cmd/{verb}", "body": body, "retained": False} | fields)
+    return Arrived(**{"topic": f"benchd/v1/d/cmd/{verb}", "body": body, "arrived_s": 0.0} | fields)
 
 
 def reason(found):
