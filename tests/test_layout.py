@@ -128,10 +128,15 @@ def test_the_wheel_holds_our_code_and_nothing_else(tmp_path):
         f"benchd/{path.relative_to(tree)}"
         for folder in FOLDERS
         for path in (tree / folder).rglob("*")
-        if path.suffix in {".py", ".c", ".js", ".json", ".safetensors"} or path.name == "py.typed"
+        if path.suffix in {".py", ".c", ".js", ".html", ".json", ".safetensors"} or path.name == "py.typed"
     }
     assert {f"benchd/{folder}/py.typed" for folder in FOLDERS} <= code
     assert {name for name in files if ".dist-info/" not in name} == code
+
+
+def test_html_lies_in_templates():
+    tag = re.compile(r"</?(html|head|body|style|script|div|table|tr|td|th|ul|ol|li|h[1-6]|p)[ >]")
+    assert not [name for name, path in MODULES.items() if tag.search(path.read_text())]
 
 
 def test_the_command_line_does_not_load_torch(tmp_path, child_environment):
