@@ -68,7 +68,7 @@ bench-gpu: $(TEST)  ## everything that can be measured on this machine's GPU, in
 bench-cpu: $(TEST)  ## the same on the CPU
 	@$(BIN)/python -m benchmarks.campaign --device cpu --minutes 60 $(ARGS)
 
-soak: $(TEST) programs  ## kill, fill up and fuzz the service's delivery for an hour; ARGS="--help" says more
+soak: $(TEST) programs  ## kill and fill up the service's delivery for an hour; ARGS="--help" says more
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
 bench-collector: $(TEST) programs  ## how fast collectors store a backlog, also with one killed; ARGS="--help" says more

@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 from sqlalchemy import func, select
 
-from benchd.daemon.delivery import mqtt
-from benchd.daemon.delivery.outbox import Row
+from benchd.daemon.delivery.broker import Broker
+from benchd.daemon.delivery.session import connect
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
@@ -63,7 +63,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def mosquitto(folder: Path) -> Iterator[mqtt.Broker]:
+def mosquitto(folder: Path) -> Iterator[Broker]:
     """Yield a broker that keeps its files in `folder`."""
     program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
@@ -76,13 +76,13 @@ def mosquitto(folder: Path) -> Iterator[mqtt.Broker]:
     (folder / "mosquitto.conf").write_text(f"{settings}\nlistener {port} {HOST}\nallow_anonymous true\n{user}\n")
     with subprocess.Popen([program, "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL) as process:
         try:
-            yield mqtt.Broker(HOST, port)
+            yield Broker(HOST, port)
         finally:
             process.terminate()
 
 
 @contextmanager
-def collector(broker: mqtt.Broker, database: str, name: str) -> Iterator["subprocess.Popen[bytes]"]:
+def collector(broker: Broker, database: str, name: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Yield the process of a collector."""
     options = ["--only", "collector", "--collector", name, "--mqtt", broker.url, "--database", database]
     with subprocess.Popen([sys.executable, "-c", _BENCHD, "dashboard", *options]) as process:
@@ -92,7 +92,7 @@ def collector(broker: mqtt.Broker, database: str, name: str) -> Iterator["subpro
             process.terminate()
 
 
-def subscribe(store: Store, broker: mqtt.Broker, database: str, names: Sequence[str]) -> None:
+def subscribe(store: Store, broker: Broker, database: str, names: Sequence[str]) -> None:
     """Let the broker know the collectors' sessions, so that it keeps the backlog for them."""
     with ExitStack() as stack:
         for name in names:
@@ -107,14 +107,14 @@ def connected(store: Store) -> int:
         return int(connection.execute(select(func.count()).where(table.c.problem.is_(None))).scalar_one())
 
 
-def publish(broker: mqtt.Broker, total: int) -> None:
+def publish(broker: Broker, total: int) -> None:
     """Hand the broker all results, as many at once as it takes."""
     topics, described, sent = Topics(DEVICE), environment.describe("cpu", None), 0
-    with closing(mqtt.connect(broker, "bench-publisher", time.monotonic() + WAIT_S)) as session:
+    with closing(connect(broker, "bench-publisher", time.monotonic() + WAIT_S)) as session:
         while sent < total or session.free < session.window:
             for number in range(sent, min(sent + session.free, total)):
                 body = encode(record(number, described))
-                session.publish(Row(number, f"{DEVICE}:r{number}", topics.result(f"r{number}"), RESULT_QOS, body))
+                session.publish(topics.result(f"r{number}"), body, RESULT_QOS)
                 sent += 1
             session.step()
             session.take_acknowledged()
@@ -142,7 +142,7 @@ def record(number: int, described: Environment) -> Record:
     )
 
 
-def drain(store: Store, broker: mqtt.Broker, database: str, names: Sequence[str], total: int, *, kill: bool) -> None:
+def drain(store: Store, broker: Broker, database: str, names: Sequence[str], total: int, *, kill: bool) -> None:
     """Let the collectors store the backlog and print their rate, from the first result on to the last."""
     with ExitStack() as stack:
         running = [stack.enter_context(collector(broker, database, name)) for name in names]

@@ -53,7 +53,7 @@ quota_bytes = {quota_bytes}
 """
 _BENCHD = "import sys; from benchd.daemon.cli import benchd; sys.argv[0] = 'benchd'; benchd()"
 _COLLECT = """import sys
-from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.broker import parse_url
 from benchd.dashboard.collector import run
 run(parse_url(sys.argv[1]), *sys.argv[2:])
 """

@@ -1,4 +1,4 @@
-"""What the service's delivery survives, with real processes: kills, an outage, a full outbox, a dead link, fuzz.
+"""What the service's delivery survives, with real processes: kills, an outage, a full outbox, a dead link.
 
 `make soak` takes about an hour; `make test` runs a small one. Exit code 1 where a target is missed.
 """
@@ -30,12 +30,10 @@ from benchd.daemon.service.publisher import SCHEDULE
 from benchd.daemon.service.schedule import State, begin
 from benchd.daemon.verdicts.statistics import percentile
 from benchmarks.delivery_site import DEVICE, HOST, KEEP_ALIVE_S, WAIT_S, Result, Site, site, wait_until
-from benchmarks.fuzz_commands import fuzz
 
 FILE = "soak.json"
 ALIVE_S, DOWN_S = 2.0, 0.5  # at most, between two kills and until what was killed is begun again
 GROWTH_BYTES = 20e6
-FUZZ_GROWTH_BYTES = 5e6
 DRAIN_PER_S = 500.0
 COMMIT_MS = 15.0
 FULL_BYTES, FULL_RESULTS = 100_000, 100
@@ -57,13 +55,12 @@ def at_most(name: str, value: float, target: float) -> Figure:
     return Figure(name, value, f"at most {target:g}", value <= target)
 
 
-@app.command(epilog='Example: make soak ARGS="--kills 100 --records 10000 --commands 100000"')
+@app.command(epilog='Example: make soak ARGS="--kills 100 --records 10000"')
 def main(
     kills: Annotated[int, typer.Option(help="How often something is killed.")] = 1000,
     records: Annotated[int, typer.Option(help="Results that wait for a broker that is down.")] = 100_000,
-    commands: Annotated[int, typer.Option(help="Commands to make up.")] = 1_000_000,
     half_open: Annotated[int, typer.Option(help="How often the link dies without a word.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of what is killed when, and of the commands.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of what is killed when.")] = 0,
     output: Annotated[Path, typer.Option(help=f"Folder of {FILE} and of what the processes keep.")] = Path(
         "bench-out/soak"
     ),
@@ -71,7 +68,6 @@ def main(
     """Run every part whose number is not 0, print what came of it, and write it in place of its last figures."""
     output = output.resolve()
     parts: dict[str, tuple[int, Callable[[], list[Figure]]]] = {
-        "commands": (commands, lambda: fuzz_commands(output, commands, seed)),
         "half-open": (half_open, lambda: break_links(output, half_open)),
         "full": (records, lambda: fill_up(output)),
         "outage": (records, lambda: sit_out(output, records)),
@@ -107,19 +103,6 @@ def print_table(figures: Sequence[Figure]) -> None:
     for figure in figures:
         table.add_row(figure.name, f"{figure.value:,.6g}", figure.target, verdict(figure.met))
     Console(highlight=False).print(table)
-
-
-def fuzz_commands(output: Path, count: int, seed: int) -> list[Figure]:
-    """Put made-up commands through the gate; what breaks it is an error that names the command."""
-    _say(f"{count} commands")
-    with _emptied(output / "fuzz") as folder:
-        found = fuzz(count, seed, folder)
-    carried_out = sum(found.done.values())
-    return [
-        Figure("commands refused", found.refused),
-        Figure(f"commands carried out ({', '.join(sorted(found.done))})", carried_out),
-        at_most("memory growth over the commands, MB", found.growth_bytes / 1e6, FUZZ_GROWTH_BYTES / 1e6),
-    ]
 
 
 def break_links(output: Path, count: int) -> list[Figure]:

@@ -7,7 +7,7 @@ import sys
 
 from nicegui import app, ui
 
-from benchd.daemon.delivery.mqtt import Broker
+from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import UsageError
 from benchd.dashboard import collector, metrics
 from benchd.dashboard.guard import Guard, is_loopback

@@ -18,10 +18,11 @@ from multiprocessing import parent_process
 import msgspec
 from sqlalchemy.exc import DBAPIError
 
-from benchd.daemon.delivery.mqtt import Broker
+from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
-from benchd.dashboard.feed import Arrived, Feed, Lost
+from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import Row, acknowledged_key, rows
 from benchd.dashboard.store import Store
 
@@ -63,7 +64,7 @@ class Collector:
             try:
                 with closing(Feed(self._broker, f"benchd-collector-{self._name}", SESSION_S)) as feed:
                     self._collect(feed, stop)
-            except (Lost, DBAPIError) as error:
+            except (Ended, DBAPIError) as error:
                 self._report(error)
                 delay_s = 1.0 if time.monotonic() - began > MAX_DELAY_S else min(2 * delay_s, MAX_DELAY_S)
                 stop.wait(delay_s)
@@ -72,7 +73,7 @@ class Collector:
         while not _ended(stop):
             arrived = feed.batch(IDLE_S)
             if arrived:
-                self._store.add(row for one in arrived for row in rows(one.message))
+                self._store.add(row for one in arrived for row in rows(one))
                 feed.acknowledge(arrived)
                 self._confirm(feed, arrived)
             self._keep_house()
@@ -81,7 +82,7 @@ class Collector:
         """Tell each device which of its results are stored: the broker's acknowledgement does not say that."""
         stored = defaultdict(list)
         for one in arrived:
-            confirmed = acknowledged_key(one.message.topic)
+            confirmed = acknowledged_key(one.topic)
             if confirmed:
                 stored[confirmed[0]].append(confirmed[1])
         for device_id, keys in stored.items():
@@ -99,7 +100,7 @@ class Collector:
 
     def _report(self, error: Exception) -> None:
         sys.stderr.write(f"collector {self._name}: {error}; trying again\n")
-        if isinstance(error, Lost):
+        if isinstance(error, Ended):
             with suppress(DBAPIError):  # the next attempt will say so itself
                 self._store.add([self._presence(str(error))])
 

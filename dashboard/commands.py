@@ -2,20 +2,18 @@
 
 import time
 import uuid
+from contextlib import closing
 
 import msgspec
 from msgspec import Struct
-from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
 
-from benchd.daemon.delivery.mqtt import KEEP_ALIVE_S, Broker, Ended, explain, secure
+from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.session import connect
 from benchd.daemon.delivery.topics import Topics
 
 ANSWER_S = 10.0
 EXPIRY_S = 60
+CLIENT = "page"
 
 
 class Answer(Struct, frozen=True):
@@ -27,48 +25,21 @@ class Answer(Struct, frozen=True):
 
 def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANSWER_S) -> Answer:
     """Ask for one suite and return the device's answer; without one, an answer that says so."""
-    command_id = uuid.uuid4().hex
-    client = Client(CallbackAPIVersion.VERSION2, f"benchd-page-{command_id}", protocol=MQTTProtocolVersion.MQTTv5)
-    client.username_pw_set(broker.user, broker.password)
-    topics, answers = Topics(device_id), list[Answer]()
-    answer_to = topics.response(f"page/{command_id}")
-
-    def ask(
-        _client: Client, userdata: None, packet_id: int, reasons: list[ReasonCode], properties: Properties | None
-    ) -> None:
-        body = msgspec.json.encode({"id": command_id, "suite": suite, "sent_s": time.time()})
-        client.publish(topics.command("run"), body, qos=1, properties=_asking(answer_to))
-
-    def connected(
-        _client: Client, userdata: None, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
-    ) -> None:
-        if reason.is_failure:
-            answers.append(Answer(accepted=False, reason=f"{broker.address} refused the connection: {reason}"))
-        else:
-            client.subscribe(answer_to, qos=1)
-
-    def take(_client: Client, userdata: None, message: MQTTMessage) -> None:
-        answers.append(_answer(bytes(message.payload)))
-
-    client.on_connect, client.on_subscribe, client.on_message = connected, ask, take
+    command_id, topics = uuid.uuid4().hex, Topics(device_id)
+    command = {"id": command_id, "client": CLIENT, "suite": suite, "sent_s": time.time()}
+    deadline = time.monotonic() + timeout_s
     try:
-        secure(client, broker)
-        client.connect(broker.host, broker.port, KEEP_ALIVE_S)
-        deadline = time.monotonic() + timeout_s
-        while not answers and time.monotonic() < deadline and client.loop(0.1) == MQTTErrorCode.MQTT_ERR_SUCCESS:
-            pass
-        client.disconnect()
-    except (OSError, Ended) as error:
-        reason = explain(broker.address, error) if isinstance(error, OSError) else str(error)
-        return Answer(accepted=False, reason=reason)
-    return answers[0] if answers else Answer(accepted=False, reason=f"no answer within {timeout_s:g} s")
-
-
-def _asking(answer_to: str) -> Properties:
-    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    properties.ResponseTopic = answer_to
-    properties.MessageExpiryInterval = EXPIRY_S
-    return properties
+        with closing(connect(broker, f"benchd-page-{command_id}", deadline)) as session:
+            session.subscribe([(topics.response(f"{CLIENT}/{command_id}"), 1)])
+            session.publish(topics.command("run"), msgspec.json.encode(command), 1, expire_s=EXPIRY_S)
+            session.endure()
+            while (wait_s := deadline - time.monotonic()) > 0:
+                session.step(wait_s=wait_s)
+                for answer in session.take_received():
+                    return _answer(answer.body)
+    except Ended as end:
+        return Answer(accepted=False, reason=str(end))
+    return Answer(accepted=False, reason=f"no answer within {timeout_s:g} s")
 
 
 def _answer(body: bytes) -> Answer:

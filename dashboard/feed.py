@@ -1,19 +1,10 @@
-"""What devices publish, received over one MQTT 5 connection and acknowledged by hand, once it is safe."""
+"""What devices publish, received over one connection and acknowledged by hand, once it is safe."""
 
 import time
-from collections.abc import Iterable
-from typing import NamedTuple
-
-from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
-from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from benchd.daemon.delivery import topics
-from benchd.daemon.delivery.mqtt import KEEP_ALIVE_S, Broker, Ended, explain, secure
-from benchd.dashboard.messages import Message
+from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.session import Arrived, Terms, connect
 
 BATCH = 256
 BATCH_S = 0.1  # how long the first message of a batch waits at most for more
@@ -22,126 +13,47 @@ CONNECT_S = 10.0
 MAX_PACKET_BYTES = 2**21  # a broker drops what is larger before it gets here
 
 
-class Lost(Exception):
-    """The connection is of no more use; the message is the reason in one sentence."""
-
-
-class Arrived(NamedTuple):
-    """A message and what its acknowledgement needs."""
-
-    message: Message
-    packet_id: int
-    qos: int
-
-
 class Feed:
-    """One connection, for one thread. Raises Lost where it cannot be made, or ends.
+    """One connection, for one thread. Raises Ended if it cannot be made, or ends.
 
     With `session_s` the broker keeps what arrives for this client id for so long after the connection has ended, and
-    the work is split among all such feeds; with 0 the feed sees everything, from now on.
+    the work is split among all such feeds; with 0 the feed sees everything, from now on. MQTT 3.1.1 cannot split it:
+    each feed gets everything, and the store knows what it has by its key.
     """
 
     def __init__(self, broker: Broker, client_id: str, session_s: int) -> None:
-        self._address, self._tls, self._shared = broker.address, broker.tls, session_s > 0
-        self._waiting: list[Arrived] = []
-        self._lost: str | None = None
-        self._answered = self._subscribed = False
-        self._client = Client(
-            CallbackAPIVersion.VERSION2,
-            client_id,
-            protocol=MQTTProtocolVersion.MQTTv5,
-            reconnect_on_failure=False,
-            manual_ack=True,
-        )
-        self._client.username_pw_set(broker.user, broker.password)
-        self._client.on_connect = self._on_connect
-        self._client.on_subscribe = self._on_subscribe
-        self._client.on_disconnect = self._on_disconnect
-        self._client.on_message = self._on_message
-        self._connect(broker, session_s)
+        # one batch on its way while the other is stored
+        terms = Terms(keep_s=session_s, receive_maximum=2 * BATCH, max_packet_bytes=MAX_PACKET_BYTES)
+        self._session = connect(broker, client_id, time.monotonic() + CONNECT_S, terms)
+        try:
+            self._session.subscribe(topics.collector_filters(shared=session_s > 0 and self._session.is_version_5))
+        except Ended:
+            self.close()
+            raise
+        self._session.endure()
 
     def batch(self, wait_s: float) -> list[Arrived]:
-        """Return what has arrived, in order; nothing where nothing came in `wait_s`."""
-        self._step(0.0 if self._waiting else wait_s)
+        """Return what has arrived, in order; nothing if nothing came in `wait_s`."""
+        self._session.take_acknowledged()  # devices send again what they do not see confirmed
+        arrived = self._session.take_received()  # what came before the answer to a subscription
+        arrived += self._more(0.0 if arrived else wait_s)
         deadline = time.monotonic() + BATCH_S
-        count = 0
-        while count < len(self._waiting) < BATCH and time.monotonic() < deadline:
-            count = len(self._waiting)
-            self._step(PAUSE_S)
-        taken, self._waiting = self._waiting, []
-        return taken
+        while 0 < len(arrived) < BATCH and time.monotonic() < deadline and (more := self._more(PAUSE_S)):
+            arrived += more
+        return arrived
 
-    def acknowledge(self, arrived: Iterable[Arrived]) -> None:
+    def acknowledge(self, arrived: list[Arrived]) -> None:
         """Tell the broker that it need not keep these any more."""
-        for one in arrived:
-            if one.qos:
-                self._client.ack(one.packet_id, one.qos)
+        self._session.acknowledge(arrived)
 
     def publish(self, topic: str, body: bytes) -> None:
         """Hand over one message with QoS 1."""
-        self._client.publish(topic, body, qos=1)
+        self._session.publish(topic, body, 1)
 
     def close(self) -> None:
         """Say goodbye and let go of the socket."""
-        self._client.disconnect()
-        connection = self._client.socket()
-        if connection is not None:
-            connection.close()
+        self._session.close()
 
-    def _connect(self, broker: Broker, session_s: int) -> None:
-        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval = session_s
-        properties.ReceiveMaximum = 2 * BATCH  # one batch on its way while the other is stored
-        properties.MaximumPacketSize = MAX_PACKET_BYTES
-        self._client.connect_timeout = CONNECT_S
-        deadline = time.monotonic() + CONNECT_S
-        address = (broker.host, broker.port, KEEP_ALIVE_S)
-        try:
-            secure(self._client, broker)
-            self._client.connect(*address, clean_start=not session_s, properties=properties)
-            while not self._subscribed:
-                self._step(0.1)
-                if time.monotonic() > deadline:
-                    raise Lost(f"{self._address} did not answer in time")
-        except OSError as error:
-            raise Lost(explain(self._address, error)) from error
-        except Ended as error:
-            raise Lost(str(error)) from error
-        except Lost:
-            self.close()
-            raise
-
-    def _step(self, wait_s: float) -> None:
-        result = self._client.loop(wait_s)
-        if self._lost or result != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            raise Lost(self._lost or f"the connection to {self._address} ended")
-
-    def _on_connect(
-        self, client: Client, userdata: None, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
-    ) -> None:
-        self._answered = True
-        if reason.is_failure:
-            self._lost = f"{self._address} refused the connection: {reason}"
-            return
-        filters = topics.collector_filters(shared=self._shared)
-        client.subscribe([(topic, SubscribeOptions(qos)) for topic, qos in filters])
-
-    def _on_subscribe(
-        self, client: Client, userdata: None, packet_id: int, reasons: list[ReasonCode], properties: Properties | None
-    ) -> None:
-        refused = [str(reason) for reason in reasons if reason.is_failure]
-        if refused:
-            self._lost = f"{self._address} refused the subscription: {refused[0]}; check the broker's access rules"
-        self._subscribed = True
-
-    def _on_disconnect(
-        self, client: Client, userdata: None, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
-    ) -> None:
-        ended = f"the connection to {self._address} ended: {reason}"
-        if self._tls and not self._answered:  # TLS 1.3 asks for the certificate when the handshake is over
-            ended = f"{self._address} ended TLS before it answered; check --certificate-file and --key-file"
-        self._lost = self._lost or ended
-
-    def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:
-        arrived = Message(message.topic, bytes(message.payload), time.time(), message.retain)
-        self._waiting.append(Arrived(arrived, message.mid, message.qos))
+    def _more(self, wait_s: float) -> list[Arrived]:
+        self._session.step(wait_s=wait_s)
+        return self._session.take_received()

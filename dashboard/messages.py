@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.delivery import topics
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Energy, Record, Sample, decode
 
@@ -17,18 +18,6 @@ TEXT_LIMIT = 512  # characters in a column that is searched; PostgreSQL indexes 
 INTEGER_LIMIT = 2**63  # what both databases hold
 SENSOR_RANGE = (1e-30, 1e30)  # whatever the unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a stamp that says so is wrong
-
-
-class Message(NamedTuple):
-    """One publication as it arrived. `arrived_s` is Unix time here: a device's clock may be wrong.
-
-    `retained` says that the broker replayed it for a new subscription, so that its age is unknown.
-    """
-
-    topic: str
-    body: bytes
-    arrived_s: float
-    retained: bool = False
 
 
 class Row(NamedTuple):
@@ -77,7 +66,7 @@ class _Unreadable(Exception):
     """A body that is not what its topic says; the message is the reason."""
 
 
-def rows(message: Message) -> list[Row]:
+def rows(message: Arrived) -> list[Row]:
     """Return the rows of one message; a body that cannot be read is one row for the quarantine, with the reason."""
     address = topics.parse(message.topic)
     try:
@@ -103,7 +92,7 @@ def acknowledged_key(topic: str) -> tuple[str, str] | None:
     return address.device_id, f"{address.device_id}:{address.leaf}"
 
 
-def _result(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+def _result(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
     record = decode(message.body)
     if (record.device_id, record.run_id) != (address.device_id, address.leaf):
         raise _Unreadable(f"the record says it is {record.key}")
@@ -158,7 +147,7 @@ class _Status(Struct):
     session: int = 0
 
 
-def _status(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+def _status(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
     status = msgspec.json.decode(message.body, type=_Status)
     if status.state not in ("online", "offline"):
         raise _Unreadable(f"state {status.state[:40]!r}; expected online or offline")
@@ -202,12 +191,12 @@ class Health(Struct, frozen=True):
     disk_free_bytes: Count = 0
 
 
-def _info(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+def _info(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
     msgspec.json.decode(message.body, type=Info)
     yield "document", _document(address, message)
 
 
-def _health(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+def _health(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
     msgspec.json.decode(message.body, type=Health)
     yield "document", _document(address, message)
 
@@ -226,14 +215,14 @@ class Latest(Struct, frozen=True):
     accuracy_drop: float | None = None
 
 
-def _latest(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+def _latest(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a document a case; an empty body, which takes a case away, leaves one without a verdict."""
     document = _document(address, message) | {"kind": f"latest/{address.leaf}", "body": message.body or b"{}"}
     latest = msgspec.json.decode(document["body"], type=Latest)
     yield "document", document | {"state": latest.verdict}
 
 
-def _document(address: topics.Address, message: Message) -> dict[str, Any]:
+def _document(address: topics.Address, message: Arrived) -> dict[str, Any]:
     return {
         "device_id": address.device_id,
         "kind": address.kind,
@@ -248,7 +237,7 @@ class _Telemetry(Struct):
     samples: list[Sample]
 
 
-def _telemetry(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+def _telemetry(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield one row a sample; the last one counts as taken on arrival, the others by the device's own clock."""
     samples = msgspec.json.decode(message.body, type=_Telemetry).samples
     last_ns = max((sample.t_ns for sample in samples), default=0)
@@ -284,7 +273,7 @@ class Event(Struct, frozen=True):
     judgement: Judgement | None = None
 
 
-def _event(address: topics.Address, message: Message) -> Iterator[tuple[str, dict[str, Any]]]:
+def _event(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
     msgspec.json.decode(message.body, type=Event)
     yield (
         "event",
@@ -297,7 +286,7 @@ def _event(address: topics.Address, message: Message) -> Iterator[tuple[str, dic
     )
 
 
-_READERS: dict[str, Callable[[topics.Address, Message], Iterator[tuple[str, dict[str, Any]]]]] = {
+_READERS: dict[str, Callable[[topics.Address, Arrived], Iterator[tuple[str, dict[str, Any]]]]] = {
     "result": _result,
     "status": _status,
     "info": _info,
@@ -319,7 +308,7 @@ def _refuse_unstorable(row: Row) -> None:
             raise _Unreadable(f"{column} is not a finite number")
 
 
-def _quarantined(message: Message, reason: str) -> Row:
+def _quarantined(message: Arrived, reason: str) -> Row:
     return Row(
         "quarantine",
         {
@@ -332,5 +321,5 @@ def _quarantined(message: Message, reason: str) -> Row:
     )
 
 
-def _digest(message: Message) -> str:
+def _digest(message: Arrived) -> str:
     return hashlib.sha256(message.topic.encode() + b"\0" + message.body).hexdigest()

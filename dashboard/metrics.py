@@ -1,22 +1,24 @@
-"""`/metrics`: the fleet as Prometheus reads it, in its text format.
+"""`/metrics`: the fleet as Prometheus reads it.
 
 Gauges of a device are called as in the file that a service writes for node_exporter, so that one set of alerts does.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from nicegui import app
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from sqlalchemy import func, select
-from starlette.responses import PlainTextResponse
+from starlette.responses import Response
 
 from benchd.dashboard import queries
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
 
-MEDIA_TYPE = "text/plain; version=0.0.4"
 _Thing = TypeVar("_Thing")
 _Gauges = dict[str, tuple[str, Callable[[_Thing], float | None]]]
 
@@ -49,54 +51,41 @@ CASE: _Gauges[Result] = {
     "case_energy_error_joules": ("Error bar of that energy.", lambda result: _scaled(result.energy_err_mj)),
     "case_check_passed": ("1 where the outputs were right.", lambda result: _passed(result.checked)),
 }
+CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
 VERDICT: _Gauges[Verdict] = {
     "case_slower": ("1 while the last result is slower than its baseline.", lambda said: said.answer == "slower"),
 }
+
+
+class Fleet(Collector):
+    """The gauges of every device and of the last result of every case, at the Unix time `now_s`."""
+
+    def __init__(self, store: Store, now_s: float) -> None:
+        self._store, self._now_s = store, now_s
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield each gauge with its values; without one where nothing is known."""
+        yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
+        yield from _families(CASE, CASE_LABELS, _newest(self._store))
+        yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))
 
 
 def add(store: Store) -> None:
     """Serve `/metrics`."""
 
     @app.get("/metrics")
-    def metrics() -> PlainTextResponse:
-        return PlainTextResponse("".join(f"{line}\n" for line in lines(store, time.time())), media_type=MEDIA_TYPE)
+    def metrics() -> Response:
+        return Response(generate_latest(Fleet(store, time.time())), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def lines(store: Store, now_s: float) -> Iterator[str]:
-    """Yield the gauges of every device and of the last result of every case."""
-    yield from _exposed(DEVICE, queries.fleet(store, now_s), _device_labels)
-    yield from _exposed(CASE, _newest(store), _case_labels)
-    yield from _exposed(VERDICT, _verdicts(store), _verdict_labels)
-
-
-def _exposed(
-    gauges: _Gauges[_Thing], things: Iterable[_Thing], labels: Callable[[_Thing], Mapping[str, object]]
-) -> Iterator[str]:
-    named = [(_written(labels(thing)), thing) for thing in things]
+def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_Thing]) -> Iterator[GaugeMetricFamily]:
     for name, (text, value) in gauges.items():
-        yield f"# HELP benchd_{name} {text}"
-        yield f"# TYPE benchd_{name} gauge"
-        for written, thing in named:
+        family = GaugeMetricFamily(f"benchd_{name}", text, labels=labels)
+        for thing in things:
             found = value(thing)
             if found is not None:
-                yield f"benchd_{name}{{{written}}} {float(found)!r}"
-
-
-def _written(labels: Mapping[str, object]) -> str:
-    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-    return ",".join(f'{name}="{str(value).translate(escapes)}"' for name, value in labels.items())
-
-
-def _device_labels(device: Device) -> Mapping[str, object]:
-    return {"device_id": device.device_id}
-
-
-def _case_labels(result: Result) -> Mapping[str, object]:
-    return {name: getattr(result, name) for name in ("device_id", "case_id", "model", "variant", "batch_size")}
-
-
-def _verdict_labels(said: Verdict) -> Mapping[str, object]:
-    return {"device_id": said.device_id, "case_id": said.case_id}
+                family.add_metric([str(getattr(thing, label)) for label in labels], found)
+        yield family
 
 
 def _newest(store: Store) -> list[Result]:

@@ -5,7 +5,7 @@ import uuid
 from contextlib import suppress
 from importlib.util import find_spec
 
-from benchd.daemon.delivery.mqtt import Broker
+from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import NotAvailable, UsageError
 
 PARTS = (None, "collector", "pages")

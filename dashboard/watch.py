@@ -9,10 +9,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from benchd.daemon.delivery.mqtt import Broker
+from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.errors import NotAvailable
 from benchd.dashboard import queries
-from benchd.dashboard.feed import Feed, Lost
+from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import rows
 from benchd.dashboard.queries import Device, Filter
 from benchd.dashboard.store import Store
@@ -33,7 +33,7 @@ def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) ->
     try:
         with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id, 0)) as feed:
             _follow(store, feed, console, seconds)
-    except Lost as error:
+    except Ended as error:
         raise NotAvailable(f"{error}") from None
 
 
@@ -43,7 +43,7 @@ def _follow(store: Store, feed: Feed, console: Console, seconds: float | None) -
         due_s = time.monotonic()
         while time.monotonic() < end_s:
             arrived = feed.batch(min(REFRESH_S, max(end_s - time.monotonic(), 0.0)))
-            store.add(row for one in arrived for row in rows(one.message))
+            store.add(row for one in arrived for row in rows(one))
             feed.acknowledge(arrived)
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + REFRESH_S

@@ -131,10 +131,15 @@ def test_the_wheel_holds_our_code_and_nothing_else(tmp_path):
         f"benchd/{path.relative_to(tree)}"
         for folder in FOLDERS
         for path in (tree / folder).rglob("*")
-        if path.suffix in {".py", ".pyi", ".c", ".js", ".json", ".safetensors"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pyi", ".c", ".js", ".html", ".json", ".safetensors"} or path.name == "py.typed"
     }
     assert {f"benchd/{folder}/py.typed" for folder in FOLDERS} <= code
     assert {name for name in files if ".dist-info/" not in name} == code
+
+
+def test_html_lies_in_templates():
+    tag = re.compile(r"</?(html|head|body|style|script|div|table|tr|td|th|ul|ol|li|h[1-6]|p)[ >]")
+    assert not [name for name, path in MODULES.items() if tag.search(path.read_text())]
 
 
 def test_no_verb_loads_torch(tmp_path, child_environment):
@@ -189,6 +194,11 @@ def test_only_rooms_with_torch_import_it_at_import():
             outside = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
             outside |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
             assert not [other for other in outside if other.split(".")[0] in {"torch", "torchvision"}], name
+
+
+def test_one_module_speaks_mqtt():
+    speaking = [name for name, path in MODULES.items() if re.search(r"^\s*(from|import) paho", path.read_text(), re.M)]
+    assert speaking == ["benchd.daemon.delivery.session"]
 
 
 def test_no_import_cycle():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from broker import program
 
-from benchd.daemon.delivery.mqtt import CREDENTIAL
+from benchd.daemon.delivery.broker import CREDENTIAL
 from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import process
 from benchd.daemon.sampling import child

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from benchd.daemon.delivery.mqtt import Broker, parse_url
+from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring.protocol import ImageCount
 

@@ -9,8 +9,9 @@ import typer
 
 from benchd.daemon import journal, records
 from benchd.daemon.commands import application
-from benchd.daemon.delivery import mqtt
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.errors import BenchdError, SchemaError, UsageError
 
@@ -40,12 +41,12 @@ def send(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = 
     while, and what its outbox never had is added. Returns the exit code: 0 when the broker has acknowledged everything,
     else 1; results that stay refused count. Raises UsageError for a bad URL or a folder that holds neither file.
     """
-    broker = mqtt.parse_url(url)
+    broker = parse_url(url)
     unreadable = _complete(folder) if (folder / OUTBOX).exists() else _build(folder)
     with Outbox(folder / OUTBOX) as outbox:
         if dead:
             outbox.retry_refused()
-        report = mqtt.drain(outbox, broker, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
+        report = drain(outbox, broker, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
         refusals = outbox.refused()
     lines = [*unreadable, *(f"refused: {refusal.key}: {refusal.reason}" for refusal in refusals)]
     lines.append(f"{report.sent} sent, {report.refused} refused, {report.left} left{_because(report.reason)}")

@@ -5,7 +5,6 @@ most the name of an unknown parameter.
 """
 
 import hashlib
-import math
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.config import NAME, Suite
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Direction, OptionValue, Scenario
 
@@ -62,18 +62,6 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             scenarios=self.scenarios,
             preset=self.preset,
         )
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A publication on a command topic, as it came."""
-
-    topic: str
-    body: bytes
-    retained: bool
-    response_topic: str | None = None
-    correlation: bytes | None = None
-    expire_s: float = math.inf  # what the broker has left of MQTT 5's message expiry
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ The outbox is the truth; everything else here may be lost and is bounded. While 
 keeps the connection alive and lets health and telemetry pass, and neither sends anything else nor touches the outbox.
 """
 
-import math
 import random
 import select
 import socket
@@ -18,14 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import msgspec
-from paho.mqtt.client import Client, MQTTMessage
 
+from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.collectors import Collectors
-from benchd.daemon.delivery.commands import MAX_BYTES, Arrived
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.messages import Status, wall_now
-from benchd.daemon.delivery.mqtt import Broker, Ended, Sender, Session, Unsendable, connect
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sender import Sender
+from benchd.daemon.delivery.session import Arrived, Session, Terms, Unsendable, connect
 from benchd.daemon.delivery.topics import Topics, is_name
 from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.machine.systemd_notify import log
@@ -265,18 +264,16 @@ class _Conversation:
         """Talk until the link stops; raise Ended with the reason where the connection ends before."""
         self._link.moved_s = time.monotonic()
         client_id = f"benchd-{self._topics.device_id}-{self._link.identity.instance[:8]}"
-        with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, self._leave_will)) as session:
+        terms = Terms(will=(self._topics.of("status"), self._status("offline")))
+        with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
             # not before: while the broker is away nothing is written
             self._outbox.keep({SESSION: str(self._number).encode()})
-            session.subscribe(*self._topics.incoming)
+            session.subscribe(self._topics.incoming)
             session.endure()
             self._be_born(session)
             while not self._link.stopping.is_set():
                 self._turn(session)
             self._say_goodbye(session)
-
-    def _leave_will(self, client: Client) -> None:
-        client.will_set(self._topics.of("status"), self._status("offline"), 1, retain=True)
 
     def _status(self, state: Literal["online", "offline"]) -> bytes:
         return msgspec.json.encode(
@@ -297,49 +294,41 @@ class _Conversation:
         self._link.seen.connected, self._link.seen.reason = True, None
 
     def _say_online(self, session: Session) -> None:
-        session.say(self._topics.of("status"), self._status("online"), 1, retain=True)
+        session.publish(self._topics.of("status"), self._status("online"), 1, retain=True)
 
     def _turn(self, session: Session) -> None:
         """Wait for something to happen, a second at most, and deal with it."""
         self._link.moved_s = time.monotonic()
         session.step(self._link.poked)
         self._link.rest()
-        for message in session.take_received():
+        arrived = session.take_received()
+        for message in arrived:
             self._take(session, message)
+        session.acknowledge(arrived)
         if self._link.seen.conflict and self.held_s > CONTRADICTED_S:
             self._link.seen.conflict = None
         self._say_always(session)
         if not self._link.held.is_set():
             self._deliver(session)
 
-    def _take(self, session: Session, message: MQTTMessage) -> None:
+    def _take(self, session: Session, message: Arrived) -> None:
         kind, _, leaf = message.topic.removeprefix(self._topics.root).partition("/")
         if kind == "status":
             self._judge(session, message)
         elif kind == "ack":
-            if not message.retain:  # one that stands on the broker says nothing of a collector that lives
-                self._acks.append((leaf, bytes(message.payload)))
+            if not message.retained:  # one that stands on the broker says nothing of a collector that lives
+                self._acks.append((leaf, message.body))
         else:
-            properties = message.properties
-            self._link.hand_over(
-                Arrived(
-                    topic=message.topic,
-                    body=bytes(message.payload[: MAX_BYTES + 1]),
-                    retained=message.retain,
-                    response_topic=getattr(properties, "ResponseTopic", None),
-                    correlation=getattr(properties, "CorrelationData", None),
-                    expire_s=getattr(properties, "MessageExpiryInterval", math.inf),
-                )
-            )
+            self._link.hand_over(message)
 
-    def _judge(self, session: Session, message: MQTTMessage) -> None:
+    def _judge(self, session: Session, message: Arrived) -> None:
         """Hold the status topic against another machine of the same id, and against a late will of our own.
 
         A retained status may be of one that is long gone. Of two that live the one that came later goes; where that is
         within what a message takes on its way, both see the same one by its instance. Each is answered once.
         """
-        status = _decode(bytes(message.payload))
-        if message.retain or status is None or status.instance == self._link.identity.instance:
+        status = _decode(message.body)
+        if message.retained or status is None or status.instance == self._link.identity.instance:
             if status is None or (status.session, status.state) != (self._number, "online"):
                 self._say_online(session)
             return
@@ -405,7 +394,7 @@ class _Conversation:
     def _try_to_say(self, session: Session, topic: str, body: bytes, qos: int = 1, **options: Any) -> bool:
         """Say something; where the broker can never take it, tell that once a connection and return False."""
         try:
-            session.say(topic, body, qos, **options)
+            session.publish(topic, body, qos, **options)
         except Unsendable as error:
             if topic not in self._unsendable:
                 self._unsendable.append(topic)
@@ -418,7 +407,7 @@ class _Conversation:
         until_s = time.monotonic() + GOODBYE_S
         while self._sender.waiting and time.monotonic() < until_s:
             self._turn(session)
-        last = session.say(self._topics.of("status"), self._status("offline"), 1, retain=True)
+        last = session.publish(self._topics.of("status"), self._status("offline"), 1, retain=True)
         while time.monotonic() < until_s + GOODBYE_S:
             session.step()
             if last in [packet_id for packet_id, _ in session.take_acknowledged()]:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TextIO
 
 from benchd.daemon.config import MqttConfig
+from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.mqtt import Broker, configured, drain
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.journal import Journal
 from benchd.daemon.measuring.session import Sink

@@ -40,9 +40,9 @@ class Topics:
         return f"{self.root}latest/{case_id}"
 
     @property
-    def incoming(self) -> list[str]:
-        """Return the filters of what the device itself listens to, its own status first."""
-        return [self.of("status"), f"{self.root}cmd/+", f"{self.root}ack/+"]
+    def incoming(self) -> list[tuple[str, int]]:
+        """Return the filters of what the device itself listens to, its own status first, with the QoS to ask for."""
+        return [(self.of("status"), 1), (f"{self.root}cmd/+", 1), (f"{self.root}ack/+", 1)]
 
     def may_answer(self, topic: str) -> bool:
         """Say whether a response topic is one of the device's own: no message makes it publish anywhere else."""

@@ -6,7 +6,7 @@ from itertools import groupby
 import msgspec
 
 from benchd.daemon.records import Energy, Record
-from benchd.daemon.reporting.page import CHARTS, Chart, render
+from benchd.daemon.reporting.page import FOLDER, Chart, render
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.recommend import (
     Decision,
@@ -30,21 +30,6 @@ RING: Chart = {"marker": {"symbol": "circle-open", "size": 14}, "showlegend": Fa
 CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
 CROSSED = "A cross marks what cannot win: its check failed, or it did not run as asked for."
 
-SUMMARY = """<p>{{ count }} records of {{ devices|join(", ") }}, {{ first }} to {{ last }}</p>
-{% if left_out %}<p>Left out of the charts: {{ left_out|join("; ") }}.</p>{% endif %}
-<ul class="ship">{% for text, others in said %}<li>{{ text }}
-{%- if others %}<ul>{% for why in others %}<li>{{ why }}</li>{% endfor %}</ul>{% endif %}</li>{% endfor %}</ul>
-"""
-TABLE = """<h2>Records</h2>
-{% if hidden %}<p>The newest {{ rows|length }}; {{ hidden }} older ones are in the CSV.</p>{% endif %}
-<div class="wide"><table>
-<thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody>
-</table></div>
-"""
-
 
 def page(
     found: Sequence[Record], decisions: Sequence[Decision], headings: Sequence[str], table: Sequence[Sequence[str]]
@@ -52,8 +37,8 @@ def page(
     """Return the page of these records, at least one and in order of time, with the decisions on top."""
     measured = [record for record in found if record.status == "ok" and record.timing and not impossible(record)]
     return render(
+        FOLDER / "report.html",
         "benchd report",
-        SUMMARY + CHARTS + TABLE,
         [chart(measured) for chart in DRAWN],
         count=len(found),
         devices=sorted({record.device_id for record in found}),

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
 from benchd.daemon.delivery.messages import Health
 
 GAUGES = {
@@ -18,13 +20,11 @@ GAUGES = {
 
 def write(path: Path, health: Health) -> None:
     """Replace the file as a whole, so that node_exporter never reads half of it; raise OSError where that fails."""
-    lines = []
+    registry = CollectorRegistry()
     for name, (field, text) in GAUGES.items():
-        value = getattr(health, field)
-        lines += [f"# HELP benchd_{name} {text}", f"# TYPE benchd_{name} gauge", f"benchd_{name} {value}"]
-    lines += ["# HELP benchd_problem 1 while something is wrong.", "# TYPE benchd_problem gauge"]
-    lines.append(f"benchd_problem {int(health.problem is not None)}")
+        Gauge(f"benchd_{name}", text, registry=registry).set(getattr(health, field))
+    Gauge("benchd_problem", "1 while something is wrong.", registry=registry).set(health.problem is not None)
     part = path.with_name(f".{path.name}.part")
-    part.write_text("\n".join(lines) + "\n")
+    part.write_bytes(generate_latest(registry))
     part.chmod(0o644)
     part.replace(path)

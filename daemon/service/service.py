@@ -21,7 +21,7 @@ import msgspec
 
 from benchd.daemon import config
 from benchd.daemon.config import Conditions, Config
-from benchd.daemon.delivery import mqtt
+from benchd.daemon.delivery.broker import configured, parse_url
 from benchd.daemon.delivery.commands import Gate
 from benchd.daemon.delivery.disk_reserve import Clock, Reserve, tidy
 from benchd.daemon.delivery.link import Identity, Link
@@ -229,7 +229,7 @@ class Service:
     def _connected(self, url: str) -> Link:
         given = self._settings.mqtt
         link = Link(
-            mqtt.configured(url, given),
+            configured(url, given),
             self._topics,
             self._places.state / "outbox.db",
             Identity(self._boot_id, self._instance()),
@@ -282,7 +282,7 @@ class Service:
         Regressions(settings.baseline.runs, {})
         identity.device_id(settings.device.id)
         if settings.mqtt.url:
-            mqtt.parse_url(settings.mqtt.url)
+            parse_url(settings.mqtt.url)
         return settings
 
     def _ask_reload(self) -> None:

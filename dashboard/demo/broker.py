@@ -6,11 +6,10 @@ properties of a publication are passed on as they came. Names are those of the O
 
 import asyncio
 import itertools
+import re
 import uuid
 from contextlib import suppress
 from typing import NamedTuple
-
-from paho.mqtt.client import topic_matches_sub
 
 HOST = "127.0.0.1"
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 1, 2, 3, 4, 8, 9
@@ -214,11 +213,17 @@ class _Connection:
 
     def deliver(self, message: _Message, filters: dict[str, int], *, retained: bool) -> None:
         """Send a message that one of `filters` takes."""
-        granted = [qos for wanted, qos in filters.items() if topic_matches_sub(wanted, message.topic)]
+        granted = [qos for wanted, qos in filters.items() if _takes(wanted, message.topic)]
         if granted:
             qos = min(max(granted), message.qos)
             packet_id = next(self._packet_ids).to_bytes(2, "big") if qos else b""
             self.send(PUBLISH, _data(message.topic) + packet_id + message.rest, qos << 1 | retained)
+
+
+def _takes(wanted: str, topic: str) -> bool:
+    """Say whether a filter takes a topic; `#` stands for its parent level too."""
+    pattern = re.escape(wanted).replace(r"\+", "[^/]*").replace(r"/\#", "(/.*)?").replace(r"\#", ".*")
+    return re.fullmatch(pattern, topic, re.DOTALL) is not None
 
 
 def _data(text: str) -> bytes:

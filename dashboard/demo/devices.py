@@ -13,22 +13,24 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from itertools import count
 from typing import Literal, NamedTuple
 
 import msgspec
-from paho.mqtt.client import Client, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from benchd.daemon.delivery.broker import Broker, Ended, parse_url
 from benchd.daemon.delivery.messages import Health, Info, Status, Telemetry, wall_now
-from benchd.daemon.delivery.mqtt import Broker, parse_url
+from benchd.daemon.delivery.session import Session, Terms, connect
 from benchd.daemon.delivery.topics import RESULT_QOS, Kind, Topics
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Energy, Environment, ProcessResult, Record, Sample, Timing, decode, encode
 from benchd.daemon.verdicts.statistics import FEWEST_PROCESSES, combine
+from benchd.dashboard.feed import CONNECT_S, MAX_PACKET_BYTES
 
 TICK_S = 1.0
+LISTEN_S = 0.2  # within which a signal is obeyed
 RESULT_TICKS = 4  # between two results of a device
 HEALTH_TICKS = 5
 NOISE = 0.004
@@ -159,17 +161,17 @@ class Publisher:
         self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
         self._runs: Counter[str] = Counter()
         self._case_id = ""
-        self._client = _client(device.device_id)
-        self._client.will_set(self._topics.of("status"), self._status("offline"), RESULT_QOS, retain=True)
-        self._client.connect(broker.host, broker.port)
-        self._client.loop_start()
+        will = self._topics.of("status"), self._status("offline")
+        self._session = _session(broker, device.device_id, Terms(will=will))
         self._retain("status", self._status("online"))
         self._retain("info", msgspec.json.encode(self._info()))
 
     def tick(self, tick: int) -> None:
-        """Publish what is due at a tick."""
+        """Publish what is due at a tick; raise Ended if the broker is gone."""
+        self._session.step(wait_s=0.0)
+        self._session.take_acknowledged()
         telemetry = Telemetry(case_id=self._case_id, samples=list(samples(self._device, tick, self._chance)))
-        self._client.publish(self._topics.of("telemetry"), msgspec.json.encode(telemetry))
+        self._session.publish(self._topics.of("telemetry"), msgspec.json.encode(telemetry), 0)
         if tick % RESULT_TICKS == 0 and self._records:
             self._publish_next()
         if tick % HEALTH_TICKS == 0:
@@ -177,19 +179,18 @@ class Publisher:
 
     def close(self) -> None:
         """Say `offline` and end."""
-        self._client.publish(self._topics.of("status"), self._status("offline"), RESULT_QOS, retain=True)
-        self._client.disconnect()
-        self._client.loop_stop()
+        self._retain("status", self._status("offline"))
+        self._session.close()
 
     def _publish_next(self) -> None:
         """Publish a result of the case whose turn it is."""
         self._case_id = min(sorted(self._records), key=lambda case_id: self._runs[case_id])
         self._runs[self._case_id] += 1
         record = derived(self._records[self._case_id], self._device, self._runs[self._case_id], self._chance)
-        self._client.publish(self._topics.result(record.run_id), encode(record), RESULT_QOS)
+        self._session.publish(self._topics.result(record.run_id), encode(record), RESULT_QOS)
 
     def _retain(self, kind: Kind, body: bytes) -> None:
-        self._client.publish(self._topics.of(kind), body, RESULT_QOS, retain=True)
+        self._session.publish(self._topics.of(kind), body, RESULT_QOS, retain=True)
 
     def _status(self, state: Literal["online", "offline"]) -> bytes:
         status = Status(
@@ -233,44 +234,44 @@ class Publisher:
         )
 
 
-def _client(client_id: str) -> Client:
-    return Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
+def _session(broker: Broker, client_id: str, terms: Terms) -> Session:
+    session = connect(broker, client_id, time.monotonic() + CONNECT_S, terms)
+    session.endure()
+    return session
 
 
-def _listener(broker: Broker, device_id: str, records: dict[str, Record]) -> Client:
-    """Return a client that keeps the records of the real device up to date."""
-    client = _client(f"{SIMULATED}-listener")
-
-    def take(_client: Client, userdata: None, message: MQTTMessage) -> None:
-        record = decode(bytes(message.payload))
-        if record.status == "ok" and record.timing:
-            records[record.case_id] = record
-
-    client.on_message = take
-    client.connect(broker.host, broker.port)
-    client.subscribe(f"{Topics(device_id).root}result/+", RESULT_QOS)
-    client.loop_start()
-    return client
+def _listen(session: Session, records: dict[str, Record], stop: threading.Event, until_s: float) -> None:
+    """Keep the records of the real device up to date until a monotonic time, or `stop`."""
+    while not stop.is_set() and (wait_s := until_s - time.monotonic()) > 0:
+        session.step(wait_s=min(wait_s, LISTEN_S))
+        arrived = session.take_received()
+        for record in (decode(one.body) for one in arrived):
+            if record.status == "ok" and record.timing:
+                records[record.case_id] = record
+        session.acknowledge(arrived)
 
 
 def run(url: str, device_id: str) -> None:
-    """Publish until SIGTERM or SIGINT."""
+    """Publish until SIGTERM or SIGINT; raise Ended if the broker cannot be reached or goes away."""
     stop = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stop.set())
     broker, records = parse_url(url), dict[str, Record]()
-    listener = _listener(broker, device_id, records)
-    publishers = [Publisher(device, broker, records) for device in DEVICES]
-    for tick in count():
-        for publisher in publishers:
-            publisher.tick(tick)
-        if stop.wait(TICK_S):
-            break
-    for publisher in publishers:
-        publisher.close()
-    listener.disconnect()
-    listener.loop_stop()
+    with ExitStack() as stack:
+        terms = Terms(max_packet_bytes=MAX_PACKET_BYTES)
+        listener = stack.enter_context(closing(_session(broker, f"{SIMULATED}-listener", terms)))
+        listener.subscribe([(f"{Topics(device_id).root}result/+", RESULT_QOS)])
+        publishers = [stack.enter_context(closing(Publisher(device, broker, records))) for device in DEVICES]
+        for tick in count():
+            for publisher in publishers:
+                publisher.tick(tick)
+            _listen(listener, records, stop, time.monotonic() + TICK_S)
+            if stop.is_set():
+                return
 
 
 if __name__ == "__main__":
-    run(*sys.argv[1:])
+    try:
+        run(*sys.argv[1:])
+    except Ended as end:
+        sys.exit(str(end))

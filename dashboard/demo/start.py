@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.commands import run_suite
 from benchd.dashboard.demo.broker import HOST, Broker

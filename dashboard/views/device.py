@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from benchd.daemon.delivery.mqtt import Broker
+from benchd.daemon.delivery.broker import Broker
 from benchd.dashboard import queries
 from benchd.dashboard.commands import run_suite
 from benchd.dashboard.layout import REFRESH_S, facts, follow, frame, heading, history_path, notice

@@ -1,4 +1,4 @@
-"""A small soak: the real processes are killed a few times, an outbox fills and drains, commands are made up."""
+"""A small soak: the real processes are killed a few times, an outbox fills and drains."""
 
 import os
 import subprocess
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from broker import program
 
-from benchd.daemon.delivery.commands import VERBS
-from benchmarks import delivery_site, fuzz_commands, soak
+from benchmarks import delivery_site, soak
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
@@ -19,7 +18,7 @@ NEVER = {"lost", "stored twice", "said to be on the disk and not there", "unsent
 
 def test_kills_and_an_outage_lose_nothing_and_store_nothing_twice(tmp_path, child_environment):
     program("mosquitto")
-    command = [sys.executable, "-m", "benchmarks.soak", "--kills", "5", "--records", "500", "--commands", "0"]
+    command = [sys.executable, "-m", "benchmarks.soak", "--kills", "5", "--records", "500"]
     command += ["--half-open", "0", "--output", str(tmp_path)]
     paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the code under test lies beside the installed one
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment | paths)
@@ -28,13 +27,6 @@ def test_kills_and_an_outage_lose_nothing_and_store_nothing_twice(tmp_path, chil
     assert [figure.value for figure in figures if figure.name in NEVER] == [0] * 6
     assert {figure.name: figure.value for figure in figures}["results written"] > 0
     assert [path.name for path in tmp_path.iterdir()] == [soak.FILE]
-
-
-def test_of_made_up_commands_each_is_refused_or_one_of_the_six(tmp_path):
-    found = fuzz_commands.fuzz(3000, 7, tmp_path)
-    assert set(found.done) == set(VERBS)
-    assert found.refused + sum(found.done.values()) == 3000
-    assert fuzz_commands.fuzz(3000, 7, tmp_path)[:2] == found[:2], "a seed does not make the same commands"
 
 
 def test_a_made_up_result_is_as_large_as_a_measured_one():

@@ -61,6 +61,14 @@ def test_an_hour_that_the_clock_skips_is_left_out_and_a_day_of_23_hours_is_not_l
     assert following("30 3 * * *", "2026-03-28 12:00", 1) == ["2026-03-29 03:30"]
 
 
+def test_an_hour_that_the_clock_repeats_comes_twice():
+    repeated = trigger.parse(None, None, "*/30 2 * * *")
+    times = [local("2026-10-25 01:00")]
+    while len(times) < 5:
+        times.append(repeated.next_after(times[-1]))
+    assert [(at - times[0]) / 60 for at in times[1:]] == [60, 90, 120, 150]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -68,12 +76,13 @@ def test_an_hour_that_the_clock_skips_is_left_out_and_a_day_of_23_hours_is_not_l
         (("1.h", None, None), "every '1.h': expected"),
         (("30s", None, None), "at least a minute"),
         ((None, "24:00", None), "at '24:00': expected hours and minutes"),
-        ((None, None, "* * * *"), "cron .*: expected minute, hour, day of month"),
-        ((None, None, "61 * * * *"), "a minute is 0 to 59"),
-        ((None, None, "*/0 * * * *"), "a step at least 1"),
-        ((None, None, "5-1 * * * *"), "a minute is 0 to 59"),
-        ((None, None, "x * * * *"), "'x' is no minute"),
-        ((None, None, "0 0 30 2 *"), "there is no such day"),
+        ((None, None, "* * * *"), "cron .*: not five fields; expected minute, hour, day of month"),
+        ((None, None, "* * * * * *"), "cron .*: not five fields"),
+        ((None, None, "61 * * * *"), "cron .*: bad minute; expected"),
+        ((None, None, "*/0 * * * *"), "bad minute"),
+        ((None, None, "* 5-1 * * *"), "bad hour"),
+        ((None, None, "* * * * x"), "bad day-of-week"),
+        ((None, None, "0 0 30 2 *"), "bad day-of-month"),
         (("6h", "02:30", None), "every and at: give one of them"),
     ],
 )

@@ -15,8 +15,9 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 
 from sqlalchemy import func, select
 
-from benchd.daemon.delivery.mqtt import drain, parse_url
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode

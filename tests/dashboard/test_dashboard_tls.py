@@ -15,9 +15,9 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 from sqlalchemy import select
 from test_collector import WAIT_S, publish_to, value, wait_until
 
-from benchd.daemon.delivery.mqtt import CREDENTIAL, parse_url
+from benchd.daemon.delivery.broker import CREDENTIAL, Ended, parse_url
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.feed import Feed, Lost
+from benchd.dashboard.feed import Feed
 from benchd.dashboard.store import Store
 
 
@@ -84,12 +84,12 @@ def test_the_terminal_view_takes_the_same_files(trusted, tmp_path):
     [
         ({"ca_file": None}, "this system does not trust the certificate of"),
         ({"ca_file": "/absent"}, "No such file or directory"),
-        ({"certificate_file": None, "key_file": None}, "check --certificate-file and --key-file"),
+        ({"certificate_file": None, "key_file": None}, "check the certificate and key files"),
         ({"password": "wrong"}, "refused the connection: Not authorized"),
     ],
 )
 def test_what_does_not_fit_is_the_reason(trusted, changed, why):
-    with pytest.raises(Lost, match=why):
+    with pytest.raises(Ended, match=why):
         Feed(replace(trusted, **changed), "c", 0)
 
 

@@ -22,17 +22,20 @@ from records_made import ENERGY, ENVIRONMENT, WRONG, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
+from prometheus_client import generate_latest
 from test_collector import WAIT_S, collecting, count, wait_until
 
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.messages import Health, Info, Latest
-from benchd.daemon.delivery.mqtt import drain, parse_url
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sender import drain
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Case, Record, encode
 from benchd.daemon.service import homeassistant
 from benchd.dashboard import metrics
 from benchd.dashboard.app import TOKEN_VARIABLE
-from benchd.dashboard.messages import Message, Row, rows
+from benchd.dashboard.messages import Row, rows
 from benchd.dashboard.store import Store
 
 if sys.version_info >= (3, 11):
@@ -87,7 +90,7 @@ def said(now_s):
     }
     for where, body in bodies.items():
         text = encode(body) if isinstance(body, Record) else json.dumps(body).encode()
-        yield Message(f"benchd/v1/{where}", text, now_s - 1 if where.endswith("old") else now_s)
+        yield Arrived(f"benchd/v1/{where}", text, now_s - 1 if where.endswith("old") else now_s)
 
 
 def fill(store, now_s):
@@ -99,8 +102,9 @@ def fill(store, now_s):
 
 def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
     fill(store, NOW_S)
-    found = list(metrics.lines(store, NOW_S + 1))
-    case = 'device_id="ill",case_id="vim_tiny,eager,b1",model="vim_tiny",variant="eager",batch_size="1"'
+    text = generate_latest(metrics.Fleet(store, NOW_S + 1)).decode()
+    found = text.splitlines()
+    case = 'batch_size="1",case_id="vim_tiny,eager,b1",device_id="ill",model="vim_tiny",variant="eager"'
     for line in (
         'benchd_online{device_id="ill"} 1.0',
         'benchd_online{device_id="gone"} 0.0',
@@ -112,11 +116,11 @@ def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
         f"benchd_case_energy_joules{{{case}}} 0.5",
         f"benchd_case_energy_error_joules{{{case}}} 0.025",
         f"benchd_case_check_passed{{{case}}} 0.0",
-        'benchd_case_slower{device_id="ill",case_id="vim_tiny"} 1.0',
+        'benchd_case_slower{case_id="vim_tiny",device_id="ill"} 1.0',
     ):
         assert line in found
     assert not any("gone" in line and "watts" in line for line in found)
-    text = "".join(f"{line}\n" for line in found)
+    assert r'model="a\"b\\c\n"' in text
     checked = subprocess.run(
         [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )

@@ -20,9 +20,10 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import Case, Check, Energy, ProcessResult, Variant, encode
 from benchd.dashboard.app import TOKEN_VARIABLE
-from benchd.dashboard.messages import Message, rows
+from benchd.dashboard.messages import rows
 from benchd.dashboard.queries import STALE_S
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import figure
@@ -43,7 +44,7 @@ VIEWS = {
 
 
 def message(device, kind, body, at_s):
-    return Message(f"benchd/v1/{device}/{kind}", body if isinstance(body, bytes) else json.dumps(body).encode(), at_s)
+    return Arrived(f"benchd/v1/{device}/{kind}", body if isinstance(body, bytes) else json.dumps(body).encode(), at_s)
 
 
 def record(device, number, variant="eager", **fields):

@@ -6,15 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records_made import ENERGY, WRONG, made
 
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import Case, Energy, encode
-from benchd.dashboard.messages import INTEGER_LIMIT, Message, acknowledged_key, rows
+from benchd.dashboard.messages import INTEGER_LIMIT, acknowledged_key, rows
 
 DEVICE = "bench-abc123"
 RESULT = f"benchd/v1/{DEVICE}/result/r1"
 
 
 def taken(kind, body, **fields):
-    message = Message(
+    message = Arrived(
         f"benchd/v1/{DEVICE}/{kind}", body if isinstance(body, bytes) else json.dumps(body).encode(), 100.0
     )
     return rows(message._replace(**fields))
@@ -28,7 +29,7 @@ def only(kind, body):
 
 
 def reason(topic, body):
-    ((table, values),) = rows(Message(topic, body, 100.0))
+    ((table, values),) = rows(Arrived(topic, body, 100.0))
     assert (table, values["topic"], values["body"]) == ("quarantine", topic, body)
     return values["reason"]
 

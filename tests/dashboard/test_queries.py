@@ -9,9 +9,10 @@ from records_made import made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, Variant, encode
 from benchd.dashboard import export, queries
-from benchd.dashboard.messages import Message, flat, rows
+from benchd.dashboard.messages import flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Happened
 from benchd.dashboard.views import charts, history
 
@@ -20,7 +21,7 @@ NOW_S = 1_000_000_000.0
 
 def add(store, device, kind, body, at_s=NOW_S):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    store.add(rows(Message(f"benchd/v1/{device}/{kind}", body, at_s)))
+    store.add(rows(Arrived(f"benchd/v1/{device}/{kind}", body, at_s)))
 
 
 def measure(store, number, median_ms, at_s=NOW_S, device="d1", **fields):

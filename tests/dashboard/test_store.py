@@ -12,23 +12,24 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 
 from sqlalchemy import select
 
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import queries
 from benchd.dashboard import store as store_of
-from benchd.dashboard.messages import Message, Row, flat, rows
+from benchd.dashboard.messages import Row, flat, rows
 from benchd.dashboard.store import QUARANTINE_ROWS, Store
 
 NOW_S = 1_000_000_000.0
 
 
 def message(kind, body, device="d1", at_s=NOW_S, **fields):
-    return Message(f"benchd/v1/{device}/{kind}", json.dumps(body).encode(), at_s, **fields)
+    return Arrived(f"benchd/v1/{device}/{kind}", json.dumps(body).encode(), at_s, **fields)
 
 
 def result(number, device="d1", at_s=NOW_S):
     body = encode(made(run_id=f"r{number}", device_id=device))
-    return Message(f"benchd/v1/{device}/result/r{number}", body, at_s)
+    return Arrived(f"benchd/v1/{device}/result/r{number}", body, at_s)
 
 
 def power(values, at_s, device="d1"):

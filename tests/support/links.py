@@ -14,8 +14,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.mqtt import Broker, parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 

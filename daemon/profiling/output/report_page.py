@@ -3,41 +3,23 @@
 import html
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchd.daemon.profiling.output.sections import MIB, Section, figure, finding_lines
 from benchd.daemon.profiling.profile import LayerRow, MemoryProfile, Profile
-from benchd.daemon.reporting.page import CHARTS, Chart, render
+from benchd.daemon.reporting.page import Chart, render
 
 ROWS = 200
 """Of a longer table the page shows the first rows; profile.json holds them all."""
 
-FINDINGS = """<h2>Findings</h2>
-{% if not findings %}<p>None.</p>{% endif %}
-<ol>{% for lines in findings %}<li><b>{{ lines[0] }}</b>
-<ul>{% for line in lines[1:] %}<li>{{ line }}</li>{% endfor %}</ul></li>
-{% endfor %}</ol>
-"""
-TABLES = """{% for section in sections %}
-<h2>{{ section.title }}</h2>
-{% if section.note %}<p>{{ section.note }}</p>{% endif %}
-<div class="wide"><table>
-<thead><tr>{% for heading in section.headings %}<th class="{{ kinds[loop.index > section.words] }}">{{ heading }}</th>
-{%- endfor %}</tr></thead>
-<tbody>
-{% for row in section.rows[:limit] %}<tr>{% for cell in row %}<td class="{{ kinds[loop.index > section.words] }}">
-{{- cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody>
-</table></div>
-{% if section.rows|length > limit %}<p>{{ section.rows|length - limit }} more are in profile.json.</p>{% endif %}
-{% endfor %}
-"""
+TEMPLATE = Path(__file__).parent / "templates" / "profile.html"
 
 
 def page(profile: Profile, sections: Sequence[Section]) -> str:
     """Return the page of a profile and its tables."""
     return render(
+        TEMPLATE,
         f"Profile of {profile.case_id}",
-        FINDINGS + CHARTS + TABLES,
         [chart for chart in (_steps(profile), _icicle(profile), _layers(profile), _memory(profile)) if chart["data"]],
         findings=[finding_lines(finding) for finding in profile.findings],
         sections=sections,

@@ -4,11 +4,10 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchd.daemon.delivery import commands
-from benchd.daemon.delivery.commands import BURST, MAX_BYTES, Arrived, Command, Gate, Refused
+from benchd.daemon.delivery.commands import BURST, MAX_BYTES, Command, Gate, Refused
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 
 TOPICS = Topics("d")
@@ -21,7 +20,7 @@ def gate():
 
 
 def arrived(verb, body=b'{"id":"1"}', **fields):
-    return Arrived(**{"topic": f"benchd/v1/d/cmd/{verb}", "body": body, "retained": False} | fields)
+    return Arrived(**{"topic": f"benchd/v1/d/cmd/{verb}", "body": body, "arrived_s": 0.0} | fields)
 
 
 def reason(found):
@@ -136,26 +135,3 @@ def test_an_answer_goes_to_the_response_topic_with_its_correlation_or_to_the_cli
     found = gate.take(arrived("status", b'{"id":"2","client":"me"}'), NOW_S, WALL_S)
     assert found.answer_to == "benchd/v1/d/resp/me/2"
     assert gate.take(arrived("status", b'{"id":"3","client":"a/#"}'), NOW_S, WALL_S).answer_to is None
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-FIELDS = st.sampled_from([field.name for field in msgspec.structs.fields(commands.Parameters)])
-BODIES = st.binary() | JSON.map(repr).map(str.encode) | st.dictionaries(FIELDS, JSON).map(lambda d: repr(d).encode())
-TYPED = st.dictionaries(FIELDS, st.none() | st.integers() | st.text() | st.lists(st.text() | st.integers())).map(
-    msgspec.json.encode
-)
-
-
-@settings(max_examples=300)
-@given(st.sampled_from(["run", "cancel", "", "RUN", "run/x"]) | st.text(), BODIES | TYPED, st.booleans(), st.text())
-def test_nothing_that_arrives_raises_or_gets_past_the_verbs(verb, body, retained, response_topic):
-    message = arrived(verb, body, retained=retained, response_topic=response_topic)
-    found = Gate(TOPICS).take(message, NOW_S, WALL_S)
-    assert isinstance(found, Refused | Command)
-    assert found.answer_to is None or found.answer_to.startswith("benchd/v1/d/resp/")
-    if isinstance(found, Command):
-        assert found.verb in commands.VERBS
-        assert not retained

@@ -6,7 +6,7 @@ import pytest
 from links import add, counts, linked, wait_for
 from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying, refuse_5
 
-from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.topics import Topics
 
 RUNS = [f"r{number}" for number in range(150)]

@@ -13,8 +13,9 @@ from broker import HOST, RunningBroker, free_port, program, running_broker
 from proxy import PUBACK, Cut, forward, kind, proxying, refuse_5
 
 from benchd.daemon.config import MqttConfig
-from benchd.daemon.delivery.mqtt import Broker, configured, drain, parse_url
+from benchd.daemon.delivery.broker import Broker, configured, parse_url
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 

@@ -7,7 +7,8 @@ from broker import HOST, free_port
 from certificates import Authority, serving
 from links import add, counts, linked, wait_for
 
-from benchd.daemon.delivery.mqtt import parse_url
+from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.link import Seen
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,7 @@ def reason(to, folder):
     path = folder / "outbox.db"
     add(path, "d", "r1")
     with linked(to, "d", path) as (link, _):
-        first = link.seen.reason
-        wait_for(lambda: link.seen.reason != first)
+        wait_for(lambda: link.seen.reason != Seen().reason)
         assert (link.is_alive(), link.seen.connected) == (True, False)
         assert counts(path)[0] == (1, 0, 0)
         return link.seen.reason.replace(to.address, "BROKER")
@@ -61,7 +61,7 @@ def test_with_what_the_broker_asks_for_a_result_is_sent(broker, authority, clien
 
 NOT_OURS = "this system does not trust the certificate of BROKER: "
 ENDED = "BROKER ended TLS before it answered"
-CHECK = "; check certificate_file and key_file"
+CHECK = "; check the certificate and key files"
 
 
 def test_a_device_that_the_broker_does_not_let_in_says_why(broker, authority, client_files, stranger, tmp_path, capsys):

@@ -5,8 +5,9 @@ import pytest
 from links import unstarted
 
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.commands import BURST, Arrived, Gate
+from benchd.daemon.delivery.commands import BURST, Gate
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.service import remote as module
@@ -31,7 +32,7 @@ class Asked:
         self._asked += 1
         beside = {"expire_s": given.pop("expire_s")} if "expire_s" in given else {}
         body = msgspec.json.encode({"id": str(self._asked), "client": "me", **given})
-        self.link.seen.commands.append(Arrived(f"{TOPICS.root}cmd/{verb}", body, False, **beside))
+        self.link.seen.commands.append(Arrived(f"{TOPICS.root}cmd/{verb}", body, 0.0, **beside))
 
     def answers(self, *, timed=False):
         """Take in what has come; return the answers that there are then, by id."""

@@ -6,9 +6,9 @@ from contextlib import closing
 import pytest
 from broker import HOST, free_port
 
-from benchd.daemon.delivery.commands import Arrived
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.measuring import plan
 from benchd.daemon.service import announcements
 from benchd.daemon.service.service import Places, Service
@@ -56,7 +56,7 @@ def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service,
 
 def test_a_reload_keeps_what_the_old_connection_has_heard(service):
     old = service._publisher.link
-    command = Arrived("benchd/v1/d/cmd/list", b"{}", retained=False)
+    command = Arrived("benchd/v1/d/cmd/list", b"{}", arrived_s=0.0)
     old.seen.commands.append(command)
     old.seen.events.append(("not_sent", "x"))
     service._reload()

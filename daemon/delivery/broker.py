@@ -1,0 +1,144 @@
+"""Where a broker is and as whom to connect, as a URL and `[mqtt]` give it; why one cannot be reached."""
+
+import ipaddress
+import os
+import re
+import ssl
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from benchd.daemon.config import MqttConfig
+from benchd.daemon.errors import UsageError
+from benchd.daemon.machine.sysfs import text
+
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+PASSWORD_VARIABLE = "BENCHD_MQTT_PASSWORD"  # noqa: S105 - the name of a variable
+CREDENTIAL = "mqtt_password"
+KEEP_ALIVE_S = 30
+LOOK_S = 3  # taken off it: mosquitto looks for dead links every 5 s, and they are to show after one and a half of it
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Where a broker listens and as whom to connect. Neither its repr nor `url` and `address` show the password."""
+
+    host: str
+    port: int
+    tls: bool = False
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    keep_alive_s: int = KEEP_ALIVE_S
+
+    @property
+    def address(self) -> str:
+        """Return `host:port`, as messages name it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Return the URL without the password."""
+        user = f"{quote(self.user, safe='')}@" if self.user else ""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{user}{self.address}"
+
+
+def parse_url(url: str) -> Broker:
+    """Return the broker of `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError that names the wrong part.
+
+    A user without a password takes the one in BENCHD_MQTT_PASSWORD, else the credential `mqtt_password` of the systemd
+    unit. No message quotes what may hold a password.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _wrong("host", "no name or address; an IPv6 one stands in brackets, as in [::1]") from None
+    if parts.scheme not in PORTS:
+        raise _wrong("scheme", "expected mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
+    _refuse_path(parts)
+    user, password = _credentials(parts)
+    return Broker(_host(parts), _port(parts), parts.scheme == "mqtts", user, password)
+
+
+def configured(url: str, given: MqttConfig) -> Broker:
+    """Return the broker of a URL with the files of `[mqtt]`, and with a keep-alive that makes its own come true."""
+    return replace(
+        parse_url(url),
+        ca_file=given.ca_file,
+        certificate_file=given.certificate_file,
+        key_file=given.key_file,
+        keep_alive_s=given.keep_alive_s - LOOK_S,
+    )
+
+
+def _wrong(part: str, what: str) -> UsageError:
+    return UsageError(f"MQTT URL, {part}: {what}")
+
+
+def _refuse_path(parts: SplitResult) -> None:
+    tail = parts.path + parts.query + parts.fragment
+    if "@" in tail:
+        raise _wrong("user or password", "write / ? and # in them as %2F, %3F and %23")
+    if tail not in ("", "/"):
+        raise _wrong("path", "none is allowed; the topics are fixed")
+
+
+def _port(parts: SplitResult) -> int:
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise _wrong("port", "expected a number from 1 to 65535")
+    return port or PORTS[parts.scheme]
+
+
+def _credentials(parts: SplitResult) -> tuple[str | None, str | None]:
+    if parts.password and not parts.username:
+        raise _wrong("user", "missing before the password")
+    if not parts.username:
+        return None, None
+    password = _password() if parts.password is None else unquote(parts.password)
+    return unquote(parts.username), password
+
+
+def _password() -> str | None:
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return os.environ.get(PASSWORD_VARIABLE) or (text(Path(folder, CREDENTIAL)) if folder else None)
+
+
+def _host(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    try:
+        if "[" in parts.netloc:
+            return str(ipaddress.IPv6Address(unquote(host)))
+        name = host.encode("idna").decode()
+    except ValueError:
+        name = ""
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise _wrong("host", f"{host!r} is no name or address")
+    return name
+
+
+class Ended(Exception):
+    """The connection is of no more use; the message is the reason in one sentence."""
+
+
+def explain(address: str, error: OSError | None) -> str:
+    """Return in one sentence why a broker cannot be reached; None stands for one that takes too long."""
+    if error is None or isinstance(error, TimeoutError):
+        return f"{address} did not answer in time"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"this system does not trust the certificate of {address}: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"{address} does not speak TLS as expected: {words(error)}"
+    return f"cannot reach {address}: {words(error)}"
+
+
+def words(error: OSError) -> str:
+    """Return what the system, or OpenSSL, calls this error."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return error.strerror or str(error)

@@ -1,0 +1,108 @@
+"""Moves an outbox to a broker: a message counts as sent when its acknowledgement says so."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import NamedTuple
+
+from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.outbox import Outbox, Row
+from benchd.daemon.delivery.session import QUOTA_EXCEEDED, Session, Unsendable, connect
+
+
+class DrainReport(NamedTuple):
+    """What came of one attempt. `left` are still pending; `reason` says why not all were sent, else it is None."""
+
+    sent: int
+    refused: int
+    left: int
+    reason: str | None
+
+
+def drain(outbox: Outbox, broker: Broker, client_id: str, timeout_s: float) -> DrainReport:
+    """Send what is pending, in order and each at most once, and return within `timeout_s` what came of it.
+
+    Whatever the network or the broker does is a reason in the report, never an exception.
+    """
+    deadline = time.monotonic() + timeout_s
+    sender = Sender(outbox)
+    if outbox.counts().pending:
+        try:
+            with closing(connect(broker, client_id, deadline)) as session:
+                sender.send_all(session)
+        except Ended as end:
+            sender.reason = str(end)
+    return DrainReport(sender.sent, sender.refused, outbox.counts().pending, sender.reason)
+
+
+class Sender:
+    """Moves rows from the outbox to a session and their acknowledgements back.
+
+    `awaits_storage` says of which rows a broker's word is not the last one.
+    """
+
+    def __init__(self, outbox: Outbox, awaits_storage: Callable[[Row], bool] = lambda row: False) -> None:
+        self._outbox, self._awaits_storage = outbox, awaits_storage
+        self._waiting: dict[int, Row] = {}  # by packet id
+        self._last_seq = 0  # each is sent once a session, also where it stays pending
+        self.stopped = False
+        self.sent = self.refused = 0
+        self.reason: str | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Return how many messages are on their way."""
+        return len(self._waiting)
+
+    def send_all(self, session: Session) -> None:
+        """Send what is pending and wait for the last acknowledgement."""
+        while True:
+            self.fill(session)
+            if not self._waiting:
+                return
+            session.step()
+            self.settle(session)
+
+    def fill(self, session: Session) -> None:
+        """Send what is pending, in order, as far as the window allows."""
+        while not self.stopped and (free := session.free) > 0:
+            rows = self._outbox.pending(free, after=self._last_seq)
+            if not rows:
+                return
+            self._last_seq = rows[-1].seq
+            for row in rows:
+                self._send(session, row)
+
+    def begin_again(self) -> None:
+        """Look at pending messages from the first on, those included that were sent and are pending once more."""
+        self._last_seq = 0
+
+    def _send(self, session: Session, row: Row) -> None:
+        try:
+            self._waiting[session.publish(row.topic, row.body, row.qos)] = row
+        except Unsendable as error:
+            self._refuse(row.seq, str(error))
+
+    def settle(self, session: Session) -> None:
+        """Take the acknowledgements that have come, in one commit."""
+        sent = []
+        for packet_id, reason in session.take_acknowledged():
+            row = self._waiting.pop(packet_id, None)
+            if row is None:  # not one of ours
+                continue
+            if reason.value == QUOTA_EXCEEDED:
+                self.stopped, self.reason = True, f"{session.address} takes no more for now: {reason}"
+            elif reason.is_failure:
+                self._refuse(row.seq, f"{session.address} refused it: {reason}")
+            else:
+                sent.append(row)
+        for unstored in (False, True):
+            seqs = [row.seq for row in sent if self._awaits_storage(row) == unstored]
+            if seqs:
+                self._outbox.mark_sent(*seqs, at_s=time.time(), unstored=unstored)
+        self.sent += len(sent)
+
+    def _refuse(self, seq: int, reason: str) -> None:
+        self._outbox.mark_refused(seq, reason)
+        self.refused += 1
+        self.reason = self.reason or reason

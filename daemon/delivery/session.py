@@ -1,0 +1,378 @@
+"""One connection to an MQTT broker: version 5, or 3.1.1 where the broker knows no more. The one module that uses paho.
+
+paho is driven by the caller's thread and holds only what is on its way. It calls a message published that the broker
+has refused, so acknowledgements come with their reasons. 3.1.1 has no such reasons, so a broker that drops what it does
+not permit cannot be told from one that keeps it.
+"""
+
+import math
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties, VariableByteIntegers
+from paho.mqtt.reasoncodes import ReasonCode
+
+from benchd.daemon.delivery import tls
+from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain
+
+WINDOW = 64  # messages on their way at once; a broker may ask for fewer
+WAIT_S = 1.0
+MAX_INCOMING_BYTES = 128 * 1024
+
+UNSPECIFIED = 0x80  # also paho's word for a connection that just went away
+UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED, QUOTA_EXCEEDED = 0x84, 0x86, 0x87, 0x97
+
+
+class Arrived(NamedTuple):
+    """A publication as it came, at the Unix time `arrived_s`; `retained` if the broker replayed it, of any age.
+
+    `expire_s` is what the broker has left of MQTT 5's message expiry.
+    """
+
+    topic: str
+    body: bytes
+    arrived_s: float
+    retained: bool = False
+    response_topic: str | None = None
+    correlation: bytes | None = None
+    expire_s: float = math.inf
+    packet_id: int = 0
+    qos: int = 0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a client asks of its broker.
+
+    `will` is a topic and what the broker retains there when the connection breaks. The broker keeps what arrives for
+    `keep_s` after the connection has ended (3.1.1: as long as it likes), sends `receive_maximum` messages before the
+    first is acknowledged, and none larger than `max_packet_bytes`; what is larger all the same arrives cut.
+    """
+
+    will: tuple[str, bytes] | None = None
+    keep_s: int = 0
+    receive_maximum: int = 65535
+    max_packet_bytes: int = MAX_INCOMING_BYTES
+
+
+class _OldBroker(Ended):
+    """The broker does not know this version of MQTT."""
+
+
+class Unsendable(Exception):
+    """A message that the broker can never take."""
+
+
+def connect(broker: Broker, client_id: str, deadline: float, terms: Terms | None = None) -> "Session":
+    """Return a session that the broker has accepted by the monotonic time `deadline`; raise Ended with the reason."""
+    terms = terms or Terms()
+    try:
+        return Session(broker, client_id, MQTTProtocolVersion.MQTTv5, deadline, terms)
+    except _OldBroker:
+        return Session(broker, client_id, MQTTProtocolVersion.MQTTv311, deadline, terms)
+
+
+class Session:
+    """One connection to a broker. Nothing happens between two calls; callbacks only take notes."""
+
+    def __init__(
+        self, broker: Broker, client_id: str, protocol: MQTTProtocolVersion, deadline: float, terms: Terms
+    ) -> None:
+        self.address = broker.address
+        self.window = WINDOW
+        self.is_version_5 = protocol == MQTTProtocolVersion.MQTTv5
+        self._broker, self._deadline = broker, deadline
+        self._max_packet_bytes: int | None = None
+        self._answer: ReasonCode | None = None
+        self._lost: str | None = None
+        self._acknowledged: list[tuple[int, ReasonCode]] = []
+        self._received: list[Arrived] = []
+        self._unanswered: set[int] = set()  # packet ids; a QoS of 0 has no answer
+        self._subscribing: set[int] = set()
+        self._tls = tls.context(broker) if broker.tls else None
+        self._client = _client(broker, client_id, protocol, terms)
+        if self._tls:
+            self._client.tls_set_context(self._tls)
+        self._asked = _asked(terms) if self.is_version_5 else {}
+        self._client.on_message = self._on_message
+        self._client.on_subscribe = self._on_subscribe
+        self._client.on_connect = self._on_connect
+        self._client.on_disconnect = self._on_disconnect
+        self._client.on_publish = self._on_publish
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def free(self) -> int:
+        """Return how many more messages may be on their way."""
+        return self.window - len(self._unanswered)
+
+    def endure(self) -> None:
+        """Last from now on as long as the connection does."""
+        self._deadline = math.inf
+
+    def step(self, wake: socket.socket | None = None, wait_s: float = WAIT_S) -> None:
+        """Wait for the network, at most `wait_s`, and take note of what came; `wake` ends the wait when readable.
+
+        Raises Ended when the connection or the time is over.
+        """
+        if self._lost:
+            raise Ended(self._lost)
+        connection: Any = self._client.socket()
+        buffered = isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
+        wait_s = 0.0 if buffered else min(self._remaining_s(), wait_s)
+        writers = [connection] if self._client.want_write() else []
+        readers = [connection] if wake is None else [connection, wake]
+        readable, writable, _ = select.select(readers, writers, [], wait_s)
+        try:
+            if connection in readable or buffered:
+                self._client.loop_read()
+            if writable:
+                self._client.loop_write()
+            self._client.loop_misc()
+        except Exception as error:  # whatever paho trips over in a packet
+            raise Ended(f"{self.address} does not speak MQTT: {error}") from error
+
+    def publish(
+        self,
+        topic: str,
+        body: bytes,
+        qos: int,
+        *,
+        retain: bool = False,
+        correlation: bytes | None = None,
+        expire_s: int | None = None,
+    ) -> int:
+        """Hand over one message and return its packet id; raise Unsendable or Ended."""
+        properties = _properties(body)
+        if correlation is not None:
+            properties.CorrelationData = correlation
+        if expire_s is not None:
+            properties.MessageExpiryInterval = expire_s
+        size = _packet_bytes(topic, body, properties)
+        if self._max_packet_bytes is not None and size > self._max_packet_bytes:
+            raise Unsendable(f"{size} bytes, and {self.address} takes packets of at most {self._max_packet_bytes}")
+        try:
+            info = self._client.publish(topic, body, qos, retain, properties)
+        except ValueError as error:
+            raise Unsendable(f"not an MQTT message: {error}") from error
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise Ended(self._lost or f"the connection to {self.address} ended")
+        if qos:
+            self._unanswered.add(info.mid)
+        return info.mid
+
+    def subscribe(self, filters: Sequence[tuple[str, int]]) -> None:
+        """Ask for these topics with their QoS and wait for the answer; raise Ended where the broker refuses one."""
+        _, packet_id = self._client.subscribe(list(filters))
+        if packet_id is not None:
+            self._subscribing.add(packet_id)
+        while self._subscribing:
+            self.step()
+
+    def take_received(self) -> list[Arrived]:
+        """Return what the broker has sent since the last call; it is the caller's to acknowledge."""
+        taken, self._received = self._received, []
+        return taken
+
+    def acknowledge(self, arrived: Sequence[Arrived]) -> None:
+        """Tell the broker that it need not keep these any more."""
+        for one in arrived:
+            self._client.ack(one.packet_id, one.qos)
+
+    def take_acknowledged(self) -> list[tuple[int, ReasonCode]]:
+        """Return the packet ids that were answered since the last call, with the broker's reason."""
+        taken, self._acknowledged = self._acknowledged, []
+        return taken
+
+    def close(self) -> None:
+        """Say goodbye, where the broker still takes it, and let go of the socket."""
+        self._client.disconnect()
+        connection: Any = self._client.socket()
+        if connection is not None:  # the goodbye waits behind what the broker does not take
+            connection.close()
+
+    def _open(self) -> None:
+        self._reach(_addresses(self._broker, self._remaining_s()))
+        # of brokers that know no version 5 some say nothing at all: half of the time is for the older one
+        least_s = self._remaining_s() / 2 if self.is_version_5 else 0.0
+        while self._answer is None:
+            self.step()
+            if self._answer is None and self._remaining_s() < least_s:
+                raise _OldBroker(f"{self.address} did not answer in time")
+        if self._answer.value == UNSUPPORTED_PROTOCOL_VERSION:
+            raise _OldBroker(f"{self.address} knows neither MQTT 5 nor 3.1.1")
+        if self._answer.is_failure:
+            check = self._answer.value in (BAD_CREDENTIALS, NOT_AUTHORIZED)
+            remedy = f"; check the user and the password in the URL or {PASSWORD_VARIABLE}" if check else ""
+            raise Ended(f"{self.address} refused the connection: {self._answer}{remedy}")
+
+    def _reach(self, addresses: list[str]) -> None:
+        """Connect to the first address that answers; they share the time, and TLS takes as long again."""
+        attempts = len(addresses) * (2 if self._broker.tls else 1)
+        self._client.connect_timeout = self._remaining_s() / attempts
+        failure = None
+        for address in addresses:
+            failure = self._try(address)
+            if failure is None:
+                return
+        raise Ended(explain(self.address, failure))
+
+    def _try(self, address: str) -> OSError | None:
+        try:
+            self._client.connect(address, self._broker.port, self._broker.keep_alive_s, **self._asked)
+        except OSError as error:
+            return error
+        return None
+
+    def _remaining_s(self) -> float:
+        remaining_s = self._deadline - time.monotonic()
+        if remaining_s <= 0 and self._answer:
+            raise Ended(f"time was up before {self.address} had acknowledged everything")
+        if remaining_s <= 0:
+            raise Ended(f"{self.address} did not answer in time")
+        return remaining_s
+
+    def _on_connect(
+        self, client: Client, userdata: None, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        self._answer = reason
+        self.window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
+        self._max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
+
+    def _on_disconnect(
+        self, client: Client, userdata: None, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        why = "" if reason.value == UNSPECIFIED else f": {reason}"
+        self._lost = f"the connection to {self.address} ended{why}"
+        if self._tls and self._answer is None:
+            objection = self._tls.objection
+            self._lost = f"{self.address} ended TLS before it answered{objection}; check the certificate and key files"
+
+    def _on_publish(
+        self, client: Client, userdata: None, packet_id: int, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        if packet_id in self._unanswered:
+            self._unanswered.remove(packet_id)
+            self._acknowledged.append((packet_id, reason))
+
+    def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:
+        properties = message.properties
+        self._received.append(
+            Arrived(
+                topic=message.topic,
+                body=bytes(message.payload[: self._client.max_packet_bytes]),
+                arrived_s=time.time(),
+                retained=message.retain,
+                response_topic=getattr(properties, "ResponseTopic", None),
+                correlation=getattr(properties, "CorrelationData", None),
+                expire_s=getattr(properties, "MessageExpiryInterval", math.inf),
+                packet_id=message.mid,
+                qos=message.qos,
+            )
+        )
+
+    def _on_subscribe(
+        self, client: Client, userdata: None, packet_id: int, reasons: list[ReasonCode], properties: Properties | None
+    ) -> None:
+        self._subscribing.discard(packet_id)
+        refused = next((reason for reason in reasons if reason.is_failure), None)
+        if refused:
+            self._lost = f"{self.address} refused a subscription: {refused}; check the broker's access rules"
+
+
+class _CuttingClient(Client):
+    """paho, which would gather a packet of up to 256 MB: version 3.1.1 has no word for a limit, and brokers may err.
+
+    The rest of what is too large is read and dropped; what is kept of it is still more than anyone takes.
+    """
+
+    max_packet_bytes = MAX_INCOMING_BYTES
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        del self._in_packet["packet"][self.max_packet_bytes :]
+        return super()._sock_recv(min(bufsize, self.max_packet_bytes))
+
+
+def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion, terms: Terms) -> _CuttingClient:
+    client = _CuttingClient(
+        CallbackAPIVersion.VERSION2,
+        client_id,
+        clean_session=None if protocol == MQTTProtocolVersion.MQTTv5 else not terms.keep_s,
+        protocol=protocol,
+        reconnect_on_failure=False,
+        manual_ack=True,
+    )
+    client.max_packet_bytes = terms.max_packet_bytes
+    client.max_inflight_messages = WINDOW
+    client.username_pw_set(broker.user, broker.password)
+    if terms.will:
+        client.will_set(*terms.will, qos=1, retain=True)
+    return client
+
+
+def _asked(terms: Terms) -> dict[str, Any]:
+    """Return how paho asks a broker of version 5."""
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval = terms.keep_s
+    properties.ReceiveMaximum = terms.receive_maximum
+    properties.MaximumPacketSize = terms.max_packet_bytes
+    return {"clean_start": not terms.keep_s, "properties": properties}
+
+
+def _addresses(broker: Broker, timeout_s: float) -> list[str]:
+    """Return the addresses of the broker's host; raise Ended if there are none or the resolver takes too long.
+
+    The system's resolver cannot be interrupted, so it gets a thread that ends with its answer.
+    """
+    found: list[str] = []
+    failure: list[OSError] = []
+
+    def look_up() -> None:
+        try:
+            for *_, address in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM):
+                # the address alone would lose the interface of a link-local one
+                found.append(socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0])
+        except OSError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=look_up, name="benchd.resolve", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not found:
+        raise Ended(explain(broker.address, failure[0] if failure else None))
+    return found
+
+
+def _properties(body: bytes) -> Properties:
+    """Return what MQTT 5 says beside a message: its content type and its schema."""
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.ContentType = "application/json"
+    with suppress(msgspec.DecodeError):
+        properties.UserProperty = ("schema", msgspec.json.decode(body, type=_Header).schema)
+    return properties
+
+
+class _Header(msgspec.Struct):
+    schema: str
+
+
+def _packet_bytes(topic: str, body: bytes, properties: Properties) -> int:
+    """Return the size of a PUBLISH packet: topic, packet id, properties and body behind the fixed header."""
+    properties_bytes = len(properties.pack())  # type: ignore[no-untyped-call]
+    rest = 2 + len(topic.encode()) + 2 + properties_bytes + len(body)
+    return 1 + len(VariableByteIntegers.encode(rest)) + rest  # type: ignore[no-untyped-call]

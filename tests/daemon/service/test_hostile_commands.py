@@ -1,0 +1,96 @@
+"""Commands as no sender would write them, through the gate and the plan: each is refused or one of the six verbs."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from benchd.daemon.config import Config, Suite
+from benchd.daemon.delivery.commands import MAX_BYTES, VERBS, Command, Gate, Parameters
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.service.agenda import Agenda
+from benchd.daemon.service.schedule import Progress, State
+from benchd.models.catalog import MODELS
+
+TOPICS = Topics("d")
+WALL_S = 1_790_000_000.0
+SUITE = Suite(name="nightly", models=["square"], variants=["eager"])
+VALID = (
+    {"client": "me"},
+    {"suite": "nightly", "sent_s": WALL_S},
+    {"suite_id": "0123456789abcdef"},
+    {"since_seq": 7},
+    {"models": ["vim_tiny", "square"], "variants": ["eager", "compile-amp"], "batch_sizes": [1, 4]},
+    {"models": ["snn_onepass"], "options": {"time_steps": [4, 8], "decay": [0.95]}, "scenarios": ["offline"]},
+    {"models": ["snn_stbif_resnet18"], "options": {"level": [8]}, "directions": ["training"]},
+)
+NUMBERS = (-1, 0, 2**31, 2**63, -(2**63), 10**400, 1e308, 5e-324, 0.1)
+TEXTS = ("../../etc/passwd", "\0", "#", "+", "$SYS/x", "benchd/v1/d/status", "x" * 5000, "os:system", "square")
+NESTS = ([[]] * 100, [1] * 3000, ["square"] * 3000, {"size": list(range(3000)), "x": []}, {"time_steps": [10**9]})
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(NUMBERS + TEXTS)
+ODD = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)) | st.sampled_from(NESTS)
+NAMES = st.sampled_from([*(field.name for field in msgspec.structs.fields(Parameters)), "weights"])
+TOPIC = st.sampled_from([f"{TOPICS.root}cmd/{verb}" for verb in (*VERBS, "shutdown", "", "RUN", "run/x")]) | st.text()
+RESPONSES = st.none() | st.sampled_from([f"{TOPICS.root}resp/me/1", f"{TOPICS.root}resp/#", "$SYS/x"]) | st.text()
+
+
+@st.composite
+def bodies(draw):
+    """A valid command with a few odd fields, of which some bytes are replaced."""
+    given = {"id": "1"} | draw(st.sampled_from(VALID)) | draw(st.dictionaries(NAMES, ODD, max_size=3))
+    body = json.dumps(given).encode()
+    first, last = sorted(draw(st.tuples(*[st.integers(0, len(body))] * 2)))
+    return draw(st.just(body) | st.just(body[:first] + draw(st.binary()) + body[last:]) | st.binary())
+
+
+@pytest.fixture(scope="module")
+def outbox(tmp_path_factory):
+    with Outbox(tmp_path_factory.mktemp("hostile") / "outbox.db") as outbox:
+        yield outbox
+
+
+def carried_out(message, outbox):
+    """Return whether the service does what a message says, as far as the measurement; all else is a refusal."""
+    found = Gate(TOPICS).take(message, 1000.0, WALL_S)
+    assert found.answer_to is None or found.answer_to.startswith(f"{TOPICS.root}resp/")
+    if not isinstance(found, Command):
+        return False
+    assert found.verb in VERBS
+    assert not message.retained
+    assert len(message.body) <= MAX_BYTES
+    if found.verb == "replay":
+        outbox.send_again(found.parameters.since_seq)
+    return found.verb != "run" or begun(found.parameters)
+
+
+def begun(given):
+    """Return whether a pass begins; it is of known models and survives a restart."""
+    agenda = Agenda(Config(suite=[SUITE]), Machine("cpu", has_cxx=True), State())
+    try:
+        entry = agenda.begin(agenda.named(given.suite) if given.suite else given.as_suite())
+    except UsageError:
+        return False
+    assert {case_id.split(",")[0] for case_id in entry.left} <= set(MODELS)
+    assert msgspec.json.decode(msgspec.json.encode(entry), type=Progress) == entry
+    return True
+
+
+@settings(max_examples=400, derandomize=True, deadline=None)
+@given(TOPIC, bodies(), st.booleans(), RESPONSES)
+@example(f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES, False, None)
+@example(f"{TOPICS.root}cmd/run", b"x" * (MAX_BYTES + 1), False, None)
+def test_nothing_that_arrives_raises_or_gets_past_the_verbs(outbox, topic, body, retained, response_topic):
+    carried_out(Arrived(topic, body, WALL_S, retained, response_topic, b"\0\xff"), outbox)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("given", VALID)
+def test_what_is_valid_is_carried_out(outbox, verb, given):
+    body = msgspec.json.encode({"id": "1", "models": ["square"]} | given)
+    assert carried_out(Arrived(f"{TOPICS.root}cmd/{verb}", body, WALL_S), outbox)

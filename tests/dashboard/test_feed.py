@@ -1,0 +1,78 @@
+"""The dashboard's feed and commands on a broker that knows MQTT 3.1.1 only, and what is too large for anyone."""
+
+import subprocess
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from broker import program
+from links import WAIT_S, linked, wait_for
+from proxy import forward, proxying, refuse_5
+
+from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.commands import Command, Gate
+from benchd.daemon.delivery.topics import Topics
+from benchd.dashboard.commands import run_suite
+from benchd.dashboard.feed import MAX_PACKET_BYTES, Feed
+
+
+@pytest.fixture
+def topics():
+    return Topics(f"d{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+def say(mosquitto, topics):
+    def publish(run_id, body):
+        command = [program("mosquitto_pub"), "-h", mosquitto.host, "-p", str(mosquitto.port), "-q", "1", "-s"]
+        subprocess.run([*command, "-t", topics.result(run_id)], input=body, check=True)
+
+    return publish
+
+
+def heard(feed, topics, last):
+    """Return the size of each result of the device by its topic, acknowledged, up to the last one."""
+    sizes = {}
+    while topics.result(last) not in sizes:
+        arrived = feed.batch(WAIT_S)
+        feed.acknowledge(arrived)
+        sizes |= {one.topic: len(one.body) for one in arrived if one.topic.startswith(topics.root)}
+    return [sizes[topic] for topic in sorted(sizes)]
+
+
+def test_with_3_1_1_too_a_session_keeps_what_comes_while_nobody_is_connected(mosquitto, topics, say):
+    with proxying(mosquitto, refuse_5) as proxy:
+        with closing(Feed(parse_url(proxy.url), topics.device_id, 60)):
+            pass
+        say("r1", b"{}")
+        with closing(Feed(parse_url(proxy.url), topics.device_id, 60)) as feed:
+            assert heard(feed, topics, "r1") == [2]
+
+
+@pytest.mark.parametrize("fault", [forward, refuse_5], ids=["MQTT 5", "MQTT 3.1.1"])
+def test_what_is_too_large_is_bounded_and_the_feed_goes_on(mosquitto, topics, say, fault):
+    with proxying(mosquitto, fault) as proxy, closing(Feed(parse_url(proxy.url), topics.device_id, 0)) as feed:
+        say("r1", b"x" * (4 * MAX_PACKET_BYTES))
+        say("r2", b"{}")
+        *larger, last = heard(feed, topics, "r2")
+        assert last == 2
+        assert len(larger) == (fault is refuse_5)  # a broker of version 5 keeps it from us
+        assert all(size <= MAX_PACKET_BYTES for size in larger)
+
+
+@pytest.mark.parametrize("fault", [forward, refuse_5], ids=["MQTT 5", "MQTT 3.1.1"])
+def test_a_device_is_asked_and_answers(mosquitto, topics, tmp_path, fault):
+    with (
+        proxying(mosquitto, fault) as proxy,
+        linked(proxy.url, topics.device_id, tmp_path / "outbox.db") as (link, wake),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        wait_for(lambda: link.seen.connected)
+        asked = pool.submit(run_suite, parse_url(proxy.url), topics.device_id, "nightly", WAIT_S)
+        assert wake.recv(1)
+        command = Gate(topics).take(link.seen.commands.popleft(), 0.0, time.time())
+        assert isinstance(command, Command)
+        link.answer(command.answer_to, b'{"accepted":true}', command.correlation)
+        assert asked.result(WAIT_S).accepted
