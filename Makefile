@@ -38,7 +38,7 @@ once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
 
 test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
 	@OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 \
-		--dist loadscope --no-loadscope-reorder $(ARGS)
+		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(TEST) programs  ## the simulations that `make test` leaves out; ARGS goes to pytest
 	@$(BIN)/pytest -m slow $(ARGS)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_S
 
 TINY = """
 [device]
@@ -29,7 +30,7 @@ def command(tmp_path: Path, child_environment: dict[str, str]) -> Run:
         line = [Path(sys.executable).parent / program, *arguments]
         environment = child_environment | variables
         return subprocess.run(
-            line, check=False, timeout=600, cwd=tmp_path, env=environment, capture_output=True, text=True
+            line, check=False, timeout=WAIT_S, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
 
     return run
