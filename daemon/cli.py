@@ -369,6 +369,9 @@ def profile(
     wait: _Wait = None,
 ) -> None:
     """Say where the time goes, by operator, kernel, module, layer and component, and what to do about it."""
+    from benchd.daemon.measuring.plan import require_measure  # noqa: PLC0415
+
+    require_measure()  # what reads a trace needs NumPy
     from benchd.daemon.commands import profile as profiling  # noqa: PLC0415
     from benchd.daemon.commands.arguments import choices, options  # noqa: PLC0415
     from benchd.daemon.profiling.profile import METHODS, WORKLOADS  # noqa: PLC0415

@@ -26,6 +26,7 @@ PLAIN_WIDTH = 180
 def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     """Export in a child, show what it made and return its exit code; raise UsageError before anything is done."""
     _refuse(request)
+    plan.require_measure()
     child = subprocess.run(
         [sys.executable, "-m", "benchd.daemon.worker.exporting"],
         input=msgspec.json.encode(request),

@@ -152,8 +152,22 @@ class Planned:
         return 0.0 if self.reason else one * self.limits.processes
 
 
+def require_measure() -> None:
+    """Raise NotAvailable if a package of the extra `measure` is missing, without which nothing can be measured."""
+    for package in ("torch", "torchvision", "numpy", "safetensors"):
+        if importlib.util.find_spec(package) is None:
+            raise NotAvailable(
+                f"measuring needs {package}, which is not installed: pip install 'benchd[cpu]', or 'benchd[gpu]' for "
+                "an NVIDIA GPU, or 'benchd[jetson]' on a Jetson"
+            )
+
+
 def inspect(device: str) -> Machine:
-    """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one."""
+    """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one.
+
+    Raises NotAvailable for a GPU that is not there and for an installation that cannot measure.
+    """
+    require_measure()
     asked = device
     if device != "cpu":
         device = "cuda" if device != "auto" or has_gpu() else "cpu"
