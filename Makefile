@@ -27,7 +27,7 @@ PACKAGES := daemon models kernels exporters dashboard
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy wheel bundle programs clean
+.PHONY: help once test test-slow test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -38,10 +38,13 @@ once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
 
 test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
 	@OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 \
-		--dist loadscope --no-loadscope-reorder $(ARGS)
+		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(TEST) programs  ## the simulations that `make test` leaves out; ARGS goes to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
+
+test-index: $(TEST)  ## install the dashboard from the package index into a fresh environment and use it without torch
+	@$(BIN)/pytest -m index $(ARGS)
 
 test-unit: $(TEST) programs  ## boot a systemd and put the service through its life there, as root; prints the figures
 	@$(BIN)/pytest -s -m slow tests/e2e/test_unit.py $(ARGS)

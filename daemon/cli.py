@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from benchd.daemon.commands import application
-from benchd.daemon.errors import BenchdError, NotAvailable
+from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
 
 VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the file's name
     "compare",
@@ -42,9 +42,24 @@ class _Verbs(TyperGroup):
 
 
 def command(verb: str) -> Any:
-    """Return the command of a verb, `once` for bench-once."""
-    module = import_module(f"benchd.daemon.commands.{verb.replace('-', '_')}")
-    return typer.main.get_command(module.app)
+    """Return the command of a verb, `once` for bench-once; one whose packages are missing says which extra to add."""
+    try:
+        app = import_module(f"benchd.daemon.commands.{verb.replace('-', '_')}").app
+    except ModuleNotFoundError as error:
+        app = _lacking(error)
+    return typer.main.get_command(app)
+
+
+def _lacking(error: ModuleNotFoundError) -> typer.Typer:
+    app = application()
+
+    @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    def lacking() -> None:
+        """Needs an extra that is not installed, such as benchd[cpu]."""
+        require_measure()
+        raise error
+
+    return app
 
 
 _benchd = application(cls=_Verbs, no_args_is_help=True)

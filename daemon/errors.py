@@ -10,6 +10,7 @@ BenchdError
 """
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 
 
@@ -47,3 +48,13 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
     close = difflib.get_close_matches(value, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return UsageError(f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}")
+
+
+def require_measure() -> None:
+    """Raise NotAvailable if a package of the extra `measure` is missing, without which nothing can be measured."""
+    for package in ("torch", "torchvision", "numpy", "safetensors"):
+        if importlib.util.find_spec(package) is None:
+            raise NotAvailable(
+                f"measuring needs {package}, which is not installed: pip install 'benchd[cpu]', or 'benchd[gpu]' for "
+                "an NVIDIA GPU, or 'benchd[jetson]' on a Jetson"
+            )

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from broker import RunningBroker, running_broker
 from hypothesis import HealthCheck, settings
+
+from benchd.daemon.machine import lock
 
 # cuBLAS reads it when a handle is made: without it products refuse the deterministic algorithms asked for below
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -33,34 +36,12 @@ OURS = (
 )
 
 
-# by the real commands, which share the lock of the machine
-MEASURES = (
-    "tests/e2e/",
-    "tests/benchmarks/test_campaign.py",
-    "tests/benchmarks/test_soak_aa.py",
-    "tests/dashboard/test_pages.py",
-)
-ENDS_BEFORE = ("tests/e2e/test_benchd_export.py", "tests/e2e/test_refused.py")  # that, and takes no lock
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Keep the tests of a file together, and all that measure: one process runs those."""
-    from xdist.scheduler import LoadScopeScheduling  # a plain run needs no xdist
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "machine" if _measures(nodeid) else nodeid.partition("::")[0]
-
-    return ByFile(config, log)
-
-
-def _measures(nodeid: str) -> bool:
-    return nodeid.startswith(MEASURES) and not nodeid.startswith(ENDS_BEFORE)
+# the files that take longest begin first
+FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/dashboard/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not _measures(item.nodeid))  # they take longest together
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if torch.cuda.is_available():
         return
     for item in items:
@@ -83,11 +64,23 @@ def _unwritten_memory_shows(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.use_deterministic_algorithms(mode=False)
 
 
+@pytest.fixture(scope="session")
+def _locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("locks")
+
+
+@pytest.fixture(autouse=True)
+def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # neither a test beside this one nor a benchd that measures this machine keeps it waiting
+    monkeypatch.setenv(lock.FOLDER_VARIABLE, tempfile.mkdtemp(dir=_locks))
+
+
 @pytest.fixture
 def child_environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of a started command: state and caches in the test's folder, no setting of the caller's."""
+    """The environment of a started command: state, caches and lock of the test's own, no setting of the caller's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    return {**kept, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    folders = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {**kept, **folders, lock.FOLDER_VARIABLE: os.environ[lock.FOLDER_VARIABLE]}
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 import wheels_made
 from broker import program
 from test_makefile import base_python_has_torch
+from waiting import wait_for
 
 from benchd.daemon import config
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "systemd/install.sh"
-WAIT_S = 240.0
 NO_CUDA = "raise ImportError('libcudart.so.13: cannot open shared object file')"
 BOARD_TORCH = """
 __version__ = "2.8.0"
@@ -49,11 +49,7 @@ class Site:
         with subprocess.Popen(
             [SCRIPT, *map(str, arguments)], stdout=subprocess.DEVNULL, env=self.environment, start_new_session=True
         ) as process:
-            deadline = time.monotonic() + WAIT_S
-            while not any(self.home.glob("*/.unfinished")):
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_for(lambda: any(self.home.glob("*/.unfinished")), process)
             os.killpg(process.pid, signal.SIGKILL)
 
     def points_to(self, name):

@@ -24,7 +24,7 @@ from benchd.daemon.commands.arguments import (
     names,
     options,
 )
-from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import ExportRequest
@@ -83,6 +83,7 @@ def export(
 def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     """Export in a child, show what it made and return its exit code; raise UsageError before anything is done."""
     _refuse(request)
+    require_measure()
     child = subprocess.run(
         [sys.executable, "-m", "benchd.daemon.worker.exporting"],
         input=msgspec.json.encode(request),

@@ -17,6 +17,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.lock"
+FOLDER_VARIABLE = "BENCHD_LOCK_DIR"
 ACTIVITY = Path("/run/benchd/activity.json")
 RUN_LOCK = Path("/run/lock")
 FREE_POLL_S = 0.5
@@ -25,7 +26,9 @@ T = TypeVar("T")
 
 
 def default_path(folder: Path = RUN_LOCK) -> Path:
-    """Return the lock's path in `folder` where it exists there or can be made, else in the temporary folder."""
+    """Return the lock's path: in BENCHD_LOCK_DIR if set, else in `folder` if usable, else in the temporary folder."""
+    if given := os.environ.get(FOLDER_VARIABLE):
+        return Path(given) / NAME
     path = folder / NAME
     if path.exists() or (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         return path
@@ -102,7 +105,8 @@ class MachineLock:
                 return self._open_existing()
         except OSError as error:
             raise NotAvailable(
-                f"the lock {self._path} cannot be opened: {error.strerror}; its owner can remove it or make it readable"
+                f"the lock {self._path} cannot be opened: {error.strerror}; its folder must exist, and its owner can "
+                "remove it or make it readable"
             ) from error
 
     def _open_existing(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import NotAvailable, UsageError, unknown
+from benchd.daemon.errors import NotAvailable, UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import ImageCount, Limits
@@ -99,7 +99,11 @@ class Planned:
 
 
 def inspect(device: str) -> Machine:
-    """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one."""
+    """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one.
+
+    Raises NotAvailable for a GPU that is not there and for an installation that cannot measure.
+    """
+    require_measure()
     asked = device
     if device != "cpu":
         device = "cuda" if device != "auto" or has_gpu() else "cpu"

@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from stub_interpreter import interpreter
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon import config, journal
 from benchd.daemon.measuring import plan
@@ -27,7 +27,7 @@ def soak(tmp_path, child_environment):
         command += ["--output", str(tmp_path / "out")]
         command += ["--arguments", f"--python {stub} --pairs 2 --device cpu --config {tmp_path / 'config.toml'}"]
         return subprocess.run(
-            command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment, timeout=300
+            command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment, timeout=WAIT_S
         )
 
     return run
@@ -102,7 +102,4 @@ def test_the_load_ends_with_the_soak_however_that_ends():
         load = Path("/proc", parent.stdout.readline().strip(), "stat")
         assert load.exists()
         parent.kill()
-    until_s = time.monotonic() + 60
-    while load.exists() and load.read_text().split()[2] != "Z":
-        assert time.monotonic() < until_s, "the load goes on"
-        time.sleep(0.1)
+    wait_for(lambda: not load.exists() or load.read_text().split()[2] == "Z", why="the load goes on")

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 from broker import free_port, program, running_broker
 from records_made import made
+from waiting import WAIT_S, wait_for
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
@@ -24,7 +25,6 @@ from benchd.daemon.records import encode
 from benchd.dashboard import collector
 from benchd.dashboard.store import Store
 
-WAIT_S = 30.0
 SETTINGS = (
     "allow_anonymous true\nmax_queued_messages 0\npersistence true\npersistence_location {}/\nautosave_interval 1"
 )
@@ -51,7 +51,7 @@ def collecting(url, database, name="site"):
     try:
         with closing(Store(database)) as store:
             seen_s = select(store.tables["collector"].c.seen_s).where(store.tables["collector"].c.name == name)
-            wait_until(lambda: (value(store, seen_s) or 0.0) > began_s)
+            wait_for(lambda: (value(store, seen_s) or 0.0) > began_s)
         yield process
     finally:
         process.terminate()
@@ -67,13 +67,6 @@ def value(store, query):
 
 def count(store, table):
     return value(store, select(func.count()).select_from(store.tables[table]))
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def publish(url, folder, numbers, device="d1"):
@@ -120,7 +113,7 @@ def test_a_message_that_cannot_be_read_never_stops_the_rest(broker, url, tmp_pat
         for body in ("{", "NaN", "x" * 1_000_000):
             say(broker, "benchd/v1/d1/result/r", body)
         publish(broker.url, tmp_path, range(10))
-        wait_until(lambda: (count(store, "result"), count(store, "quarantine")) == (10, 3))
+        wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (10, 3))
 
 
 def test_state_telemetry_and_events_arrive(broker, url):
@@ -128,7 +121,7 @@ def test_state_telemetry_and_events_arrive(broker, url):
     with collecting(broker.url, url), closing(Store(url)) as store:
         say(broker, "benchd/v1/d1/telemetry", '{"samples":[[1,"power_w",5.5,"fake"]]}')
         say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')
-        wait_until(lambda: count(store, "telemetry") == count(store, "event") == count(store, "document") == 1)
+        wait_for(lambda: count(store, "telemetry") == count(store, "event") == count(store, "document") == 1)
         assert value(store, select(store.tables["telemetry"].c.value)) == 5.5
 
 
@@ -137,7 +130,7 @@ def test_results_that_come_while_no_collector_runs_wait_for_it(broker, url, tmp_
         pass
     publish(broker.url, tmp_path, range(50))
     with collecting(broker.url, url), closing(Store(url)) as store:
-        wait_until(lambda: count(store, "result") == 50)
+        wait_for(lambda: count(store, "result") == 50)
 
 
 def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_path):
@@ -150,10 +143,10 @@ def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_p
         for _ in range(3):
             before = count(store, "result")
             with collecting(broker.url, url) as process:
-                wait_until(lambda before=before: count(store, "result") > before or before == total)
+                wait_for(lambda before=before: count(store, "result") > before or before == total)
                 process.kill()
         with collecting(broker.url, url):
-            wait_until(lambda: count(store, "result") == total)
+            wait_for(lambda: count(store, "result") == total)
         assert count(store, "body") == total
 
 
@@ -166,7 +159,7 @@ def test_two_collectors_share_the_work_and_one_that_dies_leaves_nothing_behind(b
             publish(broker.url, tmp_path, range(total // 2, total))
         assert count(store, "result") < total  # the broker keeps the share of the dead one
         with collecting(broker.url, url, "one"), collecting(broker.url, url, "two"):
-            wait_until(lambda: count(store, "result") == total)
+            wait_for(lambda: count(store, "result") == total)
 
 
 def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
@@ -179,11 +172,11 @@ def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
     ):
         first.process.kill()
         problem = select(store.tables["collector"].c.problem)
-        wait_until(lambda: value(store, problem) is not None)
+        wait_for(lambda: value(store, problem) is not None)
         with running_broker(tmp_path, settings, port=port) as second:
-            wait_until(lambda: value(store, problem) is None)
+            wait_for(lambda: value(store, problem) is None)
             publish(second.url, tmp_path, range(5))
-            wait_until(lambda: count(store, "result") == 5)
+            wait_for(lambda: count(store, "result") == 5)
         assert process.is_alive()
 
 

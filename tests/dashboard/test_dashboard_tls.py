@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from broker import HOST
 from certificates import Authority, serving
+from waiting import WAIT_S, wait_for
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
 from sqlalchemy import select
-from test_collector import WAIT_S, publish_to, value, wait_until
+from test_collector import publish_to, value
 
 from benchd.daemon.delivery.broker import CREDENTIAL, Ended, parse_url
 from benchd.dashboard.commands import run_suite
@@ -66,9 +67,9 @@ def test_a_collector_takes_results_over_tls_with_a_certificate_and_a_password_fi
         found = store.tables["collector"].c.problem, store.tables["result"].c.run_id
         options = ("dashboard", "--only", "collector", "--collector", "site", "--database", database)
         with command(tmp_path, trusted, *options):
-            wait_until(lambda: value(store, select(store.tables["collector"].c.name)) == "site")
+            wait_for(lambda: value(store, select(store.tables["collector"].c.name)) == "site")
             publish_to(trusted, tmp_path, [1])
-            wait_until(lambda: value(store, select(found[1])) == "r1")
+            wait_for(lambda: value(store, select(found[1])) == "r1")
         assert value(store, select(found[0])) is None
 
 

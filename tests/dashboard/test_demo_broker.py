@@ -11,10 +11,9 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from waiting import WAIT_S
 
 from benchd.dashboard.demo.broker import HOST, Broker
-
-WAIT_S = 30.0
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ import pytest
 from broker import HOST, free_port, program, running_broker
 from msgspec import Struct
 from records_made import ENERGY, ENVIRONMENT, WRONG, made, timing
+from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from prometheus_client import generate_latest
-from test_collector import WAIT_S, collecting, count, wait_until
+from test_collector import collecting, count
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.messages import Health, Info, Latest
@@ -73,7 +74,7 @@ def test_a_device_may_write_its_own_topics_and_no_other_s(broker, tmp_path):
                 outbox.add(f"{device} at home", homeassistant.topic(device), 1, b"{}")
             report = drain(outbox, parse_url(url_of(broker, "d1")), "d1", WAIT_S)
         assert (report.sent, report.refused) == (2, 2)
-        wait_until(lambda: count(store, "quarantine") == 1)
+        wait_for(lambda: count(store, "quarantine") == 1)
 
 
 def said(now_s):
@@ -195,12 +196,12 @@ def test_a_real_prometheus_finds_all_that_the_grafana_dashboard_asks_for(tmp_pat
             def answer(expr):
                 return (asking("query", query=expr) or {}).get("result")
 
-            wait_until(lambda: answer("benchd_throttled == 1"))
-            wait_until(lambda: asking("rules")["groups"][0]["lastEvaluation"] > "1970")
+            wait_for(lambda: answer("benchd_throttled == 1"))
+            wait_for(lambda: asking("rules")["groups"][0]["lastEvaluation"] > "1970")
             assert [expr for expr in exprs if not answer(expr)] == []
             for metric, label in (re.fullmatch(r"label_values\((\w+), (\w+)\)", text).groups() for text in labels):
                 assert all(label in series for series in asking("series", **{"match[]": metric}))
-            wait_until(lambda: {"BenchdWrong", "BenchdThrottled", "BenchdBacklog"} <= alerts(asking))
+            wait_for(lambda: {"BenchdWrong", "BenchdThrottled", "BenchdBacklog"} <= alerts(asking))
 
 
 def alerts(asking):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from broker import HOST, free_port
-from browsing import MEASURED_S, WAIT_S, get, opened
+from browsing import get, opened
 from records_made import accuracy, made, timing
+from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -114,19 +115,11 @@ def serving(mqtt, database, *options, **environment):
     child.pop("PYTEST_CURRENT_TEST", None)  # NiceGUI would take itself for a test's own server
     with subprocess.Popen([*command, "--port", str(port), *options], env=child) as process:
         try:
-            _wait_until_it_answers(port, process)
+            wait_for(lambda: _answers(port), process)
             yield port
         finally:
             process.terminate()
             assert process.wait(WAIT_S) is not None
-
-
-def _wait_until_it_answers(port, process):
-    deadline = time.monotonic() + WAIT_S
-    while not _answers(port):
-        assert process.poll() is None, f"the dashboard ended with exit status {process.returncode}"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _answers(port):
@@ -331,7 +324,7 @@ def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed
             page.get_by_role("link", name="real-1").click()
             page.get_by_role("button", name="run suite").click()
             page.get_by_text("real-1 runs small").wait_for()
-            page.get_by_text("case ok square,eager,b1,size=16").wait_for(timeout=MEASURED_S * 1000)
+            page.get_by_text("case ok square,eager,b1,size=16").wait_for(timeout=WAIT_S * 1000)
             page.get_by_role("link", name="its results").click()
             row = page.get_by_role("row").filter(has_text="real-1")
             text, href = row.inner_text(), row.get_by_role("link", name="raw record").get_attribute("href")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from broker import HOST, free_port, running_broker
+from waiting import wait_for
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
-from test_collector import collecting, count, hear, publish, say, wait_until
+from test_collector import collecting, count, hear, publish, say
 
 from benchd.dashboard.store import Store
 
@@ -61,7 +62,7 @@ def test_a_site_keeps_what_its_devices_say_while_the_centre_is_away_and_through_
             publish(broker.url, tmp_path, range(TOTAL))
             say(broker, "benchd/v1/d1/status", '{"state":"online","session":1}', "-r")
         with centre(tmp_path, port, database), site(edge, port):
-            wait_until(lambda: (count(store, "result"), count(store, "document")) == (TOTAL + 1, 1))
+            wait_for(lambda: (count(store, "result"), count(store, "document")) == (TOTAL + 1, 1))
 
 
 def test_a_command_from_the_centre_reaches_a_device_of_a_site_and_its_answer_comes_back(tmp_path):

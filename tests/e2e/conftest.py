@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from records_made import PASSED, made, timing
+from waiting import WAIT_S
+
+from benchd.daemon.records import Case, ProcessResult, Variant, encode
 
 TINY = """
 [device]
@@ -29,7 +33,7 @@ def command(tmp_path: Path, child_environment: dict[str, str]) -> Run:
         line = [Path(sys.executable).parent / program, *arguments]
         environment = child_environment | variables
         return subprocess.run(
-            line, check=False, timeout=600, cwd=tmp_path, env=environment, capture_output=True, text=True
+            line, check=False, timeout=WAIT_S, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
 
     return run
@@ -39,3 +43,27 @@ def command(tmp_path: Path, child_environment: dict[str, str]) -> Run:
 def once(command: Run) -> Run:
     """Return a function that runs bench-once with tiny limits, writes to `out` and waits for whoever measures now."""
     return lambda *arguments, **variables: command("bench-once", *arguments, *LIMITS, "--wait", **variables)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Callable[..., str]:
+    """Return a function that writes three runs of two variants, `custom` so many times as fast as `eager`."""
+
+    def written(name: str, scale: float = 1.0, ratio: float = 2.0) -> str:
+        lines = []
+        for number in range(3):
+            for variant, median_ms in (("eager", 10.0), ("custom", 10.0 / ratio)):
+                times = [timing(scale * median_ms * (1 + step / 1000)) for step in (number, 1, 2)]
+                record = made(
+                    run_id=f"{name}{number}{variant}",
+                    suite_id=f"{name}{number}",
+                    case=Case(model="vim_tiny", variant=Variant.parse(variant)),
+                    timing=times[1],
+                    check=PASSED,
+                    processes=[ProcessResult(status="ok", timing=one) for one in times],
+                )
+                lines.append(encode(record) + b"\n")
+        (tmp_path / name).write_bytes(b"".join(lines))
+        return name
+
+    return written

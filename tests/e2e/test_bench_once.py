@@ -14,6 +14,7 @@ import pytest
 import torch
 from broker import program, running_broker
 from PIL import Image
+from waiting import WAIT_S
 from worker_jobs import user_module
 
 from benchd.daemon import journal, records
@@ -59,7 +60,7 @@ def test_every_model_gives_a_valid_record_that_arrives_over_a_real_broker(once, 
     trained = once("--models", "snn_stbif_resnet18", "--direction", "training", "--mqtt", mosquitto.url)
     assert trained.returncode == 0, trained.stderr
 
-    output, _ = subscriber.communicate(timeout=60)
+    output, _ = subscriber.communicate(timeout=WAIT_S)
     arrived = dict(line.split(" ", 1) for line in output.splitlines())
     kept = {record.run_id: record for record in written(tmp_path)}
     assert {topic.rpartition("/")[2] for topic in arrived} == set(kept)
@@ -136,7 +137,7 @@ def test_a_broker_that_is_down_costs_a_warning_and_replay_sends_everything(once,
         subscriber = subscribe(broker, 1)
         replayed = command("benchd", *line.split())
         assert replayed.returncode == 0, replayed.stderr
-        output, _ = subscriber.communicate(timeout=60)
+        output, _ = subscriber.communicate(timeout=WAIT_S)
     (record,) = written(tmp_path)
     assert output.split(" ", 1)[1].strip() == records.encode(record).decode()
 
@@ -383,7 +384,7 @@ def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(tmp_path, ch
             if "b2" in told and "load" in told:
                 break
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert [record.status for record in written(tmp_path)] == ["ok", "aborted"]
     assert "aborted" in output
@@ -428,7 +429,7 @@ def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, tmp_path, child
         held_until = datetime.now(timezone.utc)
     with process:
         process.stderr.read()
-        assert process.wait(600) in (0, 3, 4)  # or slower, or inconclusive
+        assert process.wait(WAIT_S) in (0, 3, 4)  # or slower, or inconclusive
     assert {record.status for record in written(tmp_path)} == {"ok"}
     assert all(
         datetime.fromisoformat(record.t_wall.replace("Z", "+00:00")) >= held_until for record in written(tmp_path)

@@ -6,10 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from benchd.exporters import sessions
 from benchd.exporters.artifacts import Store
@@ -20,7 +20,6 @@ pytest.importorskip("onnxscript", reason="exports")
 pytest.importorskip("onnxruntime", reason="runs what was exported")
 
 SMALL = ("snn_onepass", "--option", "time_steps=2")
-DEADLINE_S = 120
 
 
 def state(folder):
@@ -101,11 +100,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(comman
 def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(command, tmp_path, child_environment):
     line = [Path(sys.executable).parent / "benchd", "export", *SMALL, "--out", "artifacts"]
     with subprocess.Popen(line, cwd=tmp_path, env=child_environment, start_new_session=True) as process:
-        deadline = time.monotonic() + DEADLINE_S
-        while not list(tmp_path.glob("artifacts/.making/*")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_for(lambda: list(tmp_path.glob("artifacts/.making/*")), process)
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     with Store(tmp_path / "artifacts") as store:

@@ -3,17 +3,16 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon import journal, records
 from benchd.daemon.profiling.profile import Profile
 
 SMALL = ("snn_onepass", "--batch-sizes", "2", "--option", "time_steps=2", "--device", "cpu")
-DEADLINE_S = 120
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def profile(tmp_path, child_environment, line):
         return subprocess.run(
             line(*arguments),
             check=False,
-            timeout=DEADLINE_S,
+            timeout=WAIT_S,
             cwd=tmp_path,
             env=child_environment,
             capture_output=True,
@@ -108,25 +107,26 @@ def test_a_profiler_that_dies_is_said(line, tmp_path, child_environment):
         env=child_environment,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=WAIT_S,
     )
     assert done.returncode == 6
     assert "the process that profiles was killed by SIGABRT and gave no result" in done.stderr
 
 
 def test_an_interrupt_ends_the_child_too(line, tmp_path, child_environment):
-    text = "import os, time\ndef build():\n    open('pid', 'w').write(str(os.getpid()))\n    time.sleep(120)\n"
+    text = "import os, time\ndef build():\n    open('pid', 'w').write(str(os.getpid()))\n    time.sleep(6000)\n"
     (tmp_path / "net.py").write_text(text)
+    pid = tmp_path / "pid"
     # who starts the tests in the background has them ignore it, and so would this child
     command = ["env", "--default-signal=INT", *line("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")]
     with subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True) as process:
-        waited_until = time.monotonic() + DEADLINE_S
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert time.monotonic() < waited_until, "the module was never built"
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
+        wait_for(
+            lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(),
+            process,
+            "the module was never built",
+        )
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=DEADLINE_S)
+        _, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert "interrupted" in said
-    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+    assert not Path("/proc", pid.read_text()).exists()

@@ -12,6 +12,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from stub_interpreter import interpreter
+from waiting import WAIT_S
 from worker_jobs import user_module
 
 from benchd.daemon import journal, records
@@ -35,7 +36,7 @@ def compare(tmp_path, child_environment):
         command = [Path(sys.executable).parent / "benchd", "compare", *arguments, "--config", "config.toml"]
         command += ["--device", "cpu", "--output", "out", "--json"]
         return subprocess.run(
-            command, check=False, capture_output=True, text=True, cwd=tmp_path, env=child_environment, timeout=300
+            command, check=False, capture_output=True, text=True, cwd=tmp_path, env=child_environment, timeout=WAIT_S
         )
 
     return run
@@ -130,14 +131,14 @@ def test_a_side_that_cannot_run_here_exits_7(compare, stub):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_the_comparison_and_keeps_what_was_measured(number, stub, tmp_path, child_environment):
     (tmp_path / "config.toml").write_text(CONFIG)
-    steady, slow = stub("steady", "5"), stub("slow", "__import__('time').sleep(60 * (turn == 2)) or 5")
+    steady, slow = stub("steady", "5"), stub("slow", "__import__('time').sleep(6000 * (turn == 2)) or 5")
     benchd = ["env", f"--default-signal={number.name}", Path(sys.executable).parent / "benchd"]
     command = [*benchd, "compare", "--live", CASE, "--python", steady, "--python", slow]
     command += ["--config", "config.toml", "--device", "cpu", "--output", "out"]
     with subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True) as process:
         assert next(line for line in process.stderr if line.startswith("pair 2"))
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     kept = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
     assert [[one.status for one in record.processes[:2]] for record in kept] == [["ok", "ok"]] * 2

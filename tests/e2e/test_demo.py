@@ -12,9 +12,10 @@ import psutil
 import pytest
 from asyncapi import Document
 from broker import HOST, free_port
-from browsing import MEASURED_S, WAIT_S, get, opened, running_browser
+from browsing import get, opened, running_browser
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from waiting import WAIT_S
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -96,7 +97,7 @@ def test_one_command_shows_four_devices_of_which_three_are_simulated(browser, en
             assert "simulated" not in real.inner_text()
             page.goto(f"http://{HOST}:{port}/results?device=this-machine")
             row = page.get_by_role("row").filter(has_text="this-machine").first
-            row.wait_for(timeout=MEASURED_S * 1000)
+            row.wait_for(timeout=WAIT_S * 1000)
             text, href = row.inner_text(), row.get_by_role("link", name="raw record").get_attribute("href")
             assert figure(json.loads(get(port, href)[2])["timing"]["median_ms"]) in text
             page.goto(f"http://{HOST}:{port}/results?text=simulated")

@@ -3,35 +3,11 @@
 import json
 
 import pytest
-from records_made import PASSED, made, timing
+from records_made import made
 
-from benchd.daemon.records import Case, ProcessResult, Variant, encode
+from benchd.daemon.records import Case, Variant, encode
 
 SQUARE = ("--models", "square", "--option", "size=64")
-
-
-@pytest.fixture
-def results(tmp_path):
-    """Return a function that writes three runs of two variants, `custom` so many times as fast as `eager`."""
-
-    def written(name, scale=1.0, ratio=2.0):
-        lines = []
-        for number in range(3):
-            for variant, median_ms in (("eager", 10.0), ("custom", 10.0 / ratio)):
-                times = [timing(scale * median_ms * (1 + step / 1000)) for step in (number, 1, 2)]
-                record = made(
-                    run_id=f"{name}{number}{variant}",
-                    suite_id=f"{name}{number}",
-                    case=Case(model="vim_tiny", variant=Variant.parse(variant)),
-                    timing=times[1],
-                    check=PASSED,
-                    processes=[ProcessResult(status="ok", timing=one) for one in times],
-                )
-                lines.append(encode(record) + b"\n")
-        (tmp_path / name).write_bytes(b"".join(lines))
-        return name
-
-    return written
 
 
 def test_compare_names_the_verdict_and_exits_by_it(command, results):

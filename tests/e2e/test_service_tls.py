@@ -3,17 +3,16 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
 from certificates import Authority, serving
+from waiting import wait_for
 
 from benchd.daemon.config import Suite
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.service.schedule import State, begin
 
-WAIT_S = 45.0
 SUITE = Suite(models=["square"], variants=["eager"], options={"size": [16]}, preset="quick")
 CONFIG = """
 [device]
@@ -40,14 +39,6 @@ def a_pass_waits(path):
         outbox.keep({"schedule": msgspec.json.encode(state)})
 
 
-def wait_for(condition, process, log):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-
-
 def results(path):
     """Return how many results wait and how many are sent."""
     with Outbox(path) as outbox:
@@ -70,12 +61,12 @@ def test_with_a_wrong_password_it_measures_and_with_the_right_one_it_sends(tmp_p
         command = [Path(sys.executable).parent / "benchd", "run", "--config", "benchd.toml"]
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=stderr) as process:
             try:
-                wait_for(lambda: outbox.exists() and results(outbox)[0] == 1, process, log)
+                wait_for(lambda: outbox.exists() and results(outbox)[0] == 1, process)
                 assert "mqtt down: " in log.read_text()
                 assert "Not authorized; check the user and the password" in log.read_text()
                 credential.write_text("right\n")
                 process.send_signal(signal.SIGHUP)
-                wait_for(lambda: results(outbox)[0] == 0, process, log)
+                wait_for(lambda: results(outbox)[0] == 0, process)
                 assert results(outbox)[1] >= 1
             finally:
                 process.kill()

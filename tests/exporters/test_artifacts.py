@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_S
 
 from benchd.exporters import artifacts
 from benchd.exporters.artifacts import ArtifactError, Store, key_of
@@ -297,7 +298,7 @@ def test_who_waited_for_a_lock_that_was_removed_takes_the_next_one(tmp_path):
         time.sleep(0.1)
         path.unlink()
         os.close(first)
-        second, _ = waiting.result(timeout=10)
+        second, _ = waiting.result(timeout=WAIT_S)
     assert os.path.samestat(os.fstat(second), path.stat())
     third, free = artifacts._lock(path, wait=False)
     assert not free

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from broker import program
+from waiting import WAIT_S
 
 BOOT = Path(__file__).parent / "boot.sh"
 SYSTEMD = Path("/lib/systemd/systemd")
 NAMESPACES = ("--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
-WAIT_S = 240.0  # an install beside other work takes a minute
 
 
 class Machine:

@@ -4,7 +4,6 @@ import json
 import queue
 import socket
 import threading
-import time
 from contextlib import closing, contextmanager
 
 import msgspec
@@ -13,13 +12,12 @@ from broker import HOST, free_port
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from waiting import WAIT_S
 
 from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
-
-WAIT_S = 30.0
 
 
 class Watcher:
@@ -97,13 +95,6 @@ def add(path, device_id, *run_ids):
     with Outbox(path) as outbox:
         for run_id in run_ids:
             outbox.add(f"{device_id}:{run_id}", Topics(device_id).result(run_id), 1, b"{}")
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def counts(path):

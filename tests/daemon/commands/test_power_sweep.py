@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from machines import write
+from waiting import WAIT_S
 
 from benchd.daemon.commands import power_sweep
 from benchd.daemon.commands.power_sweep import Mode, current, read_modes, run
@@ -136,13 +137,13 @@ def test_an_exception_brings_the_former_mode_back(board):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, board):
-    command = [sys.executable, "-c", SWEEP, str(board.root), "/bin/sh", "-c", "echo started; exec sleep 60"]
+    command = [sys.executable, "-c", SWEEP, str(board.root), "/bin/sh", "-c", "echo started; exec sleep 6000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
         assert sweep.stdout.readline() == "power-sweep: 15W is in force\n"
         assert sweep.stdout.readline() == "started\n"
         assert current().name == "15W"
         sweep.send_signal(number)
-        told, _ = sweep.communicate(timeout=30)
+        told, _ = sweep.communicate(timeout=WAIT_S)
     assert sweep.returncode == 130
     assert told == "power-sweep: 25W is in force, as before\n"
     assert current().name == "25W"

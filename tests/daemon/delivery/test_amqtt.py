@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from broker import HOST, free_port
-from links import add, counts, linked, wait_for
+from links import add, counts, linked
+from waiting import wait_for
 
 VERSION = "0.12.1"
 CONFIG = """

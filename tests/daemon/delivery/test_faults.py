@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from links import add, counts, linked, wait_for
+from links import add, counts, linked
 from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying, refuse_5
+from waiting import wait_for
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.topics import Topics

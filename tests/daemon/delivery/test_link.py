@@ -12,8 +12,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 from broker import HOST, free_port, running_broker
-from links import Watcher, acknowledge, add, counts, linked, wait_for
+from links import Watcher, acknowledge, add, counts, linked
 from proxy import PUBACK, forward, kind, proxying, refuse_5
+from waiting import wait_for
 
 from benchd.daemon.delivery import link as link_module
 from benchd.daemon.delivery.broker import parse_url

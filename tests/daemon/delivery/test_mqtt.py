@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from broker import HOST, RunningBroker, free_port, program, running_broker
 from proxy import PUBACK, Cut, forward, kind, proxying, refuse_5
+from waiting import WAIT_S
 
 from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.broker import Broker, configured, parse_url
@@ -19,7 +20,6 @@ from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 
-WAIT_S = 20.0
 BODY = b'{"schema":"benchd.record/1","n":%d}'
 
 

@@ -8,12 +8,12 @@ import msgspec
 import paho.mqtt.client as paho
 import pytest
 from broker import running_broker
-from links import WAIT_S, add, counts, linked, wait_for
+from links import add, counts, linked
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from waiting import WAIT_S, wait_for
 
-from benchd.daemon.delivery.collectors import AGAIN_FIRST_S
 from benchd.daemon.delivery.topics import Topics
 
 QUEUED = 5
@@ -35,7 +35,7 @@ def collector(broker, topics):
     assert subscribed.get(timeout=WAIT_S)
 
     def store():
-        run_id = heard.get(timeout=3 * AGAIN_FIRST_S + WAIT_S)  # the second time comes a minute later
+        run_id = heard.get(timeout=WAIT_S)  # the second time comes a minute later
         body = {"schema": "benchd.ack/1", "keys": [f"{topics.device_id}:{run_id}"]}
         client.publish(f"{topics.root}ack/store", msgspec.json.encode(body), 1)
         return run_id

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from broker import HOST, free_port
 from certificates import Authority, serving
-from links import add, counts, linked, wait_for
+from links import add, counts, linked
+from waiting import wait_for
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.link import Seen

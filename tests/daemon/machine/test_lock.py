@@ -127,9 +127,19 @@ def test_a_folder_that_is_not_there(tmp_path):
         pass
 
 
-def test_the_default_is_the_lock_folder_or_the_temporary_one(tmp_path):
+def test_the_default_is_the_lock_folder_or_the_temporary_one(tmp_path, monkeypatch):
+    monkeypatch.delenv(lock.FOLDER_VARIABLE)
     assert default_path(tmp_path) == tmp_path / "benchd.lock"
     assert default_path(tmp_path / "no") == Path(tempfile.gettempdir()) / "benchd.lock"
+
+
+def test_who_sets_another_folder_has_a_lock_of_its_own_there(path, tmp_path, monkeypatch):
+    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path / "of its own"))
+    with MachineLock(path), pytest.raises(NotAvailable, match="its folder must exist"), MachineLock():
+        pass
+    (tmp_path / "of its own").mkdir()
+    with MachineLock(path), MachineLock():
+        assert (tmp_path / "of its own/benchd.lock").exists()
 
 
 def test_what_the_service_measures_and_how_long_is_told_until_that_is_over(tmp_path):

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+from waiting import WAIT_S
+
 from benchd.daemon.commands import watch
 
 
@@ -30,4 +32,4 @@ def test_a_signal_ends_it_and_its_sampler(tmp_path):
         assert "memory_available_bytes" in child.stdout.readline()
         child.send_signal(signal.SIGTERM)
         child.stdout.read()  # ends only once nobody holds the pipe any more
-        assert child.wait(timeout=10) == 0
+        assert child.wait(timeout=WAIT_S) == 0

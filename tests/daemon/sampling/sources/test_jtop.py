@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from machines import write
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.sampling.sources import Metered
 from benchd.daemon.sampling.sources.jtop import BRIDGE, INTERVAL_S, RETRY_S, UPTIME_GRAIN_NS, Jtop
 
-PATIENCE_S = 60.0
 VERSIONS = ["4.3.2", "7.2.2"]
 I2C = "bus/i2c/devices/1-0040"
 HWMON = f"{I2C}/hwmon/hwmon1"
@@ -44,7 +44,7 @@ RENAMED = READING | {"total": ["VDD_SOC", 3.0], "values": []}
 
 def eventually(sampler, done):
     """Sample as the sampler process does until `done(samples, error)` holds; return that pair."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         samples, error = [], None
         try:
@@ -63,10 +63,7 @@ def some(samples, error):
 
 
 def until_available(sampler):
-    deadline = time.monotonic() + PATIENCE_S
-    while reason := sampler.unavailable():
-        assert time.monotonic() < deadline, reason
-        time.sleep(0.02)
+    wait_for(lambda: sampler.unavailable() is None)
 
 
 def values(samples):
@@ -352,10 +349,10 @@ class Board:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.socket.exists() or stat.S_IMODE(self.socket.stat().st_mode) != SOCKET_MODE:
-            assert time.monotonic() < deadline, (self._folder / "service.log").read_text()
-            time.sleep(0.02)
+        wait_for(self._listens, self._service)
+
+    def _listens(self):
+        return self.socket.exists() and stat.S_IMODE(self.socket.stat().st_mode) == SOCKET_MODE
 
     def kill_service(self):
         if self._service:
@@ -476,7 +473,7 @@ def test_the_bridge_ends_with_its_parent(served):
     with subprocess.Popen(bridge, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert json.loads(child.stdout.readline())["type"] == "reading"
         child.stdin.close()
-        assert child.wait(PATIENCE_S) == 0
+        assert child.wait(WAIT_S) == 0
 
 
 def test_a_service_that_does_not_run(board, jtop):

@@ -9,6 +9,7 @@ from statistics import median
 
 import pytest
 from fake_nvml import FIRST, SECOND, FakeNvml, SamplerChild
+from waiting import WAIT_S
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.sampling.sources import Metered, Watcher
@@ -16,7 +17,6 @@ from benchd.daemon.sampling.sources.nvml import Gpm, Nvml, throttle_names
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
-PATIENCE_S = 30.0
 QUICK_TICK_S = 0.02
 INSTANT, AVERAGE, MODULE = 186, 185, 1
 INIT, ELSEWHERE = 1, 2**22 + 1  # a process that is in every namespace, and a number that no kernel gives
@@ -51,14 +51,14 @@ def values(child):
 
 def until(child, done):
     """Return the samples up to the first tick of which `done(samples, failure)` holds, and its failure."""
-    deadline, seen = time.monotonic() + PATIENCE_S, []
+    deadline, seen = time.monotonic() + WAIT_S, []
     while time.monotonic() < deadline:
         samples, failure = child.sample()
         seen += samples
         if done(seen, failure):
             return seen, failure
         time.sleep(0.005)
-    raise AssertionError(f"not in {PATIENCE_S} s; the last samples: {seen[-5:]}, {failure}")
+    raise AssertionError(f"not in {WAIT_S} s; the last samples: {seen[-5:]}, {failure}")
 
 
 def counter(samples):

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import WAIT_S
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.records import Sample, Window
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.sampling.sources.protocol import Batch, Command
-
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def fake(tmp_path):
 
 def receive_until(process, done):
     """Receive as an owner does, until `done()`."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_S
     while not done():
         ready, _, _ = select.select([process], [], [], deadline - time.monotonic())
         assert ready, "nothing came in time"
@@ -73,7 +72,6 @@ def test_a_flush_brings_what_is_younger_than_a_batch(fake):
         start_ns = time.monotonic_ns()
         while not samples_since(process, start_ns, "power_w@VDD_IN"):
             assert process.flush()
-        assert time.monotonic_ns() - start_ns < PATIENCE_S * 1e9
 
 
 def test_a_failing_sampler_is_named_and_retried_and_the_others_go_on(fake):
@@ -154,7 +152,7 @@ def test_death_is_noticed_by_a_flush_too(fake):
         process.watch(os.getpid())
         first = process.pid
         os.kill(first, signal.SIGKILL)
-        assert not process.flush(wait_s=PATIENCE_S)
+        assert not process.flush(wait_s=WAIT_S)
         assert process.pid not in (None, first)
 
 
@@ -165,7 +163,7 @@ def test_a_process_that_hangs_does_not_hold_up_its_owner(fake):
         assert not process.flush(wait_s=0.1)
         assert "no answer within 0.1 s" in process.cut(since(start_ns))[1].failures["sampler"]
         os.kill(process.pid, signal.SIGCONT)
-        assert process.flush(wait_s=PATIENCE_S)
+        assert process.flush(wait_s=WAIT_S)
         os.kill(process.pid, signal.SIGSTOP)
         stopped = process.pid
     with pytest.raises(ProcessLookupError):
@@ -194,7 +192,7 @@ def test_partial_lines_and_rubbish(fake):
         assert telemetry["power_w@VDD_IN"].maximum == 7.0
         assert "rubbish" in report.failures["sampler"]
         os.kill(process.pid, signal.SIGCONT)
-        assert process.flush(wait_s=PATIENCE_S)
+        assert process.flush(wait_s=WAIT_S)
 
 
 def pipe_of(process):
@@ -225,7 +223,7 @@ def test_it_ends_with_its_parent(fake):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         sampler = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
-        assert select.select([sampler], [], [], PATIENCE_S)[0]
+        assert select.select([sampler], [], [], WAIT_S)[0]
     os.close(sampler)
 
 
@@ -242,7 +240,7 @@ def test_ticks_whose_time_has_passed_are_left_out_and_counted(fake):
         while sum(batch.missed for batch in batches) == 0:
             batches.append(msgspec.json.decode(sampler.stdout.readline(), type=Batch))
         sampler.stdin.close()
-        assert sampler.wait(PATIENCE_S) == 0
+        assert sampler.wait(WAIT_S) == 0
     ticks = [tick for batch in batches for tick in batch.ticks_ns]
     assert ticks == sorted(set(ticks))
     assert all(batch.failures == {} for batch in batches)
