@@ -12,7 +12,8 @@ from msgspec import Struct
 from benchd.daemon.delivery import topics
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
-from benchd.daemon.records import Energy, Record, Sample, decode
+from benchd.daemon.records import Record, Sample, decode
+from benchd.daemon.verdicts.rows import columns
 
 TEXT_LIMIT = 512  # characters in a column that is searched; PostgreSQL indexes no more than 2,704 bytes
 INTEGER_LIMIT = 2**63  # what both databases hold
@@ -102,44 +103,16 @@ def _result(address: topics.Address, message: Arrived) -> Iterator[tuple[str, di
 
 def flat(record: Record, arrived_s: float) -> Result:
     """Return what tables show of a record."""
-    timing, energy, accuracy = record.timing, record.energy, record.accuracy
-    return Result(
-        key=record.key,
-        device_id=record.device_id,
-        run_id=record.run_id,
-        suite_id=record.suite_id,
-        case_id=record.case_id,
-        model=record.case.model,
-        variant=record.case.variant.label,
-        batch_size=record.case.batch_size,
-        status=record.status,
-        reason=record.reason[:TEXT_LIMIT] if record.reason else None,
-        t_wall=record.t_wall,
-        arrived_s=arrived_s,
-        median_ms=timing.median_ms if timing else None,
-        low_ms=timing.low_ms if timing else None,
-        high_ms=timing.high_ms if timing else None,
-        p99_ms=timing.p99_ms if timing else None,
-        throughput_per_s=record.throughput_per_s,
-        energy_mj=energy.gross_per_inference_j * 1e3 if energy else None,
-        energy_err_mj=_error_mj(energy) if energy else None,
-        energy_scope=energy.scope if energy else None,
-        checked=record.check.verdict if record.check else None,
-        x_of_floor=record.x_of_floor,
-        flags=", ".join(record.flags),
-        hardware=record.environment.gpu or record.environment.cpu_model,
-        fingerprint=record.environment.fingerprint,
-        tool_version=record.tool_version,
-        accuracy_top1=accuracy.top1 if accuracy else None,
-        accuracy_low=accuracy.low if accuracy else None,
-        accuracy_high=accuracy.high if accuracy else None,
-        accuracy_drop=accuracy.drop if accuracy else None,
-    )
-
-
-def _error_mj(energy: Energy) -> float | None:
-    """Return the error bar of one inference: the same share as that of the whole window."""
-    return energy.energy_err_j / energy.energy_j * energy.gross_per_inference_j * 1e3 if energy.energy_j else None
+    own = {
+        "key": record.key,
+        "reason": record.reason[:TEXT_LIMIT] if record.reason else None,
+        "arrived_s": arrived_s,
+        "energy_scope": record.energy.scope if record.energy else None,
+        "checked": record.check.verdict if record.check else None,
+        "flags": ", ".join(record.flags),
+        "hardware": record.environment.gpu or record.environment.cpu_model,
+    }
+    return Result(**columns(record, Result._fields) | own)
 
 
 class _Status(Struct):

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
+from benchd.daemon.verdicts.rows import columns
 from benchd.daemon.verdicts.statistics import Answer
 
 
@@ -167,30 +168,12 @@ class Latest(Struct, frozen=True, kw_only=True):
 
 def latest(record: Record, judgement: Judgement | None = None) -> Latest:
     """Return the flat object of a record; energy is gross per inference, its error bar the same share of it."""
-    timing, energy, accuracy = record.timing, record.energy, record.accuracy
-    gross_mj = energy.gross_per_inference_j * 1e3 if energy else None
-    share = energy.energy_err_j / energy.energy_j if energy and energy.energy_j else None
-    windows = [process.window.seconds for process in record.processes if process.window]
-    return Latest(
-        case_id=record.case_id,
-        status=record.status,
-        run_id=record.run_id,
-        t_wall=record.t_wall,
-        median_ms=timing.median_ms if timing else None,
-        low_ms=timing.low_ms if timing else None,
-        high_ms=timing.high_ms if timing else None,
-        p99_ms=timing.p99_ms if timing else None,
-        throughput_per_s=record.throughput_per_s,
-        energy_mj=gross_mj,
-        energy_err_mj=gross_mj * share if gross_mj is not None and share is not None else None,
-        power_w=energy.energy_j / sum(windows) if energy and windows else None,
-        temp_max_c=max((summary.maximum for summary in record.temperature.values()), default=None),
-        check=record.check.verdict if record.check else None,
-        accuracy_top1=accuracy.top1 if accuracy else None,
-        accuracy_low=accuracy.low if accuracy else None,
-        accuracy_high=accuracy.high if accuracy else None,
-        accuracy_drop=accuracy.drop if accuracy else None,
-        verdict=judgement.verdict if judgement else None,
-        verdict_reason=judgement.reason if judgement else None,
-        baseline_ms=judgement.baseline_ms if judgement else None,
-    )
+    seconds = sum(process.window.seconds for process in record.processes if process.window)
+    own = {
+        "power_w": record.energy.energy_j / seconds if record.energy and seconds else None,
+        "temp_max_c": max((summary.maximum for summary in record.temperature.values()), default=None),
+        "verdict": judgement.verdict if judgement else None,
+        "verdict_reason": judgement.reason if judgement else None,
+        "baseline_ms": judgement.baseline_ms if judgement else None,
+    }
+    return Latest(**columns(record, Latest.__struct_fields__) | own)

@@ -17,9 +17,9 @@ from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Variant, all_variants
 from benchd.daemon.reporting.scenario_note import scenario_note
-from benchd.daemon.sampling.interference import disturbed
 from benchd.daemon.verdicts import accuracy
 from benchd.daemon.verdicts.compare import Comparison
+from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.recommend import (
     Decision,
     Requirements,

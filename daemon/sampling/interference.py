@@ -10,42 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from benchd.daemon.records import BlocksResult, Interference, ProcessResult, Sample, Window, throttles
-from benchd.daemon.verdicts.statistics import combine, median, median_interval
+from benchd.daemon.records import BlocksResult, Interference, Sample, Window, throttles
+from benchd.daemon.verdicts.statistics import median, median_interval
 
 CLOCK_SHARE = 0.97
 STEAL_PERCENT = 1.0  # one tick of 10 ms in a block of half a second on two CPUs
-
-
-@dataclass(frozen=True)
-class Disturbed:
-    """How many blocks of a case's processes were disturbed and by what, and its median without and with them."""
-
-    disturbed: int
-    blocks: int
-    reasons: list[str]
-    clean_ms: float
-    as_experienced_ms: float
-
-
-def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
-    """Return what disturbed the processes of a case, None where no block was; one with a time of 0 is left out."""
-    told = [process.interference for process in processes if process.interference]
-    found = [one for one in told if min(one.clean.median_ms, one.as_experienced.median_ms) > 0.0]
-    by_block = [reasons for one in found for reasons in one.reasons]
-    if not any(by_block):
-        return None
-    return Disturbed(
-        disturbed=sum(map(bool, by_block)),
-        blocks=len(by_block),
-        reasons=sorted({reason for reasons in by_block for reason in reasons}),
-        clean_ms=_centre([one.clean.median_ms for one in found]),
-        as_experienced_ms=_centre([one.as_experienced.median_ms for one in found]),
-    )
-
-
-def _centre(medians_ms: Sequence[float]) -> float:
-    return combine(medians_ms, [None] * len(medians_ms)).centre
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from benchd.daemon.records import ProcessResult, Sample, Window
-from benchd.daemon.sampling.interference import assess, disturbed
+from benchd.daemon.sampling.interference import assess
+from benchd.daemon.verdicts.disturbed import disturbed
 
 BLOCKS = [Window(start, start + 5 * 10**8) for start in range(0, 5 * 10**9, 5 * 10**8)]  # ten, of half a second
 MEDIANS_MS = [2.0, 2.02, 1.98, 2.0, 2.4, 2.01, 1.99, 2.0, 2.02, 1.98]

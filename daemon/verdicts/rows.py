@@ -1,0 +1,84 @@
+"""A record as one flat row, from which CSV, Markdown, the dashboard and `latest` take their columns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchd.daemon.records import OptionValue, Record
+from benchd.daemon.verdicts.disturbed import disturbed
+from benchd.daemon.verdicts.recommend import energy_error_share, latency_ms, memory_mib, power_w
+
+Cell = str | float | bool | None
+Row = dict[str, Cell]
+
+
+def row(record: Record) -> Row:
+    """Return the record as one flat row; what was not measured is None."""
+    case, timing, check = record.case, record.timing, record.check
+    environment, energy, top1 = record.environment, record.energy, record.accuracy
+    found = disturbed(record.processes)
+    return {
+        "device_id": record.device_id,
+        "device": environment.gpu if environment.device == "cuda" else environment.cpu_model,
+        "power_mode": environment.power_mode,
+        "clocks_locked": environment.clocks_locked,
+        "fingerprint": environment.fingerprint,
+        "suite_id": record.suite_id,
+        "run_id": record.run_id,
+        "case_id": record.case_id,
+        "t_wall": record.t_wall,
+        "tool_version": record.tool_version,
+        "preset": record.preset,
+        "model": case.model,
+        "variant": case.variant.label,
+        "kernels_ran": record.kernels_ran,
+        "provider": case.provider,
+        "batch_size": case.batch_size,
+        "options": _options(case.options),
+        "direction": case.direction,
+        "scenario": case.scenario,
+        "seed": case.seed,
+        "threads": environment.threads,
+        "status": record.status,
+        "reason": record.reason,
+        "median_ms": timing.median_ms if timing else None,
+        "low_ms": timing.low_ms if timing else None,
+        "high_ms": timing.high_ms if timing else None,
+        "p99_ms": timing.p99_ms if timing else None,
+        "disturbed_blocks": found.disturbed if found else 0,
+        "clean_ms": found.clean_ms if found else None,
+        "as_experienced_ms": found.as_experienced_ms if found else None,
+        "latency_upper_ms": latency_ms(record),
+        "runs": timing.runs if timing else None,
+        "throughput_per_s": record.throughput_per_s,
+        "energy_per_inference_j": energy.gross_per_inference_j if energy else None,
+        "energy_error_share": energy_error_share(energy),
+        "power_w": power_w(record),
+        "memory_mib": memory_mib(record),
+        "check": check.verdict if check else None,
+        "check_error_share": check.error_share if check else None,
+        "agreement": check.agreeing / check.decided if check and check.agreeing is not None and check.decided else None,
+        "accuracy_top1": top1.top1 if top1 else None,
+        "accuracy_low": top1.low if top1 else None,
+        "accuracy_high": top1.high if top1 else None,
+        "accuracy_drop": top1.drop if top1 else None,
+        "accuracy_drop_low": top1.drop_low if top1 else None,
+        "accuracy_drop_high": top1.drop_high if top1 else None,
+        "accuracy_images": top1.images if top1 else None,
+        "x_of_floor": record.x_of_floor,
+        "bound_by": record.floor.bound_by if record.floor else None,
+        "flags": " ".join(record.flags),
+    }
+
+
+def _options(options: dict[str, OptionValue]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(options.items()))
+
+
+def columns(record: Record, names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of these names as far as a row has them, energy in millijoules too."""
+    flat: dict[str, Any] = {"energy_mj": None, "energy_err_mj": None} | row(record)
+    if flat["energy_per_inference_j"] is not None:
+        flat["energy_mj"] = 1e3 * flat["energy_per_inference_j"]
+        share = flat["energy_error_share"]
+        flat["energy_err_mj"] = None if share is None else share * flat["energy_mj"]
+    return {name: flat[name] for name in names if name in flat}
