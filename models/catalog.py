@@ -78,7 +78,8 @@ class Model:
     normal (a normalised image).
     Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
     combination of options makes no sense, else None. `custom_kernels` says that the model can run ours, and
-    `custom_training` that they have gradients.
+    `custom_training` that they have gradients. `cost` names the formula of `cost.py` that counts its operations.
+    `is_planned` says that a plan which names no model has it, and `batch_size` is that of a plan which names none.
     """
 
     summary: str
@@ -91,6 +92,9 @@ class Model:
     refuse: Callable[[Mapping[str, Any]], str | None] = lambda options: None
     custom_kernels: bool = False
     custom_training: bool = False
+    cost: str = ""
+    is_planned: bool = False
+    batch_size: int = 1
 
     def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Return every option with its value, defaults filled in; raise UnknownName or BadOption."""
@@ -151,7 +155,7 @@ def _patch_too_large(options: Mapping[str, Any]) -> str | None:
     return f"patch_size={options['patch_size']} is larger than the image, {options['image_size']} pixels"
 
 
-def _vim(size: str, dim: int, parameters: str) -> Model:
+def _vim(size: str, dim: int, parameters: str, **more: Any) -> Model:
     return Model(
         f"Vision Mamba {size}, {parameters} parameters, 224x224 ImageNet",
         "benchd.models.vim:build",
@@ -162,12 +166,14 @@ def _vim(size: str, dim: int, parameters: str) -> Model:
         {"dim": Option(dim, "channels of a token", minimum=1), **_VIM_OPTIONS},
         _patch_too_large,
         custom_kernels=True,
+        cost="vim",
+        **more,
     )
 
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
-        "vim_tiny": _vim("tiny", 192, "7 M"),
+        "vim_tiny": _vim("tiny", 192, "7 M", is_planned=True),
         "vim_small": _vim("small", 384, "26 M"),
         "vim_base": _vim("base", 768, "98 M"),
         "snn_onepass": Model(
@@ -179,6 +185,9 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "cifar10",
             _ONEPASS_OPTIONS,
             custom_kernels=True,
+            cost="onepass",
+            is_planned=True,
+            batch_size=64,
         ),
         "qann_resnet18": Model(
             "quantised ResNet-18, CIFAR-10: what the ST-BIF net is converted from",
@@ -188,6 +197,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "codes",
             "cifar10",
             _RESNET_OPTIONS,
+            cost="resnet",
         ),
         "snn_stbif_resnet18": Model(
             "ST-BIF spiking ResNet-18 converted from the quantised one, CIFAR-10",
@@ -200,6 +210,8 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             _too_few_steps,
             custom_kernels=True,
             custom_training=True,
+            cost="resnet",
+            is_planned=True,
         ),
         "square": Model(
             "torch.square of a tensor: the microbenchmark",
@@ -208,6 +220,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "normal",
             "outputs",
             options={"size": Option(1024, "side of the square tensor", minimum=1)},
+            cost="square",
         ),
     }
 )

@@ -119,7 +119,7 @@ def _training_bytes(one: _Forward, batch_size: int, number: int) -> int:
 
 def _forward(model: str, options: Mapping[str, OptionValue]) -> _Forward:
     entry = catalog.entry(model)
-    return _FORWARD[model](entry.resolve(options))
+    return _FORMULAS[entry.cost](entry.resolve(options))
 
 
 _STATES, _TAPS = 16, 4
@@ -208,10 +208,9 @@ def _square(options: Mapping[str, Any]) -> _Forward:
     return _Forward(elementwise_flops=numbers, inputs=numbers, outputs=numbers)
 
 
-_FORWARD: Mapping[str, Callable[[Mapping[str, Any]], _Forward]] = {
-    **dict.fromkeys(("vim_tiny", "vim_small", "vim_base"), _vim),
-    "snn_onepass": _onepass,
-    "qann_resnet18": _resnet,
-    "snn_stbif_resnet18": _resnet,
+_FORMULAS: Mapping[str, Callable[[Mapping[str, Any]], _Forward]] = {
+    "vim": _vim,
+    "onepass": _onepass,
+    "resnet": _resnet,
     "square": _square,
 }

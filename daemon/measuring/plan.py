@@ -39,8 +39,7 @@ PRESETS = {
     "standard": Limits(processes=3, warm_up_cap_s=30.0, rule=STOP_RULES["standard"], check_images=64),
     "thorough": Limits(processes=7, warm_up_cap_s=60.0, rule=STOP_RULES["thorough"], check_images=64),
 }
-DEFAULT_MODELS = ("vim_tiny", "snn_onepass", "snn_stbif_resnet18")
-DEFAULT_BATCH_SIZE = {"snn_onepass": 64}
+DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.is_planned)
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
 MAX_BATCH_SIZE = 2**20
 MAX_THREADS = 1024
@@ -352,7 +351,7 @@ def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None)
     is_ours = not own and model in catalog.MODELS
     names = _module_variants(suite, model, machine) if is_ours else _own_variants(own, machine)
     chosen = list(itertools.product(map(Variant.parse, names), directions))
-    if not suite.directions and model == "snn_stbif_resnet18":
+    if not suite.directions and is_ours and catalog.MODELS[model].custom_training:
         chosen.append((Variant(), "training"))
     return [(variant, direction) for variant, direction in chosen if direction == "inference" or variant == Variant()]
 
@@ -393,7 +392,11 @@ def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scen
         if other:
             raise UsageError(f"--batch-sizes {other}: {Path(own.path).name} is written for batches of {own.batch_size}")
         return [own.batch_size]
-    defaults = OFFLINE_BATCH_SIZES if scenario == "offline" else [DEFAULT_BATCH_SIZE.get(model, 1)]
+    defaults = (
+        OFFLINE_BATCH_SIZES
+        if scenario == "offline"
+        else [catalog.MODELS[model].batch_size if model in catalog.MODELS else 1]
+    )
     return suite.batch_sizes or defaults
 
 

@@ -90,7 +90,7 @@ def _require_modules(work: Work) -> None:
 
 def _load(work: Work) -> list[LayerRow]:
     """Make the ST-BIF network once more, for the time that each half takes; other models are made in one piece."""
-    if work.job.case.model != "snn_stbif_resnet18" or work.job.module:
+    if not isinstance(work.module, SpikingNetwork) or work.job.module:
         return []
     options = work.job.options
     begun = time.monotonic_ns()
