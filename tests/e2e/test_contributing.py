@@ -1,0 +1,77 @@
+"""CONTRIBUTING.md's table, followed in a copy of the tree: what it names is all that a new thing touches."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import WAIT_S
+
+ROOT = Path(__file__).parents[2]
+RUN = "import sys; from benchd.daemon import cli; sys.argv[0] = {0!r}; cli.{0}()"
+FIELD = {  # file of the table: (what stands there, what follows it now)
+    "daemon/records.py": ("    timeline: list[TimeSlice] = []\n", "    answer: int | None = None\n"),
+    "daemon/worker/phases.py": ("    found.versions = versions()\n", "    found.process.answer = 42\n"),
+    "daemon/verdicts/rows.py": (
+        '        "x_of_floor": record.x_of_floor,\n',
+        '        "answer": next(process.answer for process in record.processes),\n',
+    ),
+}
+OPTION = {
+    "daemon/commands/schema.py": ("def schema(", "answer: int = 0"),
+}
+
+
+@pytest.fixture
+def run(tmp_path, child_environment):
+    """Return a function that copies the tree with changes and runs a command of the copy, and what it printed."""
+
+    def changed(changes):
+        for folder in ("daemon", "models", "kernels", "exporters", "dashboard"):
+            shutil.copytree(ROOT / folder, tmp_path / "benchd" / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, (where, added) in changes.items():
+            path = tmp_path / "benchd" / name
+            text = path.read_text()
+            assert text.count(where) == 1, name
+            path.write_text(text.replace(where, where + added))
+
+    def command(function, *arguments):
+        line = [sys.executable, "-c", RUN.format(function), *arguments]
+        paths = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            line,
+            cwd=tmp_path,
+            env=child_environment | {"PYTHONPATH": paths},
+            timeout=WAIT_S,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return changed, command
+
+
+def test_a_record_field_touches_the_files_that_are_named(run, tmp_path):
+    changed, command = run
+    changed(FIELD)
+    (tmp_path / "tiny.toml").write_text("[limits]\nwarm_up_cap_s = 0.2\nmeasure_cap_s = 0.3\ncheck_images = 1\n")
+    case = ("--models", "square", "--option", "size=16", "--variants", "eager", "--device", "cpu", "--preset", "quick")
+    command("bench_once", *case, "--config", "tiny.toml", "--wait")
+    command("benchd", "report", "bench-out", "--format", "csv")
+    (row,) = csv.DictReader((tmp_path / "bench-out" / "report.csv").read_text().splitlines())
+    assert row["answer"] == "42"
+    assert '"answer"' in command("benchd", "schema")
+    named = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [name for name in FIELD if f"`{name}`" not in named] == []
+
+
+def test_an_option_touches_the_command_alone(run):
+    changed, command = run
+    changed(OPTION)
+    command("benchd", "schema", "--answer", "42")
+    assert "--answer" in command("benchd", "schema", "--help")
