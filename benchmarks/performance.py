@@ -18,6 +18,7 @@ import typer
 
 from benchd.daemon.profiling.profile import Profile, TorchProfile
 from benchd.daemon.records import Record
+from benchd.daemon.reporting import report
 from benchd.daemon.verdicts import results
 from benchd.kernels.shipped import Compiled
 from benchmarks import kernels, models, rows, soak, soak_aa
@@ -215,25 +216,9 @@ def _records(found: Found) -> Iterator[str]:
         return
     yield "### Records"
     yield ""
-    yield "Each case in a process of its own, from input on the host to output on the host."
+    yield "Each case in a process of its own, from input to output on the host; the table of `benchd report`."
     yield ""
-    yield from _table(
-        ("case", "median ms", "95 %", "mJ an inference", "check", "x of floor", "bound by"),
-        (_record(record) for record in found.records if record.status == "ok"),
-    )
-
-
-def _record(record: Record) -> tuple[str, ...]:
-    timing, energy, floor, check = record.timing, record.energy, record.floor, record.check
-    return (
-        record.case_id,
-        f"{timing.median_ms:.4g}" if timing else "-",
-        f"{timing.low_ms:.4g} to {timing.high_ms:.4g}" if timing and timing.low_ms and timing.high_ms else "-",
-        f"{1e3 * energy.gross_per_inference_j:.3g} ({energy.scope})" if energy else "-",
-        "-" if check is None else "ok" if check.passed else "failed",
-        f"{record.x_of_floor:.3g}" if record.x_of_floor else "-",
-        floor.bound_by if floor else "-",
-    )
+    yield from _table(list(report.COLUMNS.values()), map(report.cells, found.records))
 
 
 def _profiles(found: Found) -> Iterator[str]:

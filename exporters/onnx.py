@@ -24,7 +24,7 @@ import torch
 from onnx_ir.passes import common
 from torch import Tensor, nn
 
-from benchd.exporters import parity, recurrence, sessions, support
+from benchd.exporters import parity, recurrence, sessions
 from benchd.exporters.files import ONLY_OUTPUT, OPSET, Form, Precision
 from benchd.exporters.parity import Parity
 
@@ -45,16 +45,12 @@ class NotExportable(ExportError):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What is known of a file once it was checked; `findings` counts what each TensorRT would not read.
-
-    `parity` is null where ONNX Runtime is not there to run the file, and `unchecked` says so.
-    """
+    """What is known of a checked file; `parity` is null if ONNX Runtime is not there to run it: `unchecked` says so."""
 
     opset: int
     nodes: int
     form: Form | None
     input_shape: list[int | str]
-    findings: dict[str, int]
     export_s: float
     load_s: float | None = None
     parity: Parity | None = None
@@ -98,7 +94,6 @@ def export(
             nodes=len(written.graph.node),
             form=form,
             input_shape=_shape(written.graph.input[0]),
-            findings={tensorrt: len(support.findings(written, tensorrt)) for tensorrt in support.VERSIONS},
             export_s=export_s,
         )
         return _proven(module, given, path, precision, batch, judged_by, found)

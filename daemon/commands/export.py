@@ -151,7 +151,7 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
         table.add_column(heading)
     for heading in ("nodes", "MB", "off by", "load s", "export s"):
         table.add_column(heading, justify="right")
-    for heading in ("TensorRT 10.3 / 11", "code", "torch", "", "key"):
+    for heading in ("code", "torch", "", "key"):
         table.add_column(heading, overflow="fold")
     for artifact in artifacts:
         table.add_row(*_row(artifact))
@@ -163,7 +163,7 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
 def _row(artifact: Artifact) -> list[str]:
     metadata = artifact.metadata
     facts, found = metadata.facts, metadata.measured
-    parity, findings = found.get("parity"), found.get("findings", {})
+    parity = found.get("parity")
     return [
         str(facts.get("model", "")),
         str(facts.get("precision", "")),
@@ -174,7 +174,6 @@ def _row(artifact: Artifact) -> list[str]:
         f"{parity['error_share']:.1e}" if parity else "-",
         _seconds(found.get("load_s")),
         _seconds(found.get("export_s")),
-        " / ".join("reads it" if not count else f"{count} findings" for count in findings.values()) or "-",
         str(facts.get("code_sha256", "-"))[:8],
         str(facts.get("versions", {}).get("torch", "-")),
         "kept" if artifact.reused else "made",

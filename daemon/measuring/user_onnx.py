@@ -9,7 +9,6 @@ from onnx import TensorProto
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Dtype, InputSpec
-from benchd.exporters.support import OnnxFileError
 
 _TYPES: dict[int, Dtype] = {
     TensorProto.FLOAT: "float32",
@@ -80,7 +79,7 @@ def _read(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except Exception as error:  # protobuf's own have no types
-        reason = str(OnnxFileError(error)).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0]
         raise UsageError(f"{path}: truncated, or no valid ONNX file: {reason}") from error
     outside = [tensor.name for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     if outside:  # what the file's hash does not cover could change between two runs

@@ -40,7 +40,6 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
     assert again.returncode == 0, again.stderr
     (told,) = json.loads(again.stdout)
     assert told["reused"]
-    assert told["metadata"]["measured"]["findings"] == {"10.3": 0, "11": 0}
     assert (tmp_path / "deeper" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
 
     listed = command("benchd", "export", "--list")

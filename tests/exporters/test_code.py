@@ -9,13 +9,13 @@ from benchd.exporters import code
 def digest(tmp_path, monkeypatch):
     """Return a function that computes the digest of a small tree in `tmp_path`."""
     monkeypatch.setattr(code, "ROOT", tmp_path)
-    for name in ("models/net.py", "kernels/lif/native.c", "kernels/lif/native.py", "exporters/ops.json"):
+    for name in ("models/net.py", "kernels/lif/native.c", "kernels/lif/native.py", "exporters/files.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"this is {name}")
     return code.sha256.__wrapped__
 
 
-@pytest.mark.parametrize("name", ["models/net.py", "kernels/lif/native.c", "exporters/ops.json", "kernels/new.py"])
+@pytest.mark.parametrize("name", ["models/net.py", "kernels/lif/native.c", "exporters/files.py", "kernels/new.py"])
 def test_an_edited_or_a_new_file_makes_other_code(digest, tmp_path, name):
     before = digest()
     (tmp_path / name).write_text("edited")
