@@ -66,6 +66,9 @@ class Terms:
     max_packet_bytes: int = MAX_INCOMING_BYTES
 
 
+PLAIN = Terms()
+
+
 class _OldBroker(Ended):
     """The broker does not know this version of MQTT."""
 
@@ -74,9 +77,8 @@ class Unsendable(Exception):
     """A message that the broker can never take."""
 
 
-def connect(broker: Broker, client_id: str, deadline: float, terms: Terms | None = None) -> "Session":
+def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAIN) -> "Session":
     """Return a session that the broker has accepted by the monotonic time `deadline`; raise Ended with the reason."""
-    terms = terms or Terms()
     try:
         return Session(broker, client_id, MQTTProtocolVersion.MQTTv5, deadline, terms)
     except _OldBroker:
