@@ -12,7 +12,8 @@ from msgspec import Struct
 from benchd.daemon.delivery import topics
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
-from benchd.daemon.records import Energy, Record, Sample, decode
+from benchd.daemon.records import Record, Sample, decode
+from benchd.daemon.verdicts.recommend import energy_error_share
 
 TEXT_LIMIT = 512  # characters in a column that is searched; PostgreSQL indexes no more than 2,704 bytes
 INTEGER_LIMIT = 2**63  # what both databases hold
@@ -103,6 +104,7 @@ def _result(address: topics.Address, message: Arrived) -> Iterator[tuple[str, di
 def flat(record: Record, arrived_s: float) -> Result:
     """Return what tables show of a record."""
     timing, energy, accuracy = record.timing, record.energy, record.accuracy
+    share = energy_error_share(energy)
     return Result(
         key=record.key,
         device_id=record.device_id,
@@ -122,7 +124,7 @@ def flat(record: Record, arrived_s: float) -> Result:
         p99_ms=timing.p99_ms if timing else None,
         throughput_per_s=record.throughput_per_s,
         energy_mj=energy.gross_per_inference_j * 1e3 if energy else None,
-        energy_err_mj=_error_mj(energy) if energy else None,
+        energy_err_mj=share * energy.gross_per_inference_j * 1e3 if energy and share is not None else None,
         energy_scope=energy.scope if energy else None,
         checked=record.check.verdict if record.check else None,
         x_of_floor=record.x_of_floor,
@@ -135,11 +137,6 @@ def flat(record: Record, arrived_s: float) -> Result:
         accuracy_high=accuracy.high if accuracy else None,
         accuracy_drop=accuracy.drop if accuracy else None,
     )
-
-
-def _error_mj(energy: Energy) -> float | None:
-    """Return the error bar of one inference: the same share as that of the whole window."""
-    return energy.energy_err_j / energy.energy_j * energy.gross_per_inference_j * 1e3 if energy.energy_j else None
 
 
 class _Status(Struct):

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
+from benchd.daemon.verdicts.recommend import energy_error_share
 from benchd.daemon.verdicts.statistics import Answer
 
 
@@ -169,7 +170,7 @@ def latest(record: Record, judgement: Judgement | None = None) -> Latest:
     """Return the flat object of a record; energy is gross per inference, its error bar the same share of it."""
     timing, energy, accuracy = record.timing, record.energy, record.accuracy
     gross_mj = energy.gross_per_inference_j * 1e3 if energy else None
-    share = energy.energy_err_j / energy.energy_j if energy and energy.energy_j else None
+    share = energy_error_share(energy)
     windows = [process.window.seconds for process in record.processes if process.window]
     return Latest(
         case_id=record.case_id,

@@ -55,9 +55,9 @@ class Arrived(NamedTuple):
 class Terms:
     """What a client asks of its broker.
 
-    `will` is a topic and what the broker retains there when the connection breaks. The broker keeps what arrives for
-    `keep_s` after the connection has ended (3.1.1: as long as it likes), sends `receive_maximum` messages before the
-    first is acknowledged, and none larger than `max_packet_bytes`; what is larger all the same arrives cut.
+    `will` is a topic and what the broker retains there if the connection breaks. The broker keeps messages for `keep_s`
+    after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` ahead of their
+    acknowledgements, and none larger than `max_packet_bytes`; a larger one that comes all the same is cut.
     """
 
     will: tuple[str, bytes] | None = None
