@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.session import connect
+from benchd.daemon.delivery.session import Unsendable, connect
 from benchd.daemon.delivery.topics import Topics
 
 ANSWER_S = 10.0
@@ -37,8 +37,8 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
                 session.step(wait_s=wait_s)
                 for answer in session.take_received():
                     return _answer(answer.body)
-    except Ended as end:
-        return Answer(accepted=False, reason=str(end))
+    except (Ended, Unsendable) as error:
+        return Answer(accepted=False, reason=str(error))
     return Answer(accepted=False, reason=f"no answer within {timeout_s:g} s")
 
 

@@ -4,7 +4,7 @@ import time
 
 from benchd.daemon.delivery import topics
 from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.session import Arrived, Terms, connect
+from benchd.daemon.delivery.session import Arrived, Terms, Unsendable, connect
 
 BATCH = 256
 BATCH_S = 0.1  # how long the first message of a batch waits at most for more
@@ -48,7 +48,10 @@ class Feed:
 
     def publish(self, topic: str, body: bytes) -> None:
         """Hand over one message with QoS 1."""
-        self._session.publish(topic, body, 1)
+        try:
+            self._session.publish(topic, body, 1)
+        except Unsendable as error:
+            raise Ended(str(error)) from error
 
     def close(self) -> None:
         """Say goodbye and let go of the socket."""

@@ -1,4 +1,4 @@
-"""Where a broker is and as whom to connect, as a URL and `[mqtt]` give it; why one cannot be reached."""
+"""Where a broker is and whom to connect as, from a URL and `[mqtt]`; why a broker cannot be reached."""
 
 import ipaddress
 import os

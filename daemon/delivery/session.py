@@ -55,15 +55,18 @@ class Arrived(NamedTuple):
 class Terms:
     """What a client asks of its broker.
 
-    `will` is a topic and what the broker retains there when the connection breaks. The broker keeps what arrives for
-    `keep_s` after the connection has ended (3.1.1: as long as it likes), sends `receive_maximum` messages before the
-    first is acknowledged, and none larger than `max_packet_bytes`; what is larger all the same arrives cut.
+    `will` is a topic and what the broker retains there if the connection breaks. The broker keeps messages for `keep_s`
+    after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` ahead of their
+    acknowledgements, and none larger than `max_packet_bytes`; a larger one that comes all the same is cut.
     """
 
     will: tuple[str, bytes] | None = None
     keep_s: int = 0
     receive_maximum: int = 65535
     max_packet_bytes: int = MAX_INCOMING_BYTES
+
+
+PLAIN = Terms()
 
 
 class _OldBroker(Ended):
@@ -74,9 +77,8 @@ class Unsendable(Exception):
     """A message that the broker can never take."""
 
 
-def connect(broker: Broker, client_id: str, deadline: float, terms: Terms | None = None) -> "Session":
+def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAIN) -> "Session":
     """Return a session that the broker has accepted by the monotonic time `deadline`; raise Ended with the reason."""
-    terms = terms or Terms()
     try:
         return Session(broker, client_id, MQTTProtocolVersion.MQTTv5, deadline, terms)
     except _OldBroker:

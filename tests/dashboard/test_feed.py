@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from broker import program
+from broker import program, running_broker
 from links import WAIT_S, linked, wait_for
 from proxy import forward, proxying, refuse_5
 
-from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.broker import Ended, parse_url
 from benchd.daemon.delivery.commands import Command, Gate
 from benchd.daemon.delivery.topics import Topics
 from benchd.dashboard.commands import run_suite
@@ -60,6 +60,13 @@ def test_what_is_too_large_is_bounded_and_the_feed_goes_on(mosquitto, topics, sa
         assert last == 2
         assert len(larger) == (fault is refuse_5)  # a broker of version 5 keeps it from us
         assert all(size <= MAX_PACKET_BYTES for size in larger)
+
+
+def test_what_the_broker_never_takes_is_the_reason(topics, tmp_path):
+    with running_broker(tmp_path, "allow_anonymous true\nmax_packet_size 200") as broker:
+        with closing(Feed(parse_url(broker.url), "c", 0)) as feed, pytest.raises(Ended, match="packets of at most 200"):
+            feed.publish(topics.ack("c"), b"x" * 200)
+        assert "packets of at most 200" in run_suite(parse_url(broker.url), topics.device_id, "x" * 200).reason
 
 
 @pytest.mark.parametrize("fault", [forward, refuse_5], ids=["MQTT 5", "MQTT 3.1.1"])

@@ -273,7 +273,8 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
 
     def respond(client, userdata, command):
         asked.append(json.loads(command.payload))
-        client.publish(command.properties.ResponseTopic, json.dumps(answer), qos=1)
+        answer_to = "benchd/v1/orin-1/resp/{client}/{id}".format(**asked[-1])
+        client.publish(answer_to, json.dumps(answer), qos=1)
 
     listen = {"on_connect": subscribe, "on_subscribe": lambda *_: ready.set(), "on_message": respond}
     with opened(browser, site, "/device/orin-1") as page, connected(mosquitto, **listen):

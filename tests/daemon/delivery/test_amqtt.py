@@ -6,12 +6,17 @@ BENCHD_AMQTT names an environment that it is installed into where it is absent: 
 import os
 import subprocess
 import venv
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from broker import HOST, free_port
-from links import add, counts, linked
+from links import WAIT_S, add, counts, linked
 from waiting import wait_for
+
+from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.topics import Topics
+from benchd.dashboard.feed import Feed
 
 VERSION = "0.12.1"
 CONFIG = """
@@ -51,9 +56,16 @@ def port(amqtt, tmp_path):
         process.kill()
 
 
-def test_what_waits_is_sent_with_3_1_1(port, device_id, tmp_path):
-    path = tmp_path / "outbox.db"
-    add(path, device_id, "r1", "r2")
-    with linked(f"mqtt://{HOST}:{port}", device_id, path) as (link, _):
+def test_what_waits_is_sent_with_3_1_1_and_heard(port, device_id, tmp_path):
+    path, url = tmp_path / "outbox.db", f"mqtt://{HOST}:{port}"
+    with linked(url, device_id, path) as (link, _):
+        wait_for(lambda: link.seen.connected)
+        with closing(Feed(parse_url(url), "feed", 60)) as feed:
+            add(path, device_id, "r1", "r2")
+            link.poke()
+            heard = set()
+            while not {Topics(device_id).result(run_id) for run_id in ("r1", "r2")} <= heard:
+                arrived = feed.batch(WAIT_S)
+                feed.acknowledge(arrived)
+                heard |= {one.topic for one in arrived}
         wait_for(lambda: counts(path)[0] == (0, 2, 0))
-        assert link.seen.connected

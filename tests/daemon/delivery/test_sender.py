@@ -13,12 +13,10 @@ from broker import HOST, RunningBroker, free_port, program, running_broker
 from proxy import PUBACK, Cut, forward, kind, proxying, refuse_5
 from waiting import WAIT_S
 
-from benchd.daemon.config import MqttConfig
-from benchd.daemon.delivery.broker import Broker, configured, parse_url
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.errors import UsageError
 
 BODY = b'{"schema":"benchd.record/1","n":%d}'
 
@@ -337,69 +335,3 @@ def test_a_host_that_nobody_knows_is_a_reason(outbox):
     sent, refused, left, reason = send(outbox, "mqtt://no-such-host.invalid")
     assert (sent, refused, left) == (0, 0, 1)
     assert reason.startswith(("cannot reach no-such-host.invalid:1883: ", "no-such-host.invalid:1883 did not answer"))
-
-
-@pytest.mark.parametrize(
-    ("url", "broker"),
-    [
-        ("mqtt://host", Broker("host", 1883)),
-        ("mqtts://Host.example/", Broker("host.example", 8883, tls=True)),
-        ("mqtt://10.0.0.1:99", Broker("10.0.0.1", 99)),
-        ("mqtt://[::1]", Broker("::1", 1883)),
-        ("mqtts://me:a%2Fb%40@[fe80::1%25eth0]:1", Broker("fe80::1%eth0", 1, True, "me", "a/b@")),
-        ("mqtt://me@bücher.example", Broker("xn--bcher-kva.example", 1883, user="me")),
-        ("mqtt://m%C3%A9:@h", Broker("h", 1883, False, "mé", "")),
-    ],
-)
-def test_urls(url, broker, monkeypatch):
-    monkeypatch.delenv("BENCHD_MQTT_PASSWORD", raising=False)
-    assert parse_url(url) == broker
-
-
-def test_the_password_comes_from_the_environment_and_is_never_shown(monkeypatch):
-    monkeypatch.setenv("BENCHD_MQTT_PASSWORD", "secret")
-    urls = ("mqtt://me@h", "mqtt://me:other@h", "mqtt://h")
-    assert [parse_url(url).password for url in urls] == ["secret", "other", None]
-    broker = parse_url("mqtts://m%40e@[::1]:7")
-    assert "secret" not in f"{broker} {broker!r} {broker.url} {broker.address}"
-    assert broker.url == "mqtts://m%40e@[::1]:7"
-    assert parse_url(broker.url) == broker
-
-
-@pytest.mark.parametrize(
-    ("url", "part"),
-    [
-        ("", "scheme"),
-        ("host", "scheme"),
-        ("host:1883", "scheme"),
-        ("me:secret@host", "scheme"),
-        ("http://host", "scheme"),
-        ("mqtt://", "host"),
-        ("mqtt://:1883", "host"),
-        ("mqtt://me@", "host"),
-        ("mqtt://a b", "host"),
-        ("mqtt://a..b", "host"),
-        ("mqtt://[::1", "host"),
-        ("mqtt://[host]", "host"),
-        ("mqtt://h:0", "port"),
-        ("mqtt://h:65536", "port"),
-        ("mqtt://h:http", "port"),
-        ("mqtt://::1", "host"),
-        ("mqtt://:secret@h", "user"),
-        ("mqtt://me:se/cret@h", "user or password"),
-        ("mqtt://me:se#cret@h", "user or password"),
-        ("mqtt://h/topic", "path"),
-        ("mqtt://h?tls=1", "path"),
-        ("mqtt://h#x", "path"),
-    ],
-)
-def test_a_bad_url_names_the_part_and_no_secret(url, part):
-    with pytest.raises(UsageError, match=f"MQTT URL, {part}: ") as error:
-        parse_url(url)
-    assert "se" not in str(error.value).replace("user", "")
-
-
-@pytest.mark.parametrize("keep_alive_s", [5, 30])
-def test_a_dead_link_shows_after_one_and_a_half_keep_alives_though_the_broker_looks_every_5_s(keep_alive_s):
-    told_s = configured("mqtt://h", MqttConfig(keep_alive_s=keep_alive_s)).keep_alive_s
-    assert 0 < 1.5 * told_s + 5 <= 1.5 * keep_alive_s + 1
