@@ -46,8 +46,7 @@ def reason(to, folder):
     path = folder / "outbox.db"
     add(path, "d", "r1")
     with linked(to, "d", path) as (link, _):
-        first = link.seen.reason
-        wait_for(lambda: link.seen.reason != first)
+        wait_for(lambda: link.seen.reason != "not connected yet")
         assert (link.is_alive(), link.seen.connected) == (True, False)
         assert counts(path)[0] == (1, 0, 0)
         return link.seen.reason.replace(to.address, "BROKER")
