@@ -72,18 +72,18 @@ bench-cpu: $(TEST)  ## the same on the CPU
 	@$(BIN)/python -m benchmarks.campaign --device cpu --minutes 60 $(ARGS)
 
 soak: $(TEST) programs  ## kill and fill up the service's delivery for an hour; ARGS="--help" says more
-	@$(BIN)/python -m benchmarks.soak $(ARGS)
+	@$(BIN)/python -m tests.soak.soak $(ARGS)
 
 bench-collector: $(TEST) programs  ## how fast collectors store a backlog, also with one killed; ARGS="--help" says more
-	@$(BIN)/python -m benchmarks.collector $(ARGS)
+	@$(BIN)/python -m tests.soak.collector $(ARGS)
 
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, goes on where it stopped; ARGS="--help" says more
-	@$(BIN)/python -m benchmarks.soak_aa $(ARGS)
+	@$(BIN)/python -m tests.soak.soak_aa $(ARGS)
 
 check: $(TEST) types  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p benchd -p benchmarks
+	$(BIN)/mypy -p benchd -p benchmarks -m tests.soak.collector
 
 types:  ## the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd

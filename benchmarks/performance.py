@@ -21,8 +21,9 @@ from benchd.daemon.records import Record
 from benchd.daemon.reporting import report
 from benchd.daemon.verdicts import results
 from benchd.kernels.shipped import Compiled
-from benchmarks import kernels, models, rows, soak, soak_aa
+from benchmarks import kernels, models, rows
 from benchmarks.machine import Machine
+from tests.soak import soak, soak_aa
 
 HEAD = """# Performance
 

@@ -37,7 +37,7 @@ OURS = (
 
 
 # the files that take longest begin first
-FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/dashboard/")
+FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

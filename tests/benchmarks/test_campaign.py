@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from benchd.daemon.records import CrossCheck, ProcessResult, all_variants, encode
 from benchd.kernels.shipped import Compiled
-from benchmarks import campaign, kernels, models, performance, soak, soak_aa
+from benchmarks import campaign, kernels, models, performance
+from tests.soak import soak, soak_aa
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/performance.md"

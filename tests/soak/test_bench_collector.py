@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_a_small_backlog_is_stored_whole(child_environment):
     program("mosquitto")
-    command = [sys.executable, "-m", "benchmarks.collector", "--records", "300", "--kill"]
+    command = [sys.executable, "-m", "tests.soak.collector", "--records", "300", "--kill"]
     paths = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(command, cwd=ROOT, env=child_environment | paths, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ from benchd.daemon.delivery.broker import parse_url
 from benchd.dashboard.collector import run
 run(parse_url(sys.argv[1]), *sys.argv[2:])
 """
-_WRITE = "import sys; from benchmarks.delivery_site import write; write(sys.argv[1], float(sys.argv[2]))"
+_WRITE = "import sys; from tests.soak.delivery_site import write; write(sys.argv[1], float(sys.argv[2]))"
 
 
 class EndedByItself(Exception):

@@ -28,7 +28,7 @@ from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timi
 from benchd.dashboard.store import Store
 
 HOST, DEVICE = "127.0.0.1", "bench-collector"
-SETTINGS = Path(__file__).parents[1] / "docs/integrations/broker.conf"
+SETTINGS = Path(__file__).parents[2] / "docs/integrations/broker.conf"
 PROCESSES = 3
 WAIT_S = 600.0
 _BENCHD = "from benchd.daemon.cli import benchd; benchd()"

@@ -11,7 +11,7 @@ from waiting import WAIT_S, wait_for
 
 from benchd.daemon import config, journal
 from benchd.daemon.measuring import plan
-from benchmarks import soak_aa
+from tests.soak import soak_aa
 
 ROOT = Path(__file__).parents[2]
 CONFIG = '[device]\nid = "test-device"\n'
@@ -23,7 +23,7 @@ def soak(tmp_path, child_environment):
     stub = interpreter(tmp_path / "stub", "5 + turn % 3 / 1000")
 
     def run(count):
-        command = [sys.executable, "-m", "benchmarks.soak_aa", "--case", f"square,size=64={count}"]
+        command = [sys.executable, "-m", "tests.soak.soak_aa", "--case", f"square,size=64={count}"]
         command += ["--output", str(tmp_path / "out")]
         command += ["--arguments", f"--python {stub} --pairs 2 --device cpu --config {tmp_path / 'config.toml'}"]
         return subprocess.run(
