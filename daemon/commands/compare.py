@@ -49,9 +49,10 @@ def compare_live(
     given, machine = config.read(path) if path else Config(), plan.inspect(device)
     planned = paired.planned_sides(request, given.limits, machine)
     settings = Settings.of(given, machine, output).made()
-    with Session(settings, lasting(output, given.mqtt, sys.stderr)) as session:
+    waiting = sys.stderr if wait else None
+    with Session(settings, lasting(output, given.mqtt, sys.stderr), waiting=waiting) as session:
         try:
-            made, code = paired.compare(request, planned, session, sys.stderr, wait=wait)
+            made, code = paired.compare(request, planned, session, sys.stderr)
         finally:
             session.end()
     print_comparisons(out, [made], as_json)

@@ -14,7 +14,6 @@ from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import gpu, identity
-from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import input_specs, own_python, plan
 from benchd.daemon.measuring.plan import Machine, Own, OwnFile, OwnModule, Planned
 from benchd.daemon.measuring.session import Session, Settings
@@ -70,7 +69,7 @@ def run(request: Request) -> int:
         report.require_page()
     with _session(settings, request, machine) as session:
         supervisor = Supervisor(session, planned)
-        when_free(supervisor.run, request.wait, sys.stderr)
+        supervisor.run()
     for failure in session.failures:
         sys.stderr.write(f"warning: not kept: {failure}\n")
     comparisons = baseline.against(stored, supervisor.records, min_effect) if request.baseline else []
@@ -94,7 +93,8 @@ def _unscored(records: Sequence[Record]) -> dict[str, str]:
 def _session(settings: Config, request: Request, machine: Machine) -> Session:
     given = {"given_artifacts": _folder(request.artifacts), "workspace_bytes": request.workspace_bytes}
     made = Settings.of(settings, machine, request.output, **given).made()
-    return Session(made, [*lasting(request.output, settings.mqtt, sys.stderr, request.mqtt), _screen(request)])
+    sinks = [*lasting(request.output, settings.mqtt, sys.stderr, request.mqtt), _screen(request)]
+    return Session(made, sinks, waiting=sys.stderr if request.wait else None)
 
 
 def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:

@@ -14,7 +14,6 @@ from benchd.daemon.commands import once
 from benchd.daemon.config import Config, LimitsConfig, MqttConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, OwnModule, Planned
 from benchd.daemon.measuring.protocol import Job
@@ -96,15 +95,13 @@ def run(request: Request, out: TextIO, err: TextIO) -> int:
     settings = Settings.of(Config(), machine, _folder(request.output, planned.case))
     suite_id, regex = uuid.uuid4().hex, SNN_KERNELS if request.snn_kernels else request.kernel_regex
     job = _job(request, settings.job(planned, suite_id))
-    with Session(settings, lasting(settings.output, MqttConfig(), err, request.mqtt)) as session:
+    sinks = lasting(settings.output, MqttConfig(), err, request.mqtt)
+    with Session(settings, sinks, waiting=err if request.wait else None) as session:
         shared = session.run(suite_id)
-
-        def locked() -> tuple[RunId, Found]:
-            with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
-                return RunId.new(), gather(session, job, request.depth.deadline_s, regex)
-
         try:
-            run_id, found = when_free(locked, request.wait, err)
+            with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
+                run_id = RunId.new()
+                found = gather(session, job, request.depth.deadline_s, regex)
             profile = _profile(job, found, shared, run_id)
             _write(profile, sort, job, err)
             if request.verify:

@@ -19,7 +19,6 @@ import msgspec
 from benchd.daemon.config import LimitsConfig
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import environment
-from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import OwnModule, Planned
 from benchd.daemon.measuring.protocol import Outcome
@@ -79,9 +78,7 @@ class Side:
         return recording.record(self.planned.case, self.planned.preset, self.run, self.run_id, self.outcomes)
 
 
-def compare(
-    request: Request, planned: Sequence[Planned], session: Session, err: TextIO, *, wait: bool = False
-) -> tuple[Comparison, int]:
+def compare(request: Request, planned: Sequence[Planned], session: Session, err: TextIO) -> tuple[Comparison, int]:
     """Measure both planned sides by turns until there is a verdict; return it and the exit code of the measurement.
 
     The code is 0, 2 for what a command line got wrong, 1 where a process did not end well, 7 where a side cannot run
@@ -93,7 +90,7 @@ def compare(
     min_effect = noise_floor.min_effect(settings.device_id, settings.machine.device, request.min_effect)
     noise_floor.tell(min_effect, request.min_effect, err)
     try:
-        verdict = when_free(lambda: _alternate(supervisor, sides, request.pairs, min_effect, err), wait, err)
+        verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
     finally:
         for side in sides:
             if side.outcomes:

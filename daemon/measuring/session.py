@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -136,13 +136,19 @@ class Session:
     """What the cases of one or more runs share; leaving the `with` block ends the sampler.
 
     `interrupted` says that a signal has ended it, and `failures` what a sink could not keep. `attend` is called about
-    once a second while a child works; a reason that it returns ends the child.
+    once a second while a child works; a reason that it returns ends the child. With `waiting` it waits for another that
+    measures this machine, which is said there.
     """
 
     def __init__(
-        self, settings: Settings, sinks: Sequence[Sink] = (), attend: Callable[[], str | None] | None = None
+        self,
+        settings: Settings,
+        sinks: Sequence[Sink] = (),
+        *,
+        attend: Callable[[], str | None] | None = None,
+        waiting: TextIO | None = None,
     ) -> None:
-        self.settings, self.sinks = settings, sinks
+        self.settings, self.sinks, self._waiting = settings, sinks, waiting
         self.failures: list[str] = []
         self.interrupted = False
         self._attend = attend
@@ -165,7 +171,7 @@ class Session:
     @contextmanager
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
         """Hold the machine's lock and take the signals that end what runs; raise Busy where another measures."""
-        with MachineLock(), on_signals(ending, self._interrupt) as (self._wake, _):
+        with MachineLock(waiting=self._waiting), on_signals(ending, self._interrupt) as (self._wake, _):
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
