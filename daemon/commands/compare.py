@@ -12,7 +12,7 @@ from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import paired, plan
-from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.reporting.console import print_baseline, print_comparisons, print_decisions
 from benchd.daemon.verdicts import baseline, noise_floor, results
 from benchd.daemon.verdicts.compare import FAIL_ON, compare, exit_code
@@ -48,9 +48,8 @@ def compare_live(
         raise UsageError("--live takes two cases, or one case and two --python or two --module")
     given, machine = config.read(path) if path else Config(), plan.inspect(device)
     planned = paired.planned_sides(request, given.limits, machine)
-    settings = Settings.of(given, machine, output).made()
-    waiting = sys.stderr if wait else None
-    with Session(settings, lasting(output, given.mqtt, sys.stderr), waiting=waiting) as session:
+    waiting, folder = sys.stderr if wait else None, made_output(output)
+    with Session(given, machine, folder, lasting(folder, given.mqtt, sys.stderr), waiting=waiting) as session:
         try:
             made, code = paired.compare(request, planned, session, sys.stderr)
         finally:

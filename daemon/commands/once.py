@@ -16,7 +16,7 @@ from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import gpu, identity
 from benchd.daemon.measuring import input_specs, own_python, plan
 from benchd.daemon.measuring.plan import Machine, Own, OwnFile, OwnModule, Planned
-from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Record
 from benchd.daemon.reporting import report
@@ -91,10 +91,15 @@ def _unscored(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _session(settings: Config, request: Request, machine: Machine) -> Session:
-    given = {"given_artifacts": _folder(request.artifacts), "workspace_bytes": request.workspace_bytes}
-    made = Settings.of(settings, machine, request.output, **given).made()
-    sinks = [*lasting(request.output, settings.mqtt, sys.stderr, request.mqtt), _screen(request)]
-    return Session(made, sinks, waiting=sys.stderr if request.wait else None)
+    return Session(
+        settings,
+        machine,
+        made_output(request.output),
+        [*lasting(request.output, settings.mqtt, sys.stderr, request.mqtt), _screen(request)],
+        waiting=sys.stderr if request.wait else None,
+        given_artifacts=_folder(request.artifacts),
+        workspace_bytes=request.workspace_bytes,
+    )
 
 
 def _conclude(request: Request, comparisons: Sequence[Comparison]) -> None:

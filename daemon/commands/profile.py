@@ -18,7 +18,7 @@ from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, OwnModule, Planned
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.measuring.recording import Run, RunId
-from benchd.daemon.measuring.session import Session, Settings, writable
+from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
@@ -92,12 +92,12 @@ def run(request: Request, out: TextIO, err: TextIO) -> int:
     sort = request.sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
     planned = _planned(request, machine, own)
-    settings = Settings.of(Config(), machine, _folder(request.output, planned.case))
-    suite_id, regex = uuid.uuid4().hex, SNN_KERNELS if request.snn_kernels else request.kernel_regex
-    job = _job(request, settings.job(planned, suite_id))
-    sinks = lasting(settings.output, MqttConfig(), err, request.mqtt)
-    with Session(settings, sinks, waiting=err if request.wait else None) as session:
-        shared = session.run(suite_id)
+    folder = _folder(request.output, planned.case)
+    regex = SNN_KERNELS if request.snn_kernels else request.kernel_regex
+    sinks, waiting = lasting(folder, MqttConfig(), err, request.mqtt), err if request.wait else None
+    with Session(Config(), machine, folder, sinks, waiting=waiting) as session:
+        shared = session.run(uuid.uuid4().hex)
+        job = _job(request, session.job(planned, shared.suite_id))
         try:
             with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
                 run_id = RunId.new()

@@ -85,9 +85,9 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     here, or 130 after an interrupt; the verdict's own is the caller's. The session's sinks get both records, whatever
     ends the measurement, and the noise floor gets the effect of an A/A comparison.
     """
-    settings, supervisor = session.settings, Supervisor(session, planned)
+    supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
-    min_effect = noise_floor.min_effect(settings.device_id, settings.machine.device, request.min_effect)
+    min_effect = noise_floor.min_effect(sides[0].run.device_id, session.machine.device, request.min_effect)
     noise_floor.tell(min_effect, request.min_effect, err)
     try:
         verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)

@@ -82,23 +82,23 @@ class Supervisor:
         accuracy: ImageCount | None = None,
     ) -> Outcome:
         """Run one process of a case, under our interpreter or `python`; its raw times and its log go by `name`."""
-        settings, samples = self.session.settings, self.session.sampler(self.plan)
+        session, samples = self.session, self.session.sampler(self.plan)
         job = msgspec.structs.replace(
-            settings.job(planned, self.suite_id),
+            session.job(planned, self.suite_id),
             raw_name=name,
             spawned_ns=time.monotonic_ns(),
-            hold_s=energy.hold_s(samples.power(), settings.period_s),
-            idle_s=energy.idle_s(samples.power(), settings.period_s),
+            hold_s=energy.hold_s(samples.power(), session.period_s),
+            idle_s=energy.idle_s(samples.power(), session.period_s),
             probes=self._is_to_probe(planned, index),
             repeats=not is_compared or index == 0,
             is_compared=is_compared,
             accuracy=accuracy,
         )
-        with Worker(job, settings.output / "logs" / f"{name}.log", python) as worker:
+        with Worker(job, session.output / "logs" / f"{name}.log", python) as worker:
             samples.watch(worker.pid)
             ended_by, reason = self._wait(worker, planned, index)
             outcome = worker.outcome(ended_by, reason)
-        return recording.with_samples(outcome, planned.case, samples, settings.machine, settings.period_s)
+        return recording.with_samples(outcome, planned.case, samples, session.machine, session.period_s)
 
     def _is_to_probe(self, planned: Planned, index: int) -> bool:
         """Say whether this process takes the device's rates: the first and the last of the run that need the same.

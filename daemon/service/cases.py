@@ -17,7 +17,7 @@ from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import ProcessResult
 from benchd.daemon.service import conditions
@@ -34,14 +34,15 @@ class Cases:
 
     def __init__(self, base: Base, now: Configured, between: Between, artifacts: Path | None) -> None:
         self._base, self._now, self._between, self._doing = base, now, between, base.doing
-        settings = Settings.of(
+        self.session = Session(
             now.settings,
             now.machine,
             base.places.state / "runs",
+            [now.publisher, base.journal],
+            self._attend,
             given_artifacts=artifacts,
             flags=("mqtt", "service") if now.publisher.link else ("service",),
         )
-        self.session = Session(settings, [now.publisher, base.journal], attend=self._attend)
         self._supervisors: dict[str, Supervisor] = {}
         self._waited_for = ""
 

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 from records_made import made
-from sessions_made import session, settings
+from sessions_made import session
 
-from benchd.daemon.config import Config
 from benchd.daemon.errors import Full, UsageError
-from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.session import Session, Settings, Sink
+from benchd.daemon.measuring.session import Sink, made_output
 
 
 def test_the_sampler_goes_on_from_case_to_case_until_the_session_rests(tmp_path):
@@ -35,7 +33,7 @@ def test_a_sink_that_fails_keeps_no_other_from_the_record(tmp_path):
         def publish(self, record, body):
             kept.append(body)
 
-    one = Session(settings(tmp_path), [Failing(), Keeping()])
+    one = session(tmp_path, [Failing(), Keeping()])
     one.publish(made())
     assert len(kept) == 1
     assert one.failures == [f"{made().case_id}: no room"]
@@ -44,4 +42,4 @@ def test_a_sink_that_fails_keeps_no_other_from_the_record(tmp_path):
 def test_folders_that_cannot_be_written_are_said_before_anything_is_measured(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--output .*file/out: .* cannot be written: Not a directory"):
-        Settings.of(Config(), Machine("cpu", has_cxx=True), tmp_path / "file" / "out").made()
+        made_output(tmp_path / "file" / "out")
