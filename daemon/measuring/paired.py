@@ -92,12 +92,11 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     try:
         verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
     finally:
-        for side in sides:
-            if side.outcomes:
-                session.publish(side.record())
+        first, second = ([side.record()] if side.outcomes else [] for side in sides)
+        for record in (*first, *second):
+            session.publish(record)
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
-    first, second = ([side.record()] if side.outcomes else [] for side in sides)
     names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
     made = comparison(names, verdict, times_ms, (first, second))
     return made, 130 if session.interrupted else _code(sides)

@@ -103,11 +103,6 @@ class Session:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
 
-    @property
-    def period_s(self) -> float:
-        """Return the time between two readings of the sensors."""
-        return self.config.sampling.period_s
-
     def run(self, suite_id: str) -> Run:
         """Return what the records of a run share; the environment is described once until `rest`."""
         self._environment = self._environment or self.machine.environment()
@@ -154,8 +149,9 @@ class Session:
             self._started.close()
             self._sampler = None
         if self._sampler is None:
-            read = self.config.sampling.sources or sources.present(device, self.machine.gpu_uuid)
-            self._sampler = self._started.enter_context(SamplerProcess(read, self.period_s, cpu))
+            wanted = self.config.sampling
+            read = wanted.sources or sources.present(device, self.machine.gpu_uuid)
+            self._sampler = self._started.enter_context(SamplerProcess(read, wanted.period_s, cpu))
             self._sampler_cpu = cpu
         return self._sampler
 
@@ -179,16 +175,6 @@ class Session:
         if self.interrupted:
             return "interrupted by a signal"
         return self.attend() if self.attend else None
-
-    def begin(self, plan: Sequence[Planned]) -> None:
-        """Tell the sinks what will be measured."""
-        for sink in self.sinks:
-            sink.begin(plan)
-
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None) -> None:
-        """Tell the sinks what runs now."""
-        for sink in self.sinks:
-            sink.stage(planned, process, stage, percent)
 
     def publish(self, record: Record) -> None:
         """Give the record to each sink."""

@@ -39,15 +39,12 @@ class Cases:
             now.machine,
             base.places.state / "runs",
             [now.publisher, base.journal],
-            self._attend,
+            lambda: between.attend(self.session),
             given_artifacts=artifacts,
             flags=("mqtt", "service") if now.publisher.link else ("service",),
         )
         self._supervisors: dict[str, Supervisor] = {}
         self._waited_for = ""
-
-    def _attend(self) -> str | None:
-        return self._between.attend(self.session)
 
     def next(self) -> tuple[Progress, list[Planned]] | None:
         """Return the cases that are left of what to measure now, and take note of what it waits for otherwise."""
