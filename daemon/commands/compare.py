@@ -14,7 +14,7 @@ from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import paired, plan
-from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.reporting.console import print_comparisons
 from benchd.daemon.verdicts import compare as verdicts
@@ -66,10 +66,10 @@ def compare(
     )
     given, machine = configuration.read(config) if config else Config(), plan.inspect(device)
     planned = paired.planned_sides(request, given.limits, machine)
-    settings = Settings.of(given, machine, output).made()
-    with Session(settings, lasting(output, given.mqtt, sys.stderr)) as session:
+    waiting, folder = sys.stderr if waits(wait) else None, made_output(output)
+    with Session(given, machine, folder, lasting(folder, given.mqtt, sys.stderr), waiting=waiting) as session:
         try:
-            made, code = paired.compare(request, planned, session, sys.stderr, wait=waits(wait))
+            made, code = paired.compare(request, planned, session, sys.stderr)
         finally:
             session.end()
     print_comparisons(sys.stdout, [made], json)

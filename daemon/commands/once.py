@@ -32,11 +32,10 @@ from benchd.daemon.commands.arguments import (
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.machine import gpu
-from benchd.daemon.machine.lock import when_free
+from benchd.daemon.machine import gpu, identity
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
@@ -144,13 +143,21 @@ def once(
     stored = baselines.read(baseline) if baseline else []
     if page:
         report.require_page()
-    folders = {"given_artifacts": _folder(artifacts), "workspace_bytes": workspace_bytes}
-    where = Settings.of(settings, machine, output, **folders)
-    min_effect = noise_floor.min_effect(where.device_id, machine.device) if baseline else MIN_EFFECT
-    sinks = [*lasting(output, settings.mqtt, sys.stderr, mqtt), Screen(sys.stdout, sys.stderr, json, requirements)]
-    with Session(where.made(), sinks) as session:
+    given_artifacts = _folder(artifacts)
+    device_id = identity.device_id(settings.device.id)
+    min_effect = noise_floor.min_effect(device_id, machine.device) if baseline else MIN_EFFECT
+    folder, screen = made_output(output), Screen(sys.stdout, sys.stderr, json, requirements)
+    with Session(
+        settings,
+        machine,
+        folder,
+        [*lasting(folder, settings.mqtt, sys.stderr, mqtt), screen],
+        waiting=sys.stderr if waits(wait) else None,
+        given_artifacts=given_artifacts,
+        workspace_bytes=workspace_bytes,
+    ) as session:
         supervisor = Supervisor(session, planned)
-        when_free(supervisor.run, waits(wait), sys.stderr)
+        supervisor.run()
     records = supervisor.records
     comparisons = baselines.against(stored, records, min_effect) if baseline else []
     noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)

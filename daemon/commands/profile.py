@@ -30,11 +30,10 @@ from benchd.daemon.commands.arguments import (
 from benchd.daemon.config import Config, LimitsConfig, MqttConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import Run, RunId
-from benchd.daemon.measuring.session import Session, Settings, writable
+from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
@@ -132,26 +131,22 @@ def profile(
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
     planned = _planned(given, machine, own)
-    settings = Settings.of(Config(), machine, _folder(output, planned.case))
-    job = ProfileJob(
-        **msgspec.structs.asdict(settings.job(planned, uuid.uuid4().hex)),
-        workload=what,
-        methods=[one for one in METHODS if {one, "all"} & set(methods or USUAL)],
-        warm_up=depth.warm_up if warmup is None else warmup,
-        steps=steps or depth.steps,
-        runs=depth.runs,
-    )
-    regex = SNN_KERNELS if snn_kernels else kernel_regex
-    sinks = lasting(settings.output, MqttConfig(), sys.stderr, mqtt)
-    with Session(settings, sinks) as session:
-        run = session.run(job.suite_id)
-
-        def locked() -> tuple[RunId, Found]:
-            with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
-                return RunId.new(), gather(session, job, depth.deadline_s, regex)
-
+    folder = _folder(output, planned.case)
+    sinks, waiting = lasting(folder, MqttConfig(), sys.stderr, mqtt), sys.stderr if waits(wait) else None
+    with Session(Config(), machine, folder, sinks, waiting=waiting) as session:
+        run = session.run(uuid.uuid4().hex)
+        job = ProfileJob(
+            **msgspec.structs.asdict(session.job(planned, run.suite_id)),
+            workload=what,
+            methods=[one for one in METHODS if {one, "all"} & set(methods or USUAL)],
+            warm_up=depth.warm_up if warmup is None else warmup,
+            steps=steps or depth.steps,
+            runs=depth.runs,
+        )
         try:
-            run_id, found = when_free(locked, waits(wait), sys.stderr)
+            with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
+                run_id = RunId.new()
+                found = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
             made = _profile(job, found, run, run_id)
             _write(made, sort, job, sys.stderr)
             if verify:

@@ -5,10 +5,9 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 import msgspec
 from msgspec import Struct
@@ -21,8 +20,6 @@ FOLDER_VARIABLE = "BENCHD_LOCK_DIR"
 ACTIVITY = Path("/run/benchd/activity.json")
 RUN_LOCK = Path("/run/lock")
 FREE_POLL_S = 0.5
-
-T = TypeVar("T")
 
 
 def default_path(folder: Path = RUN_LOCK) -> Path:
@@ -39,25 +36,6 @@ class Busy(NotAvailable):
     """Another process measures this machine."""
 
 
-def when_free(work: Callable[[], T], wait: bool, err: TextIO) -> T:
-    """Return what `work` does, which begins with the lock; if another holds it wait, or raise Busy if nobody wants to.
-
-    `err` is told once what is waited for.
-    """
-    is_told = False
-    while True:
-        try:
-            return work()
-        except Busy as busy:
-            if not wait:
-                raise
-            if not is_told:
-                err.write(f"waiting: {busy}\n")
-                err.flush()
-            is_told = True
-        time.sleep(FREE_POLL_S)
-
-
 class Activity(Struct):
     """What the service measures now, and when on CLOCK_MONOTONIC it will have ended at the latest."""
 
@@ -68,14 +46,31 @@ class Activity(Struct):
 class MachineLock:
     """Holds the lock over a `with` block; entering raises Busy, naming the holder, where it is taken.
 
+    With `waiting` it waits for the holder instead, which is said there once.
+
     The file stays behind, readable for all: who comes later locks the same one, be it another user. The lock goes with
     the process that holds it, however that ends.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path or default_path()
+    def __init__(self, path: Path | None = None, waiting: TextIO | None = None) -> None:
+        self._path, self._waiting = path or default_path(), waiting
 
     def __enter__(self) -> "MachineLock":
+        is_told = False
+        while True:
+            try:
+                self._take()
+                return self
+            except Busy as busy:
+                if self._waiting is None:
+                    raise
+                if not is_told:
+                    self._waiting.write(f"waiting: {busy}\n")
+                    self._waiting.flush()
+                is_told = True
+            time.sleep(FREE_POLL_S)
+
+    def _take(self) -> None:
         self._fd = self._open()
         try:
             self._require_regular_file()
@@ -90,7 +85,6 @@ class MachineLock:
         except BaseException:
             os.close(self._fd)
             raise
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._fd)

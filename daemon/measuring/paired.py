@@ -19,7 +19,6 @@ import msgspec
 from benchd.daemon.config import LimitsConfig
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import environment
-from benchd.daemon.machine.lock import when_free
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
@@ -80,28 +79,25 @@ class Side:
         return recording.record(self.planned.case, self.planned.preset, self.run, self.run_id, self.outcomes)
 
 
-def compare(
-    request: Request, planned: Sequence[Planned], session: Session, err: TextIO, *, wait: bool = False
-) -> tuple[Comparison, int]:
+def compare(request: Request, planned: Sequence[Planned], session: Session, err: TextIO) -> tuple[Comparison, int]:
     """Measure both planned sides by turns until there is a verdict; return it and the exit code of the measurement.
 
     The code is 0, 2 for what a command line got wrong, 1 where a process did not end well, 7 where a side cannot run
     here, or 130 after an interrupt; the verdict's own is the caller's. The session's sinks get both records, whatever
     ends the measurement, and the noise floor gets the effect of an A/A comparison.
     """
-    settings, supervisor = session.settings, Supervisor(session, planned)
+    supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
-    min_effect = noise_floor.min_effect(settings.device_id, settings.machine.device, request.min_effect)
+    min_effect = noise_floor.min_effect(sides[0].run.device_id, session.machine.device, request.min_effect)
     noise_floor.tell(min_effect, request.min_effect, err)
     try:
-        verdict = when_free(lambda: _alternate(supervisor, sides, request.pairs, min_effect, err), wait, err)
+        verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
     finally:
-        for side in sides:
-            if side.outcomes:
-                session.publish(side.record())
+        first, second = ([side.record()] if side.outcomes else [] for side in sides)
+        for record in (*first, *second):
+            session.publish(record)
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
-    first, second = ([side.record()] if side.outcomes else [] for side in sides)
     names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
     made = comparison(names, verdict, times_ms, (first, second))
     return made, 130 if session.interrupted else _code(sides)

@@ -11,11 +11,11 @@ import socket
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -28,7 +28,6 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.process import Child
 from benchd.daemon.measuring.protocol import Job, StageName
 from benchd.daemon.measuring.recording import Run
-from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import Environment, Record, Sample
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
@@ -57,99 +56,31 @@ class Sink:
         """Deliver what is left."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a session needs besides a plan. Paths come from the command line or the configuration alone.
-
-    `flags` say what else runs on the machine by our own doing.
-    """
-
-    device_id: str
-    machine: Machine
-    output: Path
-    artifacts: Path
-    cache: Path
-    sources: list[str]
-    period_s: float
-    given_artifacts: Path | None = None
-    workspace_bytes: int | None = None
-    flags: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, config: Config, machine: Machine, output: Path, **given: Any) -> "Settings":
-        """Return the settings of a configuration; `given` are the fields that it does not hold."""
-        return cls(
-            device_id=identity.device_id(config.device.id),
-            machine=machine,
-            output=output.resolve(),
-            artifacts=folders.artifacts(),
-            cache=folders.cache(),
-            sources=config.sampling.sources or sources.present(machine.device, machine.gpu_uuid),
-            period_s=config.sampling.period_s,
-            **given,
-        )
-
-    def made(self) -> "Settings":
-        """Return these with their folders made and tried out; raise UsageError where that fails."""
-        writable(self.output, f"--output {self.output}")
-        writable(self.cache, "the cache folder (set XDG_CACHE_HOME to another)")
-        writable(self.artifacts, "the folder of exported files (set XDG_STATE_HOME to another)")
-        return self
-
-    def job(self, planned: Planned, suite_id: str) -> Job:
-        """Return what a child has to know to build the case's model."""
-        case, own = planned.case, planned.own
-        return Job(
-            case=case,
-            options=case.options if own else catalog.entry(case.model).resolve(case.options),
-            limits=planned.limits,
-            device=self.machine.device,
-            cache=str(self.cache),
-            suite_id=suite_id,
-            output=str(self.output),
-            threads=case.threads,
-            weights=planned.weights,
-            data=planned.data,
-            labels=planned.labels,
-            module=own.path if isinstance(own, UserModule) else None,
-            module_folder=own.folder if isinstance(own, UserModule) else "",
-            onnx=own.path if isinstance(own, UserFile) else None,
-            inputs=own.inputs if own else [],
-            artifacts=str(self.artifacts),
-            given_artifacts=str(self.given_artifacts) if self.given_artifacts else None,
-            workspace_bytes=self.workspace_bytes,
-            gpu_uuid=self.machine.gpu_uuid,
-        )
-
-
-def writable(folder: Path, name: str) -> Path:
-    """Return the folder, made and tried out, so that nothing is measured in vain."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder.resolve()
-    except OSError as error:
-        raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
-
-
+@dataclass
 class Session:
     """What the cases of one or more runs share; leaving the `with` block ends the sampler.
 
-    `interrupted` says that a signal has ended it, and `failures` what a sink could not keep. `attend` is called about
-    once a second while a child works; a reason that it returns ends the child.
+    Paths come from the command line or the configuration alone. `flags` say what else runs on the machine by our own
+    doing. `attend` is called about once a second while a child works; a reason that it returns ends the child. With
+    `waiting` the session waits until nobody else measures the machine, and says so there. `interrupted` says that a
+    signal has ended it, and `failures` what a sink could not keep.
     """
 
-    def __init__(
-        self, settings: Settings, sinks: Sequence[Sink] = (), attend: Callable[[], str | None] | None = None
-    ) -> None:
-        self.settings, self.sinks = settings, sinks
-        self.failures: list[str] = []
-        self.interrupted = False
-        self._attend = attend
-        self._started = ExitStack()
-        self._sampler: SamplerProcess | None = None
-        self._sampler_cpu: int | None = None
-        self._environment: Environment | None = None
+    config: Config
+    machine: Machine
+    output: Path
+    sinks: Sequence[Sink] = ()
+    attend: Callable[[], str | None] | None = None
+    waiting: TextIO | None = None
+    given_artifacts: Path | None = None
+    workspace_bytes: int | None = None
+    flags: tuple[str, ...] = ()
+    interrupted: bool = False
+    failures: list[str] = field(default_factory=list)
+    _started: ExitStack = field(default_factory=ExitStack)
+    _sampler: SamplerProcess | None = None
+    _sampler_cpu: int | None = None
+    _environment: Environment | None = None
 
     def __enter__(self) -> "Session":
         return self
@@ -165,7 +96,7 @@ class Session:
     @contextmanager
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
         """Hold the machine's lock and take the signals that end what runs; raise Busy where another measures."""
-        with MachineLock(), on_signals(ending, self._interrupt) as (self._wake, _):
+        with MachineLock(waiting=self.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -173,28 +104,54 @@ class Session:
 
     def run(self, suite_id: str) -> Run:
         """Return what the records of a run share; the environment is described once until `rest`."""
-        settings = self.settings
-        self._environment = self._environment or settings.machine.environment()
+        self._environment = self._environment or self.machine.environment()
         return Run(
-            device_id=settings.device_id,
+            device_id=identity.device_id(self.config.device.id),
             boot_id=identity.boot_id(),
             suite_id=suite_id,
             tool_version=version("benchd"),
             environment=self._environment,
-            flags=settings.flags,
+            flags=self.flags,
+        )
+
+    def job(self, planned: Planned, suite_id: str) -> Job:
+        """Return what a child has to know to build the case's model."""
+        case, own = planned.case, planned.own
+        return Job(
+            case=case,
+            options=case.options if own else catalog.entry(case.model).resolve(case.options),
+            limits=planned.limits,
+            device=self.machine.device,
+            cache=str(folders.cache()),
+            suite_id=suite_id,
+            output=str(self.output),
+            threads=case.threads,
+            weights=planned.weights,
+            data=planned.data,
+            labels=planned.labels,
+            module=own.path if isinstance(own, UserModule) else None,
+            module_folder=own.folder if isinstance(own, UserModule) else "",
+            onnx=own.path if isinstance(own, UserFile) else None,
+            inputs=own.inputs if own else [],
+            artifacts=str(folders.artifacts()),
+            given_artifacts=str(self.given_artifacts) if self.given_artifacts else None,
+            workspace_bytes=self.workspace_bytes,
+            gpu_uuid=self.machine.gpu_uuid,
         )
 
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
         """Return the sampler, started if need be, on a CPU that the cases of the plan leave free."""
-        cpus = os.sched_getaffinity(0)
+        cpus, device = os.sched_getaffinity(0), self.machine.device
         threads = max((entry.case.threads or len(cpus) for entry in plan), default=len(cpus))
-        cpu = spare_cpu(cpus, self.settings.machine.device, threads)
+        cpu = spare_cpu(cpus, device, threads)
         if self._sampler and cpu != self._sampler_cpu:
             self._started.close()
             self._sampler = None
         if self._sampler is None:
-            process = SamplerProcess(self.settings.sources, self.settings.period_s, cpu)
-            self._sampler, self._sampler_cpu = self._started.enter_context(process), cpu
+            wanted = self.config.sampling
+            read = wanted.sources or sources.present(device, self.machine.gpu_uuid)
+            self._sampler = self._started.enter_context(SamplerProcess(read, wanted.period_s, cpu))
+            self._sampler_cpu = cpu
         return self._sampler
 
     def latest_samples(self) -> list[Sample]:
@@ -205,7 +162,7 @@ class Session:
         """Wait for the child, a signal or the time to attend; return whether the child has something to read."""
         waiting: list[Child[Any] | SamplerProcess | socket.socket] = [child, self._wake]
         waiting += [self._sampler] if self._sampler else []
-        ready, _, _ = select.select(waiting, [], [], min(remaining_s, ATTEND_S) if self._attend else remaining_s)
+        ready, _, _ = select.select(waiting, [], [], min(remaining_s, ATTEND_S) if self.attend else remaining_s)
         if self._sampler in ready:
             self._sampler.receive()
         if self._wake in ready:
@@ -216,17 +173,7 @@ class Session:
         """Return why what runs has to end, else None."""
         if self.interrupted:
             return "interrupted by a signal"
-        return self._attend() if self._attend else None
-
-    def begin(self, plan: Sequence[Planned]) -> None:
-        """Tell the sinks what will be measured."""
-        for sink in self.sinks:
-            sink.begin(plan)
-
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None) -> None:
-        """Tell the sinks what runs now."""
-        for sink in self.sinks:
-            sink.stage(planned, process, stage, percent)
+        return self.attend() if self.attend else None
 
     def publish(self, record: Record) -> None:
         """Give the record to each sink."""
@@ -244,6 +191,23 @@ class Session:
         """Have the sinks deliver what is left."""
         for sink in self.sinks:
             sink.end()
+
+
+def writable(folder: Path, name: str) -> Path:
+    """Return the folder, made and tried out, so that nothing is measured in vain."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.resolve()
+    except OSError as error:
+        raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
+
+
+def made_output(folder: Path) -> Path:
+    """Return the folder of `--output`, made and tried out as our own are; raise UsageError where that fails."""
+    writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)")
+    writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)")
+    return writable(folder, f"--output {folder}")
 
 
 def spare_cpu(cpus: Collection[int], device: str, threads: int) -> int | None:

@@ -36,7 +36,8 @@ class Supervisor:
         """Measure every case of the plan, under the machine's lock."""
         with self.session.measuring():
             self.session.sampler(self.plan)
-            self.session.begin(self.plan)
+            for sink in self.session.sinks:
+                sink.begin(self.plan)
             for planned in self.plan:
                 if self.session.interrupted:
                     break
@@ -61,7 +62,8 @@ class Supervisor:
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
             accuracy = None if outcomes else planned.accuracy
             outcome = self.process(planned, f"{run_id.run_id}.{len(outcomes)}", len(outcomes), accuracy=accuracy)
-            self._keep_rates(planned.case, outcome)
+            if outcome.process.probes:
+                self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
             outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
         rates = self._rates.get(_rates_of(planned.case))
         return recording.record(planned.case, planned.preset, run, run_id, outcomes, rates)
@@ -82,23 +84,24 @@ class Supervisor:
         accuracy: ImageCount | None = None,
     ) -> Outcome:
         """Run one process of a case, under our interpreter or `python`; its raw times and its log go by `name`."""
-        settings, samples = self.session.settings, self.session.sampler(self.plan)
+        session, samples = self.session, self.session.sampler(self.plan)
+        power, period_s = samples.power(), session.config.sampling.period_s
         job = msgspec.structs.replace(
-            settings.job(planned, self.suite_id),
+            session.job(planned, self.suite_id),
             raw_name=name,
             spawned_ns=time.monotonic_ns(),
-            hold_s=energy.hold_s(samples.power(), settings.period_s),
-            idle_s=energy.idle_s(samples.power(), settings.period_s),
+            hold_s=energy.hold_s(power, period_s),
+            idle_s=energy.idle_s(power, period_s),
             probes=self._is_to_probe(planned, index),
             repeats=not is_compared or index == 0,
             is_compared=is_compared,
             accuracy=accuracy,
         )
-        with Worker(job, settings.output / "logs" / f"{name}.log", python) as worker:
+        with Worker(job, session.output / "logs" / f"{name}.log", python) as worker:
             samples.watch(worker.pid)
             ended_by, reason = self._wait(worker, planned, index)
             outcome = worker.outcome(ended_by, reason)
-        return recording.with_samples(outcome, planned.case, samples, settings.machine, settings.period_s)
+        return recording.with_samples(outcome, planned.case, samples, session.machine, period_s)
 
     def _is_to_probe(self, planned: Planned, index: int) -> bool:
         """Say whether this process takes the device's rates: the first and the last of the run that need the same.
@@ -112,10 +115,6 @@ class Supervisor:
         last = [entry for entry in probing if _rates_of(entry.case) == rates][-1]
         return planned == last and index == planned.limits.processes - 1
 
-    def _keep_rates(self, case: Case, outcome: Outcome) -> None:
-        if outcome.process.probes:
-            self._rates.setdefault(_rates_of(case), outcome.process.probes)
-
     def _wait(self, worker: Worker, planned: Planned, index: int) -> tuple[Status | None, str | None]:
         """Wait for the worker's end; return how we ended it and why, or (None, None) where it ended by itself."""
         stage: StageName | None = None
@@ -125,7 +124,8 @@ class Supervisor:
             is_later = worker.percent != percent and time.monotonic() - announced_s >= PROGRESS_S
             if worker.stage != stage or is_later:
                 stage, percent, announced_s = worker.stage, worker.percent, time.monotonic()
-                self.session.stage(planned, index, stage, percent)
+                for sink in self.session.sinks:
+                    sink.stage(planned, index, stage, percent)
             remaining_s = worker.remaining_s()
             if remaining_s <= 0:
                 worker.stop()

@@ -74,7 +74,7 @@ def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
     """Run the child beside the sampler; its layers get the energy of a pass, or a note why there is none."""
-    samples, period_s = session.sampler([]), session.settings.period_s
+    samples, period_s = session.sampler([]), session.config.sampling.period_s
     power = samples.power()
     lasting_s = max(LEAST_S, energy.idle_s(power, period_s)) if power else 0.0
     beside = msgspec.structs.replace(job, energy_s=lasting_s, hold_s=energy.hold_s(power, period_s))

@@ -5,7 +5,6 @@ from typing import Literal, TextIO
 
 import msgspec
 
-from benchd.daemon.config import LimitsConfig
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.measuring import paired
 from benchd.daemon.measuring.session import Session
@@ -49,7 +48,7 @@ def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Co
     """Return what the measurement says, or why there is none."""
     request = paired.Request(cases=cases, preset="quick", min_effect=MIN_EFFECT, pairs=pairs)
     try:
-        planned = paired.planned_sides(request, LimitsConfig(), session.settings.machine)
+        planned = paired.planned_sides(request, session.config.limits, session.machine)
         made, code = paired.compare(request, planned, session, err)
     except BenchdError as error:  # it cannot run here, and the others may
         return str(error)

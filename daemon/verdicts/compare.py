@@ -246,7 +246,7 @@ def _subject(record: Record) -> list[str]:
     if catalog.find(record.case.model):
         return ["--models", record.case.model]
     onnx = _own_file(record)
-    return [*(["--onnx", onnx] if onnx else ["--module", _own_module(record)]), *_read(record)]
+    return [*(["--onnx", onnx] if onnx else ["--module", _user_module(record)]), *_read(record)]
 
 
 def _weights(record: Record) -> list[str]:
@@ -268,7 +268,7 @@ def _own_file(record: Record) -> str | None:
     return name if record.case.model == f"own.{Path(name).stem}" else None
 
 
-def _own_module(record: Record) -> str:
+def _user_module(record: Record) -> str:
     file, _, function = record.case.model.removeprefix("own.").rpartition(".")
     return f"{file}.py:{function}"
 
@@ -295,5 +295,5 @@ def _both_here(record: Record) -> str:
     if catalog.find(record.case.model):
         words += ["--python", "A/bin/python", "--python", "B/bin/python"]
     else:
-        words += [word for side in "AB" for word in ("--module", f"{side}/{_own_module(record)}")] + _read(record)
+        words += [word for side in "AB" for word in ("--module", f"{side}/{_user_module(record)}")] + _read(record)
     return f"{shlex.join([*words, *_device(record)])} measures both here and now"

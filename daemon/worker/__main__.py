@@ -12,7 +12,7 @@ from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import ProcessResult
 from benchd.daemon.worker import child
-from benchd.daemon.worker.stages import StageClock, send
+from benchd.daemon.worker.child import StageClock, send
 
 
 def main() -> None:

@@ -1,15 +1,19 @@
-"""What children with torch do alike: end with their parent, say in a line why they failed, leave fast. Torch-free."""
+"""What children with torch do alike: tell their stage, end with their parent, say why they failed. Torch-free."""
 
 import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
+
+import msgspec
 
 from benchd.daemon.errors import BenchdError, Unsupported
-from benchd.daemon.records import Status
+from benchd.daemon.measuring.protocol import Job, Message, Stage, StageName
+from benchd.daemon.records import Stages, Status
 
 _PR_SET_PDEATHSIG = 1
 _NEEDS_AUTOGRAD = ("does not require grad and does not have a grad_fn", "nference tensor")
@@ -82,3 +86,40 @@ def _is_of(file: str, folder: Path) -> bool:
 def _lacks_memory(text: str) -> bool:
     """Say so of an error in lower case; an allocator's failed assertion, which names its file, is another matter."""
     return "out of memory" in text or ("alloc" in text and "internal assert" not in text)
+
+
+def send(pipe: BinaryIO, message: Message) -> None:
+    """Write one message as a JSON line."""
+    pipe.write(msgspec.json.encode(message) + b"\n")
+
+
+class StageClock:
+    """Announces each stage to the supervisor and keeps how long it took, all its times together."""
+
+    def __init__(self, pipe: BinaryIO, job: Job) -> None:
+        self._pipe = pipe
+        self._current: StageName | None = None
+        self._started_ns = time.monotonic_ns()
+        self.seconds: dict[str, float] = {"spawn_s": (self._started_ns - job.spawned_ns) / 1e9}
+
+    def enter(self, name: StageName) -> None:
+        """End the stage that runs and begin this one."""
+        self.leave()
+        self._current, self._started_ns = name, time.monotonic_ns()
+        send(self._pipe, Stage(name))
+
+    def go_on(self, percent: int) -> None:
+        """Say that so much of the stage is done: its deadline begins anew."""
+        if self._current:
+            send(self._pipe, Stage(self._current, percent))
+
+    def leave(self) -> None:
+        """End the stage that runs."""
+        if self._current:
+            name = f"{self._current}_s"
+            self.seconds[name] = self.seconds.get(name, 0.0) + (time.monotonic_ns() - self._started_ns) / 1e9
+            self._current = None
+
+    def stages(self) -> Stages:
+        """Return the stages so far."""
+        return Stages(**self.seconds)

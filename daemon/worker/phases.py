@@ -19,7 +19,7 @@ from benchd.daemon.worker import accuracy, audit, backends, measure, occupancy, 
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
-from benchd.daemon.worker.stages import StageClock
+from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
 from benchd.daemon.worker.subject import Subject, build
 from benchd.models import catalog

@@ -30,8 +30,8 @@ from benchd.daemon.delivery.disk_reserve import RESERVE_BYTES
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
+from benchd.daemon.service.between import WATCHDOG_S
 from benchd.daemon.service.publisher import Running
-from benchd.daemon.service.service import WATCHDOG_S
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """

@@ -29,12 +29,7 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.service.publisher import SCHEDULE
 from benchd.daemon.service.schedule import State, begin
 from benchd.daemon.verdicts.statistics import percentile
-<<<<<<< HEAD:benchmarks/soak.py
-from benchmarks.delivery_site import DEVICE, HOST, KEEP_ALIVE_S, WAIT_S, Result, Site, site, wait_until
-=======
-from benchmarks.fuzz_commands import fuzz
 from tests.soak.delivery_site import DEVICE, HOST, KEEP_ALIVE_S, WAIT_S, Result, Site, site, wait_until
->>>>>>> w_deps:tests/soak/soak.py
 
 FILE = "soak.json"
 ALIVE_S, DOWN_S = 2.0, 0.5  # at most, between two kills and until what was killed is begun again

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 from broker import program
 
-<<<<<<< HEAD:tests/benchmarks/test_soak.py
-from benchmarks import delivery_site, soak
-=======
-from benchd.daemon.delivery.commands import VERBS
-from benchmarks import fuzz_commands
 from tests.soak import delivery_site, soak
->>>>>>> w_deps:tests/soak/test_soak.py
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
@@ -24,11 +18,7 @@ NEVER = {"lost", "stored twice", "said to be on the disk and not there", "unsent
 
 def test_kills_and_an_outage_lose_nothing_and_store_nothing_twice(tmp_path, child_environment):
     program("mosquitto")
-<<<<<<< HEAD:tests/benchmarks/test_soak.py
-    command = [sys.executable, "-m", "benchmarks.soak", "--kills", "5", "--records", "500"]
-=======
-    command = [sys.executable, "-m", "tests.soak.soak", "--kills", "5", "--records", "500", "--commands", "0"]
->>>>>>> w_deps:tests/soak/test_soak.py
+    command = [sys.executable, "-m", "tests.soak.soak", "--kills", "5", "--records", "500"]
     command += ["--half-open", "0", "--output", str(tmp_path)]
     paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the code under test lies beside the installed one
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment | paths)

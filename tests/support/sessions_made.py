@@ -1,22 +1,15 @@
-"""Sessions of a test's own, in a folder, with no sinks."""
+"""Sessions of a test's own, in a folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchd.daemon.config import Config, DeviceConfig, SamplingConfig
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.session import Session, Settings
+from benchd.daemon.measuring.session import Session, Sink
 
 
-def settings(folder: Path, *, sources: list[str] | None = None, machine: Machine | None = None) -> Settings:
-    return Settings(
-        device_id="d",
-        machine=machine or Machine("cpu", has_cxx=True),
-        output=folder,
-        artifacts=folder / "artifacts",
-        cache=folder / "cache",
-        sources=sources or ["procfs"],
-        period_s=0.05,
-    )
-
-
-def session(folder: Path, *, sources: list[str] | None = None) -> Session:
-    return Session(settings(folder, sources=sources))
+def session(
+    folder: Path, sinks: Sequence[Sink] = (), *, source: str = "procfs", machine: Machine | None = None
+) -> Session:
+    config = Config(device=DeviceConfig(id="d"), sampling=SamplingConfig(sources=[source]))
+    return Session(config, machine or Machine("cpu", has_cxx=True), folder, sinks)

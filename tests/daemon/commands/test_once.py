@@ -2,14 +2,13 @@
 
 import pytest
 from records_made import made
-from sessions_made import settings
+from sessions_made import session
 
 from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import Case, Check, Variant, encode
 from benchd.daemon.verdicts import noise_floor
 from benchd.daemon.verdicts.compare import comparison
@@ -31,8 +30,7 @@ def test_the_records_name_the_gpu_that_is_measured(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     machine = Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
-    session = Session(settings(tmp_path, machine=machine))
-    assert session.run("suite").environment.gpu == "--id=GPU-1a2b"
+    assert session(tmp_path, machine=machine).run("suite").environment.gpu == "--id=GPU-1a2b"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_trace_of_no_use_is_a_failed_method_with_its_reason(read, events, devi
 
 
 def gathered(folder, job, source, deadline_s=120.0):
-    with session(folder, sources=[source]) as one, one.measuring(ending=()):
+    with session(folder, source=source) as one, one.measuring(ending=()):
         return gather(one, job, deadline_s, None).collected
 
 

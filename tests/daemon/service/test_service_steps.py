@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from broker import HOST, free_port
@@ -9,9 +10,12 @@ from broker import HOST, free_port
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.measuring import plan
 from benchd.daemon.service import announcements
-from benchd.daemon.service.service import Places, Service
+from benchd.daemon.service.cases import Cases
+from benchd.daemon.service.parts import Base, Places
+from benchd.daemon.service.service import Service
 
 SUITE = '[device]\nid = "d"\n[[suite]]\nname = "s"\nmodels = ["square"]\npreset = "quick"\n'
 
@@ -23,43 +27,47 @@ def service(tmp_path, monkeypatch):
     path, (reader, writer) = tmp_path / "benchd.toml", socket.socketpair()
     path.write_text(f'{SUITE}[mqtt]\nurl = "mqtt://{HOST}:{free_port()}"\n')
     with closing(reader), closing(writer), Outbox(tmp_path / "outbox.db") as outbox:
-        service = Service(path, Places(tmp_path, tmp_path))
-        service._outbox, service._reserve, service._wake_end = outbox, Reserve(tmp_path / "reserve"), writer
+        places, reserve = Places(tmp_path, tmp_path), Reserve(tmp_path / "reserve")
+        service, journal = Service(path, places), JournalSink(tmp_path / "records.jsonl", reserve)
+        service._base, service._wake_end = Base(places, "boot", reserve, outbox, journal), writer
         service._startup(None)
         yield service
-        service._publisher.link.stop()
-        service._journal._journal.close()
+        service._now.publisher.link.stop()
+        journal._journal.close()
 
 
 def test_a_gpu_that_the_driver_shows_late_is_what_the_next_pass_is_planned_for(service, monkeypatch):
     service._begin_due()
-    link, cases = service._publisher.link, service._agenda.cases["s"]
-    assert service._machine.device == "cpu"
+    link, cases = service._now.publisher.link, service._now.agenda.cases["s"]
+    assert service._now.machine.device == "cpu"
     monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
-    service._done_s.clear()
+    service._base.every._done_s.clear()
     service._begin_due()
-    assert service._machine.device == "cuda"
-    assert set(service._agenda.cases["s"]) > set(cases)
-    assert service._publisher.link is not link, "info still names the CPU"
+    assert service._now.machine.device == "cuda"
+    assert set(service._now.agenda.cases["s"]) > set(cases)
+    assert service._now.publisher.link is not link, "info still names the CPU"
 
 
 def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "$1, 560.35.03, 170 W"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    service._machine = plan.Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
-    service._session = service._made_session()
-    info = announcements.info(service._settings.device, "d", "boot", service._machine, service._agenda)
-    for environment in (service._session.run("suite").environment, info.environment):
+    machine = plan.Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
+    now = replace(service._now, machine=machine)
+    info = announcements.info(now.settings.device, "d", "boot", machine, now.agenda)
+    session = Cases(service._base, now, service._between, None).session
+    for environment in (session.run("suite").environment, info.environment):
         assert environment.gpu == "--id=GPU-1a2b"
 
 
 def test_a_reload_keeps_what_the_old_connection_has_heard(service):
     old = service._publisher.link
     command = Arrived("benchd/v1/d/cmd/list", b"{}", arrived_s=0.0)
+    old = service._now.publisher.link
+    command = Arrived("benchd/v1/d/cmd/list", b"{}", retained=False)
     old.seen.commands.append(command)
     old.seen.events.append(("not_sent", "x"))
     service._reload()
-    new = service._publisher.link
+    new = service._now.publisher.link
     assert new is not old
     assert (list(new.seen.commands), list(new.seen.events)) == ([command], [("not_sent", "x")])

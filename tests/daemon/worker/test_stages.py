@@ -5,7 +5,7 @@ import msgspec
 from worker_jobs import job
 
 from benchd.daemon.measuring.protocol import Stage
-from benchd.daemon.worker.stages import StageClock
+from benchd.daemon.worker.child import StageClock
 
 
 def test_a_stage_that_comes_twice_has_both_its_times(tmp_path):

@@ -1,0 +1,141 @@
+"""Which case the service measures next, what it waits for, and the measurement of one case in its session."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.config import Conditions
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.machine.lock import Busy, MachineLock
+from benchd.daemon.machine.systemd_notify import log
+from benchd.daemon.measuring import recording
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.recording import RunId
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import ProcessResult
+from benchd.daemon.service import conditions
+from benchd.daemon.service.between import Between
+from benchd.daemon.service.parts import Base, Configured
+from benchd.daemon.service.publisher import Running
+from benchd.daemon.service.schedule import Progress
+
+LOOK_S = 5.0  # between two looks at the schedule, the conditions and a lock that another holds
+
+
+class Cases:
+    """Measures what the agenda holds, one case after the other; `session` lasts until the configuration changes."""
+
+    def __init__(self, base: Base, now: Configured, between: Between, artifacts: Path | None) -> None:
+        self._base, self._now, self._between, self._doing = base, now, between, base.doing
+        self.session = Session(
+            now.settings,
+            now.machine,
+            base.places.state / "runs",
+            [now.publisher, base.journal],
+            lambda: between.attend(self.session),
+            given_artifacts=artifacts,
+            flags=("mqtt", "service") if now.publisher.link else ("service",),
+        )
+        self._supervisors: dict[str, Supervisor] = {}
+        self._waited_for = ""
+
+    def next(self) -> tuple[Progress, list[Planned]] | None:
+        """Return the cases that are left of what to measure now, and take note of what it waits for otherwise."""
+        if not self._now.agenda.state.passes:
+            self._wait_for(None)
+            return None
+        if self._doing.waiting_for and not self._base.every.is_due("judge", LOOK_S):
+            return None
+        found = self._disk_problem() or self._now.agenda.next(self._unmet)
+        if isinstance(found, tuple):
+            found = _not_free() or found
+        self._wait_for(found if isinstance(found, str) else None)
+        return found if isinstance(found, tuple) else None
+
+    def _wait_for(self, reason: str | None) -> None:
+        if reason and not self._doing.waiting_for and reason != self._waited_for:
+            log(f"waiting: {reason}")
+            self._waited_for = reason
+        self._doing.waiting_for = reason
+
+    def _unmet(self, entry: Progress) -> str | None:
+        if entry.by_command or entry.suite.conditions == Conditions():
+            return None
+        found = conditions.read(self._now.machine.gpu_uuid)
+        return self._base.judge.unmet(entry.suite.conditions, found, time.monotonic())
+
+    def _disk_problem(self) -> str | None:
+        """Return why no new case may begin; what was sent makes room before that is said."""
+        outbox, quota_bytes = self._base.outbox, self._now.settings.service.quota_bytes
+        if outbox.used_bytes() > quota_bytes:
+            with suppress(UsageError):  # a full disk, which is said below
+                outbox.forget_sent(time.time(), keep_rows=0)
+        full = outbox.used_bytes() > quota_bytes or not self._base.reserve.hold()
+        self._doing.problem = "degraded:disk" if full else None
+        return self._doing.problem
+
+    def measure(self, entry: Progress, left: Sequence[Planned]) -> None:
+        """Measure the first of the cases that are left, under the machine's lock."""
+        session, publisher, planned = self.session, self._now.publisher, left[0]
+        self._doing.running = (entry, planned)
+        self._between.publish_health()  # who watches need not wait for the next half minute
+        supervisor = self._supervisor(entry, left)
+        try:
+            with session.measuring():
+                session.sampler(supervisor.plan)
+                self._between.feed_watchdog()  # the sampler took its time, and so may describing the machine
+                publisher.begin_case(entry.suite_id, planned)
+                supervisor.measure(planned)
+        except Busy as busy:  # another was faster
+            self._wait_for(str(busy))
+        except BenchdError as error:
+            self._doing.problem = str(error)
+            self._between.event("pass_failed", f"{entry.suite.name or 'run'}: {error}")
+            self._now.agenda.cancel(entry.suite_id)
+            self._between.save()
+        finally:
+            publisher.end()
+            self._doing.running = None
+            self._doing.slower = self._now.regressions.problem()
+            self._between.publish_health()
+        while session.failures:
+            self._doing.problem = session.failures.pop(0)
+            log(f"not kept: {self._doing.problem}")
+
+    def _supervisor(self, entry: Progress, left: Sequence[Planned]) -> Supervisor:
+        """Return the supervisor of the run, which keeps the rates that it has probed; forget those of others."""
+        agenda = self._now.agenda
+        self._supervisors = {name: one for name, one in self._supervisors.items() if agenda.is_under_way(name)}
+        made = Supervisor(self.session, left, entry.suite_id)
+        return self._supervisors.setdefault(entry.suite_id, made)
+
+    def end_interrupted(self, running: Running) -> None:
+        """Publish the case with which the last service died as aborted, and do not begin it again in this run.
+
+        It may be what killed the service.
+        """
+        reason = "the service died while this case ran"
+        outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
+        run_id = RunId(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
+        run = replace(self.session.run(running.suite_id), boot_id=running.boot_id, flags=())
+        record = recording.record(running.case, running.preset, run, run_id, [outcome])
+        if self._now.agenda.is_under_way(running.suite_id):
+            self._now.agenda.skip(running.suite_id, record.case_id)
+        for sink in self.session.sinks:
+            sink.publish(record, msgspec.json.encode(record))
+
+
+def _not_free() -> str | None:
+    """Return why the machine cannot be measured now, before anything is read or said for a case."""
+    try:
+        with MachineLock():
+            return None
+    except NotAvailable as error:
+        return str(error)

@@ -1,0 +1,84 @@
+"""What the parts of the service share: its folders, what it keeps on the disk, what it is at, what is configured."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchd.daemon.config import Config
+from benchd.daemon.delivery.disk_reserve import Clock, Reserve
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import folders
+from benchd.daemon.machine.systemd_notify import Notifier
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.service.agenda import Agenda
+from benchd.daemon.service.announcements import Doing
+from benchd.daemon.service.conditions import Judge
+from benchd.daemon.service.publisher import Publisher
+from benchd.daemon.service.regressions import Regressions
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the service keeps its state and says what it does: systemd's folders, else the XDG ones."""
+
+    state: Path
+    runtime: Path
+
+    @classmethod
+    def here(cls) -> "Places":
+        """Return the folders, made where they are absent; raise UsageError where that fails."""
+        state = folders.state()
+        places = cls(state, Path(os.environ.get("RUNTIME_DIRECTORY") or state))
+        try:
+            for folder in (places.state, places.runtime):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"the state folder {state} cannot be made: {error.strerror}") from error
+        return places
+
+
+class Every:
+    """What is done only so often: when each thing was done last."""
+
+    def __init__(self) -> None:
+        self._done_s: dict[str, float] = {}
+
+    def is_due(self, name: str, period_s: float) -> bool:
+        """Say whether this has not been done for so long, and take it as done."""
+        now_s = time.monotonic()
+        if now_s - self._done_s.get(name, -period_s) < period_s:
+            return False
+        self._done_s[name] = now_s
+        return True
+
+
+@dataclass(frozen=True)
+class Base:
+    """What stays the same from the start of the service to its end."""
+
+    places: Places
+    boot_id: str
+    reserve: Reserve
+    outbox: Outbox
+    journal: JournalSink
+    notifier: Notifier = field(default_factory=Notifier)
+    doing: Doing = field(default_factory=Doing)
+    every: Every = field(default_factory=Every)
+    judge: Judge = field(default_factory=Judge)
+    clock: Clock = field(default_factory=Clock)
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What follows from the configuration, and is made anew with it."""
+
+    settings: Config
+    machine: Machine
+    topics: Topics
+    agenda: Agenda
+    regressions: Regressions
+    publisher: Publisher
