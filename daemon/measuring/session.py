@@ -28,6 +28,7 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.process import Child
 from benchd.daemon.measuring.protocol import Job, StageName
 from benchd.daemon.measuring.recording import Run
+from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import Environment, Record, Sample
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
