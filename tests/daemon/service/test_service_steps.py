@@ -61,10 +61,8 @@ def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service,
 
 
 def test_a_reload_keeps_what_the_old_connection_has_heard(service):
-    old = service._publisher.link
-    command = Arrived("benchd/v1/d/cmd/list", b"{}", arrived_s=0.0)
     old = service._now.publisher.link
-    command = Arrived("benchd/v1/d/cmd/list", b"{}", retained=False)
+    command = Arrived("benchd/v1/d/cmd/list", b"{}", arrived_s=0.0)
     old.seen.commands.append(command)
     old.seen.events.append(("not_sent", "x"))
     service._reload()
