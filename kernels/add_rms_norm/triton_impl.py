@@ -63,18 +63,13 @@ def _kernel(hidden, residual, weight, normed, total, dim, eps, RESIDUAL: tl.cons
 def _shipped(dtype: str, dim: int, residual: bool) -> launch.Shipped:
     """Return what the launcher makes for rows of `dim`, which 16 divides, and a residual in float32."""
     block, warps = _tile(dim)
-    pointers = {"hidden": dtype, "residual": "fp32" if residual else dtype, "weight": dtype, "normed": dtype}
-    pointers |= {"total": "fp32"}
-    constants = {"RESIDUAL": residual, "BLOCK": block}
-    return launch.Shipped(
-        name=f"add_rms_norm {dtype} {block}{'' if residual else ' first'}",
-        kernel=_kernel,
-        signature={name: f"*{kind}" for name, kind in pointers.items()}
-        | {"dim": "i32", "eps": "fp32"}
-        | dict.fromkeys(constants, "constexpr"),
-        constants=constants,
-        aligned=(*pointers, "dim"),
-        num_warps=warps,
+    types = dict.fromkeys(("hidden", "weight", "normed"), f"*{dtype}") | {"total": "*fp32", "eps": "fp32"}
+    return launch.shipped(
+        f"add_rms_norm {dtype} {block}{'' if residual else ' first'}",
+        _kernel,
+        types | {"residual": "*fp32" if residual else f"*{dtype}"},
+        {"RESIDUAL": residual, "BLOCK": block},
+        warps,
         fp_fusion=_FP_FUSION,
     )
 

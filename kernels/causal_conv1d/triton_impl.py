@@ -14,6 +14,7 @@ from benchd.kernels import launch
 from benchd.kernels.causal_conv1d import ops
 from benchd.kernels.op import computes
 
+_COUNTS = ("length", "blocks")  # not worth a specialisation
 _FP_FUSION = True  # one rounding less a tap; no bit is promised
 
 
@@ -66,7 +67,7 @@ def _silu(x):
     return x / (1.0 + tl.exp2(x * -1.4426950408889634))  # -log2(e)
 
 
-@triton.jit(do_not_specialize=("length", "blocks"))
+@triton.jit(do_not_specialize=_COUNTS)
 def _kernel(
     x,
     weight,
@@ -129,18 +130,14 @@ def _shipped(
 ) -> launch.Shipped:
     """Return what the launcher makes for dense weights, a bias, SiLU and channels that 16 divides."""
     constants = {"BACK": back, "AHEAD": ahead, "BIAS": True, "SILU": True, "WIDTH": 4}
-    constants |= {"TOKENS": tile.tokens, "CHANNELS": tile.channels}
-    pointers, strides = ("x", "weight", "bias", "y"), ("image_stride", "token_stride", "direction_stride", "channels")
-    return launch.Shipped(
-        name=f"{name} {dtype} {tile.tokens}x{tile.channels}",
-        kernel=_kernel,
-        signature=dict.fromkeys(pointers, f"*{dtype}")
-        | dict.fromkeys((*strides, "length", "blocks"), "i32")
-        | dict.fromkeys(constants, "constexpr"),
-        constants=constants,
-        aligned=(*pointers, *strides),
-        num_warps=tile.warps,
+    return launch.shipped(
+        f"{name} {dtype} {tile.tokens}x{tile.channels}",
+        _kernel,
+        dict.fromkeys(("x", "weight", "bias", "y"), f"*{dtype}"),
+        constants | {"TOKENS": tile.tokens, "CHANNELS": tile.channels},
+        tile.warps,
         fp_fusion=_FP_FUSION,
+        any_size=_COUNTS,
         architectures=architectures,
     )
 

@@ -6,7 +6,6 @@ A current expanded over T is read as one step, never copied out.
 
 import ctypes
 from functools import cache, partial
-from pathlib import Path
 
 import torch
 
@@ -56,10 +55,10 @@ def _state_dtype(current: torch.Tensor) -> torch.dtype:
 @cache
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
     """Return the kernels for currents of `dtype`, float32 or float64."""
-    real = "double" if dtype == torch.float64 else "float"
-    library = compiler.load(Path(__file__).with_name("native.c"), (*compiler.EXACT, f"-DREAL={real}"))
     pointer, size, number, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
-    library.lif.argtypes = [pointer, pointer, *[size] * 3, *[number] * 3, flag, flag]
-    library.lif_pool.argtypes = [pointer, pointer, *[size] * 6, flag, *[number] * 3, *[flag] * 3]
-    library.lif.restype = library.lif_pool.restype = None
-    return library
+    return compiler.functions(
+        __file__,
+        (*compiler.EXACT, compiler.real(dtype)),
+        lif=[pointer, pointer, *[size] * 3, *[number] * 3, flag, flag],
+        lif_pool=[pointer, pointer, *[size] * 6, flag, *[number] * 3, *[flag] * 3],
+    )

@@ -188,39 +188,19 @@ def _window(corner, inside, RIGHT: tl.constexpr, BELOW: tl.constexpr):
 def _shipped() -> Iterator[launch.Shipped]:
     """Yield what OnePass launches at 8 steps, half and full: both layers, the first with either encoding."""
     layers = {"lif1 repeat": ((64, 32, 32), True), "lif1 rate": ((64, 32, 32), False), "lif2": ((128, 16, 16), False)}
+    numbers = dict.fromkeys(("decay", "gain", "threshold"), "fp32")
     for precision in ("fp16", "fp32"):
         for layer, (image, repeat) in layers.items():
-            for cut, architectures in _shipped_cuts():
-                constants = _pool_constants(8, image, True, cut) | {"REPEAT": repeat, "SUBTRACT": False}
-                yield _specialised(
-                    f"lif_pool {layer} {cut.block} {precision}", precision, constants, cut, architectures
+            for cut, architectures in launch.by_architecture(lambda which: _CUTS.get(which, _CUTS[0])):
+                yield launch.shipped(
+                    f"lif_pool {layer} {cut.block} {precision}",
+                    _pool_kernel,
+                    dict.fromkeys(("current", "pooled"), f"*{precision}") | numbers,
+                    _pool_constants(8, image, True, cut) | {"REPEAT": repeat, "SUBTRACT": False},
+                    cut.warps,
+                    fp_fusion=False,
+                    architectures=architectures,
                 )
-
-
-def _shipped_cuts() -> Iterator[tuple[_Cut, tuple[int, ...]]]:
-    """Yield each cut with the architectures that use it."""
-    used = {which: _CUTS.get(which, _CUTS[0]) for which in launch.ARCHITECTURES}
-    for cut in dict.fromkeys(cut for cuts in used.values() for cut in cuts):
-        yield cut, tuple(which for which, cuts in used.items() if cut in cuts)
-
-
-def _specialised(
-    name: str, precision: str, constants: Mapping[str, Any], cut: _Cut, architectures: tuple[int, ...]
-) -> launch.Shipped:
-    """Return the pooling kernel as it is launched on images without gaps, whose sizes divide by 16."""
-    tensors = dict.fromkeys(("current", "pooled"), f"*{precision}")
-    sizes = dict.fromkeys(("step", "pooled_step"), "i32")
-    numbers = dict.fromkeys(("decay", "gain", "threshold"), "fp32")
-    return launch.Shipped(
-        name=name,
-        kernel=_pool_kernel,
-        signature=tensors | sizes | numbers | dict.fromkeys(constants, "constexpr"),
-        constants=constants,
-        aligned=(*tensors, *sizes),
-        num_warps=cut.warps,
-        fp_fusion=False,
-        architectures=architectures,
-    )
 
 
 SHIPPED = tuple(_shipped())

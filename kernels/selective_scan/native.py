@@ -6,7 +6,6 @@ Half-precision inputs are converted at the border.
 
 import ctypes
 from functools import cache, partial
-from pathlib import Path
 
 import torch
 
@@ -116,8 +115,5 @@ def _tokens(tensor: torch.Tensor | None) -> _Numbers:
 
 @cache
 def _library() -> ctypes.CDLL:
-    # ISO C rounds every product of its own; here a fused multiply-add is both faster and nearer to the equation
-    library = compiler.load(Path(__file__).with_name("native.c"), ("-ffp-contract=fast",))
-    for function in (library.selective_scan, library.delta_projection):
-        function.argtypes, function.restype = [ctypes.POINTER(_Problem)], None
-    return library
+    problem = [ctypes.POINTER(_Problem)]
+    return compiler.functions(__file__, compiler.FUSED, selective_scan=problem, delta_projection=problem)

@@ -591,17 +591,18 @@ def _shipped() -> Iterator[launch.Shipped]:
     channels, states, rank, columns = 384, 16, 12, 48
     for precision in ("fp16", "fp32"):
         dtype = f"*{precision}"
-        for form, cut, architectures in _cuts():
-            yield _specialised(
-                f"selective_scan {form} {cut.channels}x{cut.tokens}{' ahead' * cut.ahead} {precision}",
-                _scan_kernel,
-                {"u": dtype, "delta": dtype, "B": "*fp32", "C": "*fp32", "A": "*fp32", "D": dtype, "y": dtype},
-                {"z": None, "bias": None, "SOFTPLUS": False, "REVERSE": False, "BOTH": True}
-                | {"u_token": channels, "delta_token": channels, "B_token": states, "C_token": states, "z_token": 0}
-                | _scan_constants(form, cut, channels, states),
-                cut.warps,
-                architectures,
-            )
+        for form in _CUTS:
+            for cut, architectures in launch.by_architecture(partial(_cuts, form)):
+                yield _specialised(
+                    f"selective_scan {form} {cut.channels}x{cut.tokens}{' ahead' * cut.ahead} {precision}",
+                    _scan_kernel,
+                    {"u": dtype, "delta": dtype, "B": "*fp32", "C": "*fp32", "A": "*fp32", "D": dtype, "y": dtype},
+                    {"z": None, "bias": None, "SOFTPLUS": False, "REVERSE": False, "BOTH": True}
+                    | {"u_token": channels, "delta_token": channels, "B_token": states, "C_token": states, "z_token": 0}
+                    | _scan_constants(form, cut, channels, states),
+                    cut.warps,
+                    architectures,
+                )
         pointers = dict.fromkeys(("low", "B", "C", "weight", "bias", "delta"), dtype)
         yield _specialised(
             f"delta_projection {precision}",
@@ -615,12 +616,9 @@ def _shipped() -> Iterator[launch.Shipped]:
         yield _specialised(f"gate {precision}", _gate_kernel, pointers, constants, _GATE.warps)
 
 
-def _cuts() -> Iterator[tuple[str, _Cut, tuple[int, ...]]]:
-    """Yield each cut of each form, with the architectures that use it."""
-    for form, tables in _CUTS.items():
-        used = {which: [cut for _, cut in tables.get(which, tables[0])] for which in launch.ARCHITECTURES}
-        for cut in dict.fromkeys(cut for cuts in used.values() for cut in cuts):
-            yield form, cut, tuple(which for which, cuts in used.items() if cut in cuts)
+def _cuts(form: str, architecture: int) -> list[_Cut]:
+    tables = _CUTS[form]
+    return [cut for _, cut in tables.get(architecture, tables[0])]
 
 
 def _specialised(
@@ -631,18 +629,8 @@ def _specialised(
     warps: int,
     architectures: tuple[int, ...] = launch.ARCHITECTURES,
 ) -> launch.Shipped:
-    """Return the kernel as it is launched on tensors of whole rows: every start and every stride divides by 16."""
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
-    return launch.Shipped(
-        name=name,
-        kernel=kernel,
-        signature=signature,
-        constants=constants,
-        aligned=tuple(name for name in names if name not in constants and name not in _COUNTS),
-        num_warps=warps,
-        fp_fusion=True,
-        architectures=architectures,
+    return launch.shipped(
+        name, kernel, pointers, constants, warps, fp_fusion=True, any_size=_COUNTS, architectures=architectures
     )
 
 

@@ -7,7 +7,6 @@ precision that was not asked for.
 import ctypes
 import math
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -101,7 +100,4 @@ def _output(x: torch.Tensor, weight_shape: list[int], stride: int, padding: int)
 
 @cache
 def _library() -> ctypes.CDLL:
-    # ISO C rounds every product of its own; here a fused multiply-add is both faster and nearer to the equation
-    library = compiler.load(Path(__file__).with_name("native.c"), ("-ffp-contract=fast",))
-    library.spike_conv2d.argtypes, library.spike_conv2d.restype = [ctypes.POINTER(_Problem)], None
-    return library
+    return compiler.functions(__file__, compiler.FUSED, spike_conv2d=[ctypes.POINTER(_Problem)])

@@ -6,7 +6,6 @@ The forward pass keeps nothing for a gradient: backwards, a tile of neurons fire
 
 import ctypes
 from functools import cache, partial
-from pathlib import Path
 
 import torch
 
@@ -116,14 +115,13 @@ def _sizes(values: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
 @cache
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
     """Return the kernels for tensors of `dtype`, float32 or float64."""
-    real = "double" if dtype == torch.float64 else "float"
-    library = compiler.load(Path(__file__).with_name("native.c"), (*compiler.EXACT, f"-DREAL={real}"))
     pointer, size, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
     neuron, windows = (pointer, number, number, threads), (*[size] * 10, threads)
-    library.stbif.argtypes = [*[pointer] * 5, *[size] * 4, *neuron]
-    library.stbif_backward.argtypes = [*[pointer] * 7, *[size] * 4, *neuron]
-    library.max_pool_delta.argtypes = [*[pointer] * 4, *windows]
-    library.max_pool_delta_backward.argtypes = [*[pointer] * 5, *windows]
-    for function in (library.stbif, library.stbif_backward, library.max_pool_delta, library.max_pool_delta_backward):
-        function.restype = None
-    return library
+    return compiler.functions(
+        __file__,
+        (*compiler.EXACT, compiler.real(dtype)),
+        stbif=[*[pointer] * 5, *[size] * 4, *neuron],
+        stbif_backward=[*[pointer] * 7, *[size] * 4, *neuron],
+        max_pool_delta=[*[pointer] * 4, *windows],
+        max_pool_delta_backward=[*[pointer] * 5, *windows],
+    )

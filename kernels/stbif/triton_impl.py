@@ -430,18 +430,11 @@ def _unpool_kernel(
 
 def _shipped() -> Iterator[launch.Shipped]:
     """Yield what the spiking ResNet-18 launches at 8 steps: neurons and pool, and in float32 their gradients."""
-    for cut, architectures in _shipped_cuts():
+    for cut, architectures in launch.by_architecture(lambda which: _CUTS.get(which, _CUTS[0])[1:]):
         for precision in ("fp16", "fp32"):
             yield from _shipped_neurons(precision, cut, architectures)
             yield from _shipped_pools(precision, cut, architectures)
     yield from _shipped_gradients()
-
-
-def _shipped_cuts() -> Iterator[tuple[_Cut, tuple[int, ...]]]:
-    """Yield each cut with the architectures that use it."""
-    used = {which: _CUTS.get(which, _CUTS[0])[1:] for which in launch.ARCHITECTURES}
-    for cut in dict.fromkeys(cut for cuts in used.values() for cut in cuts):
-        yield cut, tuple(which for which, cuts in used.items() if cut in cuts)
 
 
 # The neurons behind the first layer, behind a convolution and behind one with a shortcut; the last two in each layout
@@ -494,18 +487,9 @@ def _specialised(
     cut: _Cut,
     architectures: tuple[int, ...] = launch.ARCHITECTURES,
 ) -> launch.Shipped:
-    """Return `kernel` as it is launched on tensors without gaps; what is neither tensor nor constant is a size."""
-    kinds = {name: f"*{kind}" for name, kind in tensors.items()} | dict.fromkeys(constants, "constexpr")
-    signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
-    return launch.Shipped(
-        name=name,
-        kernel=kernel,
-        signature=signature,
-        constants=constants,
-        aligned=tuple(name for name in signature if name not in (*constants, *_UNSPECIALISED)),
-        num_warps=cut.warps,
-        fp_fusion=False,
-        architectures=architectures,
+    types = {name: f"*{kind}" for name, kind in tensors.items()}
+    return launch.shipped(
+        name, kernel, types, constants, cut.warps, fp_fusion=False, any_size=_UNSPECIALISED, architectures=architectures
     )
 
 
