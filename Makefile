@@ -24,10 +24,15 @@ FIND_PYTHON_3_10 = python=$$(python3.10 -c 'import sys; print(sys.executable)' 2
 	|| pyenv whence --path python3.10 2>/dev/null | tail -n 1 || true)
 PACKAGES := daemon models kernels exporters dashboard
 
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+FAST := tests/e2e/test_bench_once.py::test_json_prints_the_records_and_nothing_else tests/daemon tests/kernels \
+	tests/test_layout.py tests/test_docs.py $(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py \
+	daemon/profiling/test_collecting.py kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
+
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-slow test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -37,8 +42,10 @@ once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
 	@$(BIN)/bench-once --preset quick --report $(ARGS)
 
 test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
-	@OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 \
-		--dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+test-fast: $(TEST) programs  ## what has no process with torch, a shape of each kernel and one run of bench-once; 2 minutes
+	@$(PYTEST) --one-each $(FAST) $(ARGS)
 
 test-slow: $(TEST) programs  ## the simulations that `make test` leaves out; ARGS goes to pytest
 	@$(BIN)/pytest -m slow $(ARGS)

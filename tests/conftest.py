@@ -40,7 +40,16 @@ OURS = (
 FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-each", action="store_true", help="run the first case of each parametrized test only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("one_each"):
+        firsts = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        others = set(items).difference(firsts.values())
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if torch.cuda.is_available():
         return
