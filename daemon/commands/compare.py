@@ -53,11 +53,12 @@ def compare(
     least = quantity("--min-effect", min_effect, {"%": 0.01})
     if not (live or aa):
         raise typer.Exit(compare_files([Path(side) for side in sides], least, sys.stdout, json))
-    _refuse(sides, python or [], module or [], is_aa=aa)
+    modules = [UserModule.at(path, input_ or []) for path in module or []]
+    _refuse(sides, python or [], modules, is_aa=aa)
     request = paired.Request(
         cases=sides,
         pythons=[str(path) for path in python or []],
-        modules=[UserModule.at(path, input_ or []) for path in module or []],
+        modules=modules,
         pairs=pairs,
         min_effect=least,
         preset=preset,
@@ -77,7 +78,7 @@ def compare(
     raise typer.Exit(code or exit_code([made], list(FAIL_ON)) or int(bool(session.failures)))
 
 
-def _refuse(cases: Sequence[str], pythons: Sequence[Path], modules: Sequence[str], *, is_aa: bool) -> None:
+def _refuse(cases: Sequence[str], pythons: Sequence[Path], modules: Sequence[UserModule], *, is_aa: bool) -> None:
     """Raise UsageError for sides that are too few or too many."""
     counts = (len(cases), len(pythons), len(modules))
     if is_aa and (counts[0] != 1 or max(counts) > 1):

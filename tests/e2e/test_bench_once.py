@@ -418,7 +418,7 @@ def test_two_at_a_time_is_refused_with_the_holder(command):
     [
         "bench-once --models square --config tiny.toml --preset quick --variants eager --output out",
         "benchd compare --live square,eager,b1,size=64 square,eager,b1,size=32 --pairs 2 --output out",
-        "benchd profile square --option size=64 --method benchmark --quick --steps 1 --output out",
+        "benchd profile square --option size=64 --method benchmark --preset quick --steps 1 --output out",
     ],
     ids=["once", "compare", "profile"],
 )
