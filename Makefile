@@ -102,8 +102,8 @@ weights: $(TEST)  ## train the small nets that ship, into models/demo/; 15 minut
 occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite docs/occupancy.md
 	$(BIN)/python -m benchd.kernels.shipped docs/occupancy.md
 
-pictures: $(TEST) programs  ## draw docs/pictures from bench-out (what `make once` left) and a run of `benchd demo`
-	$(BIN)/python .ci/pictures.py bench-out docs/pictures
+pictures: $(TEST) programs  ## draw docs/pictures from the records in results/ and a run of `benchd demo`
+	$(BIN)/python .ci/pictures.py results/amd-epyc-2-threads/records.jsonl docs/pictures
 
 wheel: $(TEST)  ## build the wheel into dist/
 	rm -rf build dist/benchd-*.whl
