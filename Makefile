@@ -1,4 +1,4 @@
-# The commands of a newcomer are `make once` and `make test`; `make help` lists the others.
+# Start with `make once` and `make test`; `make help` lists the other targets.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -32,92 +32,95 @@ FAST := tests/e2e/test_bench_once.py::test_json_prints_the_records_and_nothing_e
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy pictures wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 	@echo 'Settings: PYTHON VENV ARGS JETSON_INDEX, as in: make once PYTHON=python3.12 ARGS="--models vim_tiny"'
 
-once: $(ONCE)  ## set up and measure this machine once; ARGS goes to bench-once
+once: $(ONCE)  ## set up and measure this machine once; ARGS is passed to bench-once
 	@$(BIN)/bench-once --preset quick --report $(ARGS)
 
-test: $(TEST) programs  ## set up and run the whole test suite; ARGS goes to pytest
+test: $(TEST) programs  ## set up and run the whole test suite; ARGS is passed to pytest
 	@$(PYTEST) $(ARGS)
 
-test-fast: $(TEST) programs  ## what has no process with torch, a shape of each kernel and one run of bench-once; 2 minutes
+test-fast: $(TEST) programs  ## run tests without a torch process, one shape per kernel and one bench-once run; 2 minutes
 	@$(PYTEST) --one-each $(FAST) $(ARGS)
 
-test-slow: $(TEST) programs  ## the simulations that `make test` leaves out; ARGS goes to pytest
+test-slow: $(TEST) programs  ## run the simulations that `make test` leaves out; ARGS is passed to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
 
-test-index: $(TEST)  ## install the dashboard from the package index into a fresh environment and use it without torch
+test-index: $(TEST)  ## install the dashboard from the package index in a fresh environment and use it without torch
 	@$(BIN)/pytest -m index $(ARGS)
 
-test-unit: $(TEST) programs  ## boot a systemd and put the service through its life there, as root; prints the figures
+test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service through its life there; prints the figures
 	@$(BIN)/pytest -s -m slow tests/e2e/test_unit.py $(ARGS)
 
-test-gpu: $(TEST)  ## the kernels and the models on this machine's GPU; ARGS goes to pytest
+test-gpu: $(TEST)  ## test kernels and models on this machine's GPU; ARGS is passed to pytest
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'
 	$(BIN)/pytest tests/kernels tests/gpu $(ARGS)
 
-test-tensorrt: $(TEST)  ## our use of TensorRT against the bindings of 10.3 and 11, without a GPU
+test-tensorrt: $(TEST)  ## check our use of TensorRT against the bindings of 10.3 and 11, without a GPU
 	BENCHD_TENSORRT_WHEELS=$(VENV)/tensorrt-wheels $(BIN)/pytest tests/exporters/test_tensorrt_bindings.py $(ARGS)
 
-test-amqtt: $(TEST)  ## delivery to amqtt, a broker without MQTT 5, in an environment of its own
+test-amqtt: $(TEST)  ## test delivery to amqtt, a broker without MQTT 5, in a separate environment
 	BENCHD_AMQTT=$(VENV)/amqtt $(BIN)/pytest tests/daemon/delivery/test_amqtt.py $(ARGS)
 
-bench-kernels: $(ONCE)  ## race the kernels against torch and the peers installed here; ARGS="--list" shows the ops
+bench-kernels: $(ONCE)  ## race the kernels against torch and installed peers; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)
 
-bench-models: $(ONCE)  ## race the variants of the models against each other and the peers installed here
+bench-models: $(ONCE)  ## race the models' variants against each other and installed peers
 	@$(BIN)/python -m benchmarks.models $(ARGS)
 
-bench-gpu: $(TEST)  ## everything that can be measured on this machine's GPU, in stages, into results/
+bench-gpu: $(TEST)  ## measure everything on this machine's GPU, in stages, into results/
 	@$(BIN)/python -m benchmarks.campaign --device cuda $(ARGS)
 
-bench-cpu: $(TEST)  ## the same on the CPU
+bench-cpu: $(TEST)  ## measure everything on the CPU, in stages, into results/
 	@$(BIN)/python -m benchmarks.campaign --device cpu --minutes 60 $(ARGS)
 
-soak: $(TEST) programs  ## kill and fill up the service's delivery for an hour; ARGS="--help" says more
+soak: $(TEST) programs  ## kill the service and fill its outbox for an hour; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak $(ARGS)
 
-bench-collector: $(TEST) programs  ## how fast collectors store a backlog, also with one killed; ARGS="--help" says more
+bench-collector: $(TEST) programs  ## time how fast collectors store a backlog, also if one is killed; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.collector $(ARGS)
 
-soak-aa: $(ONCE)  ## compare cases with themselves for hours, goes on where it stopped; ARGS="--help" says more
+soak-aa: $(ONCE)  ## compare cases with themselves for hours, resuming where it stopped; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak_aa $(ARGS)
 
-check: $(TEST) types  ## lint, format and types
+check: $(TEST) types  ## check lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p benchd -p benchmarks -m tests.soak.collector
 
-types:  ## the link tree benchd/ that the type checker reads
+types:  ## make the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd
 	@for folder in $(PACKAGES); do ln -sfn ../../$$folder .typing/benchd/$$folder; done
 
-weights: $(TEST)  ## train the small nets that ship, into models/demo/: a quarter of an hour on two cores
+weights: $(TEST)  ## train the small nets that ship, into models/demo/; 15 minutes on two cores
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m benchd.models.demo.train
 
 occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite docs/occupancy.md
 	$(BIN)/python -m benchd.kernels.shipped docs/occupancy.md
 
+pictures: $(TEST) programs  ## draw docs/pictures from the records in results/ and a run of `benchd demo`
+	$(BIN)/python .ci/pictures.py results/amd-epyc-2-threads/records.jsonl docs/pictures
+
 wheel: $(TEST)  ## build the wheel into dist/
 	rm -rf build dist/benchd-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
-bundle: wheel  ## what a Jetson without a network needs, into dist/bundle-TARGET; TARGET=jetpack62
+bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62
 	@$(FIND_PYTHON_3_10)
 	"$${python:-python3.10}" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
 
-test-jetpack62:  ## the test suite with the versions of JetPack 6.2, on x86-64
+test-jetpack62:  ## run the test suite with the versions of JetPack 6.2, on x86-64
 	@$(FIND_PYTHON_3_10)
 	$(MAKE) test PYTHON="$${python:-python3.10}" VENV=.venv-jetpack62 PLATFORM=cpu CONSTRAINTS=constraints-jetson62.txt
 
 programs: $(TEST)
 	@.ci/programs $(BIN)/python
 
-clean:  ## remove what builds and checks leave; the environments stay
+clean:  ## remove the output of builds and checks; keep the environments
 	rm -rf build dist *.egg-info .typing .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(PACKAGES) benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

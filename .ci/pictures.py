@@ -1,0 +1,107 @@
+"""Makes the pictures of README.md: python .ci/pictures.py RECORDS FOLDER.
+
+Table and report show the newest measured record of some cases. The dashboard's picture is of `benchd demo`, which
+measures this machine beside three simulated devices.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+
+from benchd.daemon.records import Record, encode
+from benchd.daemon.reporting import report
+from benchd.daemon.reporting.console import print_decisions, print_table
+from benchd.daemon.verdicts import results
+from benchd.daemon.verdicts.recommend import Requirements, decide
+
+COLUMNS = 150
+VARIANTS = {
+    "vim_tiny": ("eager", "amp", "onnxruntime", "custom"),
+    "snn_onepass": ("eager", "compile", "onnxruntime", "custom"),
+}
+WEB_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
+HOST, DEVICE = "127.0.0.1", "simulated-orin-nano"
+DEMO_S = 75  # one period of the device that runs hot
+VIEWPORT = {"width": 1280, "height": 800}
+
+
+def chosen(path: Path, batch_size: int) -> list[Record]:
+    """Return the newest record of each of our cases in that batch size."""
+    newest = {record.case_id: record for record in results.read(path)}
+    names = [f"{model},{variant},b{batch_size}" for model, variants in VARIANTS.items() for variant in variants]
+    return [newest[name] for name in names]
+
+
+def table(found: list[Record], picture: Path) -> None:
+    """Draw what `bench-once` prints at its end."""
+    console = Console(file=StringIO(), record=True, width=COLUMNS, highlight=False)
+    print_table(console, found)
+    text = StringIO()
+    print_decisions(text, decide(found, Requirements()), as_json=False)
+    console.print(text.getvalue().rstrip(), markup=False)
+    drawn = WEB_FONT.sub("", console.export_svg(title="bench-once"))  # a picture must not ask another host
+    picture.write_text(drawn, encoding="utf-8")
+
+
+@contextmanager
+def demo(port: int) -> Iterator[None]:
+    """Run `benchd demo` with a machine lock and folders of its own."""
+    with TemporaryDirectory() as folder:
+        own = dict.fromkeys(("BENCHD_LOCK_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"), folder)
+        command = [sys.executable, "-m", "benchd.daemon.cli", "demo", "--port", str(port)]
+        with subprocess.Popen(command, env=os.environ | own) as process:
+            try:
+                time.sleep(DEMO_S)
+                yield
+            finally:
+                process.send_signal(signal.SIGINT)
+
+
+def screenshot(browser: Browser, address: str, picture: Path) -> None:
+    """Draw the upper part of a page."""
+    page = browser.new_page(viewport=VIEWPORT)
+    page.goto(address)
+    page.get_by_role("heading", level=1).wait_for()
+    page.wait_for_timeout(3000)  # the charts are drawn by then
+    page.screenshot(path=picture)
+    page.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def main(records: Path, folder: Path) -> None:
+    """Write the three pictures into `folder`."""
+    folder.mkdir(exist_ok=True)
+    table(chosen(records, 1), folder / "table.svg")
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as started, TemporaryDirectory() as out:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=options)
+        shown = Path(out) / "records.jsonl"
+        shown.write_bytes(b"".join(encode(one) + b"\n" for one in (*chosen(records, 1), *chosen(records, 4))))
+        report.report([shown], ["html"], Path(out), StringIO())
+        screenshot(browser, (Path(out) / "report.html").as_uri(), folder / "report.png")
+        port = free_port()
+        with demo(port):
+            screenshot(browser, f"http://{HOST}:{port}/device/{DEVICE}", folder / "dashboard.png")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))
