@@ -37,7 +37,7 @@ def _place_in_batch(loaded: Loaded, right: Truth, excess: np.ndarray) -> int | N
 
     `excess` is that of the check. Others come to each place by batches that begin one image later, until that is clear.
     """
-    case, plain, images = right.reference.job.case, right.reference.subject.plain, right.reference.images
+    case, plain, images = right.reference.job.case, right.reference.workload.plain, right.reference.images
     size = case.batch_size
     by_place = list(excess.reshape(-1, size))
     for first in range(1, len(images) - size + 1):

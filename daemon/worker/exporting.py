@@ -18,7 +18,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
-from benchd.daemon.worker import backends, subject
+from benchd.daemon.worker import backends, workload
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, Store
 from benchd.exporters.files import Precision
@@ -98,7 +98,7 @@ def _job(
 
 
 def _export(request: ExportRequest, file: _File) -> Artifact:
-    built = subject.build(file.job)
+    built = workload.build(file.job)
     if request.to == "onnx":
         form = files.form(file.job.options, "cpu")
         return built.source.export(file.precision, file.batch, form and (request.form or form))

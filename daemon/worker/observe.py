@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from benchd.daemon.worker.agreement import Observation
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.structures import Batch, Tensors, answered, cast, gathered, of_batch
-from benchd.daemon.worker.subject import shows_codes
+from benchd.daemon.worker.workload import shows_codes
 
 
 def observe(

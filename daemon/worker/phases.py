@@ -21,7 +21,7 @@ from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
-from benchd.daemon.worker.subject import Subject, build
+from benchd.daemon.worker.workload import Workload, build
 from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
@@ -38,29 +38,29 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         found.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
     free_at_first_bytes = _free_bytes(device)
     stages.enter("build")
-    subject = build(job)
-    found.model = subject.facts
+    workload = build(job)
+    found.model = workload.facts
     if job.case.variant.kernels == "custom":
         found.kernels_ran = "triton" if device.type == "cuda" else "c"
-    found.artifacts = subject.source.used
+    found.artifacts = workload.source.used
     stages.enter("export")
-    backends.prepare(job.case.variant, subject.source, device, job.case.batch_size)
+    backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
     stages.enter("load")
-    loaded = backends.load(job.case.variant, subject.source, device, subject.images[: job.case.batch_size])
+    loaded = backends.load(job.case.variant, workload.source, device, workload.images[: job.case.batch_size])
     found.runtime = loaded.runtime
     found.threads = torch.get_num_threads()  # a user's own build may have set another
     stages.leave()
-    pool = steps.batches(subject.images, job.case.batch_size, loaded)
+    pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
     # before the check, whose reference takes memory of its own
     loaded = replace(loaded, taken_bytes=free_at_first_bytes - _free_bytes(device))
     stages.enter("check")
-    found.check, right = check_and_answers(subject, loaded, job)
+    found.check, right = check_and_answers(workload, loaded, job)
     if right:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")
     found.flags += ["reference_fp32"] if found.check.reference == "float32" else []
-    _accuracy(job, subject, loaded, stages, found)
-    del subject
+    _accuracy(job, workload, loaded, stages, found)
+    del workload
     if job.case.scenario == "cold_start":
         _cold_start(job, loaded, first_ended_ns, stages, found)
         return
@@ -95,12 +95,12 @@ def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[
     return loaded, first, first_ended_ns
 
 
-def _accuracy(job: Job, subject: Subject, loaded: Loaded, stages: StageClock, found: Outcome) -> None:
+def _accuracy(job: Job, workload: Workload, loaded: Loaded, stages: StageClock, found: Outcome) -> None:
     """Count right answers where this process is to; labels that do not fit cost that figure alone."""
-    if job.accuracy is None or subject.dataset is None:
+    if job.accuracy is None or workload.dataset is None:
         return
     stages.enter("accuracy")
-    counted = accuracy.measure(subject, subject.dataset, loaded, job, stages.go_on)
+    counted = accuracy.measure(workload, workload.dataset, loaded, job, stages.go_on)
     if isinstance(counted, str):
         found.missing["accuracy"] = counted
     else:

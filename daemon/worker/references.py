@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker.structures import Batch, values
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.workload import Workload
 from benchd.exporters import code
 from benchd.exporters.artifacts import Store, key_of
 
@@ -35,22 +35,22 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 
 def facts(
-    name: str, subject: Subject, job: Job, images: Batch, batch_size: int, device: torch.device
+    name: str, workload: Workload, job: Job, images: Batch, batch_size: int, device: torch.device
 ) -> dict[str, Any]:
     """Return what an answer of the model to these images is made of; `name` says which answer it is."""
     return {
         "model": job.case.model,
         "precision": name,
         "format": "npz",
-        "options": subject.facts.options,
-        "weights_sha256": subject.facts.weights_sha256,
+        "options": workload.facts.options,
+        "weights_sha256": workload.facts.weights_sha256,
         "inputs_sha256": _digest(values(images)),
         "batch": batch_size,
         "seed": job.case.seed,
         "device": device.type,
         "code_sha256": code.sha256(*code.SHIPPED, "daemon/worker"),
         "versions": code.versions(*_RUNTIMES),
-        **subject.source.scope,
+        **workload.source.scope,
     }
 
 

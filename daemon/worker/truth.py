@@ -20,7 +20,7 @@ from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Obse
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches, of_images
 from benchd.daemon.worker.structures import ONLY, Batch, Tensors, answered, cast, each, of_batch, spread, values
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
 
 NOISE_DRAWS = 2
@@ -41,16 +41,16 @@ class Truth:
     why_fp32: str = ""
 
 
-def find(subject: Subject, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
+def find(workload: Workload, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
     """Return the truth about these images; raise UnfitModel for a model that gives none, and what it raises itself."""
-    double = Reference(subject, job, images, torch.float64, device)
+    double = Reference(workload, job, images, torch.float64, device)
     try:
         return Truth(double, rule, double.answers(), double.bounds(rule))
     except Exception as error:
         if job.case.model in catalog.MODELS or isinstance(error, BenchdError):
             raise
         told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    single = Reference(subject, job, images, torch.float32, torch.device("cpu"))
+    single = Reference(workload, job, images, torch.float32, torch.device("cpu"))
     why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
     return Truth(single, rule, single.answers(), single.bounds(rule), why)
 
@@ -80,7 +80,7 @@ def unmoved(right: Truth, off: NDArray[np.bool_]) -> list[int]:
 class Reference:
     """The plain model in one precision on one device, and the images that it answers."""
 
-    subject: Subject
+    workload: Workload
     job: Job
     images: Batch
     dtype: torch.dtype
@@ -93,8 +93,8 @@ class Reference:
             module = self._module()
             found = self._run(module, self.images)
             if self.job.case.model not in catalog.MODELS:
-                first = self.images[: self.subject.reference_batch]
-                _refuse_odd(found, self._loaded(module), first, len(self.images), self.subject.facts.data)
+                first = self.images[: self.workload.reference_batch]
+                _refuse_odd(found, self._loaded(module), first, len(self.images), self.workload.facts.data)
             held = {f"output {path}": values for path, values in found.outputs.items()}
             return held | ({} if found.codes is None else {"codes": found.codes})
 
@@ -104,7 +104,7 @@ class Reference:
 
     def bounds(self, rule: Rule) -> Bounds:
         """Return what limits a variant in the rule's number format, from draws of its rounding noise."""
-        size = self.subject.reference_batch
+        size = self.workload.reference_batch
         count = NOISE_IMAGES_SPIKING if rule.spiking else NOISE_IMAGES
         batches, total = -(-count // size), len(self.images)
 
@@ -131,12 +131,14 @@ class Reference:
 
     def kept(self, name: str, compute: references.Compute, **more: object) -> references.Arrays:
         """Return arrays that an earlier process computed of the same facts, or compute them; `more` are facts too."""
-        subject, kind = self.subject, str(self.dtype).removeprefix("torch.")
-        facts = references.facts(f"{kind}-{name}", subject, self.job, self.images, subject.reference_batch, self.device)
+        workload, kind = self.workload, str(self.dtype).removeprefix("torch.")
+        facts = references.facts(
+            f"{kind}-{name}", workload, self.job, self.images, workload.reference_batch, self.device
+        )
         return references.kept(Path(self.job.cache) / "references", facts | more, compute)
 
     def _module(self) -> nn.Module:
-        module = self.subject.reference() if self.dtype == torch.float64 else copy.deepcopy(self.subject.plain)
+        module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)
         return module.to(self.device)
 
     def _loaded(self, module: nn.Module) -> Loaded:
@@ -144,7 +146,7 @@ class Reference:
         return Loaded(run, self.dtype, self.device, module)
 
     def _run(self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None) -> Observation:
-        size = self.subject.reference_batch
+        size = self.workload.reference_batch
         return observe(self._loaded(module), module, images, size, self.job.case.seed, rows)
 
     def noisy(self, number_format: Format, seed: int, rows: Sequence[int], times: float = 1.0) -> Observation:

@@ -12,7 +12,7 @@ from torch import nn
 from worker_jobs import TINY, job, run, user_module
 
 from benchd.daemon.records import Check
-from benchd.daemon.worker import agreement, audit, check, steps, subject
+from benchd.daemon.worker import agreement, audit, check, steps, workload
 from benchd.daemon.worker.agreement import Observation, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.structures import Tensors
@@ -108,7 +108,7 @@ def test_other_load_never_looks_like_a_cache_in_every_trial(spread):
 
 def known(a_job):
     """Return what the timed section of the job has to answer."""
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     _, right = check.check_and_answers(built, loaded(built.plain), a_job)
     return right
 

@@ -29,7 +29,7 @@ REFERENCE_BATCH = 8
 
 
 @dataclass(frozen=True)
-class Subject:
+class Workload:
     """What backends load, a pool of inputs (N, ...) whose floats are float32, and labels (N,) where there are any.
 
     `dataset` is the set that the pool is from, None where it is random. `plain` is the same model with the same weights
@@ -50,7 +50,7 @@ class Subject:
         return copy.deepcopy(self.plain).double()
 
 
-def build(job: Job) -> Subject:
+def build(job: Job) -> Workload:
     """Build the job's model and its inputs; raise Unsupported or UsageError with the reason."""
     torch.manual_seed(job.case.seed)
     try:
@@ -66,7 +66,7 @@ def build(job: Job) -> Subject:
     source = _source(job, module, pool.images, facts, judged_by)
     # an output of a whole batch, such as a loss, is another in another batch
     batch = job.case.batch_size if job.module or job.onnx else REFERENCE_BATCH
-    return Subject(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of)
+    return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of)
 
 
 def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
