@@ -63,7 +63,7 @@ def frames(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def pictures(values: torch.Tensor) -> torch.Tensor:
-    """Return a buffer for the gradient of `values` (T, B, C, H, W) in the state's dtype, channels last inside a step."""
+    """Return a buffer for the gradient of `values` (T, B, C, H, W), in the state's dtype, channels last in a step."""
     buffer: torch.Tensor = torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
     return buffer
 

@@ -1,7 +1,7 @@
-"""A forward pass cut into parts: at each boundary the device is waited for and the clock is read.
+"""A forward pass cut into segments: at each boundary this waits for the device and reads the clock.
 
-What lies between two boundaries belongs to one part, so that nothing counts twice and nothing is left out. Boundaries
-are calls of modules, seen by forward hooks, and in Vision Mamba those of its kernels, which are no modules.
+All time between two boundaries belongs to one part, so nothing counts twice and nothing is left out. Boundaries are
+module calls, seen by forward hooks, and in Vision Mamba also its kernel calls, which are not modules.
 """
 
 import time
@@ -48,7 +48,7 @@ VIM_KERNELS = {
 
 @dataclass(frozen=True)
 class Segments:
-    """Where to cut: the part that each module is, and what follows it where that is not its caller or its group."""
+    """Where to cut: the part of each module, and the part after it if that is neither its caller nor its group."""
 
     modules: Mapping[nn.Module, Path]
     after: Mapping[nn.Module, Path] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Segments:
 
 
 def of(module: nn.Module) -> Segments:
-    """Return the segments of a model: of a catalogued one by its stages, of any other by two levels of its modules."""
+    """Return the segments of a model: the stages of a catalogued one, else the top two levels of its modules."""
     if isinstance(module, vim.Vim):
         return _vim(module)
     if isinstance(module, OnePass):
@@ -99,7 +99,7 @@ def _spiking(module: SpikingNetwork) -> Segments:
 
 
 def _by_name(module: nn.Module) -> dict[nn.Module, Path]:
-    """Return the module's children and theirs; those of a ResNet in the stages that it is known by."""
+    """Return the paths of the module's children and grandchildren, grouped by stage for a ResNet."""
     names = {name for name, _ in module.named_children() if not name.startswith("_")}
     staged = names <= STAGES.keys()
     paths: dict[nn.Module, Path] = {}
@@ -114,7 +114,7 @@ def _by_name(module: nn.Module) -> dict[nn.Module, Path]:
 
 
 def _opened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the children by name, those of a list or a sequence in its place."""
+    """Yield the children by name, with lists and sequences replaced by their members."""
     for name, child in module.named_children():
         if isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             yield from _opened(child, f"{prefix}{name}.")
@@ -123,9 +123,9 @@ def _opened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 class Pass:
-    """The parts of one pass, in nanoseconds by path; a range is open around each. `place` says what a part counts as.
+    """The nanoseconds of each part of one run, by path, with an open range around each. `place` maps a part's path.
 
-    What the reading of the clock takes itself is in no part.
+    The time to read the clock itself belongs to no part.
     """
 
     def __init__(self, segments: Segments, synchronise: Callable[[], None], place: Callable[[Path], Path]) -> None:
@@ -187,7 +187,7 @@ def run(
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done what it was given; on a CPU each call does that itself."""
+    """Wait until the device has finished its work; on a CPU every call is already synchronous."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -208,7 +208,7 @@ def watched(segments: Segments, passed: Pass) -> Iterator[None]:
 
 @contextmanager
 def _kernel_cut(owner: ModuleType, name: str, parts: tuple[str, str], passed: Pass) -> Iterator[None]:
-    """Let the owner's name of a kernel stand for the same kernel between two segments."""
+    """Replace the owner's kernel by one that runs as a segment of its own."""
     kernel, (inside, after) = getattr(owner, name), parts
 
     def cut_kernel(*arguments: Any, **options: Any) -> Any:
