@@ -82,7 +82,7 @@ def _refuse_path(parts: SplitResult) -> None:
     if "@" in tail:
         raise _wrong("user or password", "write / ? and # in them as %2F, %3F and %23")
     if tail not in ("", "/"):
-        raise _wrong("path", "not allowed, because the topics are fixed")
+        raise _wrong("path", "not allowed; the topics are fixed")
 
 
 def _port(parts: SplitResult) -> int:

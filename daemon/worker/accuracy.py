@@ -1,4 +1,4 @@
-"""How often a variant names the right class, and plain eager fp32 on the same images, read part by part."""
+"""Top-1 accuracy of a variant and of plain eager fp32 on the same images, read part by part."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -18,17 +18,17 @@ from benchd.daemon.worker.observe import observe
 from benchd.daemon.worker.workload import Workload
 from benchd.models.data import ImageSet
 
-PART_IMAGES = 64  # read at once, or a batch: a whole data set does not fit the memory
-NO_CLASS = -1  # of an image with a score that is no number: such an answer is never right
+PART_IMAGES = 64  # read at once, at least a batch: a whole data set does not fit into memory
+NO_CLASS = -1  # the class of an image with a NaN score: such an answer is never right
 
 
 class _Unscored(Exception):
-    """The model's output cannot be held against the labels; the message is the reason."""
+    """The model's output cannot be compared with the labels; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class _Answers:
-    """The classes that a model answers and the right ones, both (images,), and a hash over all that it read."""
+    """The predicted and the right classes, both (images,), and a hash over all inputs."""
 
     classes: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -38,9 +38,9 @@ class _Answers:
 def measure(
     workload: Workload, dataset: ImageSet, loaded: Loaded, job: Job, go_on: Callable[[int], None]
 ) -> Accuracy | str:
-    """Return the accuracy over as many images of `dataset` as the job asks for, or why there is none.
+    """Return the accuracy over as many images of `dataset` as the job requests, or why there is none.
 
-    `go_on` is told after each part how many percent of it are done.
+    `go_on` receives the progress in percent after each part.
     """
     indices = dataset.spread(len(dataset) if job.accuracy == "full" else int(job.accuracy or 0))
 
@@ -67,7 +67,7 @@ def measure(
 def _fp32_classes(
     workload: Workload, loaded: Loaded, job: Job, found: _Answers, answers_of: Callable[[Loaded], _Answers]
 ) -> NDArray[np.int64]:
-    """Return what plain eager fp32 answers to the same images: computed once, unless the variant is just that."""
+    """Return plain eager fp32's answers to the same images, computed once, or the variant's if it is that."""
 
     def compute() -> dict[str, NDArray[np.int64]]:
         if job.case.variant == Variant():
@@ -91,7 +91,7 @@ def _answers(
     for start, part in _parts(indices, job.case.batch_size):
         images, right = dataset.read(part)
         digest.update(images.numpy().tobytes() + right.numpy().tobytes())
-        # as the check does it, so that a rate-encoded image gets the same draws wherever it stands
+        # seeded as in the check, so that a rate-encoded image gets the same draws at any position
         whole = images[torch.arange(-(-len(part) // job.case.batch_size) * job.case.batch_size) % len(part)]
         unwatched = replace(model, module=None)
         seen = observe(unwatched, workload.plain, whole, job.case.batch_size, job.case.seed + start)
@@ -103,7 +103,7 @@ def _answers(
 
 
 def _parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield the indices in parts of whole batches, each with the place of its first one."""
+    """Yield the indices in parts of whole batches, each with the position of its first index."""
     size = -(-PART_IMAGES // batch_size) * batch_size
     for start in range(0, len(indices), size):
         yield start, indices[start : start + size]

@@ -14,9 +14,9 @@ from benchd.daemon.worker.structures import Answers, Batch, copied, joined, of_b
 from benchd.daemon.worker.truth import Truth
 from benchd.daemon.worker.workload import Workload
 
-# of a network with thresholds one neuron at the edge flips thousands behind it: a share of such images needs many
+# with thresholds, one neuron at the edge flips thousands after it: estimating the share of such images needs many
 SPIKING_IMAGES = 64
-FRESH_IMAGES = 4  # that are answered once, when the clock has stopped
+FRESH_IMAGES = 4  # answered once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
 
 
@@ -26,7 +26,7 @@ def check(workload: Workload, loaded: Loaded, job: Job) -> Check:
 
 
 def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
-    """Return the check, and what the timed section has to answer, None where that is not known."""
+    """Return the check, and the expected answers of the timed section, None if they are unknown."""
     size = job.case.batch_size
     least = max(job.limits.check_images, SPIKING_IMAGES if workload.judged_by == "codes" else 0)
     checked = -(-least // size)
@@ -46,7 +46,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> tuple[Che
 
 
 def _images(workload: Workload, size: int, checked: int) -> Batch:
-    """Return the images of so many batches, and then those that the variant does not meet before the clock stops."""
+    """Return the checked images, followed by images that the variant does not see before the clock stops."""
     count = checked * size
     images = workload.images[torch.arange(count) % len(workload.images)]
     others = torch.arange(count, count + -(-FRESH_IMAGES // size) * size) % len(workload.images)
@@ -59,9 +59,9 @@ def _rule(workload: Workload, loaded: Loaded, job: Job) -> Rule:
 
 
 def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:
-    """Return what a timed run has to answer; None where it draws random numbers of its own, or where it trains.
+    """Return the expected answers of a timed run; None if it draws its own random numbers, or trains.
 
-    As few of the `checked` batches as fit KNOWN_BYTES, but one: their answers stay in memory while it is measured.
+    Limited to the `checked` batches that fit KNOWN_BYTES, at least one: their answers stay in memory during timing.
     """
     case, images = right.reference.job.case, right.reference.images
     if getattr(right.reference.workload.plain, "encoding", None) == "rate" or case.direction == "training":

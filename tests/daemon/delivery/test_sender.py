@@ -298,7 +298,7 @@ def test_a_broker_that_speaks_nonsense_is_a_reason(outbox, answer):
     [
         ("mqtt", [], "{} did not answer in time"),
         ("mqtts", [], "{} did not answer in time"),
-        ("mqtt", ["20 03 00 00 00"], "time was up before {} had acknowledged everything"),
+        ("mqtt", ["20 03 00 00 00"], "timed out before {} had acknowledged everything"),
     ],
 )
 def test_a_broker_that_falls_silent_is_left_in_time(outbox, scheme, answers, reason):

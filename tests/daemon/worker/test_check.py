@@ -177,7 +177,7 @@ def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_
     assert found.verdict == "failed"
     assert (
         variant == "bf16"
-        or f"the answer in place {batch_size - 1} of the batch is off for most of 12 images" in found.note
+        or f"the answer at position {batch_size - 1} of the batch is off for most of 12 images" in found.note
     )
 
 

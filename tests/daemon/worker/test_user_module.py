@@ -253,7 +253,7 @@ def test_another_size_than_the_reference_s_fails_with_path_and_both_sizes(tmp_pa
     short = backends.Loaded(lambda x: x.flatten(1)[:, :4], torch.float32, CPU, None)
     result = check.check(built, short, a_job)
     assert not result.passed
-    assert result.note.startswith("the output is 4x4, and in float64 4x5")
+    assert result.note.startswith("the output is 4x4, but 4x5 in float64")
 
 
 REFUSED = {
