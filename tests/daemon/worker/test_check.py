@@ -194,7 +194,7 @@ def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
     found = planted(trained(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
     assert 0 < found.images_off <= found.images_off_allowed
     assert found.verdict == "failed"
-    assert "and float64 answers it alike in 16 draws of 4 times its rounding" in found.note
+    assert "but float64 answers it alike in 16 draws of 4 times its rounding" in found.note
 
 
 @pytest.mark.parametrize("variant", ["eager", "fp16", "bf16", "custom", "custom-amp"])
