@@ -69,7 +69,7 @@ def test_a_storm_of_casts_is_found(tmp_path):
     found = recorded(tmp_path, [SIDE] * 5, casts)
     assert set(found) == {"casts_and_copies"}
     assert found["casts_and_copies"].title == "Too many casts"
-    assert found["casts_and_copies"].evidence[-1] == "60 casts (aten::_to_copy) a step, in fp32"
+    assert found["casts_and_copies"].evidence[-1] == "60 casts (aten::_to_copy) per step, in fp32"
 
 
 def test_a_flip_is_found(tmp_path):

@@ -257,8 +257,8 @@ def test_another_size_than_the_reference_s_fails_with_path_and_both_sizes(tmp_pa
 
 
 REFUSED = {
-    "dropout": ([], UnfitModel, "answer to the same input changes from run to run"),
-    "Counting": ([], UnfitModel, "answer to the same input changes from run to run"),
+    "dropout": ([], UnfitModel, "answer to the same input changes between runs"),
+    "Counting": ([], UnfitModel, "answer to the same input changes between runs"),
     "not_a_number": ([], UnfitModel, "answer loss is NaN or infinite in float64"),
     "writes": ([], UnfitModel, "forward writes to its input"),
     "text": ([], UnfitModel, "answers str at name"),
@@ -283,9 +283,9 @@ def test_what_cannot_be_measured_ends_in_a_sentence(name, given, kind, words, tm
 @pytest.mark.parametrize(
     ("name", "variant", "words"),
     [
-        ("scripted", Variant("compile"), "torch compiles and exports no scripted module"),
-        ("scripted", Variant("onnxruntime"), "torch compiles and exports no scripted module"),
-        ("quantised", Variant("onnxruntime"), "torch exports no quantised module"),
+        ("scripted", Variant("compile"), "torch cannot compile or export a scripted module"),
+        ("scripted", Variant("onnxruntime"), "torch cannot compile or export a scripted module"),
+        ("quantised", Variant("onnxruntime"), "torch cannot export a quantised module"),
         ("quantised", Variant("eager", "fp16"), "leave fp16, bf16 and amp out"),
         ("branches", Variant("onnxruntime"), r"torch .* cannot export this: .*measured with --onnx"),
         ("varying", Variant("onnxruntime"), r"sizes depend on the values of its inputs; .*measured with --onnx"),
