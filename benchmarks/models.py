@@ -23,12 +23,12 @@ from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, all_variants
-from benchd.daemon.worker import backends, subject
+from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
 from benchd.daemon.worker.check import check
 from benchd.daemon.worker.steps import Training
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
 from benchmarks import peer_models, rows
 from benchmarks.peers import Missing
@@ -166,7 +166,7 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
             job = msgspec.structs.replace(job, options=catalog.entry(model).resolve({}))
         case = msgspec.structs.replace(job.case, model=model or job.case.model, variant=Variant.parse(variant))
         job = msgspec.structs.replace(job, case=case)
-        built = subject.build(job)
+        built = workload.build(job)
         backends.prepare(case.variant, built.source, device, case.batch_size)
         loaded = backends.load(case.variant, built.source, device, built.images[: case.batch_size])
         with torch.inference_mode():
@@ -185,7 +185,7 @@ def _shown(found: Check) -> str:
     return f"{found.verdict}: {flipped}{found.argmax_disagreements} of {found.images} disagree"
 
 
-def _call(built: Subject, loaded: Loaded, job: Job) -> Call:
+def _call(built: Workload, loaded: Loaded, job: Job) -> Call:
     """Return one run: of inference, or forward and backward of a training step."""
     images = _images(built, job).to(loaded.device, loaded.dtype)
     if job.case.direction == "inference":
@@ -195,7 +195,7 @@ def _call(built: Subject, loaded: Loaded, job: Job) -> Call:
     return _training(loaded.module, images, job)
 
 
-def _images(built: Subject, job: Job) -> Tensor:
+def _images(built: Workload, job: Job) -> Tensor:
     """Return one batch of a catalogued model, which reads one tensor."""
     if not isinstance(built.images, Tensor):
         raise Unsupported(f"{job.case.model} reads several inputs; a race is of models that read images")
@@ -221,7 +221,7 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
     shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
     job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))
     try:
-        built, dtype = subject.build(job), DTYPES[variant.precision]
+        built, dtype = workload.build(job), DTYPES[variant.precision]
         peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
         run = _autocast(peer, device) if variant.precision == "amp" else peer
         with torch.inference_mode():

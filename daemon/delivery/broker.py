@@ -1,4 +1,4 @@
-"""Where a broker is and whom to connect as, from a URL and `[mqtt]`; why a broker cannot be reached."""
+"""The broker's address and credentials, from a URL and `[mqtt]`, and reasons why a broker cannot be reached."""
 
 import ipaddress
 import os
@@ -16,12 +16,12 @@ PORTS = {"mqtt": 1883, "mqtts": 8883}
 PASSWORD_VARIABLE = "BENCHD_MQTT_PASSWORD"  # noqa: S105 - the name of a variable
 CREDENTIAL = "mqtt_password"
 KEEP_ALIVE_S = 30
-LOOK_S = 3  # taken off it: mosquitto looks for dead links every 5 s, and they are to show after one and a half of it
+LOOK_S = 3  # subtracted: mosquitto checks for dead links every 5 s, and they should show within 1.5 keep-alives
 
 
 @dataclass(frozen=True)
 class Broker:
-    """Where a broker listens and as whom to connect. Neither its repr nor `url` and `address` show the password."""
+    """A broker's address and credentials. Neither its repr nor `url` and `address` show the password."""
 
     host: str
     port: int
@@ -48,13 +48,13 @@ class Broker:
 def parse_url(url: str) -> Broker:
     """Return the broker of `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError that names the wrong part.
 
-    A user without a password takes the one in BENCHD_MQTT_PASSWORD, else the credential `mqtt_password` of the systemd
-    unit. No message quotes what may hold a password.
+    A user without a password gets the one in BENCHD_MQTT_PASSWORD, else the credential `mqtt_password` of the systemd
+    unit. No message quotes text that may contain a password.
     """
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _wrong("host", "no name or address; an IPv6 one stands in brackets, as in [::1]") from None
+        raise _wrong("host", "not a name or address; write an IPv6 address in brackets, as in [::1]") from None
     if parts.scheme not in PORTS:
         raise _wrong("scheme", "expected mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
     _refuse_path(parts)
@@ -63,7 +63,7 @@ def parse_url(url: str) -> Broker:
 
 
 def configured(url: str, given: MqttConfig) -> Broker:
-    """Return the broker of a URL with the files of `[mqtt]`, and with a keep-alive that makes its own come true."""
+    """Return the broker of a URL with the TLS files of `[mqtt]` and a keep-alive that meets its `keep_alive_s`."""
     return replace(
         parse_url(url),
         ca_file=given.ca_file,
@@ -82,7 +82,7 @@ def _refuse_path(parts: SplitResult) -> None:
     if "@" in tail:
         raise _wrong("user or password", "write / ? and # in them as %2F, %3F and %23")
     if tail not in ("", "/"):
-        raise _wrong("path", "none is allowed; the topics are fixed")
+        raise _wrong("path", "not allowed; the topics are fixed")
 
 
 def _port(parts: SplitResult) -> int:
@@ -118,16 +118,16 @@ def _host(parts: SplitResult) -> str:
     except ValueError:
         name = ""
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise _wrong("host", f"{host!r} is no name or address")
+        raise _wrong("host", f"{host!r} is not a name or address")
     return name
 
 
 class Ended(Exception):
-    """The connection is of no more use; the message is the reason in one sentence."""
+    """The connection is no longer usable; the message gives the reason in one sentence."""
 
 
 def explain(address: str, error: OSError | None) -> str:
-    """Return in one sentence why a broker cannot be reached; None stands for one that takes too long."""
+    """Return in one sentence why a broker cannot be reached; `error` None means a timeout."""
     if error is None or isinstance(error, TimeoutError):
         return f"{address} did not answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -138,7 +138,7 @@ def explain(address: str, error: OSError | None) -> str:
 
 
 def words(error: OSError) -> str:
-    """Return what the system, or OpenSSL, calls this error."""
+    """Return the text of this error from the system or OpenSSL."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return error.strerror or str(error)

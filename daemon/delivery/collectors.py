@@ -1,4 +1,4 @@
-"""Which collectors are known, and what they have stored: as long as one is, a broker's word is not the last one."""
+"""The known collectors and what they have stored: while there is one, a broker's acknowledgement is not enough."""
 
 import math
 import time
@@ -13,21 +13,21 @@ from benchd.daemon.delivery.topics import is_name
 KNOWN_S = 7 * 86400.0
 MAX_KNOWN = 16
 AGAIN_FIRST_S, AGAIN_LAST_S = 30.0, 3600.0
-KEEP_S = 3600.0  # by which what is kept may be behind
-NAMES = "collectors"  # as an earlier version kept them
+KEEP_S = 3600.0  # the stored times may be this old
+NAMES = "collectors"  # the key that an earlier version used
 SILENT = "collectors_silent_s"
 
 
 class Ack(Struct, frozen=True):
-    """What a collector says that it has stored."""
+    """A collector's acknowledgement of the results that it has stored."""
 
     keys: list[str]
 
 
 class Collectors:
-    """Those named in the configuration, and those heard of within seven days in which the service ran.
+    """The collectors named in the configuration, and those heard from in the last seven days of the service's uptime.
 
-    Its own time, because a clock that is set must not forget a collector with everything that waits for it.
+    Uptime, because setting the clock must not drop a collector together with everything that waits for it.
     """
 
     def __init__(self, outbox: Outbox, named: Sequence[str]) -> None:
@@ -37,11 +37,11 @@ class Collectors:
         self._again_s, self._again_delay_s = 0.0, AGAIN_FIRST_S
 
     def awaited(self, row: Row) -> bool:
-        """Say whether a collector has to store this message before it may go; only results are acknowledged."""
+        """Return whether a collector must store this message before it is deleted; only results are acknowledged."""
         return bool(self._named or self._heard_s) and "/result/" in row.topic
 
     def take(self, name: str, body: bytes) -> None:
-        """Take an acknowledgement; what is none changes nothing."""
+        """Apply an acknowledgement; a malformed one changes nothing."""
         try:
             keys = msgspec.json.decode(body, type=Ack).keys
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -56,7 +56,7 @@ class Collectors:
         self._again_s = time.monotonic() + AGAIN_FIRST_S
 
     def send_again(self, now_s: float) -> bool:
-        """Make pending, later and later, what nobody has stored: the broker may have lost it; say whether any was."""
+        """Mark unstored results as pending again, with growing delays: the broker may have lost them. Return if any."""
         if now_s < self._again_s:
             return False
         self._again_s = now_s + self._again_delay_s
@@ -64,7 +64,7 @@ class Collectors:
         return self._outbox.send_unstored() > 0
 
     def expire(self, now_s: float) -> str | None:
-        """Forget who was not heard of at the monotonic time `now_s`; return what that means, None where nothing."""
+        """Forget collectors silent for too long at the monotonic time `now_s`; return the consequence, None if none."""
         gone = [name for name, heard_s in self._heard_s.items() if now_s - heard_s > KNOWN_S]
         for name in gone:
             del self._heard_s[name]
@@ -73,7 +73,7 @@ class Collectors:
         if not gone or self._heard_s or self._named:
             return None
         rows = self._outbox.expect_no_collector()
-        return f"no acknowledgement from {', '.join(gone)} in seven days: {rows} results count as sent"
+        return f"no acknowledgement from {', '.join(gone)} for seven days: {rows} results now count as sent"
 
     def _keep(self, now_s: float) -> None:
         silent_s = {name: round(now_s - heard_s) for name, heard_s in sorted(self._heard_s.items())}
@@ -82,7 +82,7 @@ class Collectors:
 
 
 def _silent_s(outbox: Outbox) -> dict[str, float]:
-    """Return for how long each known collector has said nothing."""
+    """Return how long each known collector has been silent."""
     kept = outbox.kept(SILENT)
     if kept is None:
         return dict.fromkeys(msgspec.json.decode(outbox.kept(NAMES) or b"[]", type=list[str]), 0.0)

@@ -1,7 +1,7 @@
-"""What may be asked of the service over MQTT: six verbs with typed parameters by known names, and nothing else.
+"""The commands that the service accepts over MQTT: six verbs with typed, named parameters, and nothing else.
 
-No parameter is a path, a module or a line for a shell. Whatever else arrives is refused with a reason that quotes at
-most the name of an unknown parameter.
+No parameter is a path, a module or a shell command. Anything else is refused with a reason that quotes at most the
+name of an unknown parameter.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from benchd.daemon.records import Direction, OptionValue, Scenario
 Verb = Literal["run", "cancel", "list", "reload", "status", "replay"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 MAX_BYTES = 64 * 1024
-MAX_AGE_S = 60.0  # by `sent_s`, when it arrives
+MAX_AGE_S = 60.0  # of `sent_s` on arrival
 REMEMBER_S = 86400.0
 REMEMBER = 10_000
 RATE_PER_S, BURST = 2.0, 20
-FLOOD = f"more than {RATE_PER_S:g} commands a second; those behind this one are dropped"
+FLOOD = f"more than {RATE_PER_S:g} commands per second; the ones after this are dropped"
 
 _NAME = re.compile(NAME)
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of every command. `id` makes a repetition known; `sent_s` (seconds since the epoch) dates it.
+    """The body of every command. `id` identifies repetitions; `sent_s` (seconds since the epoch) is its time.
 
-    `run` takes the name of a suite of the configuration, or lists as in `[[suite]]`; `cancel` a `suite_id`, or all;
-    `replay` the first `since_seq`. `client` names who is answered at `resp/<client>/<id>` where MQTT 5 says nothing.
+    `run` takes the name of a configured suite, or lists as in `[[suite]]`; `cancel` takes a `suite_id`, else it ends
+    all; `replay` starts at `since_seq`. `client` gets the answer at `resp/<client>/<id>` without MQTT 5 properties.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Command:
-    """A command that may be carried out before `expires_s`, and where its answer goes; null where nobody asked."""
+    """A command that may be carried out before `expires_s`, and the topic of its answer (None if not requested)."""
 
     verb: Verb
     parameters: Parameters
@@ -77,7 +77,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Refused:
-    """A command that is not carried out. Without `answer_to` nobody is told: the sender is not known."""
+    """A command that is not carried out. Without `answer_to` the sender is unknown and gets no answer."""
 
     id: str
     verb: str
@@ -87,7 +87,7 @@ class Refused:
 
 
 class Gate:
-    """Lets through what is well formed, fresh, new and not too much; holds a bounded memory of ids.
+    """Accepts commands that are well formed, fresh, new and within the rate limit; remembers a bounded set of ids.
 
     `boottime_s` and `wall_s` are CLOCK_BOOTTIME and seconds since the epoch.
     """
@@ -99,7 +99,7 @@ class Gate:
         self._flooded = False
 
     def take(self, arrived: Arrived, boottime_s: float, wall_s: float) -> Command | Refused | None:
-        """Return the command, or why it is refused; None for those of a flood behind the first one refused."""
+        """Return the command, or why it is refused; None for the rest of a flood after the first refusal."""
         flooded, before = not self._token(boottime_s), self._flooded
         self._flooded = flooded
         if flooded and before:
@@ -115,11 +115,11 @@ class Gate:
         return Refused(given.id if given else "", verb or "", str(reason), answer_to, arrived.correlation)
 
     def remembered(self) -> bytes:
-        """Return the ids as something to keep over a restart; boot times of another boot are not comparable."""
+        """Return the ids encoded to survive a restart; boot times of different boots are not comparable."""
         return msgspec.json.encode([digest.hex() for digest in self._seen])
 
     def remember(self, kept: bytes, boottime_s: float) -> None:
-        """Take over the ids that were kept before a restart."""
+        """Restore the ids that were stored before a restart."""
         for digest in msgspec.json.decode(kept, type=list[str]):
             self._seen[bytes.fromhex(digest)] = boottime_s
 
@@ -136,12 +136,12 @@ class Gate:
         while self._seen and (len(self._seen) >= REMEMBER or next(iter(self._seen.values())) < now_s - REMEMBER_S):
             self._seen.popitem(last=False)
         if digest in self._seen:
-            return "a command of this id has been taken already"
+            return "a command with this id was already accepted"
         self._seen[digest] = now_s
         return None
 
     def _answer_to(self, arrived: Arrived, parameters: Parameters | None) -> str | None:
-        """Return where to answer, None where no topic of our own was asked for."""
+        """Return the topic to answer on, None if the sender asked for none of this device's."""
         topic = arrived.response_topic
         if topic is None and parameters and parameters.client:
             topic = f"{self._topics.root}resp/{parameters.client}/{parameters.id}"
@@ -158,11 +158,11 @@ def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:
 
 
 def _parameters(body: bytes) -> tuple[Parameters | None, str | None]:
-    """Return the parameters, else why there are none."""
+    """Return the parameters, or why they are invalid."""
     try:
         found = msgspec.json.decode(body, type=Parameters)
     except msgspec.ValidationError as error:
-        # it names the place and the type, and of the sender's text at most an unknown key
+        # msgspec names the place and the type, and quotes at most an unknown key of the sender's text
         return None, f"not the parameters of a command: {str(error)[:200]}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, "not JSON"

@@ -1,4 +1,4 @@
-"""Room on the disk for results: a reserve that is let go when the disk is full, and a limit on what is old."""
+"""Disk space for results: a reserve that is released when the disk is full, and limits on old files."""
 
 import gzip
 import os
@@ -21,13 +21,13 @@ Written = TypeVar("Written")
 
 
 class Reserve:
-    """A file that holds back space, so that on a full disk the result of the running case still finds a place."""
+    """A file that reserves space, so that the result of the running case can still be stored on a full disk."""
 
     def __init__(self, path: Path, size: int = RESERVE_BYTES) -> None:
         self._path, self._size = path, size
 
     def hold(self) -> bool:
-        """Hold the space; return False where the disk does not have it and a little more."""
+        """Reserve the space; return False if the disk does not have it and a little more."""
         if self._is_held():
             return self._free_bytes() >= BESIDE_BYTES
         self.release()
@@ -42,7 +42,7 @@ class Reserve:
         return True
 
     def write(self, action: Callable[[], Written]) -> Written:
-        """Do what writes and return what it does; where the disk is full, once more in the place of the reserve."""
+        """Run a writing action and return its result; on a full disk, release the reserve and run it again."""
         try:
             return action()
         except Full:
@@ -52,14 +52,14 @@ class Reserve:
     def _is_held(self) -> bool:
         try:
             return self._path.stat().st_size == self._size
-        except FileNotFoundError:  # another thread may let it go at any time
+        except FileNotFoundError:  # another thread may release it at any time
             return False
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self._path.parent).free
 
     def release(self) -> None:
-        """Let the space go."""
+        """Release the space."""
         self._path.unlink(missing_ok=True)
 
 
@@ -68,9 +68,9 @@ def _up_s() -> float:
 
 
 class Clock:
-    """The wall clock for the age of what is kept: never further on than the machine has been up since the start.
+    """The wall clock for the age of files: it never advances more than the machine's uptime since the start.
 
-    A clock that is set ahead makes nothing older. Wall time and uptime are given in seconds.
+    Setting the clock ahead makes no file older. Wall time and uptime are given in seconds.
     """
 
     def __init__(self, wall_s: Callable[[], float] = time.time, up_s: Callable[[], float] = _up_s) -> None:
@@ -85,8 +85,8 @@ class Clock:
 def tidy(folder: Path, now_s: float, keep_s: float = KEEP_S, keep_bytes: int = KEEP_BYTES) -> None:
     """Compress raw times, logs and full journals under `folder` and delete the oldest beyond an age and a size.
 
-    A record names its raw file without `.gz` and hashes what is inside. What a clock that was not set has dated has no
-    age, but is the first to go for its size.
+    A record names its raw file without `.gz` and hashes the uncompressed bytes. Files dated by an unset clock have no
+    age, but are deleted first when the size limit is reached.
     """
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in (".gz", PART):
@@ -100,13 +100,13 @@ def tidy(folder: Path, now_s: float, keep_s: float = KEEP_S, keep_bytes: int = K
 
 
 def _compress(path: Path) -> None:
-    """Replace a file by its compressed form, which is whole before it has its name, and as old as the file was."""
+    """Replace a file by its compressed form, complete before it gets its name and with the file's original time."""
     part = path.with_name(f"{path.name}.gz{PART}")
     try:
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
             shutil.copyfileobj(source, target)
     except OSError:
-        part.unlink(missing_ok=True)  # on a full disk it would hold what little room there was
+        part.unlink(missing_ok=True)  # on a full disk it would occupy the little space left
         raise
     written_s = path.stat().st_mtime
     os.utime(part, (written_s, written_s))

@@ -1,7 +1,7 @@
-"""The service's connection to its broker: a thread that keeps it up, drains the outbox and takes what is sent to us.
+"""The service's connection to its broker: a thread that maintains it, drains the outbox and receives messages.
 
 The outbox is the truth; everything else here may be lost and is bounded. While a case is timed the link is held: it
-keeps the connection alive and lets health and telemetry pass, and neither sends anything else nor touches the outbox.
+only keeps the connection alive and sends health and telemetry, and does not touch the outbox.
 """
 
 import random
@@ -30,20 +30,20 @@ from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.machine.systemd_notify import log
 
 CONNECT_S = 10.0
-STUCK_S = 2 * CONNECT_S + 10.0  # no turn, pause or attempt takes as long, a locked outbox included
+STUCK_S = 2 * CONNECT_S + 10.0  # longer than any turn, pause or attempt, even with a locked outbox
 BACK_OFF_S = 60.0
 CONFLICT_S = 300.0
-ON_ITS_WAY_S = 0.5  # by which the ages of two machines may be off when they are compared
-CONTRADICTED_S = 10.0  # by then another machine of the same id has spoken
+ON_ITS_WAY_S = 0.5  # the error of comparing the ages of two machines
+CONTRADICTED_S = 10.0  # another machine with the same id has answered by then
 GOODBYE_S = 3.0
-MAX_WAITING = 100  # answers, commands and collectors' acknowledgements that nobody has taken yet
+MAX_WAITING = 100  # unprocessed answers, commands and collectors' acknowledgements
 TELEMETRY_EXPIRY_S = 5
 SESSION = "session"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who speaks: `instance` differs where two machines are given one device id."""
+    """The sender's identity: `instance` differs between two machines with the same device id."""
 
     boot_id: str
     instance: str
@@ -60,7 +60,7 @@ class Answer:
 
 @dataclass
 class Seen:
-    """What the link knows, for the service to read; times are monotonic."""
+    """The link's state, read by the service; times are monotonic."""
 
     connected: bool = False
     reason: str | None = "not connected yet"
@@ -72,9 +72,9 @@ class Seen:
 
 
 class Link:
-    """A thread from `start` to `stop`. Its methods may be called from any thread and never wait for the network.
+    """A thread that lives from `start` to `stop`. Any thread may call its methods; none waits for the network.
 
-    `wake` is written to when there is something in `seen` to take. The `reserve` is let go where the disk is full.
+    The link writes to `wake` when `seen` holds something new, and releases the `reserve` if the disk is full.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Link:
         self._path, self._collectors, self._wake, self._reserve = outbox, collectors, wake, reserve
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
-        self._unsent: dict[str, None] = {}  # topics whose document is to be sent, in order
+        self._unsent: dict[str, None] = {}  # topics with an unsent document, in order
         self._answers: deque[Answer] = deque(maxlen=MAX_WAITING)
         self._telemetry: bytes | None = None
         self.poked, self._poke_end = socket.socketpair()
         self.poked.setblocking(False)
         self._poke_end.setblocking(False)
-        self.moved_s = time.monotonic()  # when the thread last got on
+        self.moved_s = time.monotonic()  # the thread's last progress
         self._back_off_s = 1.0
         self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
 
@@ -108,11 +108,11 @@ class Link:
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Say whether the thread runs and gets on, connected or waiting to be."""
+        """Return whether the thread is making progress, connected or waiting to connect."""
         return self._thread.is_alive() and time.monotonic() - self.moved_s < STUCK_S
 
     def stop(self) -> None:
-        """Send what is pending as far as a few seconds allow, say `offline` and end."""
+        """Send pending messages for at most a few seconds, publish `offline` and end."""
         self.stopping.set()
         self.release()
         self._thread.join(CONNECT_S + 2 * GOODBYE_S)
@@ -129,7 +129,7 @@ class Link:
         self.poke()
 
     def retain(self, topic: str, body: bytes) -> None:
-        """Keep this on the broker under the topic, also after a reconnection; an empty body takes it away."""
+        """Retain this under the topic on the broker, also after a reconnection; an empty body deletes it."""
         with self._lock:
             self._documents[topic] = body
             self._unsent[topic] = None
@@ -141,23 +141,23 @@ class Link:
         self.poke()
 
     def telemetry(self, body: bytes) -> None:
-        """Send the last samples; where the earlier ones have not gone yet they are dropped and counted."""
+        """Send the last samples; earlier unsent ones are dropped and counted."""
         with self._lock:
             self.seen.telemetry_dropped += self._telemetry is not None
             self._telemetry = body
         self.poke()
 
     def drop_telemetry(self) -> None:
-        """Count samples that cannot be sent."""
+        """Count samples as dropped."""
         with self._lock:
             self.seen.telemetry_dropped += 1
 
     def poke(self) -> None:
-        """Look again: there may be something in the outbox."""
+        """Check the outbox again for new messages."""
         _write(self._poke_end)
 
     def replay(self) -> None:
-        """Look at the outbox from its first message on: earlier ones are pending again."""
+        """Go through the outbox from its first message: earlier ones are pending again."""
         self.replaying.set()
         self.poke()
 
@@ -172,12 +172,12 @@ class Link:
         _write(self._wake)
 
     def resend_documents(self) -> None:
-        """Take every document for unsent: the broker may have lost them, and a new one never had them."""
+        """Mark every document as unsent: the broker may have lost them, or be a new one."""
         with self._lock:
             self._unsent = dict.fromkeys(self._documents)
 
     def take_document(self, *, only: str | None = None) -> tuple[str, bytes] | None:
-        """Return the next unsent document, or the one of the topic `only`."""
+        """Return the next unsent document, or the unsent one of the topic `only`."""
         with self._lock:
             topic = next(iter(self._unsent), None) if only is None else only
             if topic is None or topic not in self._unsent:
@@ -186,7 +186,7 @@ class Link:
             return topic, self._documents[topic]
 
     def take_telemetry(self) -> bytes | None:
-        """Return the last samples once."""
+        """Return the last samples, once."""
         with self._lock:
             body, self._telemetry = self._telemetry, None
             return body
@@ -202,7 +202,7 @@ class Link:
                 pass
 
     def _run(self) -> None:
-        """Talk until the link stops; what nobody thought of costs the connection, not the thread."""
+        """Converse until the link stops; an unexpected error costs the connection, not the thread."""
         while not self.stopping.is_set():
             self.moved_s = time.monotonic()
             try:
@@ -210,7 +210,7 @@ class Link:
                     self._talk(outbox, Collectors(outbox, self._collectors))
             except Exception as error:
                 if isinstance(error, Full) and self._reserve:
-                    self._reserve.release()  # a device that is cut off could not tell what ails it
+                    self._reserve.release()  # else a disconnected device could not report its problem
                 self._end(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}")
         self.seen.connected = False
 
@@ -223,27 +223,27 @@ class Link:
                 self._end(str(end), talk.held_s)
 
     def _end(self, reason: str, lasted_s: float = 0.0) -> None:
-        """Say why a connection ended and wait; one that soon ends again is made later and later."""
+        """Log why a connection ended and wait, with growing delays if connections end early."""
         self.seen.connected = False
-        if reason != self.seen.reason:  # said once, not at every new try
+        if reason != self.seen.reason:  # logged once, not at every attempt
             log(f"mqtt down: {reason}")
         self.seen.reason = reason
         self._back_off_s = 1.0 if lasted_s > BACK_OFF_S else min(2 * self._back_off_s, BACK_OFF_S)
         self._pause()
 
     def _pause(self) -> None:
-        """Wait with full jitter, and longer while held: a handshake would disturb what is timed."""
+        """Wait with full jitter, and longer while held: a handshake would disturb the timed case."""
         least_s, most_s = (CONFLICT_S / 2, CONFLICT_S) if self.seen.conflict else (0.0, self._back_off_s)
         until_s = time.monotonic() + random.uniform(least_s, most_s)  # noqa: S311 - no secret
         while not self.stopping.is_set() and (self.held.is_set() or time.monotonic() < until_s):
             self.moved_s = time.monotonic()
             select.select([self.poked], [], [], 0.5)
             self.rest()
-            self.stopping.wait(0.05)  # pokes may come thick
+            self.stopping.wait(0.05)  # pokes may come in bursts
 
 
 class _Conversation:
-    """One connection, from the will to the goodbye."""
+    """One connection, from its will to its disconnect."""
 
     def __init__(self, link: Link, outbox: Outbox, collectors: Collectors) -> None:
         self._link, self._outbox, self._collectors = link, outbox, collectors
@@ -257,16 +257,16 @@ class _Conversation:
 
     @property
     def held_s(self) -> float:
-        """Return for how long this one is connected."""
+        """Return how long this connection has lasted."""
         return 0.0 if self._born_s is None else time.monotonic() - self._born_s
 
     def run(self) -> None:
-        """Talk until the link stops; raise Ended with the reason where the connection ends before."""
+        """Converse until the link stops; raise Ended with the reason if the connection ends first."""
         self._link.moved_s = time.monotonic()
         client_id = f"benchd-{self._topics.device_id}-{self._link.identity.instance[:8]}"
         terms = Terms(will=(self._topics.of("status"), self._status("offline")))
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
-            # not before: while the broker is away nothing is written
+            # not earlier: nothing is written while the broker is unreachable
             self._outbox.keep({SESSION: str(self._number).encode()})
             session.subscribe(self._topics.incoming)
             session.endure()
@@ -297,7 +297,7 @@ class _Conversation:
         session.publish(self._topics.of("status"), self._status("online"), 1, retain=True)
 
     def _turn(self, session: Session) -> None:
-        """Wait for something to happen, a second at most, and deal with it."""
+        """Wait for an event, at most a second, and process it."""
         self._link.moved_s = time.monotonic()
         session.step(self._link.poked)
         self._link.rest()
@@ -316,16 +316,16 @@ class _Conversation:
         if kind == "status":
             self._judge(session, message)
         elif kind == "ack":
-            if not message.retained:  # one that stands on the broker says nothing of a collector that lives
+            if not message.retained:  # a retained one does not show that a collector is alive
                 self._acks.append((leaf, message.body))
         else:
             self._link.hand_over(message)
 
     def _judge(self, session: Session, message: Arrived) -> None:
-        """Hold the status topic against another machine of the same id, and against a late will of our own.
+        """Detect another machine with the same id on the status topic, and correct a late will of this device's own.
 
-        A retained status may be of one that is long gone. Of two that live the one that came later goes; where that is
-        within what a message takes on its way, both see the same one by its instance. Each is answered once.
+        A retained status may be from a machine long gone. Of two live machines the later yields; if both came within
+        a message's travel time, their instances decide, so that both reach the same answer. Each is answered once.
         """
         status = _decode(message.body)
         if message.retained or status is None or status.instance == self._link.identity.instance:
@@ -346,7 +346,7 @@ class _Conversation:
             f"the device id {self._topics.device_id} is in use by another machine (boot {other.boot_id}, this one is "
             f"boot {self._link.identity.boot_id}); give one of them another [device] id and reload"
         )
-        if conflict != self._link.seen.conflict:  # said once, not at every new try
+        if conflict != self._link.seen.conflict:  # logged once, not at every attempt
             self._link.tell("identity_conflict", conflict)
         self._link.seen.conflict = conflict
         raise Ended(conflict)
@@ -370,10 +370,10 @@ class _Conversation:
             self._look_back()
         self._sender.fill(session)
         if self._sender.stopped and not self._sender.waiting:
-            raise Ended(self._sender.reason or "the broker takes no more for now")
+            raise Ended(self._sender.reason or "the broker accepts no more messages for now")
 
     def _look_back(self) -> None:
-        """Begin the outbox anew where something before the last message sent is pending again."""
+        """Restart from the first row of the outbox if a message before the last one sent is pending again."""
         again = self._collectors.send_again(time.monotonic())
         if again or self._link.replaying.is_set():
             self._link.replaying.clear()
@@ -392,7 +392,7 @@ class _Conversation:
             self._try_to_say(session, *document, retain=True)
 
     def _try_to_say(self, session: Session, topic: str, body: bytes, qos: int = 1, **options: Any) -> bool:
-        """Say something; where the broker can never take it, tell that once a connection and return False."""
+        """Publish a message; if the broker can never accept it, log that once per connection and return False."""
         try:
             session.publish(topic, body, qos, **options)
         except Unsendable as error:
@@ -403,7 +403,7 @@ class _Conversation:
         return True
 
     def _say_goodbye(self, session: Session) -> None:
-        """Wait a little for what is on its way, then say `offline`."""
+        """Wait briefly for messages in flight, then publish `offline`."""
         until_s = time.monotonic() + GOODBYE_S
         while self._sender.waiting and time.monotonic() < until_s:
             self._turn(session)
@@ -415,7 +415,7 @@ class _Conversation:
 
 
 def _decode(body: bytes) -> Status | None:
-    """Return a status as one of us says it, None for anything else."""
+    """Return a status message of benchd, None for anything else."""
     try:
         found = msgspec.json.decode(body, type=Status)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

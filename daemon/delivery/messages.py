@@ -1,6 +1,6 @@
-"""What the service publishes beside records, and what is made of a record for readers that want one flat object.
+"""The service's messages other than records, and a record as one flat object for readers that want one.
 
-Every message names its schema. docs/asyncapi.yaml describes them, and a test holds real ones against it.
+Every message names its schema. docs/asyncapi.yaml describes them, and a test checks real ones against it.
 """
 
 from datetime import datetime, timezone
@@ -14,14 +14,14 @@ from benchd.daemon.verdicts.statistics import Answer
 
 
 def wall_now() -> str:
-    """Return the time as a label: UTC in RFC 3339."""
+    """Return the current UTC time in RFC 3339."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """Retained, and with `offline` the will: `session` counts connections, so that a late will is known as such.
+    """Retained; the will is the one with `offline`. `session` counts connections, which identifies a late will.
 
-    `instance` tells two machines with one device id apart, and `held_s`, how long this one is connected, which stays.
+    `instance` distinguishes two machines with the same device id; `held_s`, the time connected, decides which stays.
     """
 
     schema: str = "benchd.status/1"
@@ -42,7 +42,7 @@ class SuiteInfo(Struct, frozen=True, kw_only=True):
 
 
 class Info(Struct, frozen=True, kw_only=True):
-    """Retained: who the device is and what it would measure."""
+    """Retained: the device's identity and what it is configured to measure."""
 
     schema: str = "benchd.info/1"
     device_id: str
@@ -58,9 +58,9 @@ class Info(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Retained, every 30 s and around each case: what the service does, what waits for delivery, what is wrong.
+    """Retained, every 30 s and around each case: current activity, messages waiting for delivery, problems.
 
-    `problem` is null while nothing is; `waiting_for` says why a pass that is due has not begun.
+    `problem` is null while all is well; `waiting_for` says why a run that is due has not begun.
     """
 
     schema: str = "benchd.health/1"
@@ -84,7 +84,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):
-    """At most once a second while a case runs: the last sample of every series."""
+    """At most once per second while a case runs: the last sample of every series."""
 
     schema: str = "benchd.telemetry/1"
     case_id: str
@@ -92,10 +92,10 @@ class Telemetry(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What is said of results of a case against the runs that it is pinned to: the medians of the process medians.
+    """The verdict on a case's results against its pinned runs; `*_ms` are medians of the process medians.
 
-    `effect` is the result over the baseline minus 1, with its interval; null, with the reason, where nothing was
-    compared. A regression has the runs of both results that were slower.
+    `effect` is the result over the baseline minus 1, with its interval; null, with the reason, if nothing was
+    compared. A regression lists the runs of both slower results.
     """
 
     case_id: str
@@ -111,9 +111,9 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened; `event` names it and `detail` is for people.
+    """An event: `event` is its name and `detail` a text for people.
 
-    The events of a baseline have the judgement too, where there was one.
+    Baseline events also carry the judgement, if there was one.
     """
 
     schema: str = "benchd.event/1"

@@ -1,8 +1,8 @@
-"""What is to be delivered and what became of it: a table on the disk, the truth of delivery.
+"""The outbox: a table on disk with every message to deliver and its state, the truth of delivery.
 
-A message is committed here before anyone hears of it and stays until a broker has acknowledged it or, where a
-collector is known, until that one says that it is stored: a broker that dies may lose what it has acknowledged. A crash
-in between sends it again; its key lets the receiver tell. The service keeps its few other facts in the same commits.
+A message is committed here before it is sent and stays until a broker has acknowledged it or, if a collector is known,
+until the collector reports it stored: a broker that dies may lose what it has acknowledged. After a crash in between
+it is sent again, and its key lets the receiver deduplicate. The service commits its few other facts together with it.
 """
 
 import sqlite3
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from benchd.daemon.errors import Full, UsageError
 
-BUSY_S = 5.0  # how long to wait for another writer; its transactions take milliseconds, on a slow disk more
-PART_ROWS = 200  # changed in one commit, so that none keeps the other writers waiting
-LOGS = ("-wal", "-shm")  # what SQLite keeps beside an open file
+BUSY_S = 5.0  # wait for another writer; transactions take milliseconds, more on a slow disk
+PART_ROWS = 200  # per commit, so that no commit keeps other writers waiting
+LOGS = ("-wal", "-shm")  # SQLite's files beside an open database
 APPLICATION_ID = 0x62636864  # marks the file as ours among SQLite databases
 
 # Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited.
@@ -43,27 +43,27 @@ _MIGRATIONS = (
         "CREATE TABLE kept(name TEXT PRIMARY KEY, value BLOB NOT NULL)",
     ),
 )
-CLOCK_SET_S = 1.7e9  # since the epoch; what is dated before was dated by a clock that nobody had set yet
+CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
 KEEP_SENT_S = 7 * 86400.0
 KEEP_SENT_ROWS = 100_000
 
-# each from an index: counting by state would read every body
+# each count uses an index: counting by state would read every body
 _COUNT = """SELECT (SELECT count(*) FROM outbox),
     (SELECT count(*) FROM outbox WHERE state = 'pending'), (SELECT count(*) FROM outbox WHERE state = 'sent')"""
 _REBUILD = "move it away; `benchd replay` builds a new one from records.jsonl"
 _ADVICE = {
-    "locked": "another process uses it; try again when that one has ended",
+    "locked": "another process uses it; try again when that process has ended",
     "not a database": _REBUILD,
     "malformed": _REBUILD,
     "is full": "free some space",
     "disk I/O error": "free some space, and look for a failing disk in the kernel's log",
 }
-# the second is also what SQLite says where the write-ahead log does not find room
+# SQLite also reports the second one if the write-ahead log does not fit on the disk
 _FULL = ("is full", "disk I/O error")
 
 
 class Message(NamedTuple):
-    """What is to be delivered, once a key."""
+    """A message to deliver, once per key."""
 
     key: str
     topic: str
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A message that the broker will not take, and why."""
+    """A message that the broker refuses, and why."""
 
     key: str
     reason: str
@@ -97,11 +97,11 @@ class Counts(NamedTuple):
 
 
 class Outbox:
-    """The outbox in the file `path`, made where it is absent; for one thread, and a context manager that closes it.
+    """The outbox in the file `path`, created if absent; for one thread, and a context manager that closes it.
 
-    Every change is on the disk when its method returns; where it need not be `durable`, a power cut may undo the last
-    ones, as a sender may that does them again. Raises UsageError with path, cause and remedy for a file that cannot be
-    used: unreadable, locked, of a newer benchd, or no outbox at all.
+    Every change is on disk when its method returns; with `durable` False a power cut may undo the last ones, which a
+    sender can repeat. Raises UsageError with path, cause and remedy for a file that cannot be used: unreadable,
+    locked, written by a newer benchd, or not an outbox.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -116,7 +116,7 @@ class Outbox:
                 raise
 
     def _prepare_when_free(self) -> None:
-        """Prepare the file; two that open it after a kill meet a lock for which SQLite itself does not wait."""
+        """Prepare the file; two processes that open it after a kill hit a lock that SQLite itself does not wait for."""
         until_s = time.monotonic() + BUSY_S
         while True:
             try:
@@ -127,26 +127,26 @@ class Outbox:
             time.sleep(0.02)
 
     def add(self, key: str, topic: str, qos: int, body: bytes, kept: Mapping[str, bytes] | None = None) -> None:
-        """Take a message, and `kept` in the same commit; one whose key is known already changes no message.
+        """Add a message, and `kept` in the same commit; a message with a known key is ignored.
 
-        Raises Full where the disk does.
+        Raises Full on a full disk.
         """
         self.add_all([Message(key, topic, qos, body)], kept)
 
     def add_all(self, messages: Sequence[Message], kept: Mapping[str, bytes] | None = None) -> None:
-        """Take messages in their order, and `kept`, in one commit, as `add` does."""
+        """Add messages in order, and `kept`, in one commit, as `add` does."""
         sql = "INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?) ON CONFLICT(key) DO NOTHING"
         with _explaining(self._path), self._transaction():
             self._db.executemany(sql, messages)
             self._keep(kept or {})
 
     def keep(self, values: Mapping[str, bytes]) -> None:
-        """Remember values by name beside the messages, in place of earlier ones, in one commit."""
+        """Store values by name beside the messages, replacing earlier ones, in one commit."""
         with _explaining(self._path), self._transaction():
             self._keep(values)
 
     def kept(self, name: str) -> bytes | None:
-        """Return the value of that name."""
+        """Return the value stored under this name."""
         with _explaining(self._path):
             row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row else None
@@ -158,34 +158,34 @@ class Outbox:
             return [Row(*row) for row in self._db.execute(sql, (after, limit))]
 
     def mark_sent(self, *seqs: int, at_s: float | None = None, unstored: bool = False) -> None:
-        """Record that a broker has acknowledged these, in one commit; `unstored`: a collector has still to do so."""
+        """Record that a broker has acknowledged these, in one commit; `unstored`: a collector must still store them."""
         rows = [(at_s, unstored, seq) for seq in seqs]
         with _explaining(self._path), self._transaction():
             self._db.executemany("UPDATE outbox SET state = 'sent', sent_s = ?, unstored = ? WHERE seq = ?", rows)
 
     def mark_stored(self, keys: Sequence[str]) -> int:
-        """Forget the messages that a collector has stored; return how many of them were here."""
+        """Delete the messages that a collector has stored; return how many of them were here."""
         with _explaining(self._path), self._transaction():
             sql = "DELETE FROM outbox WHERE key = ? AND state != 'refused'"
             return self._db.executemany(sql, [(key,) for key in keys]).rowcount
 
     def send_unstored(self) -> int:
-        """Make pending again what a broker has and no collector has stored; return how many messages that were."""
+        """Mark messages that no collector has stored as pending again; return how many."""
         return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", "unstored")
 
     def expect_no_collector(self) -> int:
-        """Count what a broker has acknowledged as sent after all; return how many messages that were."""
+        """Count messages that a broker has acknowledged as sent after all; return how many."""
         return self._in_parts("UPDATE outbox SET unstored = 0", "unstored")
 
     def send_again(self, since_seq: int) -> int:
-        """Make the sent messages from this `seq` on pending again; return how many that were."""
+        """Mark the sent messages from this `seq` on as pending again; return how many."""
         change = "UPDATE outbox SET state = 'pending', unstored = 0"
         return self._in_parts(change, "state = 'sent' AND seq >= ?", since_seq)
 
     def forget_sent(self, now_s: float, keep_s: float = KEEP_SENT_S, keep_rows: int = KEEP_SENT_ROWS) -> None:
-        """Delete what was sent longer ago than `keep_s` or is not among the last `keep_rows` sent.
+        """Delete messages sent more than `keep_s` ago or not among the last `keep_rows` sent.
 
-        What a clock that was not set has dated has no age.
+        Messages dated by an unset clock have no age.
         """
         done = "state = 'sent' AND NOT unstored"
         self._in_parts("DELETE FROM outbox", f"{done} AND sent_s BETWEEN ? AND ?", CLOCK_SET_S, now_s - keep_s)
@@ -196,18 +196,18 @@ class Outbox:
             self._in_parts("DELETE FROM outbox", f"{done} AND seq <= ?", *found)
 
     def used_bytes(self) -> int:
-        """Return how much of the file holds something."""
+        """Return the size of the used part of the file."""
         with _explaining(self._path):
             pages = self._pragma("page_count") - self._pragma("freelist_count")
             return pages * self._pragma("page_size")
 
     def mark_refused(self, seq: int, reason: str) -> None:
-        """Record that the broker will not take this one; it is not sent again until `retry_refused`."""
+        """Record that the broker refused this message; it is not sent again until `retry_refused`."""
         with _explaining(self._path):
             self._db.execute("UPDATE outbox SET state = 'refused', reason = ? WHERE seq = ?", (reason, seq))
 
     def retry_refused(self) -> None:
-        """Make every refused message pending again."""
+        """Mark every refused message as pending again."""
         with _explaining(self._path):
             self._db.execute("UPDATE outbox SET state = 'pending', reason = NULL WHERE state = 'refused'")
 
@@ -224,13 +224,13 @@ class Outbox:
         return Counts(pending, sent, total - pending - sent)
 
     def backlog(self) -> tuple[Counts, int]:
-        """Return how many messages are in each state and how many of those sent no collector has stored."""
+        """Return how many messages are in each state, and how many sent ones no collector has stored."""
         with _explaining(self._path):
             (unstored,) = self._db.execute("SELECT count(*) FROM outbox WHERE unstored").fetchone()
         return self.counts(), unstored
 
     def is_writable(self) -> bool:
-        """Say whether a commit could begin now; writes nothing."""
+        """Return whether a commit could begin now; writes nothing."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("ROLLBACK")
@@ -239,7 +239,7 @@ class Outbox:
         return True
 
     def close(self) -> None:
-        """Close the file; the last one to do so folds the write-ahead log into it."""
+        """Close the file; the last process to do so merges the write-ahead log into it."""
         with _explaining(self._path):
             self._db.close()
 
@@ -252,7 +252,7 @@ class Outbox:
         self.close()
 
     def _in_parts(self, change: str, where: str, *given: float) -> int:
-        """Change all rows for which `where` holds, and no longer does then; return how many those were."""
+        """Change all rows for which `where` holds, which the change must make false; return how many."""
         part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - likewise
         sql = f"{change} WHERE seq IN ({part})"
         total = 0
@@ -301,11 +301,11 @@ class Outbox:
 
 @contextmanager
 def _explaining(path: Path) -> Iterator[None]:
-    """Turn what the file system and SQLite say into one line with path and remedy."""
+    """Turn errors of the file system and SQLite into one line with path and remedy."""
     try:
         yield
     except sqlite3.ProgrammingError:
-        raise  # a mistake of the caller, such as another thread
+        raise  # a bug of the caller, such as use from another thread
     except (OSError, sqlite3.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
@@ -314,10 +314,10 @@ def _explaining(path: Path) -> Iterator[None]:
 
 
 def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
-    """Open the outbox; move a damaged one aside, take over what can be read, and return what happened.
+    """Open the outbox; move a damaged one aside, copy its readable messages, and return what happened.
 
-    What is taken over is whole before the damaged file is touched: a start that is cut off loses none of it.
-    Raises UsageError for a file that is of another program or of a newer benchd, or that cannot be opened.
+    The copy is complete before the damaged file is touched, so an interrupted start loses nothing.
+    Raises UsageError for a file of another program or of a newer benchd, or one that cannot be opened.
     """
     salvaged = path.with_name(f"{path.name}.salvaged")
     damage = "as an earlier start found" if salvaged.exists() else _damage(path)
@@ -329,24 +329,24 @@ def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
     salvaged.replace(path)
     outbox = Outbox(path)
     taken = sum(outbox.counts())
-    return outbox, f"outbox {path} was damaged ({damage}): {taken} messages taken over, the old file is {aside.name}"
+    return outbox, f"outbox {path} was damaged ({damage}): {taken} messages recovered, the old file is now {aside.name}"
 
 
 def _damage(path: Path) -> str | None:
-    """Return what SQLite finds wrong with the file, None for a sound or an absent one."""
+    """Return what SQLite finds wrong with the file, None for an intact or absent one."""
     if not path.exists():
         return None
     try:
         with closing(sqlite3.connect(path, timeout=BUSY_S)) as database:
             (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
-        # locked or not to be opened is no damage, and opening it will say so
+        # locked or inaccessible is not damage, and opening the file will report it
         return None if isinstance(error, sqlite3.OperationalError) else str(error)
     return None if found == "ok" else str(found)
 
 
 def _salvage(path: Path, salvaged: Path) -> None:
-    """Copy to a new outbox what can still be read and is not delivered; it has its name once it is whole."""
+    """Copy readable, undelivered messages to a new outbox, which gets its name once it is complete."""
     unfinished = path.with_name(f"{path.name}.salvaging")
     _remove(unfinished)
     try:
@@ -355,13 +355,13 @@ def _salvage(path: Path, salvaged: Path) -> None:
             with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(unfinished)) as new:
                 _copy(old, new)
     except Full:
-        _remove(unfinished)  # it would hold what little room there was
+        _remove(unfinished)  # it would occupy the little space left
         raise
     unfinished.replace(salvaged)
 
 
 def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
-    """Copy every row that can be read, one by one, so that a bad page costs its own rows only."""
+    """Copy every readable row, one by one, so that a bad page costs only its own rows."""
     kept: dict[str, bytes] = {}
     with suppress(sqlite3.DatabaseError):
         kept.update(old.execute("SELECT name, value FROM kept"))
@@ -372,11 +372,11 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
         rows = (_undelivered(old, seq) for seq in range(first, first + PART_ROWS))
         new.executemany(add, filter(None, rows))
         new.commit()
-    new.execute("PRAGMA journal_mode=DELETE")  # all in the one file, or an error, which closing would not tell
+    new.execute("PRAGMA journal_mode=DELETE")  # all in one file, or an error, unlike close()
 
 
 def _last_seq(old: sqlite3.Connection) -> int:
-    """Return the last `seq` that was given, from either of two places."""
+    """Return the last `seq` that was assigned, from either of two places."""
     for sql in ("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'", "SELECT max(seq) FROM outbox"):
         with suppress(sqlite3.DatabaseError):
             row = old.execute(sql).fetchone()
@@ -386,7 +386,7 @@ def _last_seq(old: sqlite3.Connection) -> int:
 
 
 def _undelivered(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
-    """Return a row as it is to be in a new outbox; None where it was delivered or cannot be read."""
+    """Return a row for the new outbox; None if it was delivered or cannot be read."""
     sql = """SELECT key, topic, qos, body, CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason
         FROM outbox WHERE seq = ? AND (state != 'sent' OR unstored)"""
     with suppress(sqlite3.DatabaseError):
@@ -396,7 +396,7 @@ def _undelivered(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None
 
 
 def _move_aside(path: Path) -> Path:
-    """Move the file and its log to a name that is free, unless an earlier start has done so; return that name."""
+    """Move the file and its log to a free name, unless an earlier start has done so; return that name."""
     number = 1
     while path.with_name(f"{path.name}.damaged-{number}").exists():
         number += 1

@@ -1,4 +1,4 @@
-"""Moves an outbox to a broker: a message counts as sent when its acknowledgement says so."""
+"""Sends an outbox to a broker: a message counts as sent once the broker acknowledges it."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from benchd.daemon.delivery.session import QUOTA_EXCEEDED, Session, Unsendable, 
 
 
 class DrainReport(NamedTuple):
-    """What came of one attempt. `left` are still pending; `reason` says why not all were sent, else it is None."""
+    """The result of one attempt. `left` are still pending; `reason` says why not all were sent, None if all were."""
 
     sent: int
     refused: int
@@ -20,9 +20,9 @@ class DrainReport(NamedTuple):
 
 
 def drain(outbox: Outbox, broker: Broker, client_id: str, timeout_s: float) -> DrainReport:
-    """Send what is pending, in order and each at most once, and return within `timeout_s` what came of it.
+    """Send pending messages, in order and each at most once, and return the result within `timeout_s`.
 
-    Whatever the network or the broker does is a reason in the report, never an exception.
+    A failure of the network or the broker is a reason in the report, never an exception.
     """
     deadline = time.monotonic() + timeout_s
     sender = Sender(outbox)
@@ -38,24 +38,24 @@ def drain(outbox: Outbox, broker: Broker, client_id: str, timeout_s: float) -> D
 class Sender:
     """Moves rows from the outbox to a session and their acknowledgements back.
 
-    `awaits_storage` says of which rows a broker's word is not the last one.
+    `awaits_storage` says which rows a collector must still store after the broker's acknowledgement.
     """
 
     def __init__(self, outbox: Outbox, awaits_storage: Callable[[Row], bool] = lambda row: False) -> None:
         self._outbox, self._awaits_storage = outbox, awaits_storage
         self._waiting: dict[int, Row] = {}  # by packet id
-        self._last_seq = 0  # each is sent once a session, also where it stays pending
+        self._last_seq = 0  # each is sent once per session, even if it stays pending
         self.stopped = False
         self.sent = self.refused = 0
         self.reason: str | None = None
 
     @property
     def waiting(self) -> int:
-        """Return how many messages are on their way."""
+        """Return how many messages are in flight."""
         return len(self._waiting)
 
     def send_all(self, session: Session) -> None:
-        """Send what is pending and wait for the last acknowledgement."""
+        """Send all pending messages and wait for the last acknowledgement."""
         while True:
             self.fill(session)
             if not self._waiting:
@@ -64,7 +64,7 @@ class Sender:
             self.settle(session)
 
     def fill(self, session: Session) -> None:
-        """Send what is pending, in order, as far as the window allows."""
+        """Send pending messages, in order, as far as the window allows."""
         while not self.stopped and (free := session.free) > 0:
             rows = self._outbox.pending(free, after=self._last_seq)
             if not rows:
@@ -74,7 +74,7 @@ class Sender:
                 self._send(session, row)
 
     def begin_again(self) -> None:
-        """Look at pending messages from the first on, those included that were sent and are pending once more."""
+        """Start again from the first pending message, including sent ones that are pending again."""
         self._last_seq = 0
 
     def _send(self, session: Session, row: Row) -> None:
@@ -84,14 +84,14 @@ class Sender:
             self._refuse(row.seq, str(error))
 
     def settle(self, session: Session) -> None:
-        """Take the acknowledgements that have come, in one commit."""
+        """Record the acknowledgements received so far, in one commit."""
         sent = []
         for packet_id, reason in session.take_acknowledged():
             row = self._waiting.pop(packet_id, None)
             if row is None:  # not one of ours
                 continue
             if reason.value == QUOTA_EXCEEDED:
-                self.stopped, self.reason = True, f"{session.address} takes no more for now: {reason}"
+                self.stopped, self.reason = True, f"{session.address} accepts no more messages for now: {reason}"
             elif reason.is_failure:
                 self._refuse(row.seq, f"{session.address} refused it: {reason}")
             else:

@@ -1,8 +1,8 @@
-"""One connection to an MQTT broker: version 5, or 3.1.1 where the broker knows no more. The one module that uses paho.
+"""One connection to an MQTT broker: version 5, or 3.1.1 for older brokers. The only module that uses paho.
 
-paho is driven by the caller's thread and holds only what is on its way. It calls a message published that the broker
-has refused, so acknowledgements come with their reasons. 3.1.1 has no such reasons, so a broker that drops what it does
-not permit cannot be told from one that keeps it.
+The caller's thread drives paho, which holds only the messages in flight. paho reports a message as published even if
+the broker refused it, so acknowledgements carry their reasons here. 3.1.1 has no reasons, so a broker that drops
+forbidden messages cannot be distinguished from one that keeps them.
 """
 
 import math
@@ -26,18 +26,18 @@ from paho.mqtt.reasoncodes import ReasonCode
 from benchd.daemon.delivery import tls
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain
 
-WINDOW = 64  # messages on their way at once; a broker may ask for fewer
+WINDOW = 64  # messages in flight; a broker may ask for fewer
 WAIT_S = 1.0
 MAX_INCOMING_BYTES = 128 * 1024
 
-UNSPECIFIED = 0x80  # also paho's word for a connection that just went away
+UNSPECIFIED = 0x80  # paho also uses it for a connection that was lost
 UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED, QUOTA_EXCEEDED = 0x84, 0x86, 0x87, 0x97
 
 
 class Arrived(NamedTuple):
-    """A publication as it came, at the Unix time `arrived_s`; `retained` if the broker replayed it, of any age.
+    """A publication received at the Unix time `arrived_s`; `retained` if the broker replayed it, of any age.
 
-    `expire_s` is what the broker has left of MQTT 5's message expiry.
+    `expire_s` is the remainder of MQTT 5's message expiry.
     """
 
     topic: str
@@ -53,11 +53,11 @@ class Arrived(NamedTuple):
 
 @dataclass(frozen=True)
 class Terms:
-    """What a client asks of its broker.
+    """A client's requests to its broker.
 
     `will` is a topic and what the broker retains there if the connection breaks. The broker keeps messages for `keep_s`
-    after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` ahead of their
-    acknowledgements, and none larger than `max_packet_bytes`; a larger one that comes all the same is cut.
+    after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` unacknowledged ones,
+    and none larger than `max_packet_bytes`; a larger one is truncated.
     """
 
     will: tuple[str, bytes] | None = None
@@ -70,15 +70,15 @@ PLAIN = Terms()
 
 
 class _OldBroker(Ended):
-    """The broker does not know this version of MQTT."""
+    """The broker does not support this version of MQTT."""
 
 
 class Unsendable(Exception):
-    """A message that the broker can never take."""
+    """A message that the broker can never accept."""
 
 
 def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAIN) -> "Session":
-    """Return a session that the broker has accepted by the monotonic time `deadline`; raise Ended with the reason."""
+    """Return a session accepted by the broker before the monotonic time `deadline`; raise Ended with the reason."""
     try:
         return Session(broker, client_id, MQTTProtocolVersion.MQTTv5, deadline, terms)
     except _OldBroker:
@@ -86,7 +86,7 @@ def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAI
 
 
 class Session:
-    """One connection to a broker. Nothing happens between two calls; callbacks only take notes."""
+    """One connection to a broker. Nothing happens between two calls; callbacks only record events."""
 
     def __init__(
         self, broker: Broker, client_id: str, protocol: MQTTProtocolVersion, deadline: float, terms: Terms
@@ -100,7 +100,7 @@ class Session:
         self._lost: str | None = None
         self._acknowledged: list[tuple[int, ReasonCode]] = []
         self._received: list[Arrived] = []
-        self._unanswered: set[int] = set()  # packet ids; a QoS of 0 has no answer
+        self._unanswered: set[int] = set()  # packet ids; QoS 0 has no acknowledgement
         self._subscribing: set[int] = set()
         self._tls = tls.context(broker) if broker.tls else None
         self._client = _client(broker, client_id, protocol, terms)
@@ -120,17 +120,17 @@ class Session:
 
     @property
     def free(self) -> int:
-        """Return how many more messages may be on their way."""
+        """Return how many more messages may be in flight."""
         return self.window - len(self._unanswered)
 
     def endure(self) -> None:
-        """Last from now on as long as the connection does."""
+        """Remove the deadline: the session now lasts as long as the connection."""
         self._deadline = math.inf
 
     def step(self, wake: socket.socket | None = None, wait_s: float = WAIT_S) -> None:
-        """Wait for the network, at most `wait_s`, and take note of what came; `wake` ends the wait when readable.
+        """Wait for the network, at most `wait_s`, and record what arrived; `wake` ends the wait when readable.
 
-        Raises Ended when the connection or the time is over.
+        Raises Ended when the connection has ended or the deadline has passed.
         """
         if self._lost:
             raise Ended(self._lost)
@@ -146,7 +146,7 @@ class Session:
             if writable:
                 self._client.loop_write()
             self._client.loop_misc()
-        except Exception as error:  # whatever paho trips over in a packet
+        except Exception as error:  # paho raises anything on a malformed packet
             raise Ended(f"{self.address} does not speak MQTT: {error}") from error
 
     def publish(
@@ -159,7 +159,7 @@ class Session:
         correlation: bytes | None = None,
         expire_s: int | None = None,
     ) -> int:
-        """Hand over one message and return its packet id; raise Unsendable or Ended."""
+        """Send one message and return its packet id; raise Unsendable or Ended."""
         properties = _properties(body)
         if correlation is not None:
             properties.CorrelationData = correlation
@@ -167,7 +167,7 @@ class Session:
             properties.MessageExpiryInterval = expire_s
         size = _packet_bytes(topic, body, properties)
         if self._max_packet_bytes is not None and size > self._max_packet_bytes:
-            raise Unsendable(f"{size} bytes, and {self.address} takes packets of at most {self._max_packet_bytes}")
+            raise Unsendable(f"{size} bytes, but {self.address} accepts packets of at most {self._max_packet_bytes}")
         try:
             info = self._client.publish(topic, body, qos, retain, properties)
         except ValueError as error:
@@ -179,7 +179,7 @@ class Session:
         return info.mid
 
     def subscribe(self, filters: Sequence[tuple[str, int]]) -> None:
-        """Ask for these topics with their QoS and wait for the answer; raise Ended where the broker refuses one."""
+        """Subscribe to these topics with their QoS and wait for the answer; raise Ended if the broker refuses one."""
         _, packet_id = self._client.subscribe(list(filters))
         if packet_id is not None:
             self._subscribing.add(packet_id)
@@ -187,44 +187,44 @@ class Session:
             self.step()
 
     def take_received(self) -> list[Arrived]:
-        """Return what the broker has sent since the last call; it is the caller's to acknowledge."""
+        """Return the messages received since the last call; the caller must acknowledge them."""
         taken, self._received = self._received, []
         return taken
 
     def acknowledge(self, arrived: Sequence[Arrived]) -> None:
-        """Tell the broker that it need not keep these any more."""
+        """Acknowledge these to the broker, which may then drop them."""
         for one in arrived:
             self._client.ack(one.packet_id, one.qos)
 
     def take_acknowledged(self) -> list[tuple[int, ReasonCode]]:
-        """Return the packet ids that were answered since the last call, with the broker's reason."""
+        """Return the packet ids acknowledged since the last call, with the broker's reason."""
         taken, self._acknowledged = self._acknowledged, []
         return taken
 
     def close(self) -> None:
-        """Say goodbye, where the broker still takes it, and let go of the socket."""
+        """Disconnect, if the broker still accepts it, and close the socket."""
         self._client.disconnect()
         connection: Any = self._client.socket()
-        if connection is not None:  # the goodbye waits behind what the broker does not take
+        if connection is not None:  # the disconnect waits behind unsent data
             connection.close()
 
     def _open(self) -> None:
         self._reach(_addresses(self._broker, self._remaining_s()))
-        # of brokers that know no version 5 some say nothing at all: half of the time is for the older one
+        # some brokers without MQTT 5 never answer: half of the time is reserved for 3.1.1
         least_s = self._remaining_s() / 2 if self.is_version_5 else 0.0
         while self._answer is None:
             self.step()
             if self._answer is None and self._remaining_s() < least_s:
                 raise _OldBroker(f"{self.address} did not answer in time")
         if self._answer.value == UNSUPPORTED_PROTOCOL_VERSION:
-            raise _OldBroker(f"{self.address} knows neither MQTT 5 nor 3.1.1")
+            raise _OldBroker(f"{self.address} supports neither MQTT 5 nor 3.1.1")
         if self._answer.is_failure:
             check = self._answer.value in (BAD_CREDENTIALS, NOT_AUTHORIZED)
             remedy = f"; check the user and the password in the URL or {PASSWORD_VARIABLE}" if check else ""
             raise Ended(f"{self.address} refused the connection: {self._answer}{remedy}")
 
     def _reach(self, addresses: list[str]) -> None:
-        """Connect to the first address that answers; they share the time, and TLS takes as long again."""
+        """Connect to the first address that answers; they share the time, and TLS gets as long again."""
         attempts = len(addresses) * (2 if self._broker.tls else 1)
         self._client.connect_timeout = self._remaining_s() / attempts
         failure = None
@@ -244,7 +244,7 @@ class Session:
     def _remaining_s(self) -> float:
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0 and self._answer:
-            raise Ended(f"time was up before {self.address} had acknowledged everything")
+            raise Ended(f"timed out before {self.address} had acknowledged everything")
         if remaining_s <= 0:
             raise Ended(f"{self.address} did not answer in time")
         return remaining_s
@@ -298,9 +298,9 @@ class Session:
 
 
 class _CuttingClient(Client):
-    """paho, which would gather a packet of up to 256 MB: version 3.1.1 has no word for a limit, and brokers may err.
+    """paho with a limit on received packets: it would buffer up to 256 MB, and MQTT 3.1.1 cannot announce a limit.
 
-    The rest of what is too large is read and dropped; what is kept of it is still more than anyone takes.
+    The rest of an oversized packet is read and dropped; the kept part still exceeds every consumer's limit.
     """
 
     max_packet_bytes = MAX_INCOMING_BYTES
@@ -328,7 +328,7 @@ def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion, terms
 
 
 def _asked(terms: Terms) -> dict[str, Any]:
-    """Return how paho asks a broker of version 5."""
+    """Return the CONNECT properties for MQTT 5."""
     properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval = terms.keep_s
     properties.ReceiveMaximum = terms.receive_maximum
@@ -337,9 +337,9 @@ def _asked(terms: Terms) -> dict[str, Any]:
 
 
 def _addresses(broker: Broker, timeout_s: float) -> list[str]:
-    """Return the addresses of the broker's host; raise Ended if there are none or the resolver takes too long.
+    """Return the addresses of the broker's host; raise Ended if there are none or the resolver is too slow.
 
-    The system's resolver cannot be interrupted, so it gets a thread that ends with its answer.
+    The system's resolver cannot be interrupted, so it runs in a thread that ends with its answer.
     """
     found: list[str] = []
     failure: list[OSError] = []
@@ -347,7 +347,7 @@ def _addresses(broker: Broker, timeout_s: float) -> list[str]:
     def look_up() -> None:
         try:
             for *_, address in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM):
-                # the address alone would lose the interface of a link-local one
+                # the plain address would lose the interface of a link-local one
                 found.append(socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0])
         except OSError as error:
             failure.append(error)
@@ -361,7 +361,7 @@ def _addresses(broker: Broker, timeout_s: float) -> list[str]:
 
 
 def _properties(body: bytes) -> Properties:
-    """Return what MQTT 5 says beside a message: its content type and its schema."""
+    """Return the MQTT 5 properties of a message: its content type and schema."""
     properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     properties.ContentType = "application/json"
     with suppress(msgspec.DecodeError):
@@ -374,7 +374,7 @@ class _Header(msgspec.Struct):
 
 
 def _packet_bytes(topic: str, body: bytes, properties: Properties) -> int:
-    """Return the size of a PUBLISH packet: topic, packet id, properties and body behind the fixed header."""
+    """Return the size of a PUBLISH packet: fixed header, topic, packet id, properties and body."""
     properties_bytes = len(properties.pack())  # type: ignore[no-untyped-call]
     rest = 2 + len(topic.encode()) + 2 + properties_bytes + len(body)
     return 1 + len(VariableByteIntegers.encode(rest)) + rest  # type: ignore[no-untyped-call]

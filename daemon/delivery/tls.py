@@ -1,4 +1,4 @@
-"""TLS as a broker's files and URL ask for it; what the broker objects to is kept."""
+"""TLS from a broker's files and URL; the broker's objection is recorded."""
 
 import ssl
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from benchd.daemon.delivery.broker import Broker, Ended, words
 
 
 def context(broker: Broker) -> "_NamedContext":
-    """Return what the broker's TLS files say; raise Ended that names one that cannot be used."""
+    """Return the TLS context of the broker's files; raise Ended naming a file that cannot be used."""
     found = _NamedContext(broker.host)
     if broker.ca_file:
         _load(found.load_verify_locations, ca_file=broker.ca_file)
@@ -29,7 +29,7 @@ def _load(load: Callable[..., None], **files: str | None) -> None:
 
 
 class _ListeningSocket(ssl.SSLSocket):
-    """TLS that keeps what the broker objects to: version 1.3 says it after the handshake, and paho drops it."""
+    """TLS that records the broker's objection: version 1.3 sends it after the handshake, and paho drops it."""
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         try:
@@ -44,7 +44,7 @@ class _ListeningSocket(ssl.SSLSocket):
 
 
 class _NamedContext(ssl.SSLContext):
-    """TLS that asks for the name in the URL, whichever address it led to."""
+    """TLS that verifies the name in the URL, whichever address it resolved to."""
 
     sslsocket_class = _ListeningSocket
     objection = ""
@@ -58,7 +58,7 @@ class _NamedContext(ssl.SSLContext):
     def wrap_socket(self, sock: socket, **options: Any) -> ssl.SSLSocket:  # type: ignore[override]
         wrapped = super().wrap_socket(sock, **options | {"server_hostname": self._name})
         try:
-            wrapped.do_handshake()  # paho's own would leave the socket open when it fails
+            wrapped.do_handshake()  # paho's own handshake would leave the socket open on failure
         except OSError:
             wrapped.close()
             raise

@@ -1,4 +1,4 @@
-"""Where on a broker the messages of a device go: the only place that spells topics, their QoS and retain flags."""
+"""A device's topics on a broker: the only place that defines topics, their QoS and retain flags."""
 
 import re
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from benchd.daemon.machine import identity
 
 ROOT = "benchd/v1"
 Kind = Literal["status", "info", "health", "telemetry", "event"]
-RESULT_QOS = 1  # and not retained: each result has a topic of its own, so retained ones would pile up on the broker
+RESULT_QOS = 1  # not retained: each result has its own topic, so retained ones would accumulate on the broker
 
 
 def is_name(text: str) -> bool:
-    """Say whether this is one plain level of a topic, as clients and collectors call themselves."""
+    """Return whether this is a single plain topic level, valid as the name of a client or collector."""
     return re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text) is not None
 
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics of one device. Raises UsageError for an id that is no lower-case slug of `a-z 0-9 _ -`."""
+    """The topics of one device. Raises UsageError for an id that is not a lower-case slug of `a-z 0-9 _ -`."""
 
     device_id: str
 
@@ -28,7 +28,7 @@ class Topics:
 
     @property
     def root(self) -> str:
-        """Return what all topics of the device begin with, `/` included."""
+        """Return the prefix of all topics of the device, including the final `/`."""
         return f"{ROOT}/{self.device_id}/"
 
     def of(self, kind: Kind) -> str:
@@ -41,30 +41,30 @@ class Topics:
 
     @property
     def incoming(self) -> list[tuple[str, int]]:
-        """Return the filters of what the device itself listens to, its own status first, with the QoS to ask for."""
+        """Return the filters that the device subscribes to, its own status first, with the QoS to request."""
         return [(self.of("status"), 1), (f"{self.root}cmd/+", 1), (f"{self.root}ack/+", 1)]
 
     def may_answer(self, topic: str) -> bool:
-        """Say whether a response topic is one of the device's own: no message makes it publish anywhere else."""
+        """Return whether a response topic is the device's own: no message makes it publish anywhere else."""
         leaf = topic.removeprefix(f"{self.root}resp/")
         return leaf != topic and re.fullmatch(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,3}", leaf) is not None
 
     def result(self, run_id: str) -> str:
-        """Return the topic of one Record; raise UsageError for an id that is no single plain topic level."""
+        """Return the topic of one Record; raise UsageError for an id that is not a single plain topic level."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
             raise UsageError(f"run id {run_id!r}: use letters, digits, '.', '-' and '_', a letter or digit first")
         return f"{ROOT}/{self.device_id}/result/{run_id}"
 
     def ack(self, collector: str) -> str:
-        """Return the topic on which a collector tells the device what it has stored."""
+        """Return the topic for a collector's acknowledgements to the device."""
         return f"{ROOT}/{self.device_id}/ack/{collector}"
 
     def command(self, verb: str) -> str:
-        """Return the topic that takes commands of this verb."""
+        """Return the topic for commands of this verb."""
         return f"{ROOT}/{self.device_id}/cmd/{verb}"
 
     def response(self, client: str) -> str:
-        """Return the topic on which a client asks to be answered; its name may have levels of its own."""
+        """Return the topic for answers to a client; its name may have several levels."""
         return f"{ROOT}/{self.device_id}/resp/{client}"
 
 
@@ -78,7 +78,7 @@ RETAINED_KINDS = (
 
 
 def collector_filters(*, shared: bool) -> list[tuple[str, int]]:
-    """Return the topic filters of a collector, with the QoS to ask for; `shared` splits the work among several."""
+    """Return the topic filters of a collector, with the QoS to request; `shared` splits the work among several."""
     group = f"$share/ingest/{ROOT}" if shared else ROOT
     wanted = [(f"{group}/+/{kind}{'/#' if kind == 'result' else ''}", kind) for kind in SHARED_KINDS]
     wanted += [(f"{ROOT}/+/{kind}{'/+' if kind == 'latest' else ''}", kind) for kind in RETAINED_KINDS]
@@ -87,7 +87,7 @@ def collector_filters(*, shared: bool) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Address:
-    """A topic of a device: `kind` is its first level, `leaf` what follows, empty where nothing does."""
+    """A topic of a device: `kind` is its first level, `leaf` the rest, possibly empty."""
 
     device_id: str
     kind: str
@@ -95,6 +95,6 @@ class Address:
 
 
 def parse(topic: str) -> Address | None:
-    """Return the device, kind and rest of a topic; None for one that is not ours."""
+    """Return the device, kind and rest of a topic; None for a topic of another application."""
     match = re.fullmatch(rf"{ROOT}/([a-z0-9][a-z0-9_-]*)/([a-z]+)(?:/([^/]+))?", topic)
     return Address(match[1], match[2], match[3] or "") if match else None

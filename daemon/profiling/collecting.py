@@ -1,4 +1,4 @@
-"""From a ProfileJob to what every method found: the child with torch, the trace that it leaves, the Nsight tools."""
+"""Runs a ProfileJob's methods: the child with torch, the trace that it writes, the Nsight tools."""
 
 import signal
 import time
@@ -35,7 +35,7 @@ NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 @dataclass
 class Found:
-    """What the methods of one job found; `missing` says why one found nothing, and `failed` which of these broke."""
+    """The results of one job's methods; `missing` gives the reason for each absent one, `failed` names the broken."""
 
     collected: Collected
     missing: dict[str, str]
@@ -48,7 +48,7 @@ class Found:
 
 
 def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
-    """Run every method of the job, child and tools each to a deadline; one that fails costs its own result alone."""
+    """Run every method of the job, child and tools each with a deadline; a failure costs only its own result."""
     found = _in_child(session, job, deadline_s)
     if found.collected.trace:
         read_trace(found, job, found.collected.trace)
@@ -73,7 +73,7 @@ def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
-    """Run the child beside the sampler; its layers get the energy of a pass, or a note why there is none."""
+    """Run the child beside the sampler; its layers get the energy of a run, or a note why there is none."""
     samples, period_s = session.sampler([]), session.config.sampling.period_s
     power = samples.power()
     lasting_s = max(LEAST_S, energy.idle_s(power, period_s)) if power else 0.0
@@ -101,7 +101,7 @@ def _measured(layers: LayersProfile, samples: SamplerProcess, read_period_s: flo
 
 
 def _collect(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
-    """Return the child's answer; one that dies or takes too long has an error for an answer."""
+    """Return the child's answer, which is an error if it dies or takes too long."""
     until_s = time.monotonic() + deadline_s
     with Child(CHILD, job, msgspec.json.Decoder(Collected)) as child:
         while (left_s := until_s - time.monotonic()) > 0:
@@ -119,7 +119,7 @@ def _ending(code: int) -> str:
 
 
 def read_trace(found: Found, job: ProfileJob, name: str) -> None:
-    """Add what the trace of this name in the output folder holds, or why it is of no use."""
+    """Add the tables of the trace of this name in the output folder, or why it is unusable."""
     is_cuda = job.device != "cpu"
     try:
         read = trace.read(Path(job.output, name))
@@ -129,5 +129,5 @@ def read_trace(found: Found, job: ProfileJob, name: str) -> None:
         found.failed.append("torch")
         return
     found.nesting = icicle(read)
-    filled = of_trace(read, None, "a trace holds no counters") if is_cuda else "a GPU's alone"
+    filled = of_trace(read, None, "a trace holds no counters") if is_cuda else "measured on GPUs only"
     found.occupancy = filled if isinstance(filled, Occupancy) else None

@@ -1,4 +1,4 @@
-"""How well a case fills a GPU: the three occupancies of a Record, from a trace and what counters gave beside it."""
+"""How well a case fills a GPU: the three occupancies of a Record, from a trace and hardware counters."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from benchd.daemon.records import Occupancy
 
 
 def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | str:
-    """Return what the trace says, with what the hardware counted as a share of the warps that fit, or why it did not.
+    """Return the trace's occupancies with the hardware's count, as shares of the warps that fit, or why none.
 
-    The device is that of the first kernel. What the trace says are means over kernel time; the hardware counts elapsed
-    time, the gaps between launches included.
+    The device is that of the first kernel. The trace's values are means over kernel time; the hardware counts over
+    elapsed time, including the gaps between launches.
     """
     missing = traced.missing_kernels()
     if missing:
@@ -42,7 +42,7 @@ def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | s
 
 
 def _launched(traced: Trace, device: Device) -> Iterator[tuple[int, LaunchOccupancy]]:
-    """Yield the time and the occupancies of each launch configuration on the device that has them."""
+    """Yield the time and the occupancies of each launch configuration on the device."""
     place, launches = places(traced.kernels, "launch")
     on_device = column(traced.kernels, "device") == device.id
     times_ns = np.bincount(place[on_device], column(traced.kernels, "duration_ns")[on_device], len(launches))

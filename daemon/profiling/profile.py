@@ -1,6 +1,7 @@
-"""What a profile holds: the result of each method as typed tables, and what was concluded from them.
+"""A profile's contents: the result of each method as typed tables, and the conclusions.
 
-Times are nanoseconds, shares are 0 to 1. What a method did not give is None or absent, and `missing` says why.
+Times are nanoseconds, shares are 0 to 1. Values that a method did not give are None or absent, with the reason in
+`missing`.
 """
 
 from typing import Literal
@@ -22,11 +23,11 @@ METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "nsys",
 
 
 class ProfileJob(Job, frozen=True, kw_only=True):
-    """What the child that holds torch is to profile.
+    """The job of the child with torch.
 
-    `capture` marks the child that an Nsight tool runs: it opens the capture range around its active steps and writes
-    no table of its own. Beside a sensor of power the method layers repeats the pass for `energy_s`, and for `hold_s`
-    before and after.
+    `capture` marks the child of an Nsight tool: it opens the capture range around its active steps and writes no table
+    of its own. With a power sensor the method `layers` repeats the forward pass for `energy_s`, and for `hold_s` before
+    and after.
     """
 
     workload: Workload
@@ -39,7 +40,7 @@ class ProfileJob(Job, frozen=True, kw_only=True):
 
 
 class Operator(Struct, frozen=True, kw_only=True):
-    """An operator or a runtime call over all active steps; `self_` leaves out what it called."""
+    """An operator or a runtime call over all active steps; `self_` values exclude its callees."""
 
     name: str
     calls: int
@@ -50,7 +51,7 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class StepTime(Struct, frozen=True, kw_only=True):
-    """One active step; `by_category` divides its whole duration, the device before the host where both work."""
+    """One active step; `by_category` divides its whole duration, the device before the host if both are working."""
 
     number: int
     duration_ns: int
@@ -58,7 +59,7 @@ class StepTime(Struct, frozen=True, kw_only=True):
 
 
 class Module(Struct, frozen=True, kw_only=True):
-    """A module by its class over all active steps; `host_ns` is what its calls took on the CPU."""
+    """A module class over all active steps; `host_ns` is the CPU time of its calls."""
 
     name: str
     calls: int
@@ -67,11 +68,11 @@ class Module(Struct, frozen=True, kw_only=True):
 
 
 class KernelRow(Struct, frozen=True, kw_only=True):
-    """A kernel by its name over all active steps.
+    """A kernel name over all active steps.
 
     `estimated_occupancy` is computed from the launches and weighted by time; `theoretical_occupancy` and
-    `measured_occupancy` are ncu's. `limits` names what holds the longest launch back. `operator` is the one that
-    launched it most. `tensor_cores` is as good as `tensor_cores_by` says.
+    `measured_occupancy` are ncu's. `limits` names the resources that limit the longest launch. `operator` is the one
+    that launched it most. `tensor_cores_by` is the source of `tensor_cores`.
     """
 
     name: str
@@ -104,10 +105,10 @@ class Gpu(Struct, frozen=True, kw_only=True):
 
 
 class Synchronization(Struct, frozen=True, kw_only=True):
-    """Calls by which the host waits for the device; `idle_after_ns` is what the device then waited for a launch.
+    """Calls in which the host waits for the device; `idle_after_ns` is the device's wait for the next launch.
 
-    `operator` is the outermost one that it happens in, such as aten::item; `launches_after` count those that could have
-    been issued before.
+    `operator` is the outermost operator around the call, such as aten::item; `launches_after` counts launches that
+    could have been issued earlier.
     """
 
     name: str
@@ -119,7 +120,7 @@ class Synchronization(Struct, frozen=True, kw_only=True):
 
 
 class TorchProfile(Struct, frozen=True, kw_only=True):
-    """What torch.profiler saw of the active steps; the trace lies beside the profile."""
+    """torch.profiler's tables of the active steps; the trace file is beside the profile."""
 
     trace: str
     steps: list[StepTime]
@@ -143,14 +144,14 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
 
 class MemoryPoint(Struct, frozen=True, kw_only=True):
-    """How much is held at a time since the step's begin, by category."""
+    """The memory held at a time since the step began, by category."""
 
     t_ns: int
     by_category: dict[str, int]
 
 
 class MemoryProfile(Struct, frozen=True, kw_only=True):
-    """Memory over one step on `device`: `peak_bytes` is the allocator's, the rest by what the memory is for."""
+    """Memory over one step on `device`: `peak_bytes` is the allocator's, the rest is by purpose of the memory."""
 
     device: str
     peak_bytes: int
@@ -173,7 +174,7 @@ class Distribution(Struct, frozen=True, kw_only=True):
 
 
 class BenchmarkProfile(Struct, frozen=True, kw_only=True):
-    """Speed without a profiler; `overhead` is what the torch profiler adds, as a share of the plain step."""
+    """Speed without a profiler; `overhead` is the torch profiler's cost as a share of the plain step."""
 
     step: Distribution
     throughput_per_s: float
@@ -183,13 +184,13 @@ class BenchmarkProfile(Struct, frozen=True, kw_only=True):
 
 
 class LayerRow(Struct, frozen=True, kw_only=True):
-    """A component or a layer: its own synchronised time, and what it has to do at the least for one batch.
+    """A component or a layer: its synchronised time, and its minimum work for one batch.
 
-    Rows without `parent` divide the whole pass, those of one parent divide it in turn; `share` is of the whole pass. A
-    part's `ns` is its median over the runs, `low_ns` and `high_ns` its shortest and longest; those of a group are the
-    sums of its parts'. `synaptic_operations` counts one a spike and a synapse that it reaches, exactly, borders and
-    strides in mind; `wasted_spikes` are those that reach none or cancel each other. Both and the energies are of one
-    image, `spike_rate` is a neuron's in a time step.
+    Rows without `parent` divide the whole run, and rows with the same parent divide it; `share` is of the whole run. A
+    part's `ns` is its median over the runs, `low_ns` and `high_ns` its shortest and longest; those of a group are sums
+    over its parts. `synaptic_operations` counts one per spike and synapse that it reaches, exactly, including borders
+    and strides; `wasted_spikes` reach none or cancel each other. Both and the energies are per image, `spike_rate` is
+    per neuron and time step.
     """
 
     name: str
@@ -209,12 +210,12 @@ class LayerRow(Struct, frozen=True, kw_only=True):
 
 
 class LayersProfile(Struct, frozen=True, kw_only=True):
-    """Where the time of a forward pass goes: by component and by layer.
+    """The time of a forward pass by component and by layer.
 
-    `fused_ns` is the pass without any synchronisation inside, `synchronised_ns` with one at each boundary of `layers`,
-    both medians over the runs: the difference is what the synchronisation costs. `run_ns` are the fused runs and
-    `variation` their standard deviation over their mean. `loading` is the making of the model, where that has parts.
-    `measured_energy_j` is of one image, over `energy_window`, in which `energy_images` passed and nothing was cut.
+    `fused_ns` is a run without inner synchronisation, `synchronised_ns` with one at each boundary of `layers`, both
+    medians over the runs: the difference is the cost of synchronisation. `run_ns` are the fused runs and `variation`
+    their standard deviation over their mean. `loading` is the construction of the model, if it has parts.
+    `measured_energy_j` is per image, over `energy_window`, in which `energy_images` ran without segment boundaries.
     """
 
     components: list[LayerRow]
@@ -233,7 +234,7 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
 
 
 class Range(Struct, frozen=True, kw_only=True):
-    """An NVTX range by its name, as nsys sums it up."""
+    """An NVTX range name, as nsys sums it up."""
 
     name: str
     calls: int
@@ -242,7 +243,7 @@ class Range(Struct, frozen=True, kw_only=True):
 
 
 class NsightSystems(Struct, frozen=True, kw_only=True):
-    """What `nsys stats` says of its report."""
+    """The tables of `nsys stats`."""
 
     report: str
     kernels: list[KernelRow]
@@ -251,14 +252,14 @@ class NsightSystems(Struct, frozen=True, kw_only=True):
 
 
 class NsightCompute(Struct, frozen=True, kw_only=True):
-    """What `ncu` counted; it replays kernels, so that none of its times is a latency."""
+    """ncu's counters; it replays kernels, so none of its times is a latency."""
 
     report: str
     kernels: list[KernelRow]
 
 
 class Frame(Struct, frozen=True):
-    """A bar of an icicle: what was called from frame number `parent`, whole calls; the first frame has no parent."""
+    """A bar of an icicle: whole calls made from frame number `parent`; the first frame has no parent."""
 
     name: str
     parent: int | None
@@ -266,10 +267,10 @@ class Frame(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One conclusion: what is wrong, by which figures, what a cure gains at the most, and which variant tests it.
+    """One conclusion: the problem, its evidence, the largest gain of a remedy, and the variant that tests it.
 
-    `expected` is the predicted time of a step over the present one; `measured` that of the variant that tested it.
-    Where the test is another `batch_size`, both are of one image.
+    `expected` is the predicted time of a step over the present one, `measured` the one found with the tested variant.
+    If the test uses another `batch_size`, both are per image.
     """
 
     rule: str
@@ -285,9 +286,9 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """All methods of one case on one device; `missing` gives the reason of each method or figure that is absent.
+    """All methods of one case on one device; `missing` gives the reason for each absent method or figure.
 
-    `nesting` is one step as calls within calls, in time of the device where it ran kernels, else of the host.
+    `nesting` is one step as nested calls, in device time if it ran kernels, else in host time.
     """
 
     run_id: str
@@ -316,14 +317,14 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def measured(self) -> bool:
-        """Say whether any method found something."""
+        """Return whether any method gave a result."""
         return any(getattr(self, method) is not None for method in METHODS)
 
 
 class Collected(Struct, frozen=True, kw_only=True):
-    """The child's answer: what each method found there; a trace is a file in the output folder, read by the parent.
+    """The child's answer: each method's result; the trace is a file in the output folder that the parent reads.
 
-    Of the methods in `missing`, `failed` names those that broke, in place of not being for this case.
+    `failed` names the methods in `missing` that broke; the others do not apply to this case.
     """
 
     model: ModelFacts | None = None

@@ -1,4 +1,4 @@
-"""`--verify`: the variants that findings propose, measured against the profiled case in fresh processes by turns."""
+"""`--verify`: the variants that findings propose, measured against the profiled case in alternating fresh processes."""
 
 from collections.abc import Sequence
 from typing import Literal, TextIO
@@ -26,7 +26,7 @@ _VERDICTS: dict[Answer, Literal["confirmed", "refuted", "inconclusive"]] = {
 
 
 def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profile:
-    """Return the profile with the verdicts of what was measured; `missing` says why a proposed case was not.
+    """Return the profile with the verdicts on the measured cases; `missing` says why a proposed case has none.
 
     The session's sinks get the records of both sides. Raises KeyboardInterrupt after an interrupt.
     """
@@ -45,12 +45,12 @@ def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profil
 
 
 def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Comparison | str:
-    """Return what the measurement says, or why there is none."""
+    """Return the comparison, or why there is none."""
     request = paired.Request(cases=cases, preset="quick", min_effect=MIN_EFFECT, pairs=pairs)
     try:
         planned = paired.planned_sides(request, session.config.limits, session.machine)
         made, code = paired.compare(request, planned, session, err)
-    except BenchdError as error:  # it cannot run here, and the others may
+    except BenchdError as error:  # this case cannot run here, but others may
         return str(error)
     if code == 130:
         raise KeyboardInterrupt
@@ -64,7 +64,7 @@ def _judged(profile: Profile, finding: Finding, made: Comparison | str | None) -
 
 
 def case_for(profile: Profile, finding: Finding) -> Case | None:
-    """Return the profiled case with what the finding changes; None where no variant tests it."""
+    """Return the profiled case with the finding's changes; None if no variant tests it."""
     if finding.variant is None:
         return None
     options = profile.case.options | finding.options
@@ -83,8 +83,8 @@ def verified(
 ) -> Finding:
     """Return the finding with its verdict, from the process medians of both cases measured in pairs, at least two.
 
-    Refuted is what is slower or the same. What is faster and fails its numerical check is inconclusive, as in a
-    comparison. Both figures join the evidence; where the batch is another one they are of an image.
+    Slower or equal means refuted. Faster with a failed numerical check is inconclusive, as in a comparison. Both
+    figures are added to the evidence, per image if the batch size differs.
     """
     images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
     verdict = statistics.judge(statistics.paired_effect(base_ms, [ms / images for ms in variant_ms]))
@@ -94,7 +94,7 @@ def verified(
     reason = f"; {verdict.reason}" if verdict.reason else ""
     line = f"{predicted}, measured {measured:.3g}: {base:.4g} ms and {variant:.4g} ms{reason}"
     if check_failed:
-        line += "; the variant does not pass its numerical check"
+        line += "; the variant failed its numerical check"
     answer = "inconclusive" if check_failed and verdict.answer == "faster" else verdict.answer
     return msgspec.structs.replace(
         finding, measured=measured, verdict=_VERDICTS[answer], evidence=[*finding.evidence, line]

@@ -1,4 +1,4 @@
-"""The supervisor's side of the sampler process: start it, take its batches, notice its death, cut to windows."""
+"""The supervisor's side of the sampler process: start it, receive its batches, notice its death, cut to windows."""
 
 import os
 import select
@@ -20,19 +20,19 @@ from benchd.daemon.sampling import sources as known
 from benchd.daemon.sampling.series import Samples
 from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, PowerSource, Refusal
 
-START_S = 15.0  # with what goes before and after it, less than the unit's watchdog waits
+START_S = 15.0  # together with the steps around it, less than the unit's watchdog timeout
 FLUSH_S = 2.0
 STOP_S = 1.0
-PIPE_BYTES = 2**18  # minutes of batches, for an owner that is busy elsewhere
+PIPE_BYTES = 2**18  # minutes of batches, while the owner is busy elsewhere
 ITSELF = "sampler"
 
 
 class SamplerProcess:
-    """A sampler process over the length of a `with` block.
+    """A sampler process for the duration of a `with` block.
 
-    The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is started again once
-    a case, and the gap is a failure in the reports of the windows it touches. Entering raises UsageError for sources
-    or a period that make no sense, and NotAvailable where the process does not come up.
+    The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is restarted once per
+    case, and the reports of the windows that the gap touches name it as a failure. Entering raises UsageError for
+    invalid sources or an invalid period, and NotAvailable if the process does not start.
     """
 
     def __init__(self, sources: Sequence[str], period_s: float, cpu: int | None = None) -> None:
@@ -46,7 +46,7 @@ class SamplerProcess:
         self._watched: int | None = None
 
     def __enter__(self) -> "SamplerProcess":
-        # Never readable: what the owner waits on when there is no process.
+        # Never readable: the owner waits on it while there is no process.
         self._silence = os.pipe()
         self._child = _Child(self._arguments)
         try:
@@ -78,11 +78,11 @@ class SamplerProcess:
         return self._child.pid if self._child else None
 
     def fileno(self) -> int:
-        """Return what to wait on; it may be another one after each `receive`."""
+        """Return the descriptor to wait on; it may change with each `receive`."""
         return self._child.fileno() if self._child else self._silence[0]
 
     def watch(self, pid: int) -> None:
-        """Begin a case: follow this process, and forget the samples from before it."""
+        """Begin a case: follow this process, and drop earlier samples."""
         self._samples.drop_before(time.monotonic_ns())
         self._watched = pid
         self._restarts = 1
@@ -92,7 +92,7 @@ class SamplerProcess:
             self._tell(Command(watch_pid=pid))
 
     def receive(self) -> None:
-        """Take what has arrived, without waiting."""
+        """Read the batches that have arrived, without waiting."""
         child = self._child
         if child is None:
             return
@@ -102,7 +102,7 @@ class SamplerProcess:
             self._lose(child)
 
     def flush(self, wait_s: float = FLUSH_S) -> bool:
-        """Ask for what is pending and wait for it; return whether all that was sampled so far has arrived."""
+        """Request pending samples and wait for them; return whether all samples so far have arrived."""
         child = self._child
         if child is None or not self._tell(Command(flush=True)):
             return False
@@ -124,11 +124,11 @@ class SamplerProcess:
         return summaries, report
 
     def power(self) -> list[PowerSource]:
-        """Return what the power and energy that is sampled stands for, in the order of the sources."""
+        """Return the meaning of each sampled power and energy metric, in the order of the sources."""
         return list(self._samples.power)
 
     def raw(self, window: Window) -> list[Sample]:
-        """Return the samples of the window as they were read."""
+        """Return the raw samples of the window."""
         return self._samples.raw(window)
 
     def latest(self) -> list[Sample]:
@@ -136,7 +136,7 @@ class SamplerProcess:
         return self._samples.latest()
 
     def drop_before(self, t_ns: int) -> None:
-        """Forget the samples that are older, so that a long run does not fill the memory."""
+        """Drop older samples, so that a long run does not fill the memory."""
         self._samples.drop_before(t_ns)
 
     def _wait(self, done: Callable[[], bool], wait_s: float) -> None:
@@ -146,7 +146,7 @@ class SamplerProcess:
                 self.receive()
 
     def _tell(self, command: Command) -> bool:
-        """Send a command; return False where the process turns out to be dead, which is then dealt with."""
+        """Send a command; return False if the process has died, after handling its death."""
         child = self._child
         if child and child.tell(command):
             return True
@@ -156,7 +156,7 @@ class SamplerProcess:
     def _take(self, child: "_Child", message: Message | Rubbish) -> None:
         if isinstance(message, Rubbish):
             now_ns = time.monotonic_ns()
-            self._samples.fail(Window(now_ns, now_ns), {ITSELF: f"rubbish instead of a message: {message}"})
+            self._samples.fail(Window(now_ns, now_ns), {ITSELF: f"invalid message: {message}"})
             return
         if isinstance(message, Refusal):
             self._refusal = message.reason
@@ -176,7 +176,7 @@ class SamplerProcess:
         self._lost = None
 
     def _lose(self, child: "_Child") -> None:
-        """Take note that the process has died; start it again once a case."""
+        """Record that the process has died; restart it once per case."""
         status = child.stop()
         self._child = None
         since_ns = self._samples.last_tick_ns() or time.monotonic_ns()
@@ -205,7 +205,7 @@ class _Child:
     def __init__(self, arguments: list[str]) -> None:
         self.asked = 0
         self.answered = 0
-        # A fresh interpreter, in a session of its own so that a terminal's Ctrl-C does not reach it.
+        # A fresh interpreter in its own session, so that a terminal's Ctrl-C does not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchd.daemon.sampling.sources", *arguments],
             stdin=subprocess.PIPE,
@@ -233,7 +233,7 @@ class _Child:
         return True
 
     def stop(self) -> int | None:
-        """Let it end, make it end, kill it; return its exit status, None if not even that helped in time."""
+        """Ask it to end, terminate it, kill it; return its exit status, None if even that did not work in time."""
         self._stdin.close()
         self._stdout.close()
         for end in (self._process.poll, self._process.terminate, self._process.kill):

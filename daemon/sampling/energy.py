@@ -1,9 +1,9 @@
 """Energy over an exact window from the samples around it, always with an error bar; pure.
 
-A counter is known at its changes and taken as a straight line in between. Powers are joined by straight lines, each
-value placed in the middle of the time that it stands for. The error bar (95 %, k = 2) covers what the pace and the
-noise of a sensor leave open. No sample tells its calibration, nor a load in exact step with a sensor that does not
-average. tests/daemon/sampling/test_energy.py holds energy and bar against loads that are known exactly.
+A counter is exact at its changes and linear in between. Powers are joined by straight lines, each value placed in the
+middle of the time that it covers. The error bar (95 %, k = 2) covers the uncertainty from a sensor's update period and
+noise. Samples reveal neither a calibration error nor a load in exact step with a sensor that does not average.
+tests/daemon/sampling/test_energy.py checks energy and bar against exactly known loads.
 """
 
 import math
@@ -20,24 +20,24 @@ from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.daemon.verdicts.statistics import percentile
 
 COVERAGE = 2.0  # k, the standard deviations in an error bar
-GAP_PERIODS = 2.5  # values further apart than this have others missing between them
+GAP_PERIODS = 2.5  # a larger distance means that values in between are missing
 GAPS_WIDEN, GAPS_REFUSE = 0.02, 0.10  # shares of the window
 STALE_ODDS = 1e-9
 FEWEST_UPDATES = {"energy_counter_j": 3, "power_w": 10}
 
 _UNIFORM = 1 / math.sqrt(12)  # standard deviation of a uniform distribution over its full width
-_LOWER_THIRD = 0.609  # of the differences of Gaussian values, over the standard deviation of these
+_LOWER_THIRD = 0.609  # quantile of |differences| of Gaussian values over their standard deviation
 
 _Series = list[tuple[float, float]]  # seconds after the start of the window, value
 
 
 class _Refused(Exception):
-    """Why a source gives no energy: a name, a colon, what was seen."""
+    """Why a source gives no energy: a name, a colon, the observed facts."""
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a source says of the window: the energy with its standard deviation, and the range of its power."""
+    """A source's reading of the window: the energy with its standard deviation, and the range of its power."""
 
     energy_j: float
     sd_j: float
@@ -66,10 +66,10 @@ def measure(
 ) -> Energy | str:
     """Return the energy of the window, or why there is none: a name such as `no_sensor` or `gaps`, then the facts.
 
-    `sources` come in order of preference; `samples`, read every `read_period_s`, in any order and as often as they
-    were delivered. They begin two sensor periods and an averaging time before the window and end as long after it,
-    under the same load; those further out sharpen the stamps of a counter. `idle` is one window before and one after,
-    with the model loaded and the device at rest. Raises ValueError for an empty window or no inferences.
+    `sources` come in order of preference; `samples`, read every `read_period_s`, in any order, duplicates allowed. They
+    begin two sensor periods and an averaging time before the window and end as long after it, under the same load;
+    samples further out improve a counter's time stamps. `idle` is one window before and one after, with the model
+    loaded and the device idle. Raises ValueError for an empty window or no inferences.
     """
     if inferences < 1 or window.seconds <= 0.0:
         raise ValueError(f"energy of {inferences} inferences in {window.seconds:g} s")
@@ -98,9 +98,9 @@ def measure(
 
 
 def combined(energies: Sequence[Energy]) -> Energy | str:
-    """Return what several processes of one case took together, or why they do not add up.
+    """Return the combined energy of a case's processes, or why they cannot be combined.
 
-    Energies and idle powers are means over the windows; errors of processes are taken as independent.
+    Energies and idle powers are means over the windows; the processes' errors are assumed independent.
     """
     first, *others = energies
     for other in others:
@@ -140,12 +140,12 @@ def _weighted(values: Sequence[float | None], weights: Sequence[float]) -> float
 
 
 def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
-    """Return how long the load goes on around the window for these sources: two periods and an averaging time."""
+    """Return how long the load must continue around the window: two sensor periods and an averaging time."""
     return max((2 * max(source.period_s, read_period_s) + source.averaging_s for source in sources), default=0.0)
 
 
 def idle_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
-    """Return how long the device rests before and after, for enough values of each source; 0 without any."""
+    """Return the idle time before and after that gives enough values of each source; 0 without sources."""
     fewest = max(FEWEST_UPDATES.values()) + 2
     return max((fewest * max(source.period_s, read_period_s) for source in sources), default=0.0)
 
@@ -155,23 +155,23 @@ def _is_counter(source: PowerSource) -> bool:
 
 
 def _of_one_scope(sources: Sequence[PowerSource]) -> list[PowerSource]:
-    """Return the sources of the first total's scope, else of the first's, counters first.
+    """Return the sources with the scope of the first total, else of the first source, counters first.
 
-    A part is never added to another or put in the place of a total that was lost.
+    Parts are never added up, and never replace a lost total.
     """
     scope = next((source for source in sources if source.total), sources[0]).scope
     return sorted((source for source in sources if source.scope == scope), key=lambda source: not _is_counter(source))
 
 
 def _series(samples: Sequence[Sample], source: PowerSource, window: Window) -> _Series:
-    """Return the source's samples in order of time, each stamp once."""
+    """Return the source's samples sorted by time, each stamp once."""
     key = (source.metric, source.source, source.rail)
     values = {sample.t_ns: sample.value for sample in samples if (sample.metric, sample.source, sample.rail) == key}
     return [((t_ns - window.start_ns) / 1e9, value) for t_ns, value in sorted(values.items())]
 
 
 def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, read_period_s: float) -> _Estimate | str:
-    """Return what the source says of the window, or why it says nothing."""
+    """Return the source's estimate for the window, or why there is none."""
     read = _counted if _is_counter(source) else _polled
     read_period_s = read_period_s if source.stamp_s is None else source.stamp_s
     try:
@@ -186,10 +186,10 @@ def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, re
 
 
 def _judge(reading: _Reading, source: PowerSource, window_s: float, read_period_s: float) -> _Estimate:
-    """Return the energy with its bar, by the rules on missing values and on short windows; raise _Refused."""
+    """Return the energy with its bar after the rules on missing values and short windows; raise _Refused."""
     share, fewest = reading.gap_s / window_s, FEWEST_UPDATES[source.metric]
     if reading.updates < fewest:
-        raise _Refused(f"too_few_updates: {reading.updates} in {window_s:.3g} s, it takes {fewest}")
+        raise _Refused(f"too_few_updates: {reading.updates} in {window_s:.3g} s, at least {fewest} needed")
     if share > GAPS_REFUSE:
         raise _Refused(f"gaps: {100 * share:.0f} % of the window without a new value")
     shortest_s = _shortest_window_s(source, read_period_s)
@@ -201,7 +201,7 @@ def _judge(reading: _Reading, source: PowerSource, window_s: float, read_period_
 
 
 def _shortest_window_s(source: PowerSource, read_period_s: float) -> float:
-    """Return the length from which on the bar rests on enough values; it grows in proportion below."""
+    """Return the shortest window with enough values for the bar; below it the bar grows in proportion."""
     pace_s = max(source.period_s, read_period_s, source.averaging_s)
     if _is_counter(source):
         return max(3 * pace_s, 0.3)
@@ -228,10 +228,10 @@ def _counted(series: _Series, source: PowerSource, window_s: float, read_period_
 
 
 def _change_times(stamps: list[float], tick_s: float, read_s: float, window_s: float) -> tuple[list[float], float]:
-    """Return when the counter changed, and how far off the length of the window by these times may be (sd, s).
+    """Return when the counter changed, and the error of the window's length by these times (sd, s).
 
-    A change is seen up to a reading late. Where changes are rarer than readings they come on a grid of the sensor's
-    own, and the line through all stamps tells it far better than each stamp does.
+    A change is seen up to one reading late. If changes are rarer than readings, they follow the sensor's own grid, and
+    a line fitted through all stamps locates that grid far better than a single stamp.
     """
     as_seen = stamps, _UNIFORM * tick_s * math.sqrt(2)
     if len(stamps) < 4 or tick_s < 2 * read_s:
@@ -240,9 +240,9 @@ def _change_times(stamps: list[float], tick_s: float, read_s: float, window_s: f
     slope_s, start = linear_regression(ticks, stamps)
     line = [start + slope_s * tick for tick in ticks]
     scatter_s = pstdev(stamp - t for stamp, t in zip(stamps, line, strict=True))
-    if scatter_s > read_s:  # the sensor keeps no grid
+    if scatter_s > read_s:  # the sensor has no regular grid
         return as_seen
-    # Readings may drift against the grid, by one of them at the most from the first change to the last.
+    # Readings may drift against the grid, by at most one reading from the first change to the last.
     slope_sd = math.hypot(_UNIFORM * 2 * read_s, scatter_s * math.sqrt(12 / len(line))) / (line[-1] - line[0])
     return [t - read_s / 2 for t in line], slope_sd * window_s
 
@@ -254,7 +254,7 @@ def _require_rising(times: list[float], joules: list[float]) -> None:
 
 
 def _polled(series: _Series, source: PowerSource, window_s: float, read_period_s: float) -> _Reading:
-    # On the mean a value is half a period old when it is read, and the middle of what it averages half of that before.
+    # A value is on average half a period old when read, and the centre of its averaging time lies half of that earlier.
     age_s = (source.period_s + source.averaging_s) / 2
     used = _around([t - age_s for t, _ in series], window_s)
     times, watts = [t - age_s for t, _ in series[used]], [value for _, value in series[used]]
@@ -276,7 +276,7 @@ def _polled(series: _Series, source: PowerSource, window_s: float, read_period_s
 
 
 def _edges_sd_j(starts: list[float], ends: list[float], watts: list[float], window_s: float, pace_s: float) -> float:
-    """Return what steps of the load near the edges of the window leave open: on which side they were."""
+    """Return the uncertainty from load steps near the window's edges: the side on which they fell is unknown."""
     sides = []
     for edge in (0.0, window_s):
         near = watts[bisect_left(ends, edge - 1.5 * pace_s) : bisect_right(starts, edge + 1.5 * pace_s)]
@@ -285,16 +285,16 @@ def _edges_sd_j(starts: list[float], ends: list[float], watts: list[float], wind
 
 
 def _trapezoid(times: list[float], watts: list[float], window_s: float) -> float:
-    """Return the area under the powers, in J, the two edges of the window interpolated."""
+    """Return the area under the powers, in J, with both window edges interpolated."""
     ends = [(t, _at(times, watts, t)) for t in (0.0, window_s)]
     inner = [(t, w) for t, w in zip(times, watts, strict=True) if 0.0 < t < window_s]
     return math.fsum((w0 + w1) / 2 * (t1 - t0) for (t0, w0), (t1, w1) in pairwise([ends[0], *inner, ends[1]]))
 
 
 def _unseen_sd_j(times: list[float], watts: list[float], source: PowerSource, read_s: float) -> float:
-    """Return what steps of the load between two values leave open: what no average covers, and late readings.
+    """Return the uncertainty from load steps between two values: time that no average covers, and late readings.
 
-    A load in step with the readings errs alike at all its rises and at all its falls.
+    Under a load in step with the readings, all rises have the same error, and so do all falls.
     """
     points = list(pairwise(zip(times, watts, strict=True)))
     repeats = sum(after == before for before, after in pairwise(watts)) / len(points)
@@ -308,20 +308,20 @@ def _unseen_sd_j(times: list[float], watts: list[float], source: PowerSource, re
 
 
 def _noise_sd_w(times: list[float], watts: list[float], source: PowerSource) -> float:
-    """Return the noise of single values, from the smaller steps between updates: the larger are the load's own."""
-    # Read faster than it is renewed, a value repeats: compare with the update before.
+    """Return the noise of single values, from the smaller steps between updates: larger steps are load changes."""
+    # A value read faster than it is updated repeats: compare with the previous update.
     stride = max(1, round(source.period_s * (len(times) - 1) / (times[-1] - times[0])))
     steps = sorted(abs(after - before) for before, after in zip(watts, watts[stride:], strict=False))
     return percentile(steps, 100 / 3) / _LOWER_THIRD if steps else 0.0
 
 
 def _resolution_w(watts: list[float]) -> float:
-    """Return the smallest step that was seen: a steady power is off by up to half of it all the time."""
+    """Return the smallest observed step: a steady power is constantly off by up to half of it."""
     return min((abs(b - a) for a, b in pairwise(watts) if a != b), default=0.0)
 
 
 def _stale_s(times: list[float], watts: list[float], pace_s: float) -> float:
-    """Return the longest time in which the value stood still, 0 where its other changes make that credible."""
+    """Return the longest time without a change of the value, 0 if its other changes make that plausible."""
     runs = [len(list(run)) for _, run in groupby(watts)]
     starts = [times[i] for i in accumulate(runs[:-1], initial=0)] + [times[-1]]
     longest_s = max(b - a for a, b in pairwise(starts))
@@ -331,7 +331,7 @@ def _stale_s(times: list[float], watts: list[float], pace_s: float) -> float:
 
 
 def _around(times: list[float], window_s: float) -> slice:
-    """Return where the times around the window are, two on each side, or one; raise _Refused for none."""
+    """Return the slice of times around the window, with two (or one) on each side; raise _Refused for none."""
     first, last = bisect_right(times, 0.0) - 1, bisect_left(times, window_s)
     if not times:
         raise _Refused("no_samples: nothing was read")
@@ -343,20 +343,20 @@ def _around(times: list[float], window_s: float) -> slice:
 
 
 def _gaps_s(times: list[float], pace_s: float, window_s: float) -> float:
-    """Return how much of the window lies between values too far apart."""
+    """Return the time of the window that lies between values too far apart."""
     gaps = [(a, b) for a, b in pairwise(times) if b - a > GAP_PERIODS * pace_s]
     return math.fsum(max(0.0, min(b, window_s) - max(a, 0.0)) for a, b in gaps)
 
 
 def _at(times: list[float], values: list[float], t: float) -> float:
-    """Return the value at `t`, within the times, on a straight line between its neighbours."""
+    """Return the linearly interpolated value at `t`, which lies within the times."""
     after = max(1, bisect_left(times, t))
     (t0, t1), (v0, v1) = times[after - 1 : after + 1], values[after - 1 : after + 1]
     return v0 + (v1 - v0) * (t - t0) / (t1 - t0)
 
 
 def _cross_checked(energy: Energy, second: _Estimate) -> Energy:
-    """Add the second-best source; where the two differ by more than both bars, neither is to be trusted."""
+    """Add the second-best source; if the two differ by more than both bars, neither can be trusted."""
     disagree = abs(second.energy_j - energy.energy_j) > second.err_j + energy.energy_err_j
     return msgspec.structs.replace(
         energy,
@@ -378,7 +378,7 @@ def _net_of_idle(
     inferences: int,
     idle: tuple[Window, Window],
 ) -> Energy:
-    """Add the energy above idle. The baseline is the mean of before and after, known to half their difference."""
+    """Add the energy above idle. The baseline is the mean of before and after, with half their difference as error."""
     before_w, after_w = (_idle_w(samples, source, span) for span in idle)
     if before_w is None or after_w is None:
         return msgspec.structs.replace(energy, flags=[*energy.flags, "no_idle_baseline"])
@@ -393,7 +393,7 @@ def _net_of_idle(
 
 
 def _idle_w(samples: Sequence[Sample], source: PowerSource, span: Window) -> float | None:
-    """Return the median of the powers, or the counter's mean; None for too few values or a counter that fell."""
+    """Return the median power, or the counter's mean; None for too few values or a counter that decreased."""
     inside = [(t, value) for t, value in _series(samples, source, span) if 0.0 <= t <= span.seconds]
     values = [value for _, value in inside]
     if len(values) < FEWEST_UPDATES[source.metric] or (_is_counter(source) and values != sorted(values)):

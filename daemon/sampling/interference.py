@@ -1,8 +1,8 @@
-"""Which blocks of a measurement were disturbed, by what, and the result without and with them; pure.
+"""Disturbed blocks of a measurement, their causes, and the result without and with them; pure.
 
-A reading stands for the time since the one before it: counts and shares cover just that, and a state may have changed
-anywhere in between. It tells of every block that this time touches, a clock rather of the block in which it was read. A
-block that no reading touches passes for undisturbed.
+A reading covers the time since the previous one: counts and shares cover exactly that, and a state may have changed
+anywhere in between. It applies to every block that this time touches, but a clock only to the block in which it was
+read. A block that no reading touches counts as undisturbed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,10 +27,10 @@ class _Reading:
 def assess(
     samples: Sequence[Sample], blocks: Sequence[Window], medians_ms: Sequence[float], device: str
 ) -> Interference:
-    """Return what disturbed each block, and what the medians say without and with the disturbed ones.
+    """Return the causes per disturbed block, and the medians without and with the disturbed blocks.
 
     Clocks are those of `device`, `cuda` or `cpu`; throttling and foreign processes of a GPU count for `cuda` alone.
-    `samples` come in any order and may come twice. Raises ValueError for no blocks or another number of medians.
+    `samples` come in any order, duplicates allowed. Raises ValueError for no blocks or a different number of medians.
     """
     if not blocks or len(blocks) != len(medians_ms):
         raise ValueError(f"{len(blocks)} blocks and {len(medians_ms)} medians")
@@ -67,7 +67,7 @@ def _result(medians_ms: Sequence[float]) -> BlocksResult:
 def _low_clock(samples: Sequence[Sample], blocks: Sequence[Window], device: str) -> set[int]:
     """Return the blocks whose mean clock is below 97 % of the median block's, in any series of the device.
 
-    Of CPUs the mean over all counts: the clock of a cluster that nothing runs on says nothing.
+    On CPUs the mean over all cores counts: the clock of an idle cluster means nothing.
     """
     metric = "gpu_clock_hz" if device == "cuda" else "cpu_clock_hz"
     found: set[int] = set()
@@ -95,7 +95,7 @@ def _throttles(reading: _Reading) -> bool:
 def _any(
     samples: Sequence[Sample], blocks: Sequence[Window], metric: str, disturbs: Callable[[_Reading], bool]
 ) -> set[int]:
-    """Return the blocks that a reading touches which disturbs."""
+    """Return the blocks touched by a disturbing reading."""
     return {
         i
         for _, readings in _series(samples, metric)
@@ -107,7 +107,7 @@ def _any(
 def _means(
     readings: Sequence[_Reading], blocks: Sequence[Window], of: Callable[[Sequence[_Reading], Window], list[_Reading]]
 ) -> dict[int, float]:
-    """Return the mean over the readings of a block, by block, where there are any."""
+    """Return the mean of a block's readings, by block, for blocks with readings."""
     found = {i: of(readings, block) for i, block in enumerate(blocks)}
     return {i: fmean(reading.value for reading in mine) for i, mine in found.items() if mine}
 
@@ -122,12 +122,12 @@ def _touching(readings: Sequence[_Reading], block: Window) -> list[_Reading]:
 
 
 def _series(samples: Sequence[Sample], metric: str) -> Iterable[tuple[str, list[_Reading]]]:
-    """Yield the rail and the readings, in order of time, of each source that gives the metric."""
+    """Yield the rail and the readings, sorted by time, of each source of the metric."""
     series: dict[tuple[str, str], dict[int, float]] = {}
     for sample in samples:
         if sample.metric == metric:
             series.setdefault((sample.source, sample.rail), {})[sample.t_ns] = sample.value
     for (_, rail), values in series.items():
         points = sorted(values.items())
-        steps = pairwise([points[0], *points])  # of the first nothing is known but its moment
+        steps = pairwise([points[0], *points])  # the first reading covers no time
         yield rail, [_Reading(t0, t1, value) for (t0, _), (t1, value) in steps]

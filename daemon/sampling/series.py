@@ -1,4 +1,4 @@
-"""What the sampler process has sent, kept by series until it is cut to a window; no process, no clock of its own."""
+"""The sampler process's samples, stored by series until they are cut to a window; no process and no clock here."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -24,7 +24,7 @@ class Samples:
         self.power: list[PowerSource] = []
 
     def add(self, batch: Batch) -> None:
-        """Take a batch; batches come in order of time."""
+        """Add a batch; batches come in order of time."""
         for sample in batch.samples:
             key = (sample.metric, sample.rail, sample.source)
             self._series.setdefault(key, _Series()).add(sample)
@@ -36,11 +36,11 @@ class Samples:
         self._cpu.append((batch.t_ns, self._ended_cpu_s + batch.cpu_s))
 
     def fail(self, span: Window, failures: dict[str, str]) -> None:
-        """Note what failed during `span`, by source."""
+        """Record failures during `span`, by source."""
         self._failures.append((span, failures))
 
     def begin_process(self) -> None:
-        """Expect batches of another process, whose CPU time starts from 0."""
+        """Expect batches of a new process, whose CPU time starts at 0."""
         self._ended_cpu_s = self._cpu[-1][1] if self._cpu else 0.0
 
     def last_tick_ns(self) -> int | None:
@@ -48,12 +48,12 @@ class Samples:
         return self._ticks_ns[-1] if self._ticks_ns else None
 
     def drop_before(self, t_ns: int) -> None:
-        """Forget what is older."""
+        """Drop older samples."""
         for series in self._series.values():
             series.drop_before(t_ns)
         self._series = {key: series for key, series in self._series.items() if series.times_ns}
         del self._ticks_ns[: bisect_left(self._ticks_ns, t_ns)]
-        # The last one before stays: CPU time is read off between two.
+        # The last one before stays: CPU time is interpolated between two.
         del self._cpu[: max(0, bisect_left(self._cpu, (t_ns, 0.0)) - 1)]
         self._failures = [entry for entry in self._failures if entry[0].end_ns >= t_ns]
 
@@ -67,7 +67,7 @@ class Samples:
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
         """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went.
 
-        Of two samplers that give the same metric of the same rail, the one whose samples came first counts.
+        If two samplers give the same metric of the same rail, the one with the first sample counts.
         """
         summaries: dict[str, Summary] = {}
         for (metric, rail, source), series in self._series.items():
@@ -99,7 +99,7 @@ class Samples:
         )
 
     def _cpu_s(self, t_ns: int) -> float:
-        """Return the sampler's CPU time at this time, on a line between the batches around it."""
+        """Return the sampler's CPU time at this time, interpolated between the batches around it."""
         if not self._cpu:
             return 0.0
         after = bisect_left(self._cpu, (t_ns, 0.0))
@@ -109,7 +109,7 @@ class Samples:
         return cpu0 + (cpu1 - cpu0) * (t_ns - t0) / (t1 - t0)
 
     def _period_error(self, window: Window) -> float | None:
-        """Return the p99 of how far the time between readings is off the period, as a share of it."""
+        """Return the p99 deviation of the time between readings from the period, as a share of the period."""
         ticks = self._ticks_ns[
             bisect_left(self._ticks_ns, window.start_ns) : bisect_right(self._ticks_ns, window.end_ns)
         ]

@@ -1,4 +1,4 @@
-"""The configuration's suites as cases, and the schedule's state over them: what the service measures next."""
+"""The configured suites as cases, and the schedule's state: which case the service measures next."""
 
 import hashlib
 import math
@@ -17,11 +17,11 @@ from benchd.daemon.trigger import DAY_S
 
 MAX_PASSES = 20
 MAX_CASES = 500
-MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could ask for more cases than the memory holds
+MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could request more cases than fit into memory
 
 
 class Agenda:
-    """Suites, their cases and the passes under way. Raises UsageError for a suite that cannot be planned."""
+    """Suites, their cases and the current runs. Raises UsageError for a suite that cannot be planned."""
 
     def __init__(self, settings: Config, machine: Machine, state: State) -> None:
         self.suites = [suite for suite in settings.suite if suite.name]
@@ -41,9 +41,9 @@ class Agenda:
         return hashlib.sha256(msgspec.json.encode(self._cases, order="sorted")).hexdigest()
 
     def look(self, now_s: float, boottime_s: float, device_id: str) -> bool:
-        """Begin what is due; return whether the state has changed.
+        """Begin the runs that are due; return whether the state has changed.
 
-        `boottime_s` is on CLOCK_BOOTTIME, which nobody sets: against it shows that the calendar's clock was set.
+        `boottime_s` is on CLOCK_BOOTTIME, which cannot be set: comparing the two shows whether the wall clock was set.
         """
         booted_s = now_s - boottime_s
         clock_set = self._booted_s is not None and abs(booted_s - self._booted_s) > DAY_S
@@ -54,51 +54,51 @@ class Agenda:
         return changed
 
     def begin(self, suite: Suite) -> Progress:
-        """Begin a pass that a command asks for; raise UsageError where it cannot be planned or too many wait."""
+        """Begin a run requested by a command; raise UsageError if it cannot be planned or too many wait."""
         if len(self.state.passes) >= MAX_PASSES:
-            raise UsageError(f"{MAX_PASSES} passes wait already")
+            raise UsageError(f"{MAX_PASSES} runs are already waiting")
         self.state = schedule.begin(self.state, suite, self._ids(suite), by_command=True)
         return self.state.passes[-1]
 
     def named(self, name: str) -> Suite:
-        """Return the suite of that name; raise UsageError where there is none."""
+        """Return the suite of that name; raise UsageError if there is none."""
         found = next((suite for suite in self.suites if suite.name == name), None)
         if found is None:
-            raise UsageError("no suite of that name; `list` names them")
+            raise UsageError("no suite of that name; the command `list` names them")
         return found
 
     def cancel(self, suite_id: str | None) -> list[str]:
-        """Drop the pass of that id, or all; return the ids of what was dropped."""
+        """Drop the run of that id, or all; return the ids of the dropped runs."""
         dropped = [entry.suite_id for entry in self.state.passes if suite_id in (None, entry.suite_id)]
         for entry in dropped:
             self.state = schedule.drop(self.state, entry)
         return dropped
 
     def after(self, record: Record, seconds: float, *, again: bool) -> State:
-        """Return the state once this record is there; a case that was interrupted stays in its pass.
+        """Return the state after this record; an interrupted case stays in its run.
 
-        One that is to be measured `again` is the last of its pass.
+        A case to be measured `again` moves to the end of its run.
         """
         if record.status == "aborted":
             return self.state
         return schedule.finish(self.state, record.suite_id, record.case_id, seconds, again=again)
 
     def is_under_way(self, suite_id: str) -> bool:
-        """Say whether a pass is neither through nor cancelled."""
+        """Return whether a run is neither complete nor cancelled."""
         return any(entry.suite_id == suite_id for entry in self.state.passes)
 
     def is_of_suite(self, suite_id: str) -> bool:
-        """Say whether a pass is of a suite of the configuration, in whatever way it was begun."""
+        """Return whether a run is of a configured suite, however it was started."""
         return any(entry.suite_id == suite_id and entry.suite.name for entry in self.state.passes)
 
     def skip(self, suite_id: str, case_id: str) -> None:
-        """Take a case off its pass without a result."""
+        """Remove a case from its run without a result."""
         self.state = schedule.finish(self.state, suite_id, case_id, 0.0)
 
     def next(self, unmet: Callable[[Progress], str | None]) -> tuple[Progress, list[Planned]] | str | None:
-        """Return the cases that are left of the first pass that nothing holds up, else what holds up the first one.
+        """Return the remaining cases of the first run that need not wait, else why the first one waits.
 
-        A case that this version or this machine no longer has is skipped, and that is the reason once.
+        A case that this version or machine no longer has is skipped, which is reported as the reason once.
         """
         reasons = []
         for entry in self.state.passes:
@@ -106,22 +106,22 @@ class Agenda:
             if reason is None and planned:
                 return entry, planned
             if not planned:
-                reason = f"{entry.left[0]} skipped: it is no case of this suite any more"
+                reason = f"{entry.left[0]} skipped: no longer a case of this suite"
                 self.skip(entry.suite_id, entry.left[0])
             reasons.append(f"{entry.suite.name or 'run'}: {reason}")
         return next(iter(reasons), None)
 
     def next_due(self, device_id: str) -> tuple[str, float] | None:
-        """Return the suite that begins next and when."""
+        """Return the next suite to begin, and its time."""
         due = [(suite.name, schedule.due_s(suite, self.state, device_id)) for suite in self.suites]
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
     def _planned(self, entry: Progress) -> list[Planned]:
-        """Return the cases that are left, none if the next one is no case any more."""
+        """Return the remaining cases, none if the next one no longer exists."""
         try:
             planned = {case.case.case_id: case for case in plan.plan([entry.suite], self._limits, self._machine)}
-        except BenchdError:  # kept by another version, or its library or file has gone
+        except BenchdError:  # stored by another version, or its library or file is gone
             return []
         return [planned[name] for name in entry.left if name in planned] if entry.left[0] in planned else []
 
@@ -130,14 +130,14 @@ class Agenda:
         lists += [suite.directions, suite.scenarios, *suite.options.values()]
         product = math.prod([len(values) or 1 for values in lists])
         if product > MAX_PRODUCT:
-            raise UsageError(f"lists that multiply to {product}; at most {MAX_PRODUCT}")
+            raise UsageError(f"the lists multiply to {product} cases; at most {MAX_PRODUCT} are allowed")
         ids = [entry.case.case_id for entry in plan.plan([suite], self._limits, self._machine)]
         if len(ids) > MAX_CASES:
-            raise UsageError(f"{len(ids)} cases; at most {MAX_CASES}")
+            raise UsageError(f"{len(ids)} cases; at most {MAX_CASES} are allowed")
         return ids
 
 
 def when(suite: Suite) -> str | None:
-    """Return what makes the service begin a suite, as the configuration says it."""
+    """Return the trigger of a suite as written in the configuration."""
     given: Sequence[tuple[str, str | None]] = (("every", suite.every), ("at", suite.at), ("cron", suite.cron))
     return next((f"{name} {value}" for name, value in given if value is not None), None)

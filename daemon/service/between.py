@@ -1,6 +1,6 @@
-"""What comes in between, idle or while a case runs: commands, events, health, telemetry, the watchdog, the disk.
+"""Background work, idle or during a case: commands, events, health, telemetry, the watchdog, the disk.
 
-While a case is timed nothing is written but the connection's keep-alive, health and telemetry.
+While a case is timed, only the connection's keep-alive, health and telemetry are written.
 """
 
 import os
@@ -29,7 +29,7 @@ MANY_CPUS = 3  # with fewer, telemetry would run beside a CPU case on its own co
 
 
 class Between:
-    """Attends to everything but the cases; `ask_reload`, which may raise BenchdError, is for the command."""
+    """Handles everything except the cases; `ask_reload`, which may raise BenchdError, serves the command."""
 
     def __init__(self, base: Base, now: Configured, ask_reload: Callable[[], None]) -> None:
         self._base, self._now, self._doing, self._every = base, now, base.doing, base.every
@@ -39,7 +39,7 @@ class Between:
         self._remote = Remote(self._link, Gate(now.topics), now.agenda, base.outbox, self.health, self.save, ask_reload)
 
     def attend(self, session: Session | None) -> str | None:
-        """Deal with what has come in; return why the case that runs in a session has to end, else None."""
+        """Process what arrived; return why the running case must end, else None."""
         timed = session is not None and self._now.publisher.timed
         self._remote.listen()
         self._remote.carry_out(timed=timed)
@@ -57,18 +57,18 @@ class Between:
         return "cancelled by a command" if cancelled else None
 
     def event(self, name: str, detail: str) -> None:
-        """Publish something that happened."""
+        """Publish an event."""
         try:
             self._now.publisher.event(name, detail)
         except UsageError as error:
-            log(f"event not kept: {error}")
+            log(f"event not stored: {error}")
 
     def _publish_events(self) -> None:
         while self._link and self._link.seen.events:
             self.event(*self._link.seen.events.popleft())
 
     def _publish_telemetry(self, session: Session, *, timed: bool) -> None:
-        """Send the sensors' last samples, never beside a CPU case that has all cores to itself."""
+        """Send the sensors' last samples, never during a CPU case that uses all cores."""
         crowded = self._now.machine.device == "cpu" and (os.cpu_count() or 1) < MANY_CPUS
         if self._link is None or self._now.settings.mqtt.telemetry == "off" or (timed and crowded):
             return
@@ -78,13 +78,13 @@ class Between:
             self._link.telemetry(msgspec.json.encode(Telemetry(case_id=case_id, samples=samples)))
 
     def health(self) -> Health:
-        """Return how the service is."""
+        """Return the service's health."""
         base, now = self._base, self._now
         device_id = now.topics.device_id
         return announcements.health(self._doing, now.agenda, device_id, self._link, base.outbox, base.places.state)
 
     def publish_health(self) -> None:
-        """Retain how the service is."""
+        """Publish the service's health, retained."""
         if self._link:
             self._link.retain(self._now.topics.of("health"), msgspec.json.encode(self.health()))
 
@@ -105,11 +105,11 @@ class Between:
             self._base.journal.put_away(runs, now_s)
             tidy(runs, now_s)
             self._base.outbox.forget_sent(now_s)
-        except (OSError, UsageError) as error:  # a full disk: what waits for delivery is not touched
-            log(f"not tidied: {error}")
+        except (OSError, UsageError) as error:  # a full disk: undelivered messages are not touched
+            log(f"old files not removed: {error}")
 
     def feed_watchdog(self) -> None:
-        """Tell systemd that loop, outbox and connection are alive; a worker has a deadline of its own."""
+        """Report to systemd that loop, outbox and connection are alive; a worker has its own deadline."""
         status = announcements.status_line(self._doing, self._link)
         if status != self._status:
             self._base.notifier.status(status)
@@ -119,17 +119,17 @@ class Between:
             self._base.notifier.watchdog()
 
     def save(self) -> None:
-        """Keep the schedule and the ids of commands where they have changed."""
+        """Store the schedule and the ids of commands if they have changed."""
         now = {SCHEDULE: msgspec.json.encode(self._now.agenda.state), COMMANDS: self._remote.remembered()}
         changed = {name: value for name, value in now.items() if self._saved.get(name) != value}
         if not changed or self.attempt(lambda: self._now.publisher.keep(changed)):
             self._saved = now
 
     def attempt(self, write: Callable[[], None]) -> bool:
-        """Write facts that the service can go on without; return whether that went well."""
+        """Write facts that the service can do without; return whether that succeeded."""
         try:
             write()
-        except UsageError as error:  # a full disk, which the next look at it reports
+        except UsageError as error:  # a full disk, which the next check reports
             log(f"not kept: {error}")
             return False
         return True

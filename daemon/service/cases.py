@@ -1,4 +1,4 @@
-"""Which case the service measures next, what it waits for, and the measurement of one case in its session."""
+"""The service's next case, what it waits for, and the measurement of one case in its session."""
 
 import time
 import uuid
@@ -26,11 +26,11 @@ from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.service.publisher import Running
 from benchd.daemon.service.schedule import Progress
 
-LOOK_S = 5.0  # between two looks at the schedule, the conditions and a lock that another holds
+LOOK_S = 5.0  # between two checks of the schedule, the conditions and a lock held by another process
 
 
 class Cases:
-    """Measures what the agenda holds, one case after the other; `session` lasts until the configuration changes."""
+    """Measures the agenda's cases one by one; `session` lasts until the configuration changes."""
 
     def __init__(self, base: Base, now: Configured, between: Between, artifacts: Path | None) -> None:
         self._base, self._now, self._between, self._doing = base, now, between, base.doing
@@ -47,7 +47,7 @@ class Cases:
         self._waited_for = ""
 
     def next(self) -> tuple[Progress, list[Planned]] | None:
-        """Return the cases that are left of what to measure now, and take note of what it waits for otherwise."""
+        """Return the remaining cases to measure now; if there are none, record what the service waits for."""
         if not self._now.agenda.state.passes:
             self._wait_for(None)
             return None
@@ -72,28 +72,28 @@ class Cases:
         return self._base.judge.unmet(entry.suite.conditions, found, time.monotonic())
 
     def _disk_problem(self) -> str | None:
-        """Return why no new case may begin; what was sent makes room before that is said."""
+        """Return why no new case may begin, after trying to free space by deleting sent messages."""
         outbox, quota_bytes = self._base.outbox, self._now.settings.service.quota_bytes
         if outbox.used_bytes() > quota_bytes:
-            with suppress(UsageError):  # a full disk, which is said below
+            with suppress(UsageError):  # a full disk, which is reported below
                 outbox.forget_sent(time.time(), keep_rows=0)
         full = outbox.used_bytes() > quota_bytes or not self._base.reserve.hold()
         self._doing.problem = "degraded:disk" if full else None
         return self._doing.problem
 
     def measure(self, entry: Progress, left: Sequence[Planned]) -> None:
-        """Measure the first of the cases that are left, under the machine's lock."""
+        """Measure the first remaining case, under the machine's lock."""
         session, publisher, planned = self.session, self._now.publisher, left[0]
         self._doing.running = (entry, planned)
-        self._between.publish_health()  # who watches need not wait for the next half minute
+        self._between.publish_health()  # subscribers need not wait for the next half minute
         supervisor = self._supervisor(entry, left)
         try:
             with session.measuring():
                 session.sampler(supervisor.plan)
-                self._between.feed_watchdog()  # the sampler took its time, and so may describing the machine
+                self._between.feed_watchdog()  # starting the sampler took time, and describing the machine may too
                 publisher.begin_case(entry.suite_id, planned)
                 supervisor.measure(planned)
-        except Busy as busy:  # another was faster
+        except Busy as busy:  # another process was faster
             self._wait_for(str(busy))
         except BenchdError as error:
             self._doing.problem = str(error)
@@ -110,16 +110,16 @@ class Cases:
             log(f"not kept: {self._doing.problem}")
 
     def _supervisor(self, entry: Progress, left: Sequence[Planned]) -> Supervisor:
-        """Return the supervisor of the run, which keeps the rates that it has probed; forget those of others."""
+        """Return the supervisor of the run, which keeps its probed rates; drop those of other runs."""
         agenda = self._now.agenda
         self._supervisors = {name: one for name, one in self._supervisors.items() if agenda.is_under_way(name)}
         made = Supervisor(self.session, left, entry.suite_id)
         return self._supervisors.setdefault(entry.suite_id, made)
 
     def end_interrupted(self, running: Running) -> None:
-        """Publish the case with which the last service died as aborted, and do not begin it again in this run.
+        """Publish the case during which the last service died as aborted, and skip it in this run.
 
-        It may be what killed the service.
+        It may have killed the service.
         """
         reason = "the service died while this case ran"
         outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
@@ -133,7 +133,7 @@ class Cases:
 
 
 def _not_free() -> str | None:
-    """Return why the machine cannot be measured now, before anything is read or said for a case."""
+    """Return why the machine cannot be measured now, before a case reads or reports anything."""
     try:
         with MachineLock():
             return None

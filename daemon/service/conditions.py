@@ -1,4 +1,4 @@
-"""What a scheduled pass waits for: the machine's temperature, load, power mode and supply, read and judged."""
+"""The conditions of a scheduled run: the machine's temperature, load, power mode and supply, read and checked."""
 
 import re
 from contextlib import suppress
@@ -13,12 +13,12 @@ from benchd.daemon.machine.sysfs import number, text
 from benchd.daemon.sampling.sources.devfreq import Devfreq
 
 GPU_QUIET_S = 30.0
-GPU_UNSEEN_S = 10.0  # between two looks; after longer, as for a case or a day, it may have been busy
+GPU_UNSEEN_S = 10.0  # between two checks; after a longer gap, such as a case, it may have been busy
 
 
 @dataclass(frozen=True)
 class Readings:
-    """The machine as it is now; null where nothing here tells."""
+    """The machine's current state; None for values that cannot be read here."""
 
     temperature_c: float | None
     gpu_load_percent: float | None
@@ -30,7 +30,7 @@ class Readings:
 def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
     """Return the hottest thermal zone, the GPU's load, the 1-minute load average, the power mode and the supply.
 
-    `gpu_uuid` is the GPU to ask NVML about; a Tegra tells of its own in sysfs.
+    `gpu_uuid` is the GPU to query by NVML; a Tegra reports its own in sysfs.
     """
     return Readings(
         temperature_c=_hottest_c(root),
@@ -42,15 +42,15 @@ def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
 
 
 class Judge:
-    """Says what a pass still waits for; remembers by limit since when the GPU was seen below it, and when last."""
+    """Decides what a run waits for; remembers per limit since when the GPU was below it, and the last check."""
 
     def __init__(self) -> None:
         self._quiet: dict[float, tuple[float, float]] = {}
 
     def unmet(self, wanted: Conditions, now: Readings, t_s: float) -> str | None:
-        """Return the first condition that does not hold at the monotonic time `t_s`, None where all do.
+        """Return the first unmet condition at the monotonic time `t_s`, None if all are met.
 
-        One that cannot be read here does not hold.
+        A condition that cannot be read here is unmet.
         """
         found = [
             _below("temperature", now.temperature_c, wanted.temperature_below_c, "C"),
@@ -62,7 +62,7 @@ class Judge:
         return next((reason for reason in found if reason), None)
 
     def _gpu(self, limit: float | None, value: float | None, t_s: float) -> str | None:
-        """Return why the GPU is not quiet; one reading falls between two frames, so it has to stay below."""
+        """Return why the GPU is not quiet; it must stay below, because one reading may fall between two frames."""
         if limit is None:
             return None
         busy = _below("GPU load", value, limit, "%")
@@ -100,7 +100,7 @@ def _hottest_c(root: Path) -> float | None:
 
 
 def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
-    """Return the load by NVML, or by devfreq where that tells none, as on a Tegra that has it."""
+    """Return the load by NVML, or by devfreq if NVML reports none, as on a Tegra."""
     if gpu_uuid:
         with suppress(NotAvailable):
             return gpu.utilization_percent(gpu_uuid)
@@ -118,7 +118,7 @@ def _system_load(root: Path) -> float | None:
 
 
 def _on_mains(root: Path) -> bool | None:
-    """Return False where a battery discharges; a board without one is on mains, and a mouse's is not its own."""
+    """Return False if a battery discharges; a board without one is on mains; a mouse's battery does not count."""
     if not (root / "sys/class").is_dir():
         return None
     supplies = (root / "sys/class/power_supply").glob("*")

@@ -1,4 +1,4 @@
-"""Home Assistant's MQTT discovery: one retained message that describes the device and what it shows.
+"""Home Assistant's MQTT discovery: one retained message that describes the device and its entities.
 
 Source: the device discovery payload of Home Assistant's MQTT integration (`dev`, `o`, `cmps`).
 """
@@ -24,12 +24,12 @@ _SENSORS = (
 
 
 def topic(device_id: str) -> str:
-    """Return where Home Assistant looks for the device."""
+    """Return the topic on which Home Assistant looks for the device."""
     return f"homeassistant/device/benchd-{device_id}/config"
 
 
 def discovery(topics: Topics, info: Info) -> bytes:
-    """Return the message; an empty one in its place takes the device away."""
+    """Return the message; an empty one in its place removes the device."""
     components = {path: _sensor(topics, name, path, unit, kind) for name, path, unit, kind in _SENSORS}
     components["problem"] = {
         "p": "binary_sensor",

@@ -1,4 +1,4 @@
-"""What the parts of the service share: its folders, what it keeps on the disk, what it is at, what is configured."""
+"""State shared by the parts of the service: folders, stored facts, current activity, configuration."""
 
 import os
 import time
@@ -23,32 +23,32 @@ from benchd.daemon.service.regressions import Regressions
 
 @dataclass(frozen=True)
 class Places:
-    """Where the service keeps its state and says what it does: systemd's folders, else the XDG ones."""
+    """The folders of the service's state and current activity: systemd's, else the XDG ones."""
 
     state: Path
     runtime: Path
 
     @classmethod
     def here(cls) -> "Places":
-        """Return the folders, made where they are absent; raise UsageError where that fails."""
+        """Return the folders, created if absent; raise UsageError if that fails."""
         state = folders.state()
         places = cls(state, Path(os.environ.get("RUNTIME_DIRECTORY") or state))
         try:
             for folder in (places.state, places.runtime):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"the state folder {state} cannot be made: {error.strerror}") from error
+            raise UsageError(f"cannot create the state folder {state}: {error.strerror}") from error
         return places
 
 
 class Every:
-    """What is done only so often: when each thing was done last."""
+    """Rate limits for periodic tasks: the last time of each."""
 
     def __init__(self) -> None:
         self._done_s: dict[str, float] = {}
 
     def is_due(self, name: str, period_s: float) -> bool:
-        """Say whether this has not been done for so long, and take it as done."""
+        """Return whether the last time is at least `period_s` ago, and record this one if so."""
         now_s = time.monotonic()
         if now_s - self._done_s.get(name, -period_s) < period_s:
             return False
@@ -58,7 +58,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Base:
-    """What stays the same from the start of the service to its end."""
+    """Facts that do not change during the service's lifetime."""
 
     places: Places
     boot_id: str
@@ -74,7 +74,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Configured:
-    """What follows from the configuration, and is made anew with it."""
+    """State derived from the configuration, and rebuilt with it."""
 
     settings: Config
     machine: Machine

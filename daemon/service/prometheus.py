@@ -7,19 +7,19 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from benchd.daemon.delivery.messages import Health
 
 GAUGES = {
-    "uptime_seconds": ("uptime_s", "How long the service has run."),
+    "uptime_seconds": ("uptime_s", "Time since the service started."),
     "resident_bytes": ("rss_bytes", "Resident memory of the service."),
     "outbox_pending": ("outbox_pending", "Messages that no broker has acknowledged."),
     "outbox_unstored": ("outbox_unstored", "Results that no collector has stored."),
     "outbox_refused": ("outbox_refused", "Messages that the broker refuses."),
     "outbox_bytes": ("outbox_bytes", "Space that the outbox uses."),
-    "cases_left": ("cases_left", "Cases of the passes that have begun."),
-    "telemetry_dropped": ("telemetry_dropped", "Batches of telemetry that were not sent in time."),
+    "cases_left": ("cases_left", "Remaining cases of the current runs."),
+    "telemetry_dropped": ("telemetry_dropped", "Telemetry batches not sent in time."),
 }
 
 
 def write(path: Path, health: Health) -> None:
-    """Replace the file as a whole, so that node_exporter never reads half of it; raise OSError where that fails."""
+    """Replace the file atomically, so that node_exporter never reads half of it; raise OSError if that fails."""
     registry = CollectorRegistry()
     for name, (field, text) in GAUGES.items():
         Gauge(f"benchd_{name}", text, registry=registry).set(getattr(health, field))

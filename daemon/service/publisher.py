@@ -27,7 +27,7 @@ TIMED: tuple[StageName, ...] = ("warm_up", "measure")
 
 
 class Running(Struct, frozen=True):
-    """The case that runs, kept on the disk so that a service that died with it can say so."""
+    """The running case, stored on disk so that the next service can report that its predecessor died in it."""
 
     suite_id: str
     case: Case
@@ -38,9 +38,9 @@ class Running(Struct, frozen=True):
 
 
 class Publisher(Sink):
-    """Takes records and events. Where no broker is configured `link` is None: only the service's own facts are kept.
+    """Takes records and events. Without a configured broker `link` is None, and only the service's facts are stored.
 
-    While a case runs `activity` says so, for `bench-once` of any user to read.
+    While a case runs, the file `activity` names it, readable for any user's `bench-once`.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Publisher(Sink):
         self._begun_s = time.monotonic()
 
     def begin_case(self, suite_id: str, planned: Planned) -> None:
-        """Keep what runs next, so that a crash is known to have happened in it."""
+        """Store the next case, so that a crash can be attributed to it."""
         self._begun_s = time.monotonic()
         running = Running(suite_id, planned.case, planned.preset, self._boot_id, wall_now(), time.monotonic_ns())
         self.keep({RUNNING: msgspec.json.encode(running)})
-        with suppress(OSError):  # for information only, on a file system of its own
+        with suppress(OSError):  # informational only, and on a separate file system
             self._activity.write_bytes(
                 msgspec.json.encode(Activity(planned.case.case_id, time.monotonic() + planned.seconds))
             )
@@ -77,9 +77,9 @@ class Publisher(Sink):
         self._hold(stage in TIMED)
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Commit the record, what it leads to and the schedule, then let the link send it.
+        """Commit the record, its consequences and the schedule, then let the link send it.
 
-        On a full disk that is done by means of the reserve.
+        A full disk uses the reserve.
         """
         self._hold(False)
         followed = self._followed(record)
@@ -92,24 +92,24 @@ class Publisher(Sink):
             self.link.retain(self.topics.latest(record.case_id), msgspec.json.encode(shown))
 
     def _followed(self, record: Record) -> Followed:
-        """Return what a result leads to; one of cases that a command has put together is no result of the plan."""
+        """Return the consequences of a result; cases listed in a command do not count as results of the plan."""
         if record.case_id in self.planned_cases and self._agenda.is_of_suite(record.suite_id):
             return self._regressions.after(record)
         return Followed(self._regressions.standings)
 
     def plan(self, case_ids: Collection[str]) -> None:
-        """Take these for the planned cases: they have a `latest`, and of others no regression stays."""
+        """Set the planned cases: they have a `latest`, and regressions of other cases are cleared."""
         self.planned_cases = set(case_ids)
         self._take(self._regressions.of_plan(self.planned_cases), {})
 
     def _take(self, followed: Followed, kept: Mapping[str, bytes], *results: Message) -> None:
-        """Commit results together with what they lead to."""
+        """Commit results together with their consequences."""
         standings = msgspec.json.encode(followed.standings)
         self._commit([*results, *map(self._event, followed.told)], {**kept, STANDINGS: standings})
         self._regressions.standings = followed.standings
 
     def end(self) -> None:
-        """Let the link send again, however the case ended."""
+        """Let the link send again, whatever the result of the case."""
         self._hold(False)
         self._activity.unlink(missing_ok=True)
 
@@ -119,11 +119,11 @@ class Publisher(Sink):
             self.link.hold() if timed else self.link.release()
 
     def keep(self, values: Mapping[str, bytes]) -> None:
-        """Remember facts of the service, on a full disk by means of the reserve."""
+        """Store facts of the service; a full disk uses the reserve."""
         self._commit([], values)
 
     def event(self, name: str, detail: str) -> None:
-        """Publish something that happened."""
+        """Publish an event."""
         self._commit([self._event(Told(name, detail))], {})
 
     def _event(self, told: Told) -> Message:

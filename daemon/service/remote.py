@@ -1,4 +1,4 @@
-"""What is asked of the service over MQTT: a command is let in or refused, carried out when it may be, and answered."""
+"""Commands to the service over MQTT: each is accepted or refused, carried out at the right time, and answered."""
 
 import time
 from collections import deque
@@ -21,9 +21,9 @@ MAX_WAITING = 100
 
 
 class Remote:
-    """Takes commands from `link`.
+    """Receives commands from `link`.
 
-    `save` keeps what a command has changed, and `reload`, which may raise BenchdError, asks for a new configuration.
+    `save` stores the changes of a command, and `reload`, which may raise BenchdError, requests a new configuration.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Remote:
         self._gate.remember(outbox.kept(COMMANDS) or b"[]", _boottime_s())
 
     def remembered(self) -> bytes:
-        """Return the ids of commands, to be kept as `COMMANDS`."""
+        """Return the ids of commands, to be stored as `COMMANDS`."""
         return self._gate.remembered()
 
     def listen(self) -> None:
-        """Take in what has come, and answer at once what is refused."""
+        """Read the commands that arrived, and answer refused ones at once."""
         while self._link and self._link.seen.commands:
             found = self._gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
             if isinstance(found, Command) and len(self._waiting) >= MAX_WAITING:
-                reason = f"{MAX_WAITING} commands wait already"
+                reason = f"{MAX_WAITING} commands are already waiting"
                 found = Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)
             if isinstance(found, Refused):
                 log(f"command refused: {found.reason}")
@@ -59,7 +59,7 @@ class Remote:
                 self._waiting.append(found)
 
     def carry_out(self, *, timed: bool) -> None:
-        """Carry out what waits; while a case is timed only the command that ends it."""
+        """Carry out waiting commands; while a case is timed, only one that ends it."""
         for command in list(self._waiting):
             if not timed or command.verb == "cancel":
                 self._waiting.remove(command)
@@ -84,7 +84,7 @@ class Remote:
 
     def _do_cancel(self, command: Command) -> dict[str, Any]:
         if not self._agenda.cancel(command.parameters.suite_id):
-            raise UsageError("no such pass is under way")
+            raise UsageError("no such run is in progress")
         return {}
 
     def _do_list(self, command: Command) -> dict[str, Any]:

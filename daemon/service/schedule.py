@@ -1,8 +1,8 @@
-"""Which pass is due and which of its cases are left: pure functions of the time, the state and the configuration.
+"""Due runs and their remaining cases: pure functions of the time, the state and the configuration.
 
-The caller keeps the State on the disk together with each result, so that after a restart a pass goes on with its next
-unfinished case. Times are seconds since the epoch, because a schedule is about the calendar; how long a pass has
-measured is added up from durations, which a clock that is set does not change.
+The caller stores the State on disk together with each result, so that after a restart a run continues with its next
+unfinished case. Times are seconds since the epoch, because a schedule follows the calendar; the measured time of a run
+is a sum of durations, which setting the clock does not change.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from benchd.daemon.trigger import DAY_S
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """A pass that has begun: its suite as it was then, the ids of the cases that are left, and who asked for it."""
+    """A run that has begun: its suite as of then, the ids of its remaining cases, and its origin."""
 
     suite: Suite
     suite_id: str
@@ -27,20 +27,20 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """By suite the time up to which its triggers have been served, and the passes in the order of their beginning."""
+    """The time up to which each suite's triggers have been served, and the runs in the order of their start."""
 
     served_s: dict[str, float] = {}
     passes: list[Progress] = []
 
 
 def delay_s(suite: Suite, device_id: str) -> float:
-    """Return this device's own delay, so that a fleet does not begin as one."""
+    """Return this device's delay, so that a fleet does not start all at once."""
     digest = hashlib.sha256(f"{device_id}:{suite.name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 * suite.random_delay_s
 
 
 def due_s(suite: Suite, state: State, device_id: str) -> float | None:
-    """Return when the suite begins next, None where no trigger of it is to come."""
+    """Return the next start of the suite, None if it has no future trigger."""
     trigger = suite.trigger()
     served_s = state.served_s.get(suite.name)
     if trigger is None or served_s is None:
@@ -50,10 +50,10 @@ def due_s(suite: Suite, state: State, device_id: str) -> float | None:
 
 
 def serve(state: State, suites: Sequence[Suite], now_s: float, *, clock_set: bool = False) -> State:
-    """Return the state for these suites: a new one is served up to now, one that has gone is forgotten.
+    """Return the state for these suites: a new suite is served up to now, a removed one is dropped.
 
-    So is a time that lies more than a day ahead, as when a clock that was wrong is set back, and every one once the
-    clock was set by more than a day, because by the wrong one nothing tells what was missed.
+    A time more than a day ahead, as after a wrong clock is set back, is also dropped, and all times are if the clock
+    was set by more than a day, because a wrong clock cannot say which triggers were missed.
     """
     known = {suite.name: state.served_s.get(suite.name, now_s) for suite in suites if suite.trigger()}
     served_s = {name: now_s if clock_set or at_s > now_s + DAY_S else at_s for name, at_s in known.items()}
@@ -63,7 +63,7 @@ def serve(state: State, suites: Sequence[Suite], now_s: float, *, clock_set: boo
 def begin_due(
     state: State, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float, device_id: str
 ) -> State:
-    """Begin every suite that is due, once for all times it was missed, and none that is still under way."""
+    """Begin every due suite, once for all missed times, unless it is still running."""
     for suite in suites:
         at_s = due_s(suite, state, device_id)
         if at_s is not None and at_s <= now_s:
@@ -75,15 +75,15 @@ def begin_due(
 
 
 def begin(state: State, suite: Suite, case_ids: list[str], *, by_command: bool = False) -> State:
-    """Add a pass at the end."""
+    """Append a run."""
     entry = Progress(suite=suite, suite_id=uuid.uuid4().hex, left=case_ids, by_command=by_command)
     return msgspec.structs.replace(state, passes=[*state.passes, entry])
 
 
 def finish(state: State, suite_id: str, case_id: str, seconds: float, *, again: bool = False) -> State:
-    """Take a measured case off its pass, or to its end to be measured `again`.
+    """Remove a measured case from its run, or move it to the end to be measured `again`.
 
-    The pass ends with its last case or its time limit.
+    The run ends with its last case or its time limit.
     """
     passes = [_after(entry, case_id, seconds, again) if entry.suite_id == suite_id else entry for entry in state.passes]
     return msgspec.structs.replace(state, passes=[entry for entry in passes if entry.left and not _over(entry)])
@@ -99,5 +99,5 @@ def _over(entry: Progress) -> bool:
 
 
 def drop(state: State, suite_id: str) -> State:
-    """End a pass whatever is left of it."""
+    """End a run, whatever remains of it."""
     return msgspec.structs.replace(state, passes=[entry for entry in state.passes if entry.suite_id != suite_id])

@@ -1,4 +1,4 @@
-"""`benchd run`: the long-lived service. It begins what is due and measures one case at a time.
+"""`benchd run`: the long-lived service. It begins due runs and measures one case at a time.
 
 Signals only set flags, which the loop acts on.
 """
@@ -47,7 +47,7 @@ Kept = TypeVar("Kept")
 def run(path: Path, artifacts: Path | None = None) -> int:
     """Run the service with the configuration in `path` until a signal ends it; return the exit code.
 
-    `artifacts` holds exported files that are used before any is made.
+    Exported files in `artifacts` are used before new ones are made.
     """
     if artifacts is not None and not artifacts.is_dir():
         raise UsageError(f"--artifacts {artifacts}: no such folder; `benchd export MODEL --out {artifacts}` makes one")
@@ -58,7 +58,7 @@ def run(path: Path, artifacts: Path | None = None) -> int:
 
 
 class Service:
-    """From `run` on: startup, main loop, shutdown. A new configuration makes `between` and `cases` anew."""
+    """The service from startup to shutdown. A new configuration rebuilds `between` and `cases`."""
 
     def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
         self._path, self._places, self._artifacts = path, places, artifacts
@@ -96,12 +96,12 @@ class Service:
         self._base.notifier.ready()
 
     def _kept(self, name: str, kind: type[Kept], default: Kept) -> tuple[Kept, str | None]:
-        """Return what was kept by that name, or the default and why it cannot be read, as after a rollback."""
+        """Return the value stored under that name, or the default and why it cannot be read (after a rollback)."""
         try:
             body = self._base.outbox.kept(name)
             return msgspec.json.decode(body, type=kind) if body else default, None
         except (msgspec.ValidationError, UsageError) as error:
-            return default, f"{name} kept by another version of benchd: {error}"
+            return default, f"{name} was stored by another version of benchd: {error}"
 
     def _main_loop(self) -> None:
         while not self._stopping:
@@ -116,7 +116,7 @@ class Service:
                 self._stopping = self._stopping or self._cases.session.interrupted
             else:
                 self._cases.session.rest()
-            self._rest()  # after a case too: whoever waits for the machine gets it now
+            self._rest()  # after a case too: a process that waits for the machine gets it now
 
     def _shutdown(self) -> None:
         self._base.notifier.stopping()
@@ -148,16 +148,16 @@ class Service:
             self._between.save()
 
     def _find_gpu(self) -> None:
-        """Take over a GPU whose driver came up after the service; one that goes away shows in its cases."""
+        """Use a GPU whose driver started after the service; a GPU that disappears shows in its cases."""
         machine = self._now.machine
         found = plan.inspect("auto") if plan.has_missed_gpu(machine) else machine
         if (found.device, found.gpu_uuid) != (machine.device, machine.gpu_uuid):
-            self._configure_again(f"a GPU has come up: {found.gpu_uuid or found.device}")
+            self._configure_again(f"a GPU became available: {found.gpu_uuid or found.device}")
 
     # configuration
 
     def _configure(self, state: State, standings: Standings) -> None:
-        """Take over the present settings: identity, plan, connection, and what stands on the broker."""
+        """Apply the current settings: identity, plan, connection, and the documents retained on the broker."""
         settings, machine = self._settings, plan.inspect("auto")
         agenda, regressions = Agenda(settings, machine, state), Regressions(settings.baseline.runs, standings)
         topics = Topics(identity.device_id(settings.device.id))
@@ -199,7 +199,7 @@ class Service:
         return link
 
     def _instance(self) -> str:
-        """Return what tells this machine from another that was given the same id: its serial and this state folder."""
+        """Return what distinguishes machines with the same device id: the serial number and this state folder."""
         outbox = self._base.outbox
         kept = outbox.kept(INSTANCE)
         if kept is None:
@@ -209,7 +209,7 @@ class Service:
         return f"{identity.device_id(None)[-6:]}{kept.decode()[:10]}"
 
     def _reload(self) -> None:
-        """Read the configuration again; the old one stays where the new one makes no sense."""
+        """Read the configuration again; an invalid one leaves the old one in force."""
         self._reload_asked = False
         self._base.notifier.reloading()
         try:
@@ -221,7 +221,7 @@ class Service:
         self._base.notifier.ready()
 
     def _configure_again(self, why: str) -> None:
-        """Take over the settings in place of earlier ones, and what the last connection has heard and told."""
+        """Apply new settings, and keep what the last connection has received and published."""
         old = self._now
         if old.publisher.link:
             old.publisher.link.stop()
@@ -233,7 +233,7 @@ class Service:
         self._between.event("reloaded", why)
 
     def _checked_settings(self) -> Config:
-        """Return the configuration as it is now; raise BenchdError where it makes no sense."""
+        """Return the current configuration; raise BenchdError if it is invalid."""
         settings = config.read(self._path)
         Agenda(settings, self._now.machine, State())
         Regressions(settings.baseline.runs, {})
@@ -243,6 +243,6 @@ class Service:
         return settings
 
     def _ask_reload(self) -> None:
-        """Reload between two cases; raise BenchdError for a configuration that makes no sense."""
+        """Reload between two cases; raise BenchdError for an invalid configuration."""
         self._checked_settings()
         self._reload_asked = True

@@ -1,6 +1,6 @@
 """One process of one case: `python -m benchd.daemon.worker FD`, a Job on stdin, JSON lines on the pipe FD.
 
-The pipe is a file descriptor of its own, because libraries and users' modules print to stdout and stderr.
+The pipe is a separate file descriptor, because libraries and users' modules print to stdout and stderr.
 """
 
 import os
@@ -16,7 +16,7 @@ from benchd.daemon.worker.child import StageClock, send
 
 
 def main() -> None:
-    """Read the Job, do the work, send one Outcome whatever happens."""
+    """Read the Job, run its phases, and send one Outcome whatever happens."""
     child.die_with_parent()
     pipe = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)

@@ -1,4 +1,4 @@
-"""How often a variant names the right class, and plain eager fp32 on the same images, read part by part."""
+"""Top-1 accuracy of a variant and of plain eager fp32 on the same images, read part by part."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -15,20 +15,20 @@ from benchd.daemon.verdicts import accuracy
 from benchd.daemon.worker import backends, references
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.workload import Workload
 from benchd.models.data import ImageSet
 
-PART_IMAGES = 64  # read at once, or a batch: a whole data set does not fit the memory
-NO_CLASS = -1  # of an image with a score that is no number: such an answer is never right
+PART_IMAGES = 64  # read at once, at least a batch: a whole data set does not fit into memory
+NO_CLASS = -1  # the class of an image with a NaN score: such an answer is never right
 
 
 class _Unscored(Exception):
-    """The model's output cannot be held against the labels; the message is the reason."""
+    """The model's output cannot be compared with the labels; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class _Answers:
-    """The classes that a model answers and the right ones, both (images,), and a hash over all that it read."""
+    """The predicted and the right classes, both (images,), and a hash over all inputs."""
 
     classes: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -36,22 +36,22 @@ class _Answers:
 
 
 def measure(
-    subject: Subject, dataset: ImageSet, loaded: Loaded, job: Job, go_on: Callable[[int], None]
+    workload: Workload, dataset: ImageSet, loaded: Loaded, job: Job, go_on: Callable[[int], None]
 ) -> Accuracy | str:
-    """Return the accuracy over as many images of `dataset` as the job asks for, or why there is none.
+    """Return the accuracy over as many images of `dataset` as the job requests, or why there is none.
 
-    `go_on` is told after each part how many percent of it are done.
+    `go_on` receives the progress in percent after each part.
     """
     indices = dataset.spread(len(dataset) if job.accuracy == "full" else int(job.accuracy or 0))
 
     def answers_of(model: Loaded) -> _Answers:
-        return _answers(model, subject, dataset, indices, job, go_on)
+        return _answers(model, workload, dataset, indices, job, go_on)
 
     try:
         found = answers_of(loaded)
     except _Unscored as reason:
         return str(reason)
-    reference = _fp32_classes(subject, loaded, job, found, answers_of)
+    reference = _fp32_classes(workload, loaded, job, found, answers_of)
     ours, theirs = found.classes == found.labels, reference == found.labels
     return accuracy.counted(
         right=int(ours.sum()),
@@ -65,25 +65,25 @@ def measure(
 
 
 def _fp32_classes(
-    subject: Subject, loaded: Loaded, job: Job, found: _Answers, answers_of: Callable[[Loaded], _Answers]
+    workload: Workload, loaded: Loaded, job: Job, found: _Answers, answers_of: Callable[[Loaded], _Answers]
 ) -> NDArray[np.int64]:
-    """Return what plain eager fp32 answers to the same images: computed once, unless the variant is just that."""
+    """Return plain eager fp32's answers to the same images, computed once, or the variant's if it is that."""
 
     def compute() -> dict[str, NDArray[np.int64]]:
         if job.case.variant == Variant():
             return {"classes": found.classes}
-        source = replace(subject.source, module=subject.plain)
-        example = subject.images[: job.case.batch_size]
+        source = replace(workload.source, module=workload.plain)
+        example = workload.images[: job.case.batch_size]
         return {"classes": answers_of(backends.load(Variant(), source, loaded.device, example)).classes}
 
     name = f"classes-{found.sha256}"
-    facts = references.facts(name, subject, job, subject.images[:1], job.case.batch_size, loaded.device)
+    facts = references.facts(name, workload, job, workload.images[:1], job.case.batch_size, loaded.device)
     classes: NDArray[np.int64] = references.kept(Path(job.cache) / "references", facts, compute)["classes"]
     return classes
 
 
 def _answers(
-    model: Loaded, subject: Subject, dataset: ImageSet, indices: list[int], job: Job, go_on: Callable[[int], None]
+    model: Loaded, workload: Workload, dataset: ImageSet, indices: list[int], job: Job, go_on: Callable[[int], None]
 ) -> _Answers:
     digest = hashlib.sha256()
     classes: list[NDArray[np.int64]] = []
@@ -91,10 +91,10 @@ def _answers(
     for start, part in _parts(indices, job.case.batch_size):
         images, right = dataset.read(part)
         digest.update(images.numpy().tobytes() + right.numpy().tobytes())
-        # as the check does it, so that a rate-encoded image gets the same draws wherever it stands
+        # seeded as in the check, so that a rate-encoded image gets the same draws at any position
         whole = images[torch.arange(-(-len(part) // job.case.batch_size) * job.case.batch_size) % len(part)]
         unwatched = replace(model, module=None)
-        seen = observe(unwatched, subject.plain, whole, job.case.batch_size, job.case.seed + start)
+        seen = observe(unwatched, workload.plain, whole, job.case.batch_size, job.case.seed + start)
         scores = next(iter(seen.outputs.values()))
         classes.append(_classes(scores[: len(part)], dataset))
         labels.append(right.numpy())
@@ -103,7 +103,7 @@ def _answers(
 
 
 def _parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield the indices in parts of whole batches, each with the place of its first one."""
+    """Yield the indices in parts of whole batches, each with the position of its first index."""
     size = -(-PART_IMAGES // batch_size) * batch_size
     for start in range(0, len(indices), size):
         yield start, indices[start : start + size]

@@ -1,15 +1,15 @@
-"""The verdict of the numerical check, from arrays alone: what a variant answers against what float64 answers.
+"""The verdict of the numerical check, from arrays alone: a variant's answers against those in float64.
 
-Three things are held against each other, all as shares of the largest exact answer:
+It compares three quantities, all as shares of the largest exact answer:
 
     error   of the variant on each image
-    noise   of the exact model whose weights and inputs are off by the rounding of the variant's number format
-    spread  how far the exact answers to two different images lie apart
+    noise   of the exact model with weights and inputs perturbed by the rounding of the variant's number format
+    spread  the distance between the exact answers to two different images
 
-The noise says how far a right variant of this network may go, without asking any variant: a smooth network multiplies
-rounding by a constant, and one whose neurons fire at a threshold turns it into spikes that come or do not. The spread
-keeps the check able to fail: a variant within half of it cannot be answering another image. If the noise alone comes
-near the spread, the format cannot carry the network, and nothing can be said of a variant in it.
+The noise shows how far a correct variant of this network may deviate, without running any variant: a smooth network
+multiplies rounding by a constant, and neurons with thresholds turn it into extra or missing spikes. The spread ensures
+that the check can fail: a variant within half of it cannot be answering another image. If the noise alone approaches
+the spread, the format is too coarse for the network, and no verdict on a variant is possible.
 """
 
 import math
@@ -27,33 +27,33 @@ Format = Literal["fp32", "fp16", "bf16"]
 Array = NDArray[np.float64]
 
 ROUNDING: dict[Format, float] = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""The relative rounding of each format; of float32 four times its own, for the sums that it is made of."""
+"""The relative rounding of each format; for float32 four times its own, because it also rounds sums."""
 
 ERROR_FLOOR: dict[Format, float] = {"fp32": 2e-5, "fp16": 3e-3, "bf16": 1e-2}
 ERROR_CAP: dict[Format, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2}
 NOISE_FACTOR = 3.0
-"""An image is right within this many times the largest noise, but at least the floor and at most the cap."""
+"""An image passes within this many times the largest noise, but at least the floor and at most the cap."""
 
 CODES_FLOOR: dict[Format, float] = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 1e-3}
 OFF_SHARE, OFF_AT_LEAST, OFF_CAP = 1 / 16, 2, 1 / 4
-"""How many images of a network with thresholds may be off in float32, where one spike changes all behind it."""
+"""How many images of a network with thresholds may fail in float32: one flipped spike changes all later layers."""
 
-VOID_SHARE = 1 / 3  # of the spread: noise beyond it hides which image was answered
+VOID_SHARE = 1 / 3  # of the spread: noise above it hides which image was answered
 CODES_CAP = 0.15
-RANGE_CAP = 2.0  # of the largest exact answer: what answers within the range can be off by
+RANGE_CAP = 2.0  # of the largest exact answer: the largest error of an answer within the range
 CHANNEL_FACTOR = 8.0
-"""A channel is right within the cap's share of its own variation, and else within this many times its noise."""
-FEWEST_ROWS, FEWEST_ROWS_SPIKING = 8, 16  # of which an error is typical
+"""A channel passes within the cap's share of its own variation, or within this many times its noise."""
+FEWEST_ROWS, FEWEST_ROWS_SPIKING = 8, 16  # needed for a typical error
 CONSTANT = 1e-9  # a spread below this share is none
-SAME_ANSWERS = "float64 answers all inputs alike, so that no wrong answer could be told from a right one"
-NOT_FINITE = 1e99  # in place of inf and NaN, which no record holds
+SAME_ANSWERS = "float64 gives the same answer to all inputs, so a wrong answer cannot be distinguished from a right one"
+NOT_FINITE = 1e99  # replaces inf and NaN, which a record cannot hold
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a model answers: outputs by path, each (rows, ...) in float64, and inner codes (images, features) in int8.
+    """A model's answers: outputs by path, each (rows, ...) in float64, and inner codes (images, features) in int8.
 
-    A row is an image, or a whole batch for an output without a batch of its own. `codes` is None where they are hidden.
+    A row is an image, or a whole batch for an output without a batch dimension. `codes` is None if they are hidden.
     """
 
     outputs: dict[str, Array]
@@ -62,7 +62,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Rule:
-    """Which rule holds: the format, whether neurons fire at thresholds, and whether the weights are trained."""
+    """The applicable rule: the format, whether neurons fire at thresholds, and whether the weights are trained."""
 
     format: Format
     spiking: bool
@@ -71,10 +71,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Bound:
-    """What limits one output; every figure but `jumps` is a share of the largest exact answer, which is `largest`.
+    """The limits of one output; every figure but `jumps` is a share of the largest exact answer, `largest`.
 
-    `spread` is infinite where there is one row alone. `jumps` says that rounding can lead far off, as a spike does that
-    comes or not. `limit` holds for a row, and `noisy_off` is the share of noisy rows beyond it.
+    `spread` is infinite if there is only one row. `jumps` says that rounding can cause a large error, such as an extra
+    or missing spike. `limit` applies to a row, and `noisy_off` is the share of noisy rows beyond it.
     """
 
     largest: float
@@ -88,7 +88,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What limits each output by path, the share of codes that noise flips, and whether it changes their number.
+    """The limits of each output by path, the share of codes that noise flips, and whether noise keeps the shapes.
 
     `channels` holds the noise in each channel of an output as a share of the channel's largest answer, by path and by
     the axis along which they lie.
@@ -100,14 +100,14 @@ class Bounds:
     channels: dict[str, dict[int, Array]]
 
     def of(self, path: str) -> Bound:
-        """Return the bound of an output; of one whose shape changes from batch to batch the widest."""
+        """Return the bound of an output; for one whose shape changes between batches, the widest."""
         name = path.partition(OF_BATCH)[0]
         alike = [bound for other, bound in self.outputs.items() if other.partition(OF_BATCH)[0] == name]
         return self.outputs.get(path) or max(alike, key=lambda bound: bound.limit)
 
 
 def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Bounds:
-    """Return what limits the answers of a variant, from what float64 answers without and with rounding noise."""
+    """Return the limits for a variant's answers, from the float64 answers without and with rounding noise."""
     stable = not any(_mismatch(exact, one) for one in noisy)
     outputs = {
         name: _bound(values, [one.outputs[name] for one in noisy] if stable else [], rule)
@@ -143,9 +143,9 @@ def _bound(exact: Array, noisy: Sequence[Array], rule: Rule) -> Bound:
 
 
 def _channel_noise(exact: Array, noisy: Sequence[Array], bound: Bound, rule: Rule) -> dict[int, Array]:
-    """Return by axis the noise in each channel, as a share of its largest answer.
+    """Return the noise in each channel by axis, as a share of the channel's largest answer.
 
-    A channel whose noise happens to be small takes that of the median channel.
+    A channel with accidentally small noise gets that of the median channel.
     """
     shares = {}
     for axis in _channel_axes(exact):
@@ -159,9 +159,9 @@ def _channel_noise(exact: Array, noisy: Sequence[Array], bound: Bound, rule: Rul
 
 
 def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
-    """Return the error that each channel may have: small numbers beside large ones have limits of their own.
+    """Return the allowed error per channel, so that small numbers beside large ones have their own limits.
 
-    In float32 it is never less than the rounding of the largest answer: sums that the channels share leave that much.
+    In float32 it is at least the rounding of the largest answer, which sums shared by the channels cause.
     """
     exact = _numbers(exact)
     largest = _by_channel(exact, axis).max(axis=0)
@@ -172,7 +172,7 @@ def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
 
 
 def _channel_axes(values: Array) -> range:
-    """Return along which axes channels may lie: all behind the rows."""
+    """Return the possible channel axes: all after the rows."""
     return range(1, values.ndim) if values.size else range(0)
 
 
@@ -184,13 +184,13 @@ def _by_channel(values: Array, axis: int) -> Array:
 
 
 def _typical(errors: Array, bound: Bound, rule: Rule) -> Array:
-    """Return the typical error over the rows (rows, channels): their mean, where no spike carries a few of them off."""
+    """Return the typical error over the rows (rows, channels): the mean, unless spikes distort a few rows."""
     found: Array = np.median(errors, axis=0) if bound.jumps and rule.format == "fp32" else errors.mean(axis=0)
     return found
 
 
 def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Check:
-    """Return the verdict on what a variant answered; `limits` may be those of more images than `exact` has."""
+    """Return the verdict on a variant's answers; `limits` may cover more images than `exact`."""
     mismatch = _undefined(exact) or _mismatch(exact, observed)
     if mismatch:
         return _refused(exact, limits, rule, mismatch)
@@ -224,7 +224,7 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
 class _Path:
     """One output against its bound: errors by row, as shares of the largest exact answer.
 
-    `lost_channel` says which channel is off by more than its own limit, if one is.
+    `lost_channel` names a channel beyond its own limit, if there is one.
     """
 
     name: str
@@ -249,7 +249,7 @@ class _Path:
 
     @property
     def mean_limit(self) -> float:
-        """A mean over 64 rows may be 1.5 times that of noise, over fewer more."""
+        """The mean over 64 rows may be 1.5 times that of the noise, and more over fewer rows."""
         return max(self.bound.limit / 2, _of_mean(len(self.errors)) * self.bound.noise_mean)
 
     @property
@@ -270,22 +270,22 @@ class _Path:
 
 
 def _lost_channel(name: str, exact: Array, observed: Array, limits: Bounds, rule: Rule) -> str:
-    """Say which channel of an output is off by more than its limit, else nothing.
+    """Return a description of the channel that exceeds its limit, empty if none does.
 
-    A few rows have no typical error: noise was drawn for others, and one that a spike carries off outweighs them.
+    Few rows have no typical error: the noise was drawn for other rows, and one row with a flipped spike dominates.
     """
     if len(exact) < (FEWEST_ROWS_SPIKING if limits.of(name).jumps else FEWEST_ROWS):
         return ""
     for axis, noise in limits.channels.get(name, {}).items():
-        if exact.shape[axis] != len(noise):  # the shape is another one in each batch
+        if exact.shape[axis] != len(noise):  # the shape differs between batches
             continue
         most = _channel_limits(exact, axis, noise, rule)
         errors = _typical(_by_channel(_difference(exact, observed), axis), limits.of(name), rule)
         channel = int(np.argmax(errors - most))
         if errors[channel] > most[channel]:
             return (
-                f"{_named(name)} is off by {errors[channel]:.1e} in channel {channel} of axis {axis} on the mean, and "
-                f"{most[channel]:.1e} is allowed"
+                f"{_named(name)} is off by {errors[channel]:.1e} on average in channel {channel} of axis {axis} "
+                f"({most[channel]:.1e} allowed)"
             )
     return ""
 
@@ -301,10 +301,10 @@ def _of_mean(rows: int) -> float:
 
 
 def _unclear(paths: Sequence[_Path], codes: "_Codes | None", *, is_wrong: bool) -> str:
-    """Return why no variant of this format can be told from a wrong one, else nothing.
+    """Return why correct and wrong variants cannot be distinguished in this format, empty if they can.
 
-    A mean is compared with noise, so that noise near the spread hides anything. A limit per row is fixed: noise near it
-    explains a row that passed it.
+    A mean is compared with noise, so noise near the spread hides any error. A limit per row is fixed: noise near it
+    explains a row that exceeds it.
     """
     for path in paths:
         bound = path.bound
@@ -312,8 +312,8 @@ def _unclear(paths: Sequence[_Path], codes: "_Codes | None", *, is_wrong: bool) 
         most = VOID_SHARE * bound.spread if path.by_mean else bound.limit / 2 if is_wrong else math.inf
         if noise > most and bound.spread > CONSTANT:
             return (
-                f"rounding alone moves {_named(path.name)} by {noise:.1e} of the largest, and the answers to two "
-                f"inputs lie {bound.spread:.1e} apart"
+                f"rounding alone changes {_named(path.name)} by {noise:.1e} of the largest, and the answers to two "
+                f"inputs differ by only {bound.spread:.1e}"
             )
     if codes and codes.noise > CODES_CAP:
         return f"rounding alone flips {codes.noise:.1e} of the codes"
@@ -322,7 +322,7 @@ def _unclear(paths: Sequence[_Path], codes: "_Codes | None", *, is_wrong: bool) 
 
 @dataclass(frozen=True)
 class _Codes:
-    """The neurons' codes: the share that flipped, and what may."""
+    """The neurons' codes: the flipped share and its limit."""
 
     flipped: float
     limit: float
@@ -333,7 +333,7 @@ class _Codes:
         by_image = _flipped(exact, observed)
         if by_image is None or limits.codes is None:
             return None
-        if rule.format == "fp32":  # a flip early on takes thousands with it: the usual image has none
+        if rule.format == "fp32":  # an early flip causes thousands more, so most images have none
             allowed = min(_allowed_off(len(by_image), limits.codes), len(by_image) - 1)
             return cls(float(np.sort(by_image)[-1 - allowed]), CODES_FLOOR["fp32"], limits.codes)
         most = min(CODES_CAP, _of_mean(len(by_image)) * limits.codes)
@@ -341,24 +341,24 @@ class _Codes:
 
 
 def _wrong(paths: Sequence[_Path], codes: _Codes | None) -> str:
-    """Return in words which limit is passed, else nothing."""
+    """Return a description of the exceeded limit, empty if none is."""
     for path in paths:
         if path.is_bad and path.by_mean:
-            allowed = f"and {path.mean_limit:.1e} is allowed"
-            return f"{_named(path.name)} is off by {path.mean:.1e} of the largest on the mean, {allowed}"
+            allowed = f"({path.mean_limit:.1e} allowed)"
+            return f"{_named(path.name)} is off by {path.mean:.1e} of the largest on average {allowed}"
         if path.is_bad:
-            but = f"; {path.allowed_off} may be" if path.allowed_off else ""
+            but = f" ({path.allowed_off} allowed)" if path.allowed_off else ""
             rows = f"{path.off} of {len(path.errors)}{but}"
             return f"{_named(path.name)} is off by more than {path.bound.limit:.1e} of the largest for {rows}"
         if path.lost_channel:
             return path.lost_channel
     if codes and codes.flipped > codes.limit:
-        return f"{codes.flipped:.1e} of the codes flipped, and {codes.limit:.1e} is allowed"
+        return f"{codes.flipped:.1e} of the codes flipped ({codes.limit:.1e} allowed)"
     return ""
 
 
 def _broken(paths: Sequence[_Path]) -> str:
-    """Return what no rounding explains: values that are not finite, or far outside the range of the answers."""
+    """Return errors that rounding cannot explain: values that are not finite, or far outside the answers' range."""
     for path in paths:
         if path.not_finite:
             return f"{_named(path.name)} is not finite for {path.not_finite} of {len(path.errors)}"
@@ -368,9 +368,9 @@ def _broken(paths: Sequence[_Path]) -> str:
 
 
 def _undefined(exact: Observation) -> str:
-    """Return that there is nothing to compare with, where float64 itself answers what is no number.
+    """Return why there is nothing to compare with, if float64 itself gives answers that are not numbers.
 
-    An infinity is one: a model may mask what it rules out with -inf.
+    An infinity counts as a number: a model may mask with -inf.
     """
     for name, values in exact.outputs.items():
         rows = _rows(values)
@@ -381,14 +381,14 @@ def _undefined(exact: Observation) -> str:
 
 
 def _mismatch(exact: Observation, observed: Observation) -> str:
-    """Return how the form of the answers differs, else nothing."""
+    """Return how the answers' shapes differ, empty if they do not."""
     for name in dict.fromkeys([*exact.outputs, *observed.outputs]):
         sides = [one.outputs.get(name) for one in (exact, observed)]
         wanted, found = ("nothing" if one is None else "x".join(map(str, one.shape)) for one in sides)
         if wanted != found:
-            return f"{_named(name)} is {found}, and in float64 {wanted}"
+            return f"{_named(name)} is {found}, but {wanted} in float64"
     if exact.codes is not None and observed.codes is not None and exact.codes.shape != observed.codes.shape:
-        return f"its neurons give {observed.codes.shape[1]} codes per image, and in float64 {exact.codes.shape[1]}"
+        return f"its neurons give {observed.codes.shape[1]} codes per image, but {exact.codes.shape[1]} in float64"
     return ""
 
 
@@ -407,7 +407,7 @@ def _refused(exact: Observation, limits: Bounds, rule: Rule, reason: str) -> Che
 
 
 def off(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> NDArray[np.bool_]:
-    """Say of each image (images, 2) whether its outputs are off, and whether its codes are."""
+    """Return per image (images, 2) whether its outputs are off, and whether its codes are."""
     found = np.zeros((_images(exact), 2), np.bool_)
     found[:, 0] = excess(exact, observed, limits, rule) > 1
     flipped = _flipped(exact, observed)
@@ -417,10 +417,10 @@ def off(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -
 
 
 def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Array:
-    """Return how many times the limit each image is off (images,), in the worst of its outputs.
+    """Return each image's error as a multiple of the limit (images,), for its worst output.
 
-    In half precision most images of a network with thresholds pass that limit; the share of the spread that makes a
-    check void takes its place. An output without a batch of its own says nothing of an image.
+    In half precision most images of a network with thresholds exceed the limit, so the share of the spread that makes
+    a check void replaces it. An output without a batch dimension says nothing about single images.
     """
     images = _images(exact)
     found = np.zeros(images)
@@ -434,10 +434,10 @@ def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule
 
 
 def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bounds) -> str:
-    """Return in words how the answer to the same batch changed by more than its limit, else nothing."""
+    """Return how the answer to the same batch changed by more than its limit, empty if it did not."""
     for name in dict.fromkeys([*before, *after]):
         if name not in before or name not in after or before[name].shape != after[name].shape:
-            return f"{_named(name)} has another form than in the check"
+            return f"{_named(name)} has a different shape than in the check"
         bound = limits.of(name)
         distance = float(_distances(before[name].reshape(1, -1), after[name].reshape(1, -1))[0]) / bound.largest
         if distance > bound.limit:
@@ -446,9 +446,9 @@ def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bou
 
 
 def _argmax(exact: Observation, observed: Observation, tie_share: float) -> dict[str, Any]:
-    """Return how often the class is float64's, of scores (images, classes): with and without the ties.
+    """Return how often the class equals float64's, for scores (images, classes), with and without ties.
 
-    A tie is an image whose two best classes lie closer than `tie_share` of the largest answer: two errors in the limit.
+    A tie is an image whose two best classes differ by less than `tie_share` of the largest answer: two allowed errors.
     """
     scores, others = next(iter(exact.outputs.values())), next(iter(observed.outputs.values()))
     if scores.ndim != 2 or scores.shape[1] < 2:
@@ -466,7 +466,7 @@ def _argmax(exact: Observation, observed: Observation, tie_share: float) -> dict
 
 
 def _flipped(exact: Observation, observed: Observation) -> Array | None:
-    """Return the share of each image's codes that differ, None where a side hides them."""
+    """Return the share of differing codes per image, None if either side hides them."""
     if exact.codes is None or observed.codes is None:
         return None
     shares: Array = np.not_equal(exact.codes, observed.codes).mean(axis=1)
@@ -478,26 +478,26 @@ def _rows(values: Array) -> Array:
 
 
 def _distances(one: Array, other: Array) -> Array:
-    """Return the largest distance in each row, `NOT_FINITE` if a value is not and the other is not the same."""
+    """Return the largest distance in each row, `NOT_FINITE` if a value is not finite and the other one differs."""
     found: Array = np.nan_to_num(np.abs(_difference(one, other)), nan=NOT_FINITE, posinf=NOT_FINITE)
     return found.max(axis=1, initial=0.0)  # type: ignore[no-any-return]
 
 
 def _difference(one: Array, other: Array) -> Array:
-    """Return by how much the other is more; between two infinities of one sign lies nothing."""
+    """Return how much larger the other is; two infinities of the same sign do not differ."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
         found: Array = np.where(one == other, 0.0, other - one)
     return found
 
 
 def _numbers(values: Array) -> Array:
-    """Return the values with 0 in the place of those that are not finite."""
+    """Return the values with 0 for those that are not finite."""
     found: Array = np.where(np.isfinite(values), values, 0.0)
     return found
 
 
 def _shares(exact: Array, answers: Array, bound: Bound) -> Array:
-    """Return the error of each row as a share of the largest exact answer, or of its own where that is larger still."""
+    """Return the error of each row as a share of the largest exact answer, or of its own if that is larger."""
     found: Array = _distances(exact, answers) / np.maximum(
         bound.largest, np.abs(_numbers(exact)).max(axis=1, initial=0.0)
     )

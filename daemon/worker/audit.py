@@ -1,4 +1,4 @@
-"""What a timed run may hide: answers that are not those of the check, and answers that were kept."""
+"""The audit of a timed run: wrong answers that the check did not see, and cached answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.structures import Answers, Batch, answered, gathered, rolled, values
 
 REPEATED_SHARE = 0.05
-TRIALS, PAIRS = 6, 8  # other load alone passes 0.16 of the trials at most, six in a row never
+TRIALS, PAIRS = 6, 8  # other load alone passes at most 0.16 of the trials, and never six in a row
 TIMED = "while it was timed"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a variant has to answer when it is timed and right after, and what limits its answers.
+    """The expected answers of a variant during timing and right after, and their limits.
 
-    `outputs` holds what the reference answers to batches of the pool by the number of the batch, `own` what the variant
-    answered to them in the check. `fresh` are inputs that the variant has not met, and `fresh_outputs` the reference's
-    answers to each batch of them.
+    `outputs` holds the reference's answers to batches of the pool by batch number, `own` the variant's answers to them
+    in the check. `fresh` are inputs that the variant has not seen, and `fresh_outputs` the reference's answers to each
+    batch of them.
     """
 
     outputs: dict[int, Answers]
@@ -36,10 +36,10 @@ class Expected:
 
 
 def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
-    """Return the check with the verdict on what was answered outside of it, if it is worse.
+    """Return the check with the verdict on answers given outside of it, if that is worse.
 
-    `answers` come with the number of their batch. A network with thresholds is held against the reference in the newest
-    to each batch, and in every one against what it answered in the check itself: no run may end in other spikes.
+    `answers` carry their batch number. For a network with thresholds the newest answer to each batch is compared with
+    the reference, and every answer with the variant's own in the check: no run may end in different spikes.
     """
     check = msgspec.structs.replace(check, audited=check.audited + expected.batch_size * len(answers))
     found = [(place, answered(answer)) for place, answer in answers]
@@ -49,13 +49,13 @@ def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch
     for number, (place, answer) in enumerate(found if jumps and check.verdict == "passed" else []):
         changed = agreement.changed(expected.own[place], answer, expected.limits)
         if changed:
-            note = f"{when}: {changed}, in run {number + 1} of {len(found)} that were audited"
+            note = f"{when}: {changed}, in audited run {number + 1} of {len(found)}"
             return msgspec.structs.replace(check, passed=False, note=note)
     return check
 
 
 def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
-    """Return the answers in rounds that hold each batch once: the same rows again would look like little variation."""
+    """Return the answers in rounds with each batch once: repeated rows would look like too little variation."""
     rounds: list[dict[int, Answers]] = []
     for place, answer in answers:
         free = next((held for held in rounds if place not in held), None)
@@ -66,14 +66,14 @@ def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
 
 
 def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
-    """Return the check with the verdict on what the variant answers to inputs that it has not met, if it is worse."""
+    """Return the check with the verdict on the variant's answers to unseen inputs, if that is worse."""
     batches = steps.batches(expected.fresh, expected.batch_size, loaded)
     answers = [answered(loaded.run(batch.to(loaded.device)).cpu()) for batch in batches]
-    return _worse(check, expected, expected.fresh_outputs, answers, "on inputs that it met for the first time")
+    return _worse(check, expected, expected.fresh_outputs, answers, "on inputs that it saw for the first time")
 
 
 def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list[Answers], when: str) -> Check:
-    """Return the check with the verdict on these answers, if it is worse; the limits are the check's own."""
+    """Return the check with the verdict on these answers, if that is worse; the limits are the check's."""
     if not answers:
         return check
     sizes = [expected.batch_size] * len(answers)
@@ -85,10 +85,10 @@ def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list
 
 
 def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch]) -> bool:
-    """Say whether inputs that were timed are answered over 5 % faster than those that nobody has seen: in every trial.
+    """Return whether timed inputs are answered over 5 % faster than unseen ones, in every trial.
 
-    An unseen input holds the numbers of a timed one in other places. Each is written to its place right before it is
-    read, so that caches of the CPU favour neither.
+    An unseen input is a permutation of a timed one. Each is written to memory right before it is read, so that CPU
+    caches favour neither.
     """
     return all(_is_faster(loaded, pool, trial * PAIRS) for trial in range(TRIALS))
 
@@ -113,8 +113,8 @@ def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int) -> bool:
 
 
 def is_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
-    """Say whether the median on seen inputs is over 5 % below the lower quartile on unseen ones.
+    """Return whether the median on seen inputs is over 5 % below the lower quartile on unseen ones.
 
-    That finds a cache that only mostly answers too, and other load rarely looks like it in every trial.
+    This also finds a cache that does not always hit, and other load rarely looks like it in every trial.
     """
     return bool(np.median(seen) < (1 - REPEATED_SHARE) * np.quantile(unseen, 0.25))

@@ -11,28 +11,28 @@ from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches
 from benchd.daemon.worker.structures import Answers, Batch, copied, joined, of_batch, rolled
-from benchd.daemon.worker.subject import Subject
 from benchd.daemon.worker.truth import Truth
+from benchd.daemon.worker.workload import Workload
 
-# of a network with thresholds one neuron at the edge flips thousands behind it: a share of such images needs many
+# with thresholds, one neuron at the edge flips thousands after it: estimating the share of such images needs many
 SPIKING_IMAGES = 64
-FRESH_IMAGES = 4  # that are answered once, when the clock has stopped
+FRESH_IMAGES = 4  # answered once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
 
 
-def check(subject: Subject, loaded: Loaded, job: Job) -> Check:
+def check(workload: Workload, loaded: Loaded, job: Job) -> Check:
     """Compare the loaded variant with the float64 reference."""
-    return check_and_answers(subject, loaded, job)[0]
+    return check_and_answers(workload, loaded, job)[0]
 
 
-def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
-    """Return the check, and what the timed section has to answer, None where that is not known."""
+def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
+    """Return the check, and the expected answers of the timed section, None if they are unknown."""
     size = job.case.batch_size
-    least = max(job.limits.check_images, SPIKING_IMAGES if subject.judged_by == "codes" else 0)
+    least = max(job.limits.check_images, SPIKING_IMAGES if workload.judged_by == "codes" else 0)
     checked = -(-least // size)
-    images = _images(subject, size, checked)
-    right = truth.find(subject, job, images, _rule(subject, loaded, job), loaded.device)
-    observed = observe(loaded, subject.plain, images[: checked * size], size, job.case.seed)
+    images = _images(workload, size, checked)
+    right = truth.find(workload, job, images, _rule(workload, loaded, job), loaded.device)
+    observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
     seen = of_batches(right.exact, range(checked), size, len(images))
     found = agreement.judge(seen, observed, right.limits, right.rule)
     doubt = doubts.found(loaded, right, observed) if found.passed else ""
@@ -45,26 +45,26 @@ def check_and_answers(subject: Subject, loaded: Loaded, job: Job) -> tuple[Check
     return found, _expected(right, observed, checked)
 
 
-def _images(subject: Subject, size: int, checked: int) -> Batch:
-    """Return the images of so many batches, and then those that the variant does not meet before the clock stops."""
+def _images(workload: Workload, size: int, checked: int) -> Batch:
+    """Return the checked images, followed by images that the variant does not see before the clock stops."""
     count = checked * size
-    images = subject.images[torch.arange(count) % len(subject.images)]
-    others = torch.arange(count, count + -(-FRESH_IMAGES // size) * size) % len(subject.images)
-    return joined(images, rolled(subject.images[others], 1))
+    images = workload.images[torch.arange(count) % len(workload.images)]
+    others = torch.arange(count, count + -(-FRESH_IMAGES // size) * size) % len(workload.images)
+    return joined(images, rolled(workload.images[others], 1))
 
 
-def _rule(subject: Subject, loaded: Loaded, job: Job) -> Rule:
+def _rule(workload: Workload, loaded: Loaded, job: Job) -> Rule:
     in_format = number_format(job.case.variant.precision, loaded.device)
-    return Rule(in_format, spiking=subject.judged_by == "codes", trained=bool(job.weights))
+    return Rule(in_format, spiking=workload.judged_by == "codes", trained=bool(job.weights))
 
 
 def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:
-    """Return what a timed run has to answer; None where it draws random numbers of its own, or where it trains.
+    """Return the expected answers of a timed run; None if it draws its own random numbers, or trains.
 
-    As few of the `checked` batches as fit KNOWN_BYTES, but one: their answers stay in memory while it is measured.
+    Limited to the `checked` batches that fit KNOWN_BYTES, at least one: their answers stay in memory during timing.
     """
     case, images = right.reference.job.case, right.reference.images
-    if getattr(right.reference.subject.plain, "encoding", None) == "rate" or case.direction == "training":
+    if getattr(right.reference.workload.plain, "encoding", None) == "rate" or case.direction == "training":
         return None
     size = case.batch_size
     total = len(images) // size

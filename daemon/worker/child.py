@@ -1,4 +1,4 @@
-"""What children with torch do alike: tell their stage, end with their parent, say why they failed. Torch-free."""
+"""Common parts of child processes with torch: report stages, end with the parent, explain failures. Torch-free."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ from benchd.daemon.records import Stages, Status
 _PR_SET_PDEATHSIG = 1
 _NEEDS_AUTOGRAD = ("does not require grad and does not have a grad_fn", "nference tensor")
 _WITHOUT_AUTOGRAD = (
-    "benchd runs inference without autograd: leave gradients out of forward, or on eager compute them under "
+    "benchd runs inference without autograd: remove gradients from forward, or with eager compute them under "
     "`with torch.inference_mode(False), torch.enable_grad():` from a clone of each input"
 )
 
@@ -29,16 +29,16 @@ def die_with_parent() -> None:
 
 
 def leave() -> NoReturn:
-    """End this process at once, its result being sent: an interpreter takes up to a second to take torch down."""
+    """End this process at once, after its result is sent: unloading torch takes the interpreter up to a second."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple[Status, str]:
-    """Return the status and the reason that an exception stands for; print the traceback of an unexpected one.
+    """Return the status and reason for an exception; print the traceback of an unexpected one.
 
-    Where a user's own code in `folder` raised it, or called what did, the reason begins with that line.
+    If a user's own code in `folder` raised or led to it, the reason begins with that line.
     """
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
@@ -47,28 +47,28 @@ def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple
     traceback.print_exception(error)
     text, where = _message(error), _frame(error, folder) if folder else ""
     if isinstance(error, SystemExit):
-        return "failed", f"{where}it ends the process by sys.exit({error.code!r}): raise an error in its place"
+        return "failed", f"{where}it ends the process with sys.exit({error.code!r}): raise an error instead"
     if where and any(words in text for words in _NEEDS_AUTOGRAD):
         return "failed", f"{where}{_WITHOUT_AUTOGRAD} (torch: {text})"
     if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or _lacks_memory(text.lower()):
         return "failed", f"{where}out of memory: {text}"
     kind = "" if type(error).__module__.startswith("benchd.models.") else f"{type(error).__name__}: "
-    return "failed", f"{where}{kind}{text}"  # our own sentences need no class in front
+    return "failed", f"{where}{kind}{text}"  # benchd's own messages need no class name
 
 
 def folder_of(module: str | None, folder: str) -> Path | None:
-    """Return where the user's own code lies, from `FILE.py:function` or the folder of a `package.module:function`."""
+    """Return the folder of the user's code, from `FILE.py:function` or a `package.module:function` in `folder`."""
     return Path(folder or Path(module.rpartition(":")[0]).parent) if module else None
 
 
 def _message(error: BaseException) -> str:
-    """Return the first line, or the last one of TorchScript, which begins with a traceback of its own."""
+    """Return the first line, or the last one for TorchScript, which begins with its own traceback."""
     lines = str(error).strip().splitlines() or ["no message"]
     return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
 
 
 def _frame(error: BaseException, folder: Path) -> str:
-    """Return the last line in the user's folder that led to the error or to its cause; nothing if there is none."""
+    """Return the last line in the user's folder that led to the error or its cause; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: "
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of(frame.filename, folder)]
@@ -84,7 +84,7 @@ def _is_of(file: str, folder: Path) -> bool:
 
 
 def _lacks_memory(text: str) -> bool:
-    """Say so of an error in lower case; an allocator's failed assertion, which names its file, is another matter."""
+    """Return whether a lower-case error text means out of memory; a failed assertion in an allocator does not."""
     return "out of memory" in text or ("alloc" in text and "internal assert" not in text)
 
 
@@ -94,7 +94,7 @@ def send(pipe: BinaryIO, message: Message) -> None:
 
 
 class StageClock:
-    """Announces each stage to the supervisor and keeps how long it took, all its times together."""
+    """Announces each stage to the supervisor and sums up the time of each."""
 
     def __init__(self, pipe: BinaryIO, job: Job) -> None:
         self._pipe = pipe

@@ -1,7 +1,7 @@
-"""What a network with thresholds still has to show when the check lets some of its images be off.
+"""Further tests of a network with thresholds whose check tolerates some wrong images.
 
-One spike that rounding moves takes thousands with it, so that such an image says nothing by itself. A fault shows in
-where these images are: always in the same place of the batch, or where no rounding moves anything.
+One spike changed by rounding changes thousands more, so such an image alone proves nothing. A fault shows in the
+pattern: always the same position in the batch, or images that rounding does not change.
 """
 
 import numpy as np
@@ -16,28 +16,28 @@ IMAGES_IN_PLACE = 12
 
 
 def found(loaded: Loaded, right: Truth, observed: Observation) -> str:
-    """Return why those images that are off are none that rounding moves, else nothing.
+    """Return why the wrong images are not due to rounding, empty if they may be.
 
-    `observed` are the answers to the first images of the truth.
+    `observed` holds the answers to the first images of the truth.
     """
     exact = of_images(right.exact, range(max(map(len, observed.outputs.values()))))
     place = _place_in_batch(loaded, right, agreement.excess(exact, observed, right.limits, right.rule))
     if place is not None:
-        return f"the answer in place {place} of the batch is off for most of {IMAGES_IN_PLACE} images that stood there"
+        return f"the answer at position {place} of the batch is off for most of {IMAGES_IN_PLACE} images placed there"
     off = agreement.off(exact, observed, right.limits, right.rule)
-    if right.rule.format != "fp32" or not off.any():  # rounding to half precision moves most images
+    if right.rule.format != "fp32" or not off.any():  # rounding to half precision changes most images
         return ""
     firm = truth.unmoved(right, off)
     drawn = f"{truth.EXCUSES} draws of {truth.EXCUSE_TIMES:g} times its rounding"
-    return f"image {firm[0]} is off, and float64 answers it alike in {drawn} ({len(firm)} such)" if firm else ""
+    return f"image {firm[0]} is off, but float64 answers it alike in {drawn} ({len(firm)} such)" if firm else ""
 
 
 def _place_in_batch(loaded: Loaded, right: Truth, excess: np.ndarray) -> int | None:
-    """Return the first place of the batch that is off for half of the images that stand there, if there is one.
+    """Return the first position of the batch that is wrong for half of the images placed there, if there is one.
 
-    `excess` is that of the check. Others come to each place by batches that begin one image later, until that is clear.
+    `excess` is the check's. Batches that start one image later bring other images to each position, until it is clear.
     """
-    case, plain, images = right.reference.job.case, right.reference.subject.plain, right.reference.images
+    case, plain, images = right.reference.job.case, right.reference.workload.plain, right.reference.images
     size = case.batch_size
     by_place = list(excess.reshape(-1, size))
     for first in range(1, len(images) - size + 1):

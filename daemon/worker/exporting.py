@@ -1,4 +1,4 @@
-"""The child of `benchd export`: what is asked as JSON on stdin, the files made on stdout, progress on stderr."""
+"""The child of `benchd export`: an ExportRequest as JSON on stdin, the files on stdout, progress on stderr."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
-from benchd.daemon.worker import backends, subject
+from benchd.daemon.worker import backends, workload
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, Store
 from benchd.exporters.files import Precision
@@ -35,7 +35,7 @@ class _File(NamedTuple):
 
 
 def main() -> int:
-    """Export what was asked for; return 0, 1 where a file could not be made, 2 or 7."""
+    """Export the requested files; return 0, 1 if a file could not be made, 2 or 7."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExportRequest)
     try:
         with redirect_stdout(sys.stderr):  # libraries print
@@ -48,16 +48,16 @@ def main() -> int:
 
 
 def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
-    """Return the files, and how many were asked for."""
+    """Return the files, and how many were requested."""
     if request.to == "tensorrt" and (None in request.batches or not torch.cuda.is_available()):
-        raise NotAvailable("an engine is built for one batch size, on the GPU that will run it; --to onnx needs none")
+        raise NotAvailable("an engine is built on the GPU that will run it, for one batch size; --to onnx needs none")
     wanted = list(_wanted(request))
     made: list[Artifact] = []
     for number, file in enumerate(wanted, 1):
         sys.stderr.write(f"[{number}/{len(wanted)}] {file}\n")
         try:
             made.append(_export(request, file))
-        except Exception as error:  # torch, ONNX and TensorRT raise whatever they meet; the other files go on
+        except Exception as error:  # torch, ONNX and TensorRT raise anything; the other files continue
             sys.stderr.write(f"error: {file}: {str(error).strip() or type(error).__name__}\n")
     if request.out and request.single and made:
         _copy(made[0].path, Path(request.out))
@@ -98,7 +98,7 @@ def _job(
 
 
 def _export(request: ExportRequest, file: _File) -> Artifact:
-    built = subject.build(file.job)
+    built = workload.build(file.job)
     if request.to == "onnx":
         form = files.form(file.job.options, "cpu")
         return built.source.export(file.precision, file.batch, form and (request.form or form))
@@ -108,13 +108,13 @@ def _export(request: ExportRequest, file: _File) -> Artifact:
 
 
 def _engine(store: Store) -> Artifact:
-    """Return the engine that was used last; the ONNX file it is of may have been used in the same tick of the clock."""
+    """Return the engine used last; its ONNX file may have been used in the same tick of the clock."""
     engines = (artifact for artifact in store.list() if artifact.metadata.facts.get("format") == "plan")
     return max(engines, key=lambda artifact: artifact.used_ns)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Put a copy of the file at `target`, whole or not at all."""
+    """Copy the file to `target` atomically."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file, source.open("rb") as content:

@@ -1,4 +1,4 @@
-"""Warming up to a steady state and the timed loop; the statistics are in benchd.daemon.verdicts.statistics."""
+"""Warm-up to a steady state and the timed loop; the statistics are in benchd.daemon.verdicts.statistics."""
 
 import gc
 import hashlib
@@ -23,7 +23,7 @@ WARM_UP_BLOCK_RUNS = 10
 
 @dataclass(frozen=True)
 class Measured:
-    """A timed loop's result: nanoseconds of each part in the order of the runs, the blocks and the exact window."""
+    """A timed loop's result: nanoseconds of each part in run order, the blocks and the exact window."""
 
     values_ns: dict[str, "array[int]"]
     summary: BlockSummary
@@ -52,10 +52,10 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
 def measure(step: Step, rule: StopRule, hold_s: float = 0.0) -> Measured:
     """Time runs until the rule says stop. Nothing else happens in the loop: no collection, no output, no file.
 
-    The same load goes on for `hold_s` before the first block and after the last, so that an energy counter that ticks
-    slower than that is known on both sides of the window.
+    The same load continues for `hold_s` before the first block and after the last, so that a slow energy counter has
+    values on both sides of the window.
     """
-    scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # a value stands for so many runs
+    scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # one value covers several runs
     blocks = Blocks(scaled)
     values_ns: dict[str, array[int]] = {part: array("q") for part in step.parts}
     columns = list(values_ns.values())
@@ -88,7 +88,7 @@ def _hold(step: Step, seconds: float) -> None:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running while this is open."""
+    """Disable the garbage collector while this is open."""
     gc.collect()
     gc.disable()
     try:
@@ -98,7 +98,7 @@ def no_collection() -> Iterator[None]:
 
 
 def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: float) -> Timing:
-    """Return the statistics of one part; a percentile is null where too few runs back it."""
+    """Return the statistics of one part; a percentile is null with too few runs."""
     ordered = sorted(float(value) for value in values_ns)
     mild, severe = statistics.tukey_outliers(ordered)
     return Timing(
@@ -119,14 +119,14 @@ def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: fl
 
 
 def part_timing(values_ns: Sequence[int]) -> Timing:
-    """Return the statistics of a part that did not decide the stop: its own blocks are the loop's runs in tenths."""
+    """Return the statistics of a part that did not decide the stop: its blocks are tenths of the loop's runs."""
     size = max(1, len(values_ns) // 10)
     medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
     return timing(values_ns, statistics.median_interval(medians), math.fsum(medians) / len(medians))
 
 
 def block_statistics(summary: BlockSummary, bounds_ns: list[int]) -> BlockStatistics:
-    """Return the blocks as they stand in a record."""
+    """Return the blocks in the form of a record."""
     return BlockStatistics(
         count=summary.count,
         runs_per_block=summary.runs_per_block,
@@ -141,7 +141,7 @@ def block_statistics(summary: BlockSummary, bounds_ns: list[int]) -> BlockStatis
 
 
 def write_raw(values_ns: dict[str, "array[int]"], folder: Path, name: str) -> dict[str, RawFile]:
-    """Write each part's run times as little-endian int64 nanoseconds and return where they lie."""
+    """Write each part's run times as little-endian int64 nanoseconds and return the files."""
     files = {}
     for part, values in values_ns.items():
         path = folder / "raw" / f"{name}.{part}.i64"

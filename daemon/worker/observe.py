@@ -1,4 +1,4 @@
-"""What a model answers to some inputs, and which codes its neurons emit on the way."""
+"""A model's answers to some inputs, and the codes that its neurons emit."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from benchd.daemon.worker.agreement import Observation
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.structures import Batch, Tensors, answered, cast, gathered, of_batch
-from benchd.daemon.worker.subject import shows_codes
+from benchd.daemon.worker.workload import shows_codes
 
 
 def observe(
     loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int, rows: Sequence[int] | None = None
 ) -> Observation:
-    """Run all images batch by batch and gather the outputs and, where they can be seen, the neurons' codes.
+    """Run all images batch by batch and gather the outputs and, if visible, the neurons' codes.
 
-    `plain` says which random numbers the model takes, which what is loaded may hide; each image has those of its number
-    in `rows`, which count up from 0 if they are not given.
+    `plain` shows which random numbers the model needs, which the loaded form may hide; each image gets those of its
+    number in `rows` (default: counting from 0).
     """
     outputs, codes, sizes = [], [], []
     rows = range(len(images)) if rows is None else rows
@@ -37,7 +37,7 @@ def observe(
 
 
 def of_batches(found: Observation, places: Iterable[int], batch_size: int, count: int) -> Observation:
-    """Return the part of what was observed of `count` images that belongs to these batches."""
+    """Return the part of an observation of `count` images that belongs to these batches."""
     chosen = list(places)
     outputs = gathered(
         [of_batch(found.outputs, place, batch_size, count) for place in chosen], [batch_size] * len(chosen)
@@ -47,14 +47,14 @@ def of_batches(found: Observation, places: Iterable[int], batch_size: int, count
 
 
 def of_images(found: Observation, rows: Sequence[int]) -> Observation:
-    """Return the part of what was observed that belongs to these images, of outputs that have a batch of their own."""
+    """Return the part of an observation that belongs to these images, for outputs with a batch dimension."""
     chosen, images = list(rows), max(map(len, found.outputs.values()))
     outputs = {path: values[chosen] for path, values in found.outputs.items() if len(values) == images}
     return Observation(outputs, None if found.codes is None else found.codes[chosen])
 
 
 def _uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) -> list[Tensor]:
-    """Return the random numbers of a rate-encoded model, (T, B, ...): the same ones for the same image in any batch."""
+    """Return the random numbers of a rate-encoded model, (T, B, ...), the same for the same image in any batch."""
     if getattr(module, "encoding", None) != "rate" or isinstance(batch, Tensors):
         return []
     steps = int(getattr(module, "time_steps"))  # noqa: B009 - the attribute of whichever module encodes by rate
@@ -63,7 +63,7 @@ def _uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) -
 
 
 class _Codes:
-    """Forward hooks on a module's neurons, for as long as the context lasts."""
+    """Forward hooks on a module's neurons while the context is open."""
 
     def __init__(self, module: nn.Module | None, batch: int) -> None:
         neurons: Any = getattr(module, "neurons", None)

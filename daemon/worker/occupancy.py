@@ -1,4 +1,4 @@
-"""How well a case fills the GPU, in passes of their own after the timed one: hardware counters, then a short trace."""
+"""How well a case fills the GPU, in separate runs after the timed ones: hardware counters, then a short trace."""
 
 import tempfile
 import time
@@ -20,7 +20,7 @@ COUNTED_S = 1.0
 
 def measure(step: Step, uuid: str | None) -> Occupancy | str:
     """Return the three occupancies of a case on CUDA, or why there is none."""
-    counted, reason = _counted(step, uuid)  # first: what the profiler leaves attached slows every later launch
+    counted, reason = _counted(step, uuid)  # first: the profiler stays attached and slows every later launch
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder) / "trace.json"
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -35,9 +35,9 @@ def measure(step: Step, uuid: str | None) -> Occupancy | str:
 
 
 def _counted(step: Step, uuid: str | None) -> tuple[float | None, str]:
-    """Return the share of warps that the hardware counted over about a second of runs, gaps included, or why not."""
+    """Return the hardware-counted share of warps over about a second of runs, including gaps, or why there is none."""
     if uuid is None:
-        return None, "the GPU's UUID is not known"
+        return None, "the GPU's UUID is unknown"
     counters = Gpm(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     reason = counters.unavailable()
     if reason:

@@ -21,7 +21,7 @@ from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
-from benchd.daemon.worker.subject import Subject, build
+from benchd.daemon.worker.workload import Workload, build
 from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
@@ -29,7 +29,7 @@ DEVICE_PARTS_S = 1.0
 
 
 def run(job: Job, stages: StageClock, found: Outcome) -> None:
-    """Do every phase of the job, writing what each one finds into `found`: an error in the middle loses nothing."""
+    """Run every phase of the job, writing each result into `found`, so that a later error loses nothing."""
     found.versions = versions()
     device = open_device(job)
     found.threads = torch.get_num_threads()
@@ -38,29 +38,29 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         found.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
     free_at_first_bytes = _free_bytes(device)
     stages.enter("build")
-    subject = build(job)
-    found.model = subject.facts
+    workload = build(job)
+    found.model = workload.facts
     if job.case.variant.kernels == "custom":
         found.kernels_ran = "triton" if device.type == "cuda" else "c"
-    found.artifacts = subject.source.used
+    found.artifacts = workload.source.used
     stages.enter("export")
-    backends.prepare(job.case.variant, subject.source, device, job.case.batch_size)
+    backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
     stages.enter("load")
-    loaded = backends.load(job.case.variant, subject.source, device, subject.images[: job.case.batch_size])
+    loaded = backends.load(job.case.variant, workload.source, device, workload.images[: job.case.batch_size])
     found.runtime = loaded.runtime
     found.threads = torch.get_num_threads()  # a user's own build may have set another
     stages.leave()
-    pool = steps.batches(subject.images, job.case.batch_size, loaded)
+    pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
-    # before the check, whose reference takes memory of its own
+    # before the check, whose reference also takes memory
     loaded = replace(loaded, taken_bytes=free_at_first_bytes - _free_bytes(device))
     stages.enter("check")
-    found.check, right = check_and_answers(subject, loaded, job)
+    found.check, right = check_and_answers(workload, loaded, job)
     if right:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")
     found.flags += ["reference_fp32"] if found.check.reference == "float32" else []
-    _accuracy(job, subject, loaded, stages, found)
-    del subject
+    _accuracy(job, workload, loaded, stages, found)
+    del workload
     if job.case.scenario == "cold_start":
         _cold_start(job, loaded, first_ended_ns, stages, found)
         return
@@ -71,7 +71,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
 
 
 def open_device(job: Job) -> torch.device:
-    """Return the job's device with its threads set; raise Unsupported where it is not here or does not train so."""
+    """Return the job's device with its threads set; raise Unsupported if it is absent or cannot train this way."""
     if job.device == "cuda" and not torch.cuda.is_available():
         raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
     if job.case.direction == "training" and not catalog.trains(job.case.model, job.case.variant.name):
@@ -82,7 +82,7 @@ def open_device(job: Job) -> torch.device:
 
 
 def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[Loaded, Batch, int]:
-    """Time the first two runs; return what is loaded as a step runs it, the first answer, and when that was there."""
+    """Time the first two runs; return the model as steps run it, the first answer, and the time of that answer."""
     with torch.inference_mode():
         start_ns = time.monotonic_ns()
         output = loaded.run(pool[0].to(loaded.device, non_blocking=True))
@@ -95,12 +95,12 @@ def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[
     return loaded, first, first_ended_ns
 
 
-def _accuracy(job: Job, subject: Subject, loaded: Loaded, stages: StageClock, found: Outcome) -> None:
-    """Count right answers where this process is to; labels that do not fit cost that figure alone."""
-    if job.accuracy is None or subject.dataset is None:
+def _accuracy(job: Job, workload: Workload, loaded: Loaded, stages: StageClock, found: Outcome) -> None:
+    """Measure the accuracy if the job requests it; unsuitable labels cost only that figure."""
+    if job.accuracy is None or workload.dataset is None:
         return
     stages.enter("accuracy")
-    counted = accuracy.measure(subject, subject.dataset, loaded, job, stages.go_on)
+    counted = accuracy.measure(workload, workload.dataset, loaded, job, stages.go_on)
     if isinstance(counted, str):
         found.missing["accuracy"] = counted
     else:
@@ -108,20 +108,20 @@ def _accuracy(job: Job, subject: Subject, loaded: Loaded, stages: StageClock, fo
 
 
 def _cold_start(job: Job, loaded: Loaded, first_ended_ns: int, stages: StageClock, found: Outcome) -> None:
-    """Record the one run of a process that counts here: from its spawn to its first output."""
+    """Record the only run that counts here: from the process's spawn to its first output."""
     stages.leave()
     found.process.window = Window(job.spawned_ns, first_ended_ns)
     taken_ns = first_ended_ns - job.spawned_ns
     found.process.timing = measure.timing([taken_ns], None, taken_ns)
     _take_peaks(job, loaded, found)
     found.flags.append("rss_peak_since_start")
-    found.missing["probes"] = "a cold start is not held against a floor"
+    found.missing["probes"] = "a cold start is not compared with a floor"
 
 
 def _timed(
     job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, stages: StageClock, found: Outcome
 ) -> list[int]:
-    """Warm up, measure and audit; return which batches were run."""
+    """Warm up, measure and audit; return the batches that were run."""
     if not _forget_peaks(loaded.device):
         found.flags.append("rss_peak_since_start")
     known = [place for place in right.outputs if place < len(pool)] if right else []
@@ -147,7 +147,7 @@ def _timed(
 
 
 def _audit(step: steps.Step, loaded: Loaded, right: Expected, found: Outcome) -> None:
-    """Hold what was answered while it was timed against the reference too, and what new inputs are answered."""
+    """Compare the answers of the timed runs with the reference too, and those to unseen inputs."""
     if found.check is None:
         raise ValueError("an audit comes after the check")
     was = found.check
@@ -159,7 +159,7 @@ def _audit(step: steps.Step, loaded: Loaded, right: Expected, found: Outcome) ->
 
 
 def _beside(job: Job, loaded: Loaded, pool: list[Batch], met: list[Batch], stages: StageClock, found: Outcome) -> None:
-    """Take what has passes of its own, in inference: whether a repeated input is faster, and the occupancy."""
+    """Do the separate runs of inference: whether a repeated input is faster, and the occupancy."""
     if job.case.direction == "training" or found.process.timing is None:
         return
     stages.enter("probe")
@@ -172,7 +172,7 @@ def _beside(job: Job, loaded: Loaded, pool: list[Batch], met: list[Batch], stage
 
 
 def _rest(job: Job, stages: StageClock, found: Outcome, settle_s: float = 0.0) -> None:
-    """Leave the device alone, the model loaded, where a power sensor asks for it; clocks and sensors settle first."""
+    """Keep the device idle with the model loaded if a power sensor needs it; clocks and sensors settle first."""
     if not job.idle_s or job.is_compared:
         return
     stages.enter("idle")
@@ -185,7 +185,7 @@ def _rest(job: Job, stages: StageClock, found: Outcome, settle_s: float = 0.0) -
 def _step(
     job: Job, loaded: Loaded, pool: list[Batch], known: list[int]
 ) -> tuple[steps.Step, AbstractContextManager[object]]:
-    """Return what one run is, and the mode it runs in; the right answers to the `known` batches are known."""
+    """Return the step and its mode; the right answers to the `known` batches are known."""
     if job.case.direction == "training":
         if loaded.module is None:
             raise Unsupported("this backend does not train")
@@ -196,7 +196,7 @@ def _step(
 
 
 def _chunk(loaded: Loaded, pool: list[Batch]) -> int:
-    """Return how many inferences make a chunk of about a tenth of a second, at least two."""
+    """Return the number of inferences in a chunk of about a tenth of a second, at least two."""
     with torch.inference_mode():
         return max(2, int(OFFLINE_CHUNK_S * 1e9 / steps.SingleStream(loaded, pool)(0)[0]))
 
@@ -217,7 +217,7 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, found: Outco
 
 
 def _paced(job: Job, loaded: Loaded, step: steps.Step, stages: StageClock, found: Outcome) -> None:
-    """Run a scenario with pauses in it and record its parts; the first one decides."""
+    """Run a scenario with pauses and record its parts; the first part decides."""
     start_ns, cap_s = time.monotonic_ns(), job.limits.rule.cap_s
     if job.case.scenario == "periodic":
         values_ns, found.process.deadlines = scenarios.periodic(step, cap_s)
@@ -238,7 +238,7 @@ def _flag_unsteady(found: Outcome) -> None:
 
 
 def _occupied(loaded: Loaded, pool: list[Batch], found: Outcome) -> None:
-    """On a GPU, take the occupancy in passes of its own; a profiler that is refused costs that figure alone."""
+    """On a GPU, measure the occupancy in separate runs; a refused profiler costs only that figure."""
     if loaded.device.type != "cuda":
         return
     try:
@@ -252,7 +252,7 @@ def _occupied(loaded: Loaded, pool: list[Batch], found: Outcome) -> None:
 
 
 def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -> None:
-    """On a GPU, take the parts of an inference by events in a short pass of its own, after the timed one."""
+    """On a GPU, time the parts of an inference by events in a short separate loop after the timed one."""
     if loaded.device.type != "cuda" or job.case.direction == "training" or job.is_compared:
         return
     step = steps.DeviceParts(loaded, pool)
@@ -265,9 +265,9 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -
 
 
 def _probed(job: Job, device: torch.device, stages: StageClock, found: Outcome) -> None:
-    """Take the device's rates; a probe that fails costs the floor and not the measurement."""
+    """Probe the device's rates; a failed probe costs the floor, not the measurement."""
     if job.is_compared:
-        found.missing["probes"] = "a comparison is not held against a floor"
+        found.missing["probes"] = "a comparison is not compared with a floor"
     if job.is_compared or not job.probes:
         stages.leave()
         return
@@ -280,10 +280,10 @@ def _probed(job: Job, device: torch.device, stages: StageClock, found: Outcome) 
 
 
 def _forget_peaks(device: torch.device) -> bool:
-    """Give back what building and checking used and restart the peaks; return whether the kernel restarts its own."""
+    """Free the memory of building and checking and reset the peaks; return whether the kernel resets its own."""
     ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
-        with suppress(RuntimeError):  # up to 2.12 torch takes a failed capture for one still under way
+        with suppress(RuntimeError):  # torch up to 2.12 believes that a failed capture is still in progress
             torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
@@ -300,22 +300,22 @@ def _take_peaks(job: Job, loaded: Loaded, found: Outcome) -> None:
 
 
 def _device_peak(job: Job, loaded: Loaded) -> int | None:
-    """Return what this process took of the GPU: torch counts its own memory, a runtime's shows in what was free."""
+    """Return this process's GPU memory: torch counts its own, a runtime's shows as less free memory."""
     if job.device != "cuda":
         return None
     if job.case.variant.backend in ("onnxruntime", "tensorrt"):
         return loaded.taken_bytes
-    if job.case.variant.backend == "cudagraph":  # what a graph works in was allocated for it while it was captured
+    if job.case.variant.backend == "cudagraph":  # a graph's memory was allocated during capture
         return torch.cuda.max_memory_reserved()
     return torch.cuda.max_memory_allocated()
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return how much of the GPU's memory nobody has taken; 0 on a CPU."""
+    """Return the GPU's free memory; 0 on a CPU."""
     return torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that only a process with torch knows."""
+    """Return the versions that only a process with torch can read."""
     found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {name: str(version) for name, version in found.items() if version}

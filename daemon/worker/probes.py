@@ -1,7 +1,7 @@
-"""What the device reaches in the process that measured: bytes copied, products and exponentials a second.
+"""The device's peak rates in the measuring process: bytes copied, FLOPs and exponentials per second.
 
-Probes follow the timed section at once, so that they see its clocks and its threads and disturb nothing. Each figure is
-the best of the runs that fit a small budget: a floor wants what the device can do, not what it does on the mean.
+Probes directly follow the timed section, so that they see its clocks and threads and disturb nothing. Each figure is
+the best of the runs that fit a small budget: a floor needs what the device can do, not what it does on average.
 """
 
 import ctypes
@@ -19,20 +19,20 @@ from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
 
 BUDGET_S = 0.03
-MIN_RUNS = 8  # on a busy machine the shortest of two is not the shortest
-COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}  # beyond the caches, and no more: fresh pages take their time
+MIN_RUNS = 8  # on a busy machine even the shorter of two runs may be slow
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}  # beyond the caches, but not more: fresh pages take time
 MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
 CHAIN_STEPS = 512
-CHAIN_WIDTH = 1024  # a thread of a CPU: 4 KB
+CHAIN_WIDTH = 1024  # per CPU thread: 4 KB
 CHAIN_NUMBERS_CUDA = 2**21  # one wave of the largest GPU
 C_SOURCE = Path(__file__).with_name("probes.c")
-TORCH_NUMBERS = 2**18  # in the second-level cache, and enough for every thread to get its share
+TORCH_NUMBERS = 2**18  # fits the L2 cache, and is enough for every thread
 
 Run = Callable[[], object]
 
 
 def probe(device: torch.device, precision: Precision) -> Probes:
-    """Return the rates of a case in this precision; takes 0.2 to 0.3 s on two cores."""
+    """Return the rates for a case in this precision; takes 0.2 to 0.3 s on two cores."""
     matrix_flops_per_s, dtype = matrix_rate(device, precision)
     exponentials_per_s, by = exponential_rate(device)
     return Probes(
@@ -45,17 +45,17 @@ def probe(device: torch.device, precision: Precision) -> Probes:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Return how many bytes a second a copy reads and writes, both counted."""
+    """Return the bytes per second that a copy reads and writes, both counted."""
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return _rate(lambda: target.copy_(source), 2 * source.numel(), device)
 
 
 def matrix_rate(device: torch.device, precision: Precision) -> tuple[float, torch.dtype]:
-    """Return the FLOP a second of torch.mm or a convolution, and in which type: the case's own, or a faster float32.
+    """Return the FLOP/s of torch.mm or a convolution, and the type: the case's, or float32 if faster.
 
-    A CPU without instructions for a half precision multiplies in it far more slowly than it converts to float32, and
-    its library for convolutions may be a fifth faster than the one for products.
+    On a CPU without half-precision instructions, multiplying in it is far slower than converting to float32; and the
+    convolution library may be a fifth faster than the matrix product.
     """
     own = eager.amp_dtype(device) if precision == "amp" else eager.DTYPES[precision]
     rates = {dtype: _products(device, dtype) for dtype in {own, torch.float32}}
@@ -64,7 +64,7 @@ def matrix_rate(device: torch.device, precision: Precision) -> tuple[float, torc
 
 
 def _products(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the best rate over growing square matrices, up to the last whose runs fit the budget."""
+    """Return the best rate over growing square matrices, up to the largest whose runs fit the budget."""
     best = 0.0
     for side in MATRIX_SIDES:
         left, right = torch.randn(2, side, side, device=device).to(dtype)
@@ -85,12 +85,12 @@ def _convolution(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def exponential_rate(device: torch.device) -> tuple[float, ExponentialsBy]:
-    """Return how many float32 exponentials a second the fastest way on this machine makes, and which way that is."""
+    """Return the float32 exponentials per second of the fastest method on this machine, and the method."""
     ways: list[tuple[ExponentialsBy, Callable[[torch.device], tuple[Run, int]]]] = [("torch", _by_torch)]
     ways.append(("triton", _by_triton) if device.type == "cuda" else ("c", _by_c))
     rates: dict[ExponentialsBy, float] = {}
     for by, prepare in ways:
-        with suppress(Unavailable):  # the record names the way that was taken
+        with suppress(Unavailable):  # the record names the method used
             rates[by] = _rate(*prepare(device), device)
     fastest = max(rates, key=lambda by: rates[by])
     return rates[fastest], fastest
@@ -122,7 +122,7 @@ def _by_triton(device: torch.device) -> tuple[Run, int]:
 
 
 def _rate(run: Run, work: int, device: torch.device) -> float:
-    """Return `work` over the shortest of the runs that fit the budget, of at least MIN_RUNS; the first warms up."""
+    """Return `work` over the shortest of the runs that fit the budget, at least MIN_RUNS; the first one warms up."""
     run()
     end = time.monotonic() + BUDGET_S
     seconds: list[float] = []
@@ -137,7 +137,7 @@ def _seconds(run: Run, device: torch.device) -> float:
         run()
         return (time.monotonic_ns() - start_ns) / 1e9
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    run()  # else the way of the launch to an idle GPU would count
+    run()  # else the latency of a launch to an idle GPU would count
     start.record()
     run()
     end.record()

@@ -1,4 +1,4 @@
-"""What a check compares with, kept between processes by all that it was computed from."""
+"""Reference answers of a check, stored between processes under everything they were computed from."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker.structures import Batch, values
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.workload import Workload
 from benchd.exporters import code
 from benchd.exporters.artifacts import Store, key_of
 
@@ -23,7 +23,7 @@ Compute = Callable[[], Arrays]
 
 
 def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
-    """Return the arrays of these facts in `folder`, computed where they are not there; the oldest ones make room."""
+    """Return the arrays of these facts in `folder`, computed if absent; the oldest ones are deleted over a limit."""
     with Store(folder, LIMIT_BYTES) as store:
         artifact = store.produce(key_of(facts), facts, lambda path: _write(path, compute()))
         with np.load(artifact.path, allow_pickle=False) as arrays:
@@ -31,26 +31,26 @@ def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    np.savez(path, allow_pickle=False, **arrays)  # numbers that look random do not shrink
+    np.savez(path, allow_pickle=False, **arrays)  # uncompressed, because the numbers look random
 
 
 def facts(
-    name: str, subject: Subject, job: Job, images: Batch, batch_size: int, device: torch.device
+    name: str, workload: Workload, job: Job, images: Batch, batch_size: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return what an answer of the model to these images is made of; `name` says which answer it is."""
+    """Return the facts that determine the model's answer to these images; `name` says which answer."""
     return {
         "model": job.case.model,
         "precision": name,
         "format": "npz",
-        "options": subject.facts.options,
-        "weights_sha256": subject.facts.weights_sha256,
+        "options": workload.facts.options,
+        "weights_sha256": workload.facts.weights_sha256,
         "inputs_sha256": _digest(values(images)),
         "batch": batch_size,
         "seed": job.case.seed,
         "device": device.type,
         "code_sha256": code.sha256(*code.SHIPPED, "daemon/worker"),
         "versions": code.versions(*_RUNTIMES),
-        **subject.source.scope,
+        **workload.source.scope,
     }
 
 

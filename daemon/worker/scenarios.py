@@ -1,4 +1,4 @@
-"""What a deployed model meets, beside back-to-back runs: frames at a fixed rate, and idle gaps before a run."""
+"""Scenarios of deployed models other than back-to-back runs: frames at a fixed rate, and idle gaps before a run."""
 
 import time
 from array import array
@@ -9,7 +9,7 @@ from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker.steps import Step
 
 RATES_HZ = (30, 10, 60)
-"""The first one decides the statistics, and so for the gaps."""
+"""The first rate decides the statistics, as does the first gap."""
 
 GAPS_MS = (1000, 100, 10, 0)
 GAP_ROUNDS = 30
@@ -19,10 +19,10 @@ Values = dict[str, "array[int]"]
 
 
 def periodic(step: Step, cap_s: float) -> tuple[Values, list[Deadlines]]:
-    """Run at each rate for an equal part of `cap_s`; return latencies in ns by rate, and how the deadlines were kept.
+    """Run at each rate for an equal part of `cap_s`; return latencies in ns by rate, and the deadlines met and missed.
 
-    A latency counts from the release of a frame, and its deadline is the next release. Of the frames that come while
-    one runs the newest is taken and the others are dropped, as by a camera with one buffer; these miss it too.
+    A latency counts from the release of a frame, and its deadline is the next release. Of the frames released during a
+    run the newest is used and the others are dropped, as by a camera with one buffer; dropped frames miss theirs.
     """
     values, deadlines = {}, []
     for rate_hz in RATES_HZ:
@@ -60,7 +60,7 @@ def wake_up(step: Step, cap_s: float) -> Values:
 
 
 def slices(values_ns: "array[int]", window: Window) -> list[TimeSlice]:
-    """Return the median run of each of twenty equal parts of a window that was filled with runs; empty parts aside."""
+    """Return the median run of each of twenty equal parts of a window filled with runs, without empty parts."""
     length_s, total_ns = window.seconds / SLICES, sum(values_ns)
     parts: list[list[float]] = [[] for _ in range(SLICES)]
     elapsed_ns = 0

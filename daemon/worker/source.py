@@ -1,4 +1,4 @@
-"""What a backend loads: the built module, or a file made of it, taken from a store or exported now."""
+"""A backend's input: the built module, or a file made from it, taken from a store or exported now."""
 
 import copy
 import time
@@ -24,13 +24,12 @@ STORE_BYTES = 8 * 2**30
 
 @dataclass(frozen=True)
 class Source:
-    """A module in float32 on the CPU, some of its images, and where files made of it are kept.
+    """A module in float32 on the CPU, some of its images, and the store of files made from it.
 
-    `model`, `options`, `weights_sha256` and `scope` tell its files apart; `scope` holds what else a user's module
-    depends on, and the run beyond which nothing of it is used again. `given` is a store that is read and never written.
-    `own` is the user's ONNX file that stands in the place of any export, and `is_own` says that the module is the
-    user's or a library's, which answers in any form; `provider` is ONNX Runtime's, None the device's own. `used`
-    gathers what was opened.
+    `model`, `options`, `weights_sha256` and `scope` identify its files; `scope` holds other dependencies of a user's
+    module, and the run after which its files are not used again. `given` is a read-only store. `own` is the user's ONNX
+    file, which replaces any export, and `is_own` says that the module is the user's or a library's, whose answer may
+    have any structure; `provider` is ONNX Runtime's, None for the device's default. `used` lists the opened files.
     """
 
     module: nn.Module
@@ -51,23 +50,23 @@ class Source:
 
     @cached_property
     def store(self) -> Store:
-        """Return the store of this machine, kept to its size."""
+        """Return the store of this machine, with its size limit."""
         return Store(self.folder, STORE_BYTES)
 
     def inputs(self, *given: Tensor) -> list[Tensor]:
-        """Return what a file of the module reads: what is given, encoded where the module draws random numbers."""
+        """Return a file's inputs: those given, encoded if the module draws random numbers."""
         encode = None if self.is_own else getattr(self.module, "encode", None)
         return [encode(given[0], given[1] if given[1:] else None)] if encode else list(given)
 
     def answer(self, outputs: dict[str, Tensor]) -> Batch:
-        """Return the outputs of a file as the model answers: one tensor, or tensors by path."""
+        """Return the outputs of a file in the model's form: one tensor, or tensors by path."""
         only = next(iter(outputs))
         return outputs[only] if len(outputs) == 1 and (self.own or only == ONLY_OUTPUT) else Tensors(outputs)
 
     def onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
         """Return the ONNX file for this target: the user's, a given one, one exported before, or one exported now.
 
-        Raises Unsupported where there is none and none can be made, and what the store and the exporter raise.
+        Raises Unsupported if there is none and none can be made, and the errors of the store and the exporter.
         """
         wanted = (precision, batch, target)
         if wanted not in self._opened:
@@ -95,10 +94,10 @@ class Source:
         return msgspec.structs.replace(found, note="; ".join(filter(None, [*given.notes, found.note])))
 
     def _given(self, store: Store, precision: files.Precision, batch: int, form: files.Form | None) -> Artifact | None:
-        """Return the file in the store that was given, the newest one: one of this batch, else one of any.
+        """Return the newest file in the given store: one for this batch, else for any batch.
 
-        A file of other versions of torch or the exporter will do; one of other code of benchd will not. The store's
-        notes name both.
+        A file made by other versions of torch or the exporter is accepted; one made by other code of benchd is not. The
+        store's notes name both.
         """
         held = sorted(store.list(), key=lambda artifact: artifact.metadata.made_at, reverse=True)
         wanted = [self._facts(precision, size, form) for size in (batch, None)]
@@ -111,7 +110,7 @@ class Source:
         return None
 
     def export(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> Artifact:
-        """Return the file of this form, exported now where it is not in the store; `batch` None is a dynamic one."""
+        """Return the file of this form, exported now if it is not in the store; `batch` None means a dynamic batch."""
         facts = self._facts(precision, batch, form)
         return self.store.produce(key_of(facts), facts, lambda path: self._export(path, facts, batch))
 
@@ -143,7 +142,7 @@ class Source:
         return cast("dict[str, Any]", msgspec.to_builtins(exported))
 
     def _no_exporter(self, error: ImportError) -> str:
-        where = f"{self.given} holds no file of this case, and " if self.given else ""
+        where = f"{self.given} holds no file for this case, and " if self.given else ""
         elsewhere = (
             "export the module on another machine and measure that file with --onnx"
             if self.scope
@@ -152,7 +151,7 @@ class Source:
         return f"{where}none can be exported here ({error}): pip install onnx onnxscript, or {elsewhere}"
 
     def _answering(self, batch: int | None) -> tuple[nn.Module, list[str]]:
-        """Return the module as one that answers in a tuple, and the names of its parts."""
+        """Return the module wrapped to return a tuple, and the names of its elements."""
         example = self.images[torch.arange(batch or 1) % len(self.images)]
         with torch.inference_mode():
             output = copy.deepcopy(self.module)(*values(example))
@@ -161,7 +160,7 @@ class Source:
 
 
 def _shared(facts: Mapping[str, Any], but: Sequence[str] = ("versions",)) -> dict[str, Any]:
-    """Return the facts that a file made elsewhere has to share: all but the versions that made it."""
+    """Return the facts that a file made elsewhere must match: all except the versions that made it."""
     return {name: value for name, value in facts.items() if name not in but}
 
 
@@ -173,7 +172,7 @@ def _other_versions(artifact: Artifact, facts: Mapping[str, Any]) -> Iterator[st
 
 
 def _of_other_code(held: Sequence[Artifact], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for the newest file that only benchd's code keeps from being used."""
+    """Yield a line for the newest file that is unusable only because other code of benchd exported it."""
     makers = ("versions", "code_sha256")
     alike = [one for one in held if _shared(one.metadata.facts, makers) in [_shared(facts, makers) for facts in wanted]]
     for artifact in alike[:1]:

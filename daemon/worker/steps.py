@@ -1,6 +1,6 @@
-"""One timed step of each kind: what a run is, and into which parts its time falls.
+"""One timed step of each kind: the work of a run, and the parts of its time.
 
-A step takes the number of the run and returns nanoseconds, one value a part; the first part decides the statistics.
+A step takes the run number and returns nanoseconds, one value per part; the first part decides the statistics.
 """
 
 import random
@@ -21,20 +21,20 @@ SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
 
 
 class Sample:
-    """Runs drawn by lot for an audit, and their answers: any run of the section may be one of those that are kept.
+    """Randomly drawn runs for an audit, and their answers: any run of the section may be drawn.
 
-    Lots decide because faults keep time: a buffer that is used too early may show in every second run, or in the tenth.
-    `met` holds the numbers of all batches that were run, in the order of the first time.
+    Random, because faults are periodic: a buffer that is reused too early may show in every second or tenth run.
+    `met` holds the numbers of all batches that were run, in order of first use.
     """
 
     def __init__(self, known: Sequence[int] = ()) -> None:
-        self._known, self._lots = known, random.Random(0)  # noqa: S311 - lots, no secrets
+        self._known, self._lots = known, random.Random(0)  # noqa: S311 - no secrets
         self._seen = 0
         self.answers: list[tuple[int, Batch]] = []
         self.met: dict[int, None] = {}
 
     def place(self, otherwise: int, share: float = KNOWN_SHARE) -> int:
-        """Return the number of the batch to run: one whose right answer is known, or the other one."""
+        """Return the number of the batch to run: one with a known right answer, or `otherwise`."""
         place = self._lots.choice(self._known) if self._known and self._lots.random() < share else otherwise
         self.met[place] = None
         return place
@@ -44,7 +44,7 @@ class Sample:
         return self._lots.random() < 1 / 2
 
     def keep(self, place: int, answer: Batch) -> None:
-        """Keep a copy of the answer to a known batch, or drop it; the next run may write to the same memory."""
+        """Keep a copy of the answer to a known batch, or drop it; the next run may overwrite the memory."""
         if place not in self._known:
             return
         self._seen += 1
@@ -55,14 +55,14 @@ class Sample:
             self.answers[slot] = (place, answer.clone())
 
     def clear(self) -> None:
-        """Forget what was answered so far."""
+        """Drop all answers so far."""
         self._seen, self.answers = 0, []
 
 
 class Step(Protocol):
-    """One run of the case; `runs` says how many inferences one call stands for.
+    """One run of the case; `runs` is the number of inferences per call.
 
-    `sample` holds what was answered to some of the batches whose right answers are known.
+    `sample` holds the answers to some of the batches with known right answers.
     """
 
     parts: tuple[str, ...]
@@ -70,24 +70,24 @@ class Step(Protocol):
     sample: Sample
 
     def __call__(self, index: int) -> tuple[int, ...]:
-        """Do run number `index` and return the nanoseconds of each part."""
+        """Execute run number `index` and return the nanoseconds of each part."""
         ...
 
 
 def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
-    """Return the pool as batches in host memory, in the type the model reads; pinned where a GPU copies them."""
+    """Return the pool as batches in host memory, in the model's input type; pinned if a GPU copies them."""
     count = max(1, len(images) // batch_size) * batch_size
     whole = cast(images[torch.arange(count) % len(images)], loaded.dtype)
     return pinned((whole[start : start + batch_size] for start in range(0, count, batch_size)), loaded.device)
 
 
 def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
-    """Return batches in host memory as a GPU copies them: from pages that stay where they are."""
+    """Return batches in pinned host memory, from which a GPU copies."""
     return [each(batch, Tensor.pin_memory) for batch in batches] if device.type == "cuda" else list(batches)
 
 
 def uniform(loaded: Loaded, answer: object) -> Loaded:
-    """Return what is loaded as a step runs it: one that answers in a form of its own does so in tensors by path."""
+    """Return the model as steps run it: an answer with its own structure becomes tensors by path."""
     return loaded if isinstance(answer, Batch) else replace(loaded, run=by_path(loaded.run))
 
 

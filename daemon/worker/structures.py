@@ -1,4 +1,4 @@
-"""Inputs and outputs of any form as tensors by name: what is copied, bound and compared is always these."""
+"""Inputs and outputs of any structure as tensors by name, which are what is copied, bound and compared."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,15 +15,15 @@ from benchd.daemon.records import InputSpec
 
 ONLY = "output"  # the path of an output that is one tensor
 Answers = dict[str, NDArray[np.float64]]
-"""What a model answers by path, the items or the batches leading."""
-OF_BATCH = " of batch "  # stands in a path whose shape changes from batch to batch, before the batch's number
+"""A model's answer by path, with items or batches as the first dimension."""
+OF_BATCH = " of batch "  # precedes the batch number in the path of an output whose shape differs between batches
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Tensors that go together: the inputs of a batch by name, or what a model answers by path.
+    """Tensors that belong together: the inputs of a batch by name, or a model's answer by path.
 
-    Its methods do to each tensor what Tensor's of the same name does, so that a step need not know which it has.
+    Its methods apply Tensor's method of the same name to each tensor, so that a step need not know which it has.
     """
 
     named: dict[str, Tensor]
@@ -141,21 +141,21 @@ class InTuple(nn.Module):
 
 
 def numbers(value: Tensor) -> NDArray[np.float64]:
-    """Return a tensor as float64 in numpy's memory; a complex number is two."""
+    """Return a tensor as float64 in numpy; a complex number becomes two."""
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     found: NDArray[np.float64] = real.detach().double().cpu().numpy()
     return found
 
 
 def answered(output: object) -> Answers:
-    """Return what a model answered as numbers by path."""
+    """Return a model's answer as numbers by path."""
     return {path: numbers(value) for path, value in tensors(output).items()}
 
 
 def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:
-    """Return by path what was answered to batches of these sizes: item by item, or else batch by batch.
+    """Return by path the answers to batches of these sizes: item by item, or else batch by batch.
 
-    Where the shape changes from batch to batch, as with the number of boxes that are found, each batch has a path.
+    If the shape differs between batches, such as with the number of detected boxes, each batch has its own path.
     """
     found: Answers = {}
     for path in dict.fromkeys(path for answer in answers for path in answer):
@@ -172,7 +172,7 @@ def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:
 
 
 def copied(answers: Answers) -> Answers:
-    """Return the answers in memory of their own."""
+    """Return a copy of the answers."""
     return {path: value.copy() for path, value in answers.items()}
 
 
@@ -193,37 +193,37 @@ def of_batch(found: Answers, place: int, batch_size: int, count: int) -> Answers
 
 
 def to_train(value: Tensor) -> Tensor:
-    """Return an input to which the gradient goes, where it can."""
+    """Return an input that receives a gradient, if its type allows one."""
     return value.detach().requires_grad_(value.is_floating_point())
 
 
 def first_scores(output: object) -> Tensor:
-    """Return the first output of floats as float32 (B, classes): what a loss is taken of.
+    """Return the first floating-point output as float32 (B, classes), for a loss.
 
-    Raises UnfitModel where there is none whose batch leads.
+    Raises UnfitModel if none has the batch as its first dimension.
     """
     found = (part for part in tensors(output).values() if part.is_floating_point() and part.dim())
     scores = next(found, None)
     if scores is None:
-        raise UnfitModel("a loss needs an output (B, classes) of floats, and this model answers none")
+        raise UnfitModel("a loss needs an output (B, classes) of floats, but this model returns none")
     return scores.flatten(1).float() if scores.dim() > 1 else scores[:, None].float()
 
 
 def tensors(output: object) -> dict[str, Tensor]:
-    """Return each tensor of a model's answer by its path: `logits`, `boxes[0]`, `0`, or `output` where it is one alone.
+    """Return each tensor of a model's answer by path: `logits`, `boxes[0]`, `0`, or `output` for a single tensor.
 
-    Numbers become tensors without a size, and None is left out. Raises UnfitModel for what is neither these nor a
-    tuple, list, dict or dataclass of them, and where nothing is left.
+    Numbers become 0-dimensional tensors, and None is left out. Raises UnfitModel for anything other than these or a
+    tuple, list, dict or dataclass of them, and if nothing is left.
     """
     if isinstance(output, Tensors):
         return output.named
     found: dict[str, Tensor] = {}
     for path, value in _leaves(output, ""):
         if path in found:
-            raise UnfitModel(f"the model answers two values of the path {path}: give them different names")
+            raise UnfitModel(f"the model returns two values with the path {path}: give them different names")
         found[path] = value
     if not found:
-        raise UnfitModel("the model answers nothing: return tensors, or tuples, lists, dicts and dataclasses of them")
+        raise UnfitModel("the model returns nothing: return tensors, or tuples, lists, dicts and dataclasses of them")
     return found
 
 
@@ -232,7 +232,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
         return
     if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized:
         yield path or ONLY, value
-    elif isinstance(value, int | float):  # truth values too
+    elif isinstance(value, int | float):  # includes bool
         yield path or ONLY, torch.tensor(value)
     else:
         for inner, part in _parts(value, path):
@@ -253,6 +253,6 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         kind = f"a {value.layout} tensor" if isinstance(value, Tensor) and not value.is_quantized else kind
         raise UnfitModel(
-            f"the model answers {kind}{f' at {path}' if path else ''}: return dense tensors, numbers, or tuples, "
+            f"the model returns {kind}{f' at {path}' if path else ''}: return dense tensors, numbers, or tuples, "
             "lists, dicts and dataclasses of them"
         )

@@ -1,6 +1,6 @@
-"""What a variant is held against: the answers of the same model in float64, and what rounding makes of them.
+"""The reference of a variant: the same model's answers in float64, and the effect of rounding on them.
 
-A user's own model may not run in float64; float32 on the CPU then takes its place.
+If a user's model cannot run in float64, float32 on the CPU replaces it.
 """
 
 import copy
@@ -20,19 +20,19 @@ from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Obse
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches, of_images
 from benchd.daemon.worker.structures import ONLY, Batch, Tensors, answered, cast, each, of_batch, spread, values
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
 
 NOISE_DRAWS = 2
-# noise is a figure of the network and not of each image; only the share of those that a spike carries off needs many
+# noise is a property of the network, not of each image; only the share of images with flipped spikes needs many
 NOISE_IMAGES, NOISE_IMAGES_SPIKING = 8, 72
-# an image that the variant's own rounding moves stays where it is in all of these once in 10,000 times
+# an image that the variant's own rounding changes stays unchanged in all of these once in 10,000 cases
 EXCUSES, EXCUSE_TIMES = 16, 4.0
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The exact answers of a reference, what limits a variant under a rule, and why they are float32's if they are."""
+    """The exact answers of a reference, a variant's limits under a rule, and why they are in float32 if so."""
 
     reference: "Reference"
     rule: Rule
@@ -41,24 +41,24 @@ class Truth:
     why_fp32: str = ""
 
 
-def find(subject: Subject, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
-    """Return the truth about these images; raise UnfitModel for a model that gives none, and what it raises itself."""
-    double = Reference(subject, job, images, torch.float64, device)
+def find(workload: Workload, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
+    """Return the truth about these images; raise UnfitModel for a model without one, and the model's own errors."""
+    double = Reference(workload, job, images, torch.float64, device)
     try:
         return Truth(double, rule, double.answers(), double.bounds(rule))
     except Exception as error:
         if job.case.model in catalog.MODELS or isinstance(error, BenchdError):
             raise
         told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    single = Reference(subject, job, images, torch.float32, torch.device("cpu"))
+    single = Reference(workload, job, images, torch.float32, torch.device("cpu"))
     why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
     return Truth(single, rule, single.answers(), single.bounds(rule), why)
 
 
 def unmoved(right: Truth, off: NDArray[np.bool_]) -> list[int]:
-    """Return which of the images that are `off` (images, 2), as `agreement.off` says it, rounding does not move so.
+    """Return the images `off` (images, 2, from `agreement.off`) whose error rounding does not explain.
 
-    Each draw of noise is four times the format's rounding, so that it moves what sums in another order move.
+    Each draw of noise is four times the format's rounding, so that it also covers sums in another order.
     """
     rows = np.flatnonzero(off.any(axis=1)).tolist()
     exact, rule = of_images(right.exact, rows), right.rule
@@ -80,21 +80,21 @@ def unmoved(right: Truth, off: NDArray[np.bool_]) -> list[int]:
 class Reference:
     """The plain model in one precision on one device, and the images that it answers."""
 
-    subject: Subject
+    workload: Workload
     job: Job
     images: Batch
     dtype: torch.dtype
     device: torch.device
 
     def answers(self) -> Observation:
-        """Return what it answers, kept from an earlier process or found now."""
+        """Return its answers, stored by an earlier process or computed now."""
 
         def compute() -> dict[str, np.ndarray]:
             module = self._module()
             found = self._run(module, self.images)
             if self.job.case.model not in catalog.MODELS:
-                first = self.images[: self.subject.reference_batch]
-                _refuse_odd(found, self._loaded(module), first, len(self.images), self.subject.facts.data)
+                first = self.images[: self.workload.reference_batch]
+                _refuse_odd(found, self._loaded(module), first, len(self.images), self.workload.facts.data)
             held = {f"output {path}": values for path, values in found.outputs.items()}
             return held | ({} if found.codes is None else {"codes": found.codes})
 
@@ -103,8 +103,8 @@ class Reference:
         return Observation(outputs, kept.get("codes"))
 
     def bounds(self, rule: Rule) -> Bounds:
-        """Return what limits a variant in the rule's number format, from draws of its rounding noise."""
-        size = self.subject.reference_batch
+        """Return a variant's limits in the rule's number format, from draws of its rounding noise."""
+        size = self.workload.reference_batch
         count = NOISE_IMAGES_SPIKING if rule.spiking else NOISE_IMAGES
         batches, total = -(-count // size), len(self.images)
 
@@ -130,13 +130,15 @@ class Reference:
         return Bounds(outputs, None if np.isnan(codes) else codes, bool(kept["stable"]), channels)
 
     def kept(self, name: str, compute: references.Compute, **more: object) -> references.Arrays:
-        """Return arrays that an earlier process computed of the same facts, or compute them; `more` are facts too."""
-        subject, kind = self.subject, str(self.dtype).removeprefix("torch.")
-        facts = references.facts(f"{kind}-{name}", subject, self.job, self.images, subject.reference_batch, self.device)
+        """Return arrays that an earlier process computed from the same facts, or compute them; `more` adds facts."""
+        workload, kind = self.workload, str(self.dtype).removeprefix("torch.")
+        facts = references.facts(
+            f"{kind}-{name}", workload, self.job, self.images, workload.reference_batch, self.device
+        )
         return references.kept(Path(self.job.cache) / "references", facts | more, compute)
 
     def _module(self) -> nn.Module:
-        module = self.subject.reference() if self.dtype == torch.float64 else copy.deepcopy(self.subject.plain)
+        module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)
         return module.to(self.device)
 
     def _loaded(self, module: nn.Module) -> Loaded:
@@ -144,13 +146,13 @@ class Reference:
         return Loaded(run, self.dtype, self.device, module)
 
     def _run(self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None) -> Observation:
-        size = self.subject.reference_batch
+        size = self.workload.reference_batch
         return observe(self._loaded(module), module, images, size, self.job.case.seed, rows)
 
     def noisy(self, number_format: Format, seed: int, rows: Sequence[int], times: float = 1.0) -> Observation:
-        """Return what it answers to the images of these numbers when weights and inputs are off by rounding.
+        """Return its answers to the images of these numbers with weights and inputs perturbed by rounding.
 
-        That is up to so many `times` a format's.
+        The perturbation is up to `times` the format's rounding.
         """
         draw = torch.Generator().manual_seed(seed)
 
@@ -164,36 +166,36 @@ class Reference:
         state = module.state_dict()
         with torch.no_grad():
             for tensor in state.values():
-                if isinstance(tensor, Tensor):  # a quantised module's state holds other things too
+                if isinstance(tensor, Tensor):  # a quantised module's state also holds other types
                     tensor.copy_(off(tensor))
-        module.load_state_dict(state)  # what is derived of weights follows
+        module.load_state_dict(state)  # also updates values derived from weights
         return self._run(module, each(self.images[torch.tensor(rows)], off), rows)
 
 
 def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
-    """Run the `first` batch of `count` inputs again; raise UnfitModel for what is no reference.
+    """Run the `first` batch of `count` inputs again; raise UnfitModel for a model that cannot be a reference.
 
-    That is an answer that is not finite or changes from run to run, and a model that writes to its input.
+    Its answer is not finite or changes between runs, or it writes to its input.
     """
     batch = cast(first, loaded.dtype).to(loaded.device).clone()
     before = batch.clone()
     with torch.inference_mode():
         again = answered(loaded.run(batch))
     if not all(map(torch.equal, values(batch), values(before))):
-        raise UnfitModel("forward writes to its input, which the next run reads again: let it work on a copy")
+        raise UnfitModel("forward writes to its input, which the next run reads again: work on a copy")
     for path, answer in of_batch(found.outputs, 0, len(first), count).items():
         called = "the model's answer" + ("" if path == ONLY else f" {path}")
         values_found = found.outputs.get(path, answer)
         if np.isnan(values_found).any() or not np.isfinite(values_found).any():
             kind = str(loaded.dtype).removeprefix("torch.")
             raise UnfitModel(
-                f"{called} is NaN or infinite in {kind} (inputs: {data}), and nothing can be compared with that: give "
-                "data or weights for which it is a number (--data, --weights), or leave it out of the answer"
+                f"{called} is NaN or infinite in {kind} (inputs: {data}), so nothing can be compared with it: give "
+                "data or weights for which it is finite (--data, --weights), or leave it out of the answer"
             )
         if path not in again or not np.allclose(again[path].reshape(answer.shape), answer, rtol=1e-6, atol=1e-9):
             raise UnfitModel(
-                f"{called} to the same input changes from run to run: take what is random or kept between calls out of "
-                "forward, such as dropout that ignores eval mode"
+                f"{called} to the same input changes between runs: remove randomness and state from forward, such "
+                "as dropout that ignores eval mode"
             )
 
 

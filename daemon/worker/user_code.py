@@ -1,4 +1,4 @@
-"""Which code a user's module is: a hash over its file and over every file that it imports and that is not installed."""
+"""The identity of a user's code: a hash over its file and every imported file that is not an installed package."""
 
 import hashlib
 import sys
@@ -10,10 +10,10 @@ _STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
 
 
 def sha256(file: Path) -> str:
-    """Return the hash, the same wherever the files lie; to be called after the module was built.
+    """Return the hash, independent of the files' location; call it after the module was built.
 
-    What has no file of its own, such as a module in a zip archive, is not in it: no hash sees all that code depends on,
-    and so nothing of a user's module is kept beyond one run.
+    Modules without a file of their own, such as in a zip archive, are not included: no hash covers all dependencies of
+    code, so nothing of a user's module is kept beyond one run.
     """
     digest = hashlib.sha256()
     for name, path in sorted({"": file, **_imported()}.items()):
@@ -24,7 +24,7 @@ def sha256(file: Path) -> str:
 
 
 def _imported() -> dict[str, Path]:
-    """Return the files of modules by name, without those of Python, of installed packages and of benchd."""
+    """Return the files of modules by name, except those of Python, installed packages and benchd."""
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     paths = {name: Path(file).resolve() for name, file in files.items() if file and not _is_ours(name)}
     return {name: path for name, path in paths.items() if path.is_file() and not _is_installed(path)}

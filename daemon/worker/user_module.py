@@ -1,4 +1,4 @@
-"""A user's own module: the file or package that builds it, what it returns made ready, and each reason to refuse it."""
+"""A user's own module: the file or package that builds it, its preparation, and each reason to refuse it."""
 
 import copy
 import importlib
@@ -23,13 +23,13 @@ from benchd.daemon.worker.structures import Batch, values
 
 
 def build(job: Job) -> nn.Module:
-    """Return what the job's `FILE.py:function` or `package.module:function` builds, as float32 in eval mode.
+    """Return the module that the job's `FILE.py:function` or `package.module:function` builds, float32, eval mode.
 
-    Raises UsageError for what the command line names, UnfitModel for a module that cannot be copied, and Unsupported
-    for what the case's variant cannot do with its kind.
+    Raises UsageError for an error on the command line, UnfitModel for a module that cannot be copied, and Unsupported
+    for a kind of module that the case's variant cannot run.
     """
     where, _, name = str(job.module).rpartition(":")
-    option = f"--module {Path(where).name}:{name}"  # no message holds a folder
+    option = f"--module {Path(where).name}:{name}"  # messages contain no folder
     source = _imported(where, job.module_folder, option)
     if not hasattr(source, name):
         raise UsageError(f"{option}: {Path(where).name} has no {name!r}")
@@ -39,22 +39,22 @@ def build(job: Job) -> nn.Module:
 
 
 def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
-    """Return the module as one that takes its inputs one after the other; raise UsageError where it does not take them.
+    """Return the module as one that takes positional inputs; raise UsageError if it does not accept them.
 
-    Those with a name are given by it.
+    Named inputs are passed by name.
     """
     names = [spec.name for spec in specs if spec.name]
     by_place = [None] * (len(specs) - len(names))
     try:
         signature = inspect.signature(module.forward)
-    except ValueError:  # it has none to look at
+    except ValueError:  # it has no signature
         return Named(module, names) if names else module
     try:
         signature.bind(*by_place, **dict.fromkeys(names))
     except TypeError as error:
         given = " ".join(f"--input {spec}" for spec in specs)
         raise UsageError(
-            f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by its name as in "
+            f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by name as in "
             "--input ids=int64:16"
         ) from error
     # without a wrapper, which would cost a microsecond in each run, where the names stand in their places
@@ -70,13 +70,13 @@ def materialise(module: nn.Module, example: Batch) -> None:
 
 
 def file(job: Job) -> Path:
-    """Return the Python file of the job's module, once it is built."""
+    """Return the Python file of the job's module, after it was built."""
     where, _, _ = str(job.module).rpartition(":")
     return Path(str(sys.modules[where].__file__)) if job.module_folder else Path(where)
 
 
 def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
-    """Return what the module reads: as the command line says, else as its attribute `inputs` or `input_shape` does."""
+    """Return the module's inputs: from the command line, else from its attribute `inputs` or `input_shape`."""
     attribute = getattr(module, "inputs", None)
     if job.inputs:
         return job.inputs
@@ -92,14 +92,14 @@ def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
 
 
 class Named(nn.Module):
-    """A module whose inputs have names, as a function of tensors one after the other: the last ones go by `names`."""
+    """A module with named inputs as a function of positional tensors: the last ones are passed by `names`."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.module, self._names = module, tuple(names)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Return what the module does of its inputs by place and by name."""
+        """Call the module with its positional and named inputs."""
         by_place = len(inputs) - len(self._names)
         return self.module(*inputs[:by_place], **dict(zip(self._names, inputs[by_place:], strict=True)))
 
@@ -117,7 +117,7 @@ def _imported(where: str, folder: str, option: str) -> ModuleType:
     name = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{option}: {path.name} is no .py file")
+        raise UsageError(f"{option}: {path.name} is not a .py file")
     source = importlib.util.module_from_spec(spec)
     sys.modules[name] = source  # before it runs: dataclasses and pickles look it up there
     spec.loader.exec_module(source)
@@ -156,19 +156,19 @@ def _ready(module: nn.Module) -> nn.Module:
 
 
 def _refuse_kind(job: Job, module: nn.Module) -> None:
-    """Raise Unsupported for what torch does not do with scripted and with quantised modules."""
+    """Raise Unsupported for what torch cannot do with scripted or quantised modules."""
     variant = job.case.variant
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     is_quantised = any(".quantized" in type(part).__module__ for part in module.modules())
     exports = variant.backend in ("onnxruntime", "tensorrt")
     reasons = {
-        "torch compiles and exports no scripted module: return the nn.Module that it was scripted from": is_scripted
+        "torch cannot compile or export a scripted module: return the nn.Module that it was scripted from": is_scripted
         and (exports or variant.backend == "compile"),
-        "torch exports no quantised module: return the float one, or measure a quantised file with --onnx": is_quantised
+        "torch cannot export a quantised module: return the float one, or measure one with --onnx": is_quantised
         and exports,
         "a quantised module has its own number formats: leave fp16, bf16 and amp out": is_quantised
         and variant.precision != "fp32",
-        "torch runs quantised modules on the CPU: give --device cpu": is_quantised and job.device != "cpu",
+        "torch runs quantised modules only on the CPU: give --device cpu": is_quantised and job.device != "cpu",
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason:

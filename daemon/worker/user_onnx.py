@@ -1,4 +1,4 @@
-"""A user's own ONNX file as a module: itself in ONNX Runtime on the CPU is the reference of its variants."""
+"""A user's own ONNX file as a module: run by ONNX Runtime on the CPU, it is the reference of its variants."""
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -19,9 +19,9 @@ _PRECISIONS: dict[Dtype, Precision] = {"float32": "fp32", "float16": "fp16"}
 
 
 class UserFile(nn.Module):
-    """The file as a module, on the CPU and without graph optimisation: what its variants are compared with.
+    """The file as a module, on the CPU and without graph optimisation: the reference of its variants.
 
-    `given` says what the file leaves open. Raises UsageError for a file that cannot be measured.
+    `given` fixes what the file leaves open. Raises UsageError for a file that cannot be measured.
     """
 
     def __init__(self, path: Path, given: Sequence[InputSpec]) -> None:
@@ -35,7 +35,7 @@ class UserFile(nn.Module):
         return self  # nothing in it changes
 
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
-        """Return the outputs for inputs in the file's order, whose floats may be of any type."""
+        """Return the outputs for inputs in the file's order, with floats of any type."""
         self._session = self._session or sessions.open_session(self.path, optimised=False)
         feeds = {
             spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
@@ -48,7 +48,7 @@ class UserFile(nn.Module):
 def artifact(path: Path, precision: Precision, sha256: str) -> Artifact:
     """Return the user's file as an artifact.
 
-    Raises Unsupported where it computes in another precision, and UnfitModel where it is no longer what it was.
+    Raises Unsupported if it computes in another precision, and UnfitModel if it has changed.
     """
     own: Precision = _PRECISIONS.get(user_onnx.first_dtype(path), "fp32")
     if precision != own:

@@ -10,8 +10,8 @@ def one_of_equal_steps(current: torch.Tensor) -> tuple[torch.Tensor, int]:
     return current, 0
 
 
-def spikes_room(current: torch.Tensor, repeats: int) -> tuple[torch.Tensor, bool]:
-    """Return room for the spikes (T, ...), and whether its steps lie in memory as those of `current` do."""
+def spikes_buffer(current: torch.Tensor, repeats: int) -> tuple[torch.Tensor, bool]:
+    """Return a buffer for the spikes (T, ...), and whether its steps lie in memory as those of `current` do."""
     one = current if repeats else current[0]
     # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
     same_layout = torch.empty_like(one).stride() == one.stride() and (repeats > 0 or current.stride(0) == one.numel())
@@ -26,10 +26,10 @@ def frames(current: torch.Tensor, repeats: int) -> torch.Tensor:
     return current if repeats else current.flatten(0, 1)
 
 
-def pooled_room(
+def pooled_buffer(
     current: torch.Tensor, images: torch.Tensor, repeats: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, bool]:
-    """Return room for (T, B, C, H//2, W//2) and whether it is, as `images` (N, C, H, W) are, channels last."""
+    """Return a buffer for (T, B, C, H//2, W//2) and whether it is, as `images` (N, C, H, W) are, channels last."""
     channels_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
     steps, batch = (repeats, len(current)) if repeats else current.shape[:2]
     shape = (steps * batch, images.shape[1], images.shape[2] // 2, images.shape[3] // 2)

@@ -21,7 +21,7 @@ def _lif(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
     wide = compiler.in_dtype(current, _state_dtype(current))
-    spikes, same_layout = layout.spikes_room(wide, repeats)
+    spikes, same_layout = layout.spikes_buffer(wide, repeats)
     wide = wide if same_layout else wide.contiguous()
     step = 0 if repeats else spikes[0].numel()
     _library(wide.dtype).lif(
@@ -36,7 +36,7 @@ def _lif_pool(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:
     images = compiler.in_dtype(layout.frames(current, repeats), _state_dtype(current))
-    pooled, channels_last = layout.pooled_room(current, images, repeats, torch.uint8 if counts else images.dtype)
+    pooled, channels_last = layout.pooled_buffer(current, images, repeats, torch.uint8 if counts else images.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
     steps, batch = pooled.shape[:2]
     channels, height, width = images.shape[1:]

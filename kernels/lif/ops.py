@@ -12,7 +12,7 @@ def lif_op(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
     """Make the spikes (T, ...) of `current`, which is (T, ...) or, with `repeats` = T, one step for all T."""
-    return layout.spikes_room(current, repeats)[0]
+    return layout.spikes_buffer(current, repeats)[0]
 
 
 @op("lif_pool")
@@ -21,7 +21,7 @@ def lif_pool_op(
 ) -> torch.Tensor:
     """Make (T, B, C, H//2, W//2) for (T, B, C, H, W) or, with `repeats` = T, for one step (B, C, H, W) for all T."""
     dtype = torch.uint8 if counts else current.dtype
-    return layout.pooled_room(current, layout.frames(current, repeats), repeats, dtype)[0]
+    return layout.pooled_buffer(current, layout.frames(current, repeats), repeats, dtype)[0]
 
 
 def lif(

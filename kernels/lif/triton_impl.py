@@ -27,7 +27,7 @@ lif, lif_pool = partial(ops.lif, "triton"), partial(ops.lif_pool, "triton")
 def _lif(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
-    spikes, same_layout = layout.spikes_room(current, repeats)
+    spikes, same_layout = layout.spikes_buffer(current, repeats)
     current = current if same_layout else current.contiguous()
     neurons = spikes[0].numel()
     if neurons:
@@ -46,7 +46,7 @@ def _lif_pool(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
 ) -> torch.Tensor:
     images = layout.frames(current, repeats)
-    pooled, channels_last = layout.pooled_room(current, images, repeats, torch.uint8 if counts else current.dtype)
+    pooled, channels_last = layout.pooled_buffer(current, images, repeats, torch.uint8 if counts else current.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
     steps, batch = pooled.shape[:2]
     if pooled.numel():

@@ -21,8 +21,8 @@ import torch
 
 from benchd.kernels.dispatch import Implementations, Unavailable
 from benchd.kernels.spike_conv2d import native, reference, torch_impl
-from benchd.kernels.spike_conv2d.keeping import Packed, skips_zeros_in
 from benchd.kernels.spike_conv2d.native import pack
+from benchd.kernels.spike_conv2d.packed_weights import Packed, skips_zeros_in
 
 __all__ = ["Packed", "pack", "skips_zeros_in", "spike_conv2d", "spike_linear"]
 

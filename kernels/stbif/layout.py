@@ -63,13 +63,13 @@ def frames(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def pictures(values: torch.Tensor) -> torch.Tensor:
-    """Return room for the gradient of `values` (T, B, C, H, W) in the state's dtype, channels last inside a step."""
-    room: torch.Tensor = torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
-    return room
+    """Return a buffer for the gradient of `values` (T, B, C, H, W), in the state's dtype, channels last in a step."""
+    buffer: torch.Tensor = torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
+    return buffer
 
 
 def pooled(values: torch.Tensor, dtype: torch.dtype, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    """Return room for the windows of `values` (T, B, C, H, W), channels last inside a step."""
+    """Return a buffer for the windows of `values` (T, B, C, H, W), channels last inside a step."""
     steps, batch, width, *size = values.shape
     sides = ((side + 2 * padding - kernel_size) // stride + 1 for side in size)
     shape = (steps * batch, width, *sides)

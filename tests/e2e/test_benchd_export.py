@@ -60,7 +60,7 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
         (("--prune", "much"), 2, "--prune much: expected a size such as 512MiB or 2GiB"),
         (("snn_onepass", "--option", "time_steps=0"), 2, "time_steps=0: must be at least 1"),
         (("square", "--weights", "demo"), 2, "--weights demo: square has none; choose one of vim_tiny"),
-        (("square", "--to", "tensorrt"), 7, "an engine is built for one batch size, on the GPU that will run it"),
+        (("square", "--to", "tensorrt"), 7, "an engine is built on the GPU that will run it, for one batch size"),
         (("square", "--option", "size=16", "--out", "taken/net.onnx"), 2, "--out taken/net.onnx: "),
     ],
 )

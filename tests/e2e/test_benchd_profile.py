@@ -83,7 +83,7 @@ def test_the_evaluation_s_profile_as_json(profile, tmp_path):
     assert {"OnePass", "CrossEntropyLoss"} <= {module.name for module in found.torch.modules}
     assert "aten::item" in {operator.name for operator in found.torch.operators}
     (record,) = published(tmp_path)
-    assert (record.timing, record.missing["timing"]) == (None, "the benchmark method was not asked for")
+    assert (record.timing, record.missing["timing"]) == (None, "the benchmark method was not requested")
 
 
 def test_a_module_that_raises_is_an_error_with_its_reason(profile, tmp_path):

@@ -185,4 +185,4 @@ def test_two_modules_of_ones_own_are_compared_by_real_workers(compare, tmp_path)
     assert comparison["second"] == f"own.net.build,eager,b2,threads=1 of {modules[1]}"
     assert comparison["verdict"]["effect"] > 1
     first, _ = (records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl"))
-    assert first.missing["probes"] == "a comparison is not held against a floor"
+    assert first.missing["probes"] == "a comparison is not compared with a floor"

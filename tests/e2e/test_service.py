@@ -191,7 +191,7 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         health = site.command("status")["health"]
         assert (health["activity"], health["cases_left"], health["problem"]) == ("idle", 0, None)
         assert health["rss_bytes"] <= 60 * 2**20
-        assert site.command("run", suite="other")["reason"] == "no suite of that name; `list` names them"
+        assert site.command("run", suite="other")["reason"] == "no suite of that name; the command `list` names them"
         assert "unknown model" in site.command("run", models=["../../etc/passwd"])["reason"]
         assert [suite["cases"] for suite in site.command("list")["suites"]] == [answer["cases"]]
         assert site.command("replay", since_seq=1)["rows"] >= 2
@@ -319,7 +319,7 @@ def test_a_running_pass_is_cancelled_by_command(site):
     with site.configure(cap_s=LONG_S).service():
         suite_id = site.command("run", suite="small")["suite_id"]
         site.begun()
-        assert site.command("cancel", suite_id="another")["reason"] == "no such pass is under way"
+        assert site.command("cancel", suite_id="another")["reason"] == "no such run is in progress"
         assert site.command("cancel", suite_id=suite_id)["accepted"]
         result = site.until("result/")
         assert (result["status"], result["reason"]) == ("aborted", "cancelled by a command")
@@ -451,11 +451,11 @@ def test_a_gpu_whose_driver_comes_up_after_the_service_is_found(site):
     with site.configure().service(root=site.folder / "root", **fake.environment):
         assert site.seen_or_until("info")["environment"]["device"] == "cpu"
         node.touch()
-        assert site.until("event", event="reloaded")["detail"] == "a GPU has come up: cuda"
+        assert site.until("event", event="reloaded")["detail"] == "a GPU became available: cuda"
         while site.seen_or_until("info")["environment"]["device"] != "cuda":
             site.until("info")
         fake.set(init=0)
-        assert site.until("event", event="reloaded")["detail"] == f"a GPU has come up: {FIRST}"
+        assert site.until("event", event="reloaded")["detail"] == f"a GPU became available: {FIRST}"
 
 
 def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
@@ -476,7 +476,7 @@ def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_
     newer = msgspec.json.encode(running).replace(b'"eager"', b'"of_a_newer_version"')
     with Outbox(site.folder / "state/benchd/outbox.db") as outbox:
         outbox.keep({"running": newer})
-    for lost in (["running kept by another version of benchd"], []):
+    for lost in (["running was stored by another version of benchd"], []):
         site.heard.clear()
         with site.service() as process:
             site.until("event", event="started")
@@ -507,7 +507,7 @@ def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
         while not health["problem"]:
             health = site.command("status")["health"]
         assert (health["problem"], health["cases_left"]) == ("degraded:disk", 1)
-        assert "not tidied: [Errno 28] No space left on device" in (site.folder / "log").read_text()
+        assert "old files not removed: [Errno 28] No space left on device" in (site.folder / "log").read_text()
         assert [path.name for path in raw.parent.iterdir()] == ["old"]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         result = site.until("result/")
@@ -526,7 +526,7 @@ def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_no
         eat(disk, "what_was_the_reserve")
         site.configure(sizes="[32]")
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "event not kept: outbox" in (site.folder / "log").read_text(), process)
+        wait_for(lambda: "event not stored: outbox" in (site.folder / "log").read_text(), process)
         (disk / "what_was_the_reserve").unlink()
         (disk / "filler").unlink()
         site.until("result/")
@@ -560,7 +560,7 @@ def test_a_state_folder_that_cannot_be_written_is_said_at_once(site, disk):
     with site.configure().service(connects=False) as process:
         assert process.wait(WAIT_S) == 2
     said = (site.folder / "log").read_text()
-    assert f"the state folder {disk}/benchd cannot be made: Read-only file system" in said
+    assert f"cannot create the state folder {disk}/benchd: Read-only file system" in said
     assert "Traceback" not in said
 
 

@@ -6,7 +6,7 @@ import torch
 from worker_jobs import job
 
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, subject
+from benchd.daemon.worker import backends, check, workload
 from benchd.daemon.worker.backends import cudagraph
 from benchd.models import catalog
 
@@ -24,7 +24,7 @@ def cuda_job(folder, model, variant, **fields):
 @pytest.mark.parametrize("model", CUSTOM)
 def test_every_variant_agrees_with_float64(tmp_path, model, variant):
     a_job = cuda_job(tmp_path, model, variant, batch_size=2)
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, torch.device("cuda"), built.images[:2])
     result = check.check(built, loaded, a_job)
     assert result.passed, result

@@ -1,4 +1,4 @@
-"""TensorRT on a real device: engines built, run, kept, built again, and refused with the node's name."""
+"""TensorRT on a real device: engines built, run, kept, rebuilt, and refused with the node's name."""
 
 import onnx
 import onnx.parser
@@ -113,7 +113,7 @@ def test_a_plan_that_is_none_of_this_tensorrt_is_built_again_and_said_so(tmp_pat
     (kept,) = (artifact for artifact in source.store.list() if artifact.path.suffix == ".plan")
     source.store.put(kept.key, kept.metadata.facts, lambda path: path.write_bytes(b"not a plan" * 100))
     loaded = backend.load(source, "fp32", CUDA, images)
-    assert "built again" in loaded.runtime.notes[0]
+    assert "rebuilt" in loaded.runtime.notes[0]
     torch.testing.assert_close(loaded.run(images.to(CUDA)).cpu(), outputs_of(net, images), rtol=1e-3, atol=1e-3)
 
 

@@ -1,8 +1,7 @@
-"""Nsight Systems and Nsight Compute: their command lines, and the run where they are there.
+"""Nsight Systems and Nsight Compute: their command lines, and their runs if they are installed.
 
-Both start the profile's own child, which opens the capture range around its active steps. Its job is a file in the
-output folder, so that the line which is shown can be typed. Without the tool the answer is which package brings it, and
-that line.
+Both start the profile's child, which opens the capture range around its active steps. Its job is a file in the output
+folder, so that the printed command line can be typed. Without the tool the answer names its package and that line.
 """
 
 import os
@@ -24,7 +23,7 @@ from benchd.daemon.profiling.profile import NsightCompute, NsightSystems, Profil
 from benchd.daemon.profiling.trace.trace import COUNTERS_CURE
 
 SNN_KERNELS = r"[Ll]if|LIF|[Ss][Tt]_?[Bb][Ii][Ff]|[Ss]pik|^_(sum|pool|unpool)_kernel"
-"""The kernels of spiking neurons: ours by their names in kernels/lif and kernels/stbif, others by the usual words."""
+"""Kernels of spiking neurons: benchd's by their names in kernels/lif and kernels/stbif, others by usual words."""
 
 _CHILD = [sys.executable, "-m", "benchd.daemon.worker.profiling"]
 _CUDA_PATH = ":/usr/local/cuda/bin"  # where sudo and services do not look
@@ -61,12 +60,12 @@ _NCU_PROFILE = [
     "--force-overwrite",
     f"--metrics={','.join(nsight_csv.METRICS)}",
 ]
-# in base units nothing is rounded to three digits
+# base units, because others are rounded to three digits
 _NCU_PAGE = ["--csv", "--page=raw", "--print-units=base"]
 
 
 def systems(job: ProfileJob, deadline_s: float) -> NsightSystems | str:
-    """Return what nsys records of the job's active steps; or why not, with the package and the line to type."""
+    """Return nsys's tables of the job's active steps; or why there are none, with the package and the line to type."""
     stem = Path(job.output, "nsys").resolve()
     report = f"{stem}.nsys-rep"
     record = ["nsys", *_NSYS_PROFILE, f"--output={stem}", *_CHILD]
@@ -77,9 +76,9 @@ def systems(job: ProfileJob, deadline_s: float) -> NsightSystems | str:
 
 
 def compute(job: ProfileJob, deadline_s: float, kernel_regex: str | None = None) -> NsightCompute | str:
-    """Return what ncu counts in one active step, of the kernels whose name `kernel_regex` finds; or why not, likewise.
+    """Return ncu's counters of one active step, for the kernels that match `kernel_regex`; or why there are none.
 
-    One step is enough: ncu runs each kernel several times over until all counters are read.
+    One step is enough: ncu replays each kernel until all counters are read.
     """
     stem = Path(job.output, "ncu").resolve()
     report = f"{stem}.ncu-rep"
@@ -94,18 +93,18 @@ def compute(job: ProfileJob, deadline_s: float, kernel_regex: str | None = None)
 
 
 def _printed(job: ProfileJob, record: list[str], read: list[str], deadline_s: float) -> str:
-    """Record the job and return what reading the report prints; raise Unsupported with the reason and the line."""
+    """Record the job and return the printed report; raise Unsupported with the reason and the line to type."""
     name, stdin = record[0], _job_file(job, record[0])
     typed = f"{shlex.join(record)} < {shlex.quote(str(stdin))} && {shlex.join(read)}"
     tool = shutil.which(name, path=os.environ.get("PATH", os.defpath) + _CUDA_PATH)
     if tool is None:
         raise Unsupported(f"{name} is not installed: {_BRINGS.format(_PACKAGES[name])}; then: {typed}")
     if job.device == "cpu":
-        raise Unsupported(f"{name} records GPUs, and this profile is of the CPU; on one with a GPU: {typed}")
+        raise Unsupported(f"{name} records GPUs only, and this profile is of the CPU; on a machine with a GPU: {typed}")
     environment = process.environment(job.device, job.cache, job.gpu_uuid)
     try:
         if reason := _reason(_run([tool, *record[1:]], stdin, deadline_s, environment)):
-            raise Unsupported(f"ran a child that says: {reason}")
+            raise Unsupported(f"ran, but its child failed: {reason}")
         return _run([tool, *read[1:]], stdin, deadline_s, environment)
     except Unsupported as error:
         raise Unsupported(f"{name} {error}; by hand: {typed}") from error
@@ -119,13 +118,13 @@ def _job_file(job: ProfileJob, tool: str) -> Path:
 
 
 def _reason(said: str) -> str | None:
-    """Return why the child failed, by its answer among what it and the tool printed."""
+    """Return why the child failed, from its answer in the printed output."""
     found = re.search(r'"error":("(?:[^"\\]|\\.)*")', said)
     return msgspec.json.decode(found[1], type=str) if found else None
 
 
 def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[str, str]) -> str:
-    """Return what a tool and its child print; raise Unsupported where they fail. All they start ends with them."""
+    """Return the output of a tool and its child; raise Unsupported if they fail. All their processes end with them."""
     with (
         stdin.open("rb") as job,
         subprocess.Popen(
@@ -142,7 +141,7 @@ def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[s
         try:
             said, _ = child.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
-            raise Unsupported(f"was ended after {deadline_s:g} s") from None
+            raise Unsupported(f"was stopped after {deadline_s:g} s") from None
         finally:
             with suppress(ProcessLookupError):  # already gone
                 os.killpg(child.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""The tables of `nsys stats` from 2023.1 on and of ncu's raw page from 2022 on, out of their CSV.
+"""The tables of `nsys stats` (2023.1 and newer) and of ncu's raw page (2022 and newer), from their CSV.
 
-Both print lines of their own around the tables, quote names with commas, and may separate thousands.
+Both print other lines around the tables, quote names with commas, and may use thousands separators.
 """
 
 import csv
@@ -32,7 +32,7 @@ _BASE_UNITS = {_DURATION: ("ns", "nsecond"), **dict.fromkeys(_SHARED, ("byte/blo
 
 
 def systems(text: str, report: str) -> NsightSystems:
-    """Return the tables of `nsys stats --format=csv`, in nanoseconds; raise Unsupported where it has no kernel."""
+    """Return the tables of `nsys stats --format=csv`, in nanoseconds; raise Unsupported if it has no kernel."""
     rows = list(_nsys_rows(text))
     kernels = [_nsys_kernel(row) for row in rows if "Name" in row and "Instances" in row]
     if not kernels:
@@ -46,7 +46,7 @@ def systems(text: str, report: str) -> NsightSystems:
 
 
 def _nsys_rows(text: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of all tables by column; what stands between the tables has other lengths than their headers."""
+    """Yield the rows of all tables by column; lines between the tables have a different length than the headers."""
     header: list[str] = []
     for row in csv.reader(text.splitlines()):
         if "Total Time (ns)" in row:
@@ -82,7 +82,7 @@ def _nsys_call(row: dict[str, str]) -> Operator:
 
 def _nsys_range(row: dict[str, str]) -> Range:
     return Range(
-        name=row["Range"].removeprefix(":"),  # what stands before the colon is the domain, and ours has no name
+        name=row["Range"].removeprefix(":"),  # the part before the colon is the domain, which is unnamed here
         calls=int(_number(row["Instances"])),
         total_ns=int(_number(row["Total Time (ns)"])),
         mean_ns=_number(row["Avg (ns)"]),
@@ -95,7 +95,7 @@ def _number(text: str) -> float:
 
 @dataclass(frozen=True)
 class _Launch:
-    """One launch as ncu counted it; shares are 0 to 1, None what this GPU does not count."""
+    """ncu's counters of one launch; shares are 0 to 1, None if this GPU does not count them."""
 
     name: str
     ns: float
@@ -108,9 +108,9 @@ class _Launch:
 
 
 def compute(text: str, report: str) -> NsightCompute:
-    """Return the kernels of `ncu --csv --page=raw --print-units=base` by name, the longest first.
+    """Return the kernels of `ncu --csv --page=raw --print-units=base` by name, longest first.
 
-    Raises Unsupported where it holds none, or a unit that is not the base one.
+    Raises Unsupported if there are none, or if a unit is not the base unit.
     """
     by_name: dict[str, list[_Launch]] = {}
     for cells, units in _ncu_rows(text):
@@ -123,7 +123,7 @@ def compute(text: str, report: str) -> NsightCompute:
 
 
 def _ncu_rows(text: str) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Yield each launch's cells and their units by column; the units are the row below the header, without an ID."""
+    """Yield each launch's cells and units by column; the units are the row below the header, without an ID."""
     header: list[str] = []
     units: dict[str, str] = {}
     for row in csv.reader(text.splitlines()):
@@ -140,7 +140,7 @@ def _ncu_rows(text: str) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
 def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> _Launch:
     for metric, known in _BASE_UNITS.items():
         if units.get(metric, known[0]) not in known:
-            raise Unsupported(f"ncu gave {metric} in {units[metric]!r} and not in {known[0]}")
+            raise Unsupported(f"ncu gave {metric} in {units[metric]!r}, not in {known[0]}")
     ns = _counted(cells, _DURATION)
     if ns is None:
         raise Unsupported(f"ncu gave no {_DURATION} of {cells['Kernel Name']}")
@@ -161,7 +161,7 @@ def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> _Launch:
 def _counted(cells: dict[str, str], metric: str) -> float | None:
     try:
         return _number(cells[metric])
-    except (KeyError, ValueError):  # the column is left out, or reads n/a: this GPU does not count it
+    except (KeyError, ValueError):  # the column is absent or n/a: this GPU does not count it
         return None
 
 
@@ -171,14 +171,14 @@ def _percent(cells: dict[str, str], metric: str) -> float | None:
 
 
 def _limits(cells: dict[str, str]) -> list[str]:
-    """Return the resources that allow the fewest blocks on an SM."""
+    """Return the resources that allow the fewest blocks per SM."""
     blocks = {word: _counted(cells, metric) for metric, word in _LIMITS.items()}
     known = {word: count for word, count in blocks.items() if count is not None}
     return [word for word, count in known.items() if count == min(known.values())]
 
 
 def _ncu_kernel(name: str, launches: list[_Launch]) -> KernelRow:
-    """Return the launches as one row: occupancies weighted by time, the configuration of the longest."""
+    """Return the launches as one row: occupancies weighted by time, the configuration of the longest launch."""
     longest = max(launches, key=lambda launch: launch.ns)
     total_ns = sum(launch.ns for launch in launches)
     used = [launch.tensor_cores for launch in launches if launch.tensor_cores is not None]
@@ -200,13 +200,13 @@ def _ncu_kernel(name: str, launches: list[_Launch]) -> KernelRow:
 
 
 def _weighted(values: list[tuple[float | None, float]]) -> float | None:
-    """Return the mean of the values that are known, weighted."""
+    """Return the weighted mean of the known values."""
     known = [(value, weight) for value, weight in values if value is not None]
     weights = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / weights if weights else None
 
 
 def last_words(said: str) -> str:
-    """Return the last lines that a program printed, as the end of a sentence."""
+    """Return a program's last output lines, as the end of a sentence."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return f", saying: {' / '.join(lines[-3:])}" if lines else ""

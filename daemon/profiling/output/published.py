@@ -1,4 +1,4 @@
-"""A profile's summary as a Record: flagged as one, so that it is published and shown and never ranked or compared."""
+"""A profile's summary as a Record: flagged as a profile, so it is published and shown but never ranked or compared."""
 
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution, Profile
@@ -9,12 +9,12 @@ ELSEWHERE = ("energy", "clocks", "temperature", "memory", "check", "floor", "x_o
 
 def record(profile: Profile, run: Run, run_id: RunId, occupancy: Occupancy | None) -> Record:
     """Return the Record, with the times of the benchmark method and the occupancy where they are known."""
-    missing = dict.fromkeys(ELSEWHERE, "no part of a profile; bench-once measures it") | profile.missing
+    missing = dict.fromkeys(ELSEWHERE, "not part of a profile; bench-once measures it") | profile.missing
     timing = _timing(profile.benchmark.step) if profile.benchmark else None
     if timing is None:
-        missing["timing"] = profile.missing.get("benchmark", "the benchmark method was not asked for")
+        missing["timing"] = profile.missing.get("benchmark", "the benchmark method was not requested")
     if occupancy is None:
-        missing["occupancy"] = "a GPU's alone" if profile.device == "cpu" else "the trace gave none"
+        missing["occupancy"] = "measured on GPUs only" if profile.device == "cpu" else "not in the trace"
     reasons = "; ".join(profile.missing.values())
     return Record(
         run_id=run_id.run_id,

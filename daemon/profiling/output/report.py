@@ -7,11 +7,11 @@ from benchd.daemon.profiling.profile import Profile
 from benchd.daemon.reporting.report import escaped, require_page
 
 MARKDOWN_ROWS = 30
-"""Of a longer table the Markdown shows the first rows; profile.json holds them all."""
+"""The Markdown shows the first rows of a longer table; profile.json holds all rows."""
 
 
 def page(profile: Profile, sort: str) -> str:
-    """Return the page; raise NotAvailable where its packages are absent."""
+    """Return the page; raise NotAvailable if its packages are not installed."""
     require_page()
     from benchd.daemon.profiling.output import report_page  # noqa: PLC0415 - Markdown needs neither package
 

@@ -10,7 +10,7 @@ from benchd.daemon.profiling.profile import LayerRow, MemoryProfile, Profile
 from benchd.daemon.reporting.page import Chart, render
 
 ROWS = 200
-"""Of a longer table the page shows the first rows; profile.json holds them all."""
+"""The page shows the first rows of a longer table; profile.json holds all rows."""
 
 TEMPLATE = Path(__file__).parent / "templates" / "profile.html"
 
@@ -29,7 +29,7 @@ def page(profile: Profile, sections: Sequence[Section]) -> str:
 
 
 def _text(name: str) -> str:
-    """Return the name as plotly shows it letter by letter: it takes some tags in labels for its own."""
+    """Return the name escaped for plotly, which interprets some tags in labels."""
     return html.escape(name)
 
 
@@ -48,12 +48,12 @@ def _steps(profile: Profile) -> Chart:
         for category in dict.fromkeys(name for step in steps for name in step.by_category)
     ]
     layout = {"barmode": "stack", "xaxis": _axis("ms"), "yaxis": {"autorange": "reversed"}}
-    note = "Each moment counts once: for the device where it works, else for the host."
+    note = "Each moment counts once: for the device if it is working, else for the host."
     return {"title": "Steps", "note": note, "data": data, "layout": layout}
 
 
 def _icicle(profile: Profile) -> Chart:
-    """Return the nesting, each frame with the time that none of its children has."""
+    """Return the nesting, each frame with the time outside its children."""
     frames = profile.nesting
     inner: Counter[int | None] = Counter()
     for frame in frames:
@@ -71,13 +71,13 @@ def _icicle(profile: Profile) -> Chart:
         "root": {"color": "rgba(127,127,127,.3)"},
     }
     whose = "the device" if profile.torch and profile.torch.device_ns else "the host"
-    note = f"The last step in time of {whose}, what was called below its caller; click on one to look into it."
+    note = f"The last step in time of {whose}, each call below its caller; click on a call to zoom in."
     return {"title": "Where the time goes", "note": note, "data": [icicle] if frames else [], "layout": {}}
 
 
 def _layers(profile: Profile) -> Chart:
     title, layout = "Layers", {"xaxis": _axis("ms"), "yaxis": {"autorange": "reversed"}}
-    note = "Each with a synchronisation around it, and how many times the least that the device allows it takes."
+    note = "Each timed with a synchronisation around it, and as a multiple of its roofline minimum on this device."
     rows = [row for row in profile.layers.layers if row.parent is None] if profile.layers else []
     bars = [_bars(rows)] if rows else []
     return {"title": title, "note": note, "data": bars, "layout": layout}
@@ -92,7 +92,7 @@ def _bars(rows: Sequence[LayerRow]) -> Chart:
 def _memory(profile: Profile) -> Chart:
     data = _areas(profile.memory) if profile.memory else []
     layout = {"xaxis": _axis("ms into the step"), "yaxis": _axis("MiB")}
-    return {"title": "Memory over a step", "note": "What is held, by what it is for.", "data": data, "layout": layout}
+    return {"title": "Memory over a step", "note": "Memory held, by purpose.", "data": data, "layout": layout}
 
 
 def _areas(memory: MemoryProfile) -> list[Chart]:

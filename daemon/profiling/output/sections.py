@@ -1,4 +1,4 @@
-"""What a person is shown of a profile: its tables as text with units in the headings, and each finding in lines."""
+"""A profile for people: its tables as text with units in the headings, and each finding as lines."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -25,14 +25,14 @@ from benchd.daemon.profiling.trace.tables import sorted_by
 
 MIB = 2**20
 INDENT = "\u00a0"
-"""What the name of a part begins with, where it is a part of the row above: a space that a page keeps."""
+"""The prefix of a name that is a part of the row above: a space that HTML keeps."""
 
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], str]]
 
 
 class Section(NamedTuple):
-    """One table: how it is called, what to know of it, and cells of text; the first `words` columns hold no figures."""
+    """One table: title, note, and cells of text; the first `words` columns hold no figures."""
 
     title: str
     note: str
@@ -42,7 +42,7 @@ class Section(NamedTuple):
 
 
 def sections(profile: Profile, sort: str) -> list[Section]:
-    """Return the tables of what there is, operators sorted by `sort`; columns and tables without a value are left out.
+    """Return the available tables, operators sorted by `sort`; columns and tables without a value are left out.
 
     Raises UsageError for an unknown column.
     """
@@ -59,7 +59,7 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
         )
     if profile.nsys:
         yield _table("Kernels, by nsys", "", KERNELS, profile.nsys.kernels)
-        yield _table("Calls of the runtime, by nsys", "", _operators(profile.nsys.runtime), profile.nsys.runtime)
+        yield _table("Runtime calls, by nsys", "", _operators(profile.nsys.runtime), profile.nsys.runtime)
         yield _table("NVTX ranges, by nsys", "", RANGES, profile.nsys.ranges)
     if profile.memory:
         yield from _memory(profile.memory)
@@ -70,7 +70,7 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
 
 
 def figure(value: float | None, scale: float = 1.0) -> str:
-    """Return the value times `scale` in four significant digits, or a dash for what was not measured."""
+    """Return the value times `scale` with four significant digits, or a dash if not measured."""
     if value is None:
         return "-"
     scaled = value * scale
@@ -78,14 +78,14 @@ def figure(value: float | None, scale: float = 1.0) -> str:
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """Return the conclusion, then its evidence, the cure, and what was predicted and measured."""
+    """Return the conclusion, then its evidence, the remedy, and the predicted and measured effect."""
     lines = [finding.title, *(f"evidence: {text}" for text in finding.evidence), f"do: {finding.advice}"]
     if finding.expected is not None:
         lines.append(f"predicted: {_times(finding.expected)}")
     if finding.variant:
         options = [f"--option {name}={value}" for name, value in sorted(finding.options.items())]
-        options += [f"--batch-size {finding.batch_size}"] if finding.batch_size else []
-        lines.append(" ".join(["tested by: --variant", finding.variant, *options]))
+        options += [f"--batch-sizes {finding.batch_size}"] if finding.batch_size else []
+        lines.append(" ".join(["tested by: --variants", finding.variant, *options]))
     if finding.measured is not None:
         lines.append(f"measured: {_times(finding.measured)}: {finding.verdict.upper()}")
     return lines
@@ -100,7 +100,7 @@ def _table(title: str, note: str, columns: Columns[Row], rows: Sequence[Row], wo
 
 
 def _filled(section: Section) -> Section:
-    """Return the section without the columns in which nothing was measured."""
+    """Return the section without columns that have no measured value."""
     kept = [place for place in range(len(section.headings)) if any(row[place] != "-" for row in section.rows)]
     rows = [[row[place] for place in kept] for row in section.rows]
     return section._replace(headings=[section.headings[place] for place in kept], rows=rows)
@@ -121,7 +121,7 @@ def _summary(profile: Profile) -> Section:
         rows += [["step under the profiler", f"{figure(mean_ns, 1e-6)} ms, mean of {len(traced.steps)}"]]
     if benchmark:
         rows += [["step without it", f"{figure(benchmark.step.median_ns, 1e-6)} ms, median of {benchmark.step.runs}"]]
-        rows += [["throughput", f"{figure(benchmark.throughput_per_s)} images a second"]]
+        rows += [["throughput", f"{figure(benchmark.throughput_per_s)} images per second"]]
     if profile.memory:
         rows += [["memory peak", f"{figure(profile.memory.peak_bytes, 1 / MIB)} MiB on {profile.memory.device}"]]
     return Section("Profile", f"benchd {profile.tool_version}, {profile.t_wall}", ["what", "value"], rows, words=2)
@@ -130,28 +130,28 @@ def _summary(profile: Profile) -> Section:
 def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
     yield _categories(traced)
     yield _table("GPU", "", GPUS, traced.gpus)
-    steps = f"Over {len(traced.steps)} steps; in all {figure(traced.cpu_ns, 1e-6)} ms on the CPU"
+    steps = f"Over {len(traced.steps)} steps; in total {figure(traced.cpu_ns, 1e-6)} ms on the CPU"
     steps += f" and {figure(traced.device_ns, 1e-6)} ms on the device." if traced.device_ns else "."
     yield _table("Operators", steps, _operators(traced.operators), sorted_by(traced.operators, sort))
     yield _table("Modules", "", MODULES, traced.modules)
     yield _table("Kernels", f"{traced.launches} launches.", KERNELS, traced.kernels)
-    note = "Calls in which the host waited for the device, and what the device then waited for the next launch."
+    note = "Calls in which the host waited for the device, and how long the device then waited for the next launch."
     yield _table("Synchronisations", note, SYNCHRONIZATIONS, traced.synchronizations, words=2)
 
 
 def _categories(traced: TorchProfile) -> Section:
-    """Return where a step's time goes on the mean; the device counts before the host where both work."""
+    """Return a step's mean time by category; the device counts before the host if both are working."""
     total_ns = sum(step.duration_ns for step in traced.steps)
     names = dict.fromkeys(name for step in traced.steps for name in step.by_category)
     sums = {name.replace("_", " "): sum(step.by_category.get(name, 0) for step in traced.steps) for name in names}
     count = len(traced.steps)
     rows = [[name, figure(ns / count, 1e-6), _percent(ns, total_ns)] for name, ns in sums.items()]
     rows += [["step", figure(total_ns / count, 1e-6), "100"]] if count else []
-    return Section("Step time by category", f"Mean of {count} steps.", ["category", "ms a step", "share %"], rows)
+    return Section("Step time by category", f"Mean of {count} steps.", ["category", "ms per step", "share %"], rows)
 
 
 def _operators(rows: Sequence[Operator]) -> Columns[Operator]:
-    """Return the ten columns of torch.profiler's table, shares over the sum of all self times."""
+    """Return the ten columns of torch.profiler's table, with shares of the sum of all self times."""
     cpu_ns, device_ns = (sum(getattr(row, name) for row in rows) for name in ("self_cpu_ns", "self_device_ns"))
     return {
         "operator": lambda row: row.name,
@@ -236,7 +236,7 @@ LAYERS: Columns[LayerRow] = {
     "spike rate %": lambda row: _percent(row.spike_rate),
     "wasted spikes": lambda row: figure(row.wasted_spikes),
     "synaptic operations": lambda row: figure(row.synaptic_operations),
-    "modelled uJ an image": lambda row: figure(row.modelled_energy_j, 1e6),
+    "modelled uJ per image": lambda row: figure(row.modelled_energy_j, 1e6),
 }
 
 
@@ -254,7 +254,7 @@ def _memory(memory: MemoryProfile) -> Iterator[Section]:
 def _benchmark(benchmark: BenchmarkProfile) -> Section:
     timed = {"step": benchmark.step, "forward": benchmark.forward, "backward": benchmark.backward}
     rows = [[name, *_spread(times)] for name, times in timed.items() if times]
-    note = f"{figure(benchmark.throughput_per_s)} images a second, without a profiler."
+    note = f"{figure(benchmark.throughput_per_s)} images per second, without a profiler."
     if benchmark.overhead is not None:
         note += f" The torch profiler adds {_percent(benchmark.overhead)} %."
     return Section("Benchmark", note, ["what", "median ms", "low ms", "high ms", "runs"], rows)
@@ -267,20 +267,20 @@ def _spread(times: Distribution) -> list[str]:
 def _layers(layers: LayersProfile) -> Iterator[Section]:
     added = layers.synchronised_ns - layers.fused_ns
     note = (
-        f"With a synchronisation around each part a pass takes {figure(layers.synchronised_ns, 1e-6)} ms and without "
-        f"{figure(layers.fused_ns, 1e-6)} ms: {figure(added, 1e-6)} ms are the measuring's own. Over "
-        f"{len(layers.run_ns)} runs it varies by {_percent(layers.variation)} %."
+        f"A run takes {figure(layers.synchronised_ns, 1e-6)} ms with a synchronisation around each part and "
+        f"{figure(layers.fused_ns, 1e-6)} ms without: the synchronisation costs {figure(added, 1e-6)} ms. Variation "
+        f"over {len(layers.run_ns)} runs: {_percent(layers.variation)} %."
     )
     if layers.measured_energy_j is not None:
         error = figure(layers.measured_energy_err_j, 1e6)
-        note += f" Measured: {figure(layers.measured_energy_j, 1e6)} +- {error} uJ an image, of {layers.energy_scope}."
+        note += f" Measured: {figure(layers.measured_energy_j, 1e6)} +- {error} uJ per image, of {layers.energy_scope}."
     yield _table("Model loading", "", LAYERS, _indented(layers.loading))
     yield _table("Components", note, LAYERS, _indented(layers.components))
     yield _table("Layers", " ".join(layers.notes), LAYERS, _indented(layers.layers))
 
 
 def _indented(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the rows with the parts of a group further right."""
+    """Return the rows with the parts of a group indented."""
     depths: dict[str | None, int] = {None: -1}
     for row in rows:
         depths[row.name] = depths[row.parent] + 1

@@ -1,7 +1,7 @@
-"""Figures of a profile that conclusions stand on, and words for them: parts of a step, of its work and of its layers.
+"""Figures of a profile that conclusions use, and texts for them: parts of a step, of its work and of its layers.
 
-The work of a step is its kernels on a GPU, and its operators by their own time on a CPU. A method that did not run
-leaves nothing: no rows, and shares of 0.
+The work of a step is its kernels on a GPU, and its operators by self time on a CPU. A method that did not run gives no
+rows, and shares of 0.
 """
 
 import re
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the work, the longest row first: its shares of all work and of the steps' time, and each row in words."""
+    """Part of the work, longest row first: its shares of all work and of the steps' time, and each row as text."""
 
     rows: list[Row]
     share: float
@@ -42,23 +42,23 @@ def gpus(profile: Profile) -> list[Gpu]:
 
 
 def steps(profile: Profile) -> int:
-    """Return how many steps the tables sum up; one where the trace has no steps."""
+    """Return how many steps the tables cover; one if the trace has no steps."""
     return max(1, len(profile.torch.steps)) if profile.torch else 1
 
 
 def step_ns(profile: Profile) -> float:
-    """Return the mean time of a step; 0 where the trace has none."""
+    """Return the mean time of a step; 0 if the trace has none."""
     return sum(step.duration_ns for step in profile.torch.steps) / steps(profile) if profile.torch else 0.0
 
 
 def step_share(profile: Profile, *categories: Category) -> float:
-    """Return the share of the steps' time that falls to these categories."""
+    """Return the share of these categories in the steps' time."""
     each = [step.by_category for step in profile.torch.steps] if profile.torch else []
     return of_steps(profile, sum(ns.get(one, 0) for ns in each for one in categories))
 
 
 def host_share(profile: Profile) -> float:
-    """Return the share of the steps' time in which the host works alone, in calls or between them."""
+    """Return the share of the steps' time in which only the host works, in calls or between them."""
     return step_share(profile, "runtime", "cpu", "other")
 
 
@@ -69,19 +69,19 @@ def of_steps(profile: Profile, ns: float) -> float:
 
 
 def categories(profile: Profile) -> str:
-    """Return in words what a step's time divides into."""
+    """Return a text of a step's time by category."""
     shares = {
         "kernels": step_share(profile, "kernel"),
         "copies and memsets": step_share(profile, "memcpy", "memset"),
-        "the host alone": host_share(profile),
-        "the data loader": step_share(profile, "data_loader"),
+        "host only": host_share(profile),
+        "data loader": step_share(profile, "data_loader"),
     }
     divided = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
     return f"a step of {ms(step_ns(profile))}: {divided}"
 
 
 def rows(profile: Profile) -> list[Row]:
-    """Return the kernels of a run on a GPU, else the operators; the longest first."""
+    """Return the kernels of a run on a GPU, else the operators; longest first."""
     if not profile.torch:
         return []
     if gpus(profile):
@@ -92,7 +92,7 @@ def rows(profile: Profile) -> list[Row]:
 
 
 def work(profile: Profile, pattern: str, but: str | None = None) -> Part:
-    """Return the work whose kernel or operator `pattern` finds and `but` does not."""
+    """Return the work whose kernel or operator matches `pattern` but not `but`."""
     return part(profile, (row for row in rows(profile) if _is(row, pattern) and not (but and _is(row, but))))
 
 
@@ -102,26 +102,26 @@ def part(profile: Profile, found: Iterable[Row]) -> Part:
     ns, whole = sum(row.ns for row in chosen), sum(row.ns for row in rows(profile))
     lines = [
         f"{row.name}: {percent(row.ns / whole)} of the work, {ms(row.ns / steps(profile))} and "
-        f"{row.calls / steps(profile):.4g} calls a step"
+        f"{row.calls / steps(profile):.4g} calls per step"
         for row in chosen[:_SHOWN]
     ]
     return Part(chosen, ns / whole if whole else 0.0, of_steps(profile, ns), lines)
 
 
 def occupancy(counted: Mapping[str, KernelRow], kernel: KernelRow) -> float | None:
-    """Return the occupancy that ncu measured of a kernel, else the one that its launches allow, 0 to 1.
+    """Return a kernel's occupancy measured by ncu, else the one that its launches allow, 0 to 1.
 
-    Takes what `by_counters` gave.
+    `counted` is the result of `by_counters`.
     """
     row = counted.get(kernel.name)
     return kernel.estimated_occupancy if row is None or row.measured_occupancy is None else row.measured_occupancy
 
 
 def by_counters(profile: Profile) -> dict[str, KernelRow]:
-    """Return the rows of ncu by the names that their kernels have in the trace; those that it did not count are absent.
+    """Return ncu's rows by their kernels' names in the trace; kernels that it did not count are absent.
 
-    ncu spells template arguments and parameters otherwise than a trace. Where it has no kernel of the same whole name,
-    the plain name tells, if it is that of one kernel alone on both sides.
+    ncu spells template arguments and parameters differently. If it has no kernel with the same full name, the plain
+    name is used, if it belongs to exactly one kernel on each side.
     """
     if not (profile.ncu and profile.torch):
         return {}
@@ -139,14 +139,14 @@ def plain_name(kernel: str) -> str:
 
 
 def layers(profile: Profile) -> list[LayerRow]:
-    """Return the layers that have no parts in the table, which divide the pass."""
+    """Return the layers without parts in the table, which divide the run."""
     every = profile.layers.layers if profile.layers else []
     groups = {row.parent for row in every}
     return [row for row in every if row.name not in groups]
 
 
 def kinds(profile: Profile) -> list[LayerRow]:
-    """Return layers that differ only in a number, such as layers.*.scan, as one row each."""
+    """Return the layers, merging those that differ only in a number, such as layers.*.scan, into one row."""
     alike: dict[str, list[LayerRow]] = {}
     for row in layers(profile):
         alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.name), []).append(row)
@@ -168,23 +168,23 @@ def _together(name: str, found: list[LayerRow]) -> LayerRow:
 
 
 def flops_share(profile: Profile, layer: LayerRow) -> float | None:
-    """Return a layer's share of the FLOPs of all layers; None where they are not known."""
+    """Return a layer's share of the FLOPs of all layers; None if they are unknown."""
     whole = sum(row.flops or 0 for row in layers(profile))
     return None if layer.flops is None or not whole else layer.flops / whole
 
 
 def percent(share: float) -> str:
-    """Return a share in words: 60.6 %."""
+    """Return a share as text: 60.6 %."""
     return f"{100 * share:.4g} %"
 
 
 def ms(ns: float) -> str:
-    """Return a time in words: 15.3 ms."""
+    """Return a time as text: 15.3 ms."""
     return f"{ns / 1e6:.4g} ms"
 
 
 def mib(size: float) -> str:
-    """Return a size in words: 327.6 MiB."""
+    """Return a size as text: 327.6 MiB."""
     return f"{size / 2**20:.4g} MiB"
 
 

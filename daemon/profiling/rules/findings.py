@@ -1,7 +1,7 @@
-"""What a profile says is wrong, what curing it gains at the most, and which variant tests that: rules over its tables.
+"""Problems that a profile shows, the largest gain of a remedy, and the variant that tests it: rules over its tables.
 
-A rule is a function of the profile that returns one Finding or None; where its method did not run it finds nothing.
-`expected` is of its own cure alone, one that does all it can. Where several findings propose one variant, that has the
+A rule is a function of the profile that returns one Finding or None; without its method's result it finds nothing.
+`expected` assumes this remedy alone, fully effective. If several findings propose one variant, it should have the
 gains of all of them.
 """
 
@@ -18,6 +18,6 @@ RULES: tuple[Callable[[Profile], Finding | None], ...] = (
 
 
 def find(profile: Profile) -> list[Finding]:
-    """Return what the rules find, the largest expected gain first and those without one last."""
+    """Return the findings, the largest expected gain first and those without one last."""
     found = [finding for rule in RULES if (finding := rule(profile))]
     return sorted(found, key=lambda finding: 1.0 if finding.expected is None else finding.expected)

@@ -1,6 +1,6 @@
-"""Rules on the work of a step: the kernels of a GPU and the operators of a CPU, by name.
+"""Rules on the work of a step: GPU kernels and CPU operators, by name.
 
-Kernels are known by their libraries' names, operators by PyTorch's.
+Kernels are recognised by their libraries' names, operators by PyTorch's.
 """
 
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
@@ -36,8 +36,8 @@ def scan(profile: Profile) -> Finding | None:
         rule="scan",
         title="The selective scan dominates: each token waits for the one before it",
         evidence=[*lines, *([] if held is None else [f"occupancy of its kernel {percent(held)}"])],
-        advice="The two-level form scans chunks of the tokens side by side, and is exact. Mamba-2's scan is made of "
-        "matrix products, but its recurrence is another one: it needs retraining.",
+        advice="The two-level form scans chunks of tokens in parallel, and is exact. Mamba-2's scan consists of "
+        "matrix products, but its recurrence is different: it needs retraining.",
         expected=1 - of_step * (1 - (held or 0.0)),
         variant=custom or (profile.case.variant.name if has_form else None),
         options={"scan": "two_level"} if has_form else {},
@@ -45,7 +45,7 @@ def scan(profile: Profile) -> Finding | None:
 
 
 def _scan_part(profile: Profile) -> tuple[float, float, list[str]]:
-    """Return the scan's shares of the work and of a step and the evidence: by its kernels, or else by its layers."""
+    """Return the scan's shares of the work and of a step, and the evidence: by its kernels, else by its layers."""
     part = evidence.work(profile, _SCAN)
     layered = sum(row.share for row in evidence.layers(profile) if "scan" in row.name.lower())
     if part.share >= layered:
@@ -59,7 +59,7 @@ def _scan_occupancy(profile: Profile) -> float | None:
 
 
 def sequence_length(profile: Profile) -> Finding | None:
-    """Find a scan that dominates over a sequence that larger patches make shorter."""
+    """Find a dominant scan over a sequence that larger patches would shorten."""
     share, _, lines = _scan_part(profile)
     options = remedies.options(profile)
     if share < 0.3 or "patch_size" not in options:
@@ -75,7 +75,7 @@ def sequence_length(profile: Profile) -> Finding | None:
         title="The sequence is long for a scan",
         evidence=[*lines, f"{now} tokens with patches of {patch} pixels, {then} with {2 * patch}"],
         advice="Time falls with the number of tokens, at a cost in accuracy that is not measured here: larger patches "
-        "need weights that are trained for them.",
+        "need weights trained for them.",
         expected=1 - busy * (1 - then / now),
         variant=profile.case.variant.name,
         options={"patch_size": 2 * patch, "stride": 2 * stride},
@@ -87,7 +87,7 @@ def _tokens(side: int, patch: int, stride: int) -> int:
 
 
 def dominant_kernel(profile: Profile) -> Finding | None:
-    """Find one kernel that takes over 30 % of the GPU's time and is not the scan, which has a rule of its own."""
+    """Find one kernel with over 30 % of the GPU's time; the scan has its own rule."""
     longest = evidence.part(profile, evidence.rows(profile)[:1])
     if not evidence.gpus(profile) or longest.share <= 0.3 or evidence.work(profile, _SCAN).share >= 0.3:
         return None
@@ -95,14 +95,14 @@ def dominant_kernel(profile: Profile) -> Finding | None:
         rule="dominant_kernel",
         title="One kernel takes the most time",
         evidence=longest.lines,
-        advice="Look at this one first: making all others faster gains at most what they take.",
+        advice="Look at this kernel first: speeding up all others gains at most the time that they take.",
         expected=1 - longest.of_step,
         variant=remedies.fused(profile),
     )
 
 
 def low_occupancy(profile: Profile) -> Finding | None:
-    """Find kernels that hold less than half of the warps; those on tensor cores are fast at few."""
+    """Find kernels with less than half of the warps; kernels on tensor cores are fast even with few."""
     counted = evidence.by_counters(profile)
     held = [
         (row, row.kernel, evidence.occupancy(counted, row.kernel))
@@ -118,14 +118,14 @@ def low_occupancy(profile: Profile) -> Finding | None:
     lost = sum(evidence.of_steps(profile, row.ns) * (1 - share / _LOW_OCCUPANCY) for row, _, share in low)
     return Finding(
         rule="low_occupancy",
-        title=f"Low occupancy, limited by {' and '.join(limits) or 'what the trace does not say'}",
+        title=f"Low occupancy, limited by {' and '.join(limits) or 'an unknown resource'}",
         evidence=[
             f"{line}; occupancy {percent(share)}{_launched(kernel)}"
             for line, (_, kernel, share) in zip(part.lines, low, strict=False)
         ],
-        advice="The grid is too small: a larger batch, or work cut into more blocks, fills the SMs."
+        advice="The grid is too small: use a larger batch, or split the work into more blocks."
         if few_blocks
-        else "Fewer registers, less shared memory or another block size let more warps hide the latency of memory.",
+        else "Use fewer registers, less shared memory or another block size: more warps hide memory latency.",
         expected=1 - lost,
         variant=profile.case.variant.name if few_blocks else remedies.changed(profile, kernels="custom"),
         batch_size=4 * profile.case.batch_size if few_blocks else None,
@@ -133,13 +133,13 @@ def low_occupancy(profile: Profile) -> Finding | None:
 
 
 def _launched(kernel: KernelRow) -> str:
-    """Return what is known of a kernel's launches, as the end of a sentence."""
-    blocks = "" if kernel.blocks_per_sm is None else f", {kernel.blocks_per_sm:.3g} blocks an SM"
+    """Return the known facts about a kernel's launches, as the end of a sentence."""
+    blocks = "" if kernel.blocks_per_sm is None else f", {kernel.blocks_per_sm:.3g} blocks per SM"
     return blocks + ("" if kernel.registers is None else f", {kernel.registers} registers")
 
 
 def no_tensor_cores(profile: Profile) -> Finding | None:
-    """Find matrix products in fp32 that leave the tensor cores unused."""
+    """Find fp32 matrix products that do not use the tensor cores."""
     found = evidence.by_counters(profile)
     counted = {name: row.tensor_cores for name, row in found.items() if row.tensor_cores is not None}
     plain = [
@@ -157,14 +157,14 @@ def no_tensor_cores(profile: Profile) -> Finding | None:
         rule="no_tensor_cores",
         title="Matrix products in fp32 run without tensor cores",
         evidence=[f"{percent(part.share)} of the work are matrix products without tensor cores, {by}", *part.lines],
-        advice="Tensor cores take fp16 and bf16: half precision, or amp where weights must stay in fp32.",
+        advice="Tensor cores need fp16 or bf16: use half precision, or amp if weights must stay in fp32.",
         expected=1 - part.of_step * (1 - 1 / _TENSOR_CORE_SPEED),
         variant=remedies.changed(profile, precision="fp16"),
     )
 
 
 def casts_and_copies(profile: Profile) -> Finding | None:
-    """Find time in casts and copies; autocast makes them around every operator."""
+    """Find time in casts and copies, which autocast inserts around every operator."""
     part = evidence.work(profile, _COPIES)
     operators = profile.torch.operators if profile.torch else []
     casts = sum(row.calls for row in operators if row.name == "aten::_to_copy") / evidence.steps(profile)
@@ -173,9 +173,9 @@ def casts_and_copies(profile: Profile) -> Finding | None:
     precision = profile.case.variant.precision
     return Finding(
         rule="casts_and_copies",
-        title="A storm of casts" if casts >= _CASTS_A_STEP else "Copies take time",
-        evidence=[*part.lines, f"{casts:.4g} casts (aten::_to_copy) a step, in {precision}"],
-        advice="Weights and inputs in one format need no casts, and fused kernels convert in registers.",
+        title="Too many casts" if casts >= _CASTS_A_STEP else "Copies take time",
+        evidence=[*part.lines, f"{casts:.4g} casts (aten::_to_copy) per step, in {precision}"],
+        advice="Keep weights and inputs in one format to avoid casts; fused kernels convert in registers.",
         expected=1 - part.of_step,
         variant=_without_casts(profile),
     )
@@ -188,23 +188,23 @@ def _without_casts(profile: Profile) -> str | None:
 
 
 def flips(profile: Profile) -> Finding | None:
-    """Find tensors that are turned round in memory."""
+    """Find tensors that are reversed in memory."""
     part = evidence.work(profile, _FLIPS)
     if part.share < 0.02:
         return None
     return Finding(
         rule="flips",
-        title="Sequences are turned round in memory",
+        title="Sequences are reversed in memory",
         evidence=part.lines,
-        advice="Read them backwards instead: the kernels of the scan and the convolution take reverse=True and turn "
-        "nothing round.",
+        advice="Read them backwards instead: the kernels of the scan and the convolution accept reverse=True and copy "
+        "nothing.",
         expected=1 - part.of_step,
         variant=remedies.changed(profile, kernels="custom"),
     )
 
 
 def cpu_convolution(profile: Profile) -> Finding | None:
-    """Find an eager convolution on a CPU that dominates. Ours skips the zeros of spikes."""
+    """Find a dominant eager convolution on a CPU. The custom one skips the zeros of spikes."""
     part = evidence.work(profile, _CPU_CONVOLUTION)
     if part.share < 0.3:
         return None
@@ -215,15 +215,15 @@ def cpu_convolution(profile: Profile) -> Finding | None:
         rule="cpu_convolution",
         title="Eager convolutions dominate on this CPU",
         evidence=[*part.lines, *([f"mean spike rate {percent(left)}"] if rates else [])],
-        advice="Spikes are mostly zeros, and our convolution skips them. ONNX Runtime packs weights once and fuses "
-        "what follows.",
+        advice="Spikes are mostly zeros, which the custom convolution skips. ONNX Runtime packs weights once and fuses "
+        "the following operators.",
         expected=1 - part.of_step * (1 - left),
         variant=custom or remedies.changed(profile, backend="onnxruntime", precision="fp32"),
     )
 
 
 def elementwise_chain(profile: Profile) -> Finding | None:
-    """Find a chain of elementwise operators, each of which reads and writes all its numbers: room for fusion."""
+    """Find a chain of elementwise operators that could be fused, since each reads and writes all its numbers."""
     part = _elementwise(profile)
     kinds = {row.operator for row in part.rows if row.ns >= 0.02 * sum(one.ns for one in part.rows)}
     if part.share < 0.25 or len(kinds) < 3:
@@ -239,33 +239,33 @@ def elementwise_chain(profile: Profile) -> Finding | None:
 
 
 def _elementwise(profile: Profile) -> Part:
-    """Return the elementwise work, copies and flips apart."""
+    """Return the elementwise work without copies and flips."""
     return evidence.work(profile, _ELEMENTWISE, but=f"{_COPIES}|{_FLIPS}")
 
 
 def neurons(profile: Profile) -> Finding | None:
-    """Find kernels of spiking neurons that dominate."""
+    """Find dominant kernels of spiking neurons."""
     part = _neurons(profile)
     if part.share < 0.3:
         return None
     shapes = [f"{row.name}{_launched(row.kernel)}" for row in part.rows[:3] if row.kernel]
     return Finding(
         rule="neurons",
-        title="The neurons' own kernels dominate",
+        title="The kernels of the neurons dominate",
         evidence=[f"{percent(part.share)} of the work", *part.lines, *shapes],
-        advice="They are bound by the bytes they move: half precision halves the currents that they read.",
+        advice="They are limited by memory bandwidth: half precision halves the bytes of the currents that they read.",
         expected=1 - part.of_step / 2,
         variant=remedies.changed(profile, precision="fp16") if evidence.gpus(profile) else None,
     )
 
 
 def _neurons(profile: Profile) -> Part:
-    """Return the work of neurons that have a kernel of their own; a convolution of spikes is none."""
+    """Return the work of neurons with their own kernel; a convolution of spikes does not count."""
     return evidence.work(profile, SNN_KERNELS, but="conv|linear")
 
 
 def time_steps(profile: Profile) -> Finding | None:
-    """Find a spiking net whose time is its neurons': it falls with the steps and, where they are bound, the level."""
+    """Find a spiking net dominated by its neurons: time falls with the steps and, if they depend on it, the level."""
     share = max(_neurons(profile).share, _elementwise(profile).share)
     options = remedies.options(profile)
     steps = int(options.get("time_steps", 1))
@@ -277,9 +277,9 @@ def time_steps(profile: Profile) -> Finding | None:
     return Finding(
         rule="time_steps",
         title=f"Neurons compute every one of {steps} time steps",
-        evidence=[f"{percent(share)} of the work is the neurons'", _in_words(fewer, options)],
-        advice="Sweep both: the level alone changes no time, it says how many steps the input needs. What fewer steps "
-        "cost in accuracy is not measured here.",
+        evidence=[f"the neurons take {percent(share)} of the work", _in_words(fewer, options)],
+        advice="Sweep both: the level alone does not change the time, it decides how many steps the input needs. The "
+        "accuracy lost with fewer steps is not measured here.",
         expected=0.5,
         variant=profile.case.variant.name,
         options=dict(fewer),

@@ -7,12 +7,12 @@ from benchd.daemon.profiling.profile import Finding, LayerRow, Profile
 from benchd.daemon.profiling.rules import evidence, remedies
 from benchd.daemon.profiling.rules.evidence import mib, ms, percent
 
-_FAR = 10.0  # times the floor: where clocks are right, not every layer of a busy device is that far
+_FAR = 10.0  # times the roofline minimum: at full clocks not every layer of a busy device is that far above it
 _HELD_FOR_LONG = ("parameters", "inputs", "gradients")
 
 
 def out_of_line(profile: Profile) -> Finding | None:
-    """Find the layer, or kind of layer, whose share of the time is most beyond three times that of the FLOPs."""
+    """Find the layer, or kind of layer, whose share of the time most exceeds three times its share of the FLOPs."""
     rows = [*evidence.layers(profile), *evidence.kinds(profile)]
     known = [(row, share) for row in rows if (share := evidence.flops_share(profile, row))]
     beyond = [(row, share) for row, share in known if row.share >= 0.1 and row.share >= 3 * share]
@@ -21,31 +21,31 @@ def out_of_line(profile: Profile) -> Finding | None:
     worst, flops = max(beyond, key=lambda pair: pair[0].share - pair[1])
     return Finding(
         rule="out_of_line",
-        title=f"Layer {worst.name} takes more time than its work",
+        title=f"Layer {worst.name} takes more time than its FLOPs explain",
         evidence=[
             f"{worst.name}: {ms(worst.ns)}, {percent(worst.share)} of the time for {percent(flops)} of the FLOPs"
         ],
-        advice="What it does beside its products decides: layout changes, many small operators, too few blocks.",
+        advice="Look at its work other than matrix products: layout changes, many small operators, too few blocks.",
         expected=1 - (worst.share - flops),
         variant=remedies.fused(profile),
     )
 
 
 def far_from_floor(profile: Profile) -> Finding | None:
-    """Find a busy device on which every layer is far over its floor, as no algorithm explains."""
+    """Find a busy device on which every layer is far above its roofline minimum, which no algorithm explains."""
     factors = [row.x_of_floor for row in evidence.layers(profile) if row.x_of_floor is not None]
     is_busy = not evidence.gpus(profile) or evidence.step_share(profile, "kernel") >= 0.9
     if len(factors) < 3 or min(factors) < _FAR or not is_busy:
         return None
     return Finding(
         rule="far_from_floor",
-        title="Every layer is far over its floor: look at the clocks first",
+        title="Every layer is far above its floor: check the clocks first",
         evidence=[
             f"{len(factors)} layers at {min(factors):.3g} to {max(factors):.3g} x of floor",
             _clocks(profile),
         ],
-        advice="A factor that all share is the board's and not the model's: set the power mode (nvpmodel), lock the "
-        "clocks (jetson_clocks), let it cool, and profile again.",
+        advice="A factor common to all layers comes from the board, not the model: set the power mode (nvpmodel), lock "
+        "the clocks (jetson_clocks), let it cool, and profile again.",
         expected=1 / min(factors),
     )
 
@@ -62,7 +62,7 @@ def _clocks(profile: Profile) -> str:
 
 
 def memory_access(profile: Profile) -> Finding | None:
-    """Find the layer, or kind of layer, bound by bytes that is farthest over its floor, and farther than the others."""
+    """Find the memory-bound layer, or kind of layer, that is farthest above its roofline, and farther than others."""
     rows = [*evidence.layers(profile), *evidence.kinds(profile)]
     usual = median([row.x_of_floor for row in rows if row.x_of_floor is not None] or [0.0])
     slow = [row for row in rows if row.binding == "bytes" and row.share >= 0.1 and _over(row) >= max(5.0, 2 * usual)]
@@ -71,12 +71,12 @@ def memory_access(profile: Profile) -> Finding | None:
     worst = max(slow, key=_over)
     return Finding(
         rule="memory_access",
-        title=f"Layer {worst.name} reaches little of the memory's bandwidth",
+        title=f"Layer {worst.name} uses little of the memory bandwidth",
         evidence=[
             f"{worst.name}: {ms(worst.ns)}, {percent(worst.share)} of the time",
-            f"{_over(worst):.3g} x of the floor that its bytes set, and the median layer {usual:.3g} x of its own",
+            f"{_over(worst):.3g} x of the floor set by its bytes; the median layer takes {usual:.3g} x",
         ],
-        advice="Look at its layout (channels last), at strides and at what is written only to be read again.",
+        advice="Check its layout (channels last), strides, and values that are written only to be read again.",
         expected=1 - worst.share * (1 - usual / _over(worst)),
         variant=remedies.fused(profile),
     )
@@ -87,7 +87,7 @@ def _over(layer: LayerRow) -> float:
 
 
 def late_stages(profile: Profile) -> Finding | None:
-    """Find a ResNet whose stages 3 and 4, with their small maps, take more than their FLOPs."""
+    """Find a ResNet whose stages 3 and 4, with small feature maps, take more time than their FLOPs explain."""
     stages = [row for row in profile.layers.layers if row.parent is None] if profile.layers else []
     rows = [row for row in stages if re.match(r"layer[34]", row.name, re.IGNORECASE)]
     share = sum(row.share for row in rows)
@@ -99,7 +99,7 @@ def late_stages(profile: Profile) -> Finding | None:
         title="Stages 3 and 4 take most of the time",
         evidence=[f"{row.name}: {ms(row.ns)}, {percent(row.share)} of the time" for row in rows]
         + [f"together {percent(share)} of the time for {percent(flops)} of the FLOPs"],
-        advice="Their maps are small and their weights large: a larger batch reads the weights once for more images.",
+        advice="Their maps are small and their weights large: a larger batch shares one read of the weights.",
         expected=1 - (share - flops),
         variant=profile.case.variant.name,
         batch_size=4 * profile.case.batch_size,
@@ -107,7 +107,7 @@ def late_stages(profile: Profile) -> Finding | None:
 
 
 def backward(profile: Profile) -> Finding | None:
-    """Find a backward pass that takes over three times the forward one; it has twice the products."""
+    """Find a backward pass that takes over three times the forward pass; it has twice the products."""
     timed = profile.benchmark
     if not timed or not timed.forward or not timed.backward:
         return None
@@ -119,14 +119,14 @@ def backward(profile: Profile) -> Finding | None:
         title="The backward pass dominates",
         evidence=[f"forward {ms(ahead)}, backward {ms(back)}: {percent(back / (ahead + back))} of both"],
         advice="Twice the forward pass is usual. Look for surrogate gradients made of many small operators, and for a "
-        "graph over all time steps; a fused kernel has its own gradient.",
+        "graph over all time steps; a fused kernel has a fused gradient.",
         expected=3 * ahead / (ahead + back),
         variant=remedies.changed(profile, kernels="custom"),
     )
 
 
 def memory_peak(profile: Profile) -> Finding | None:
-    """Find a peak that is ten times what is held for long: results between layers make it."""
+    """Find a peak ten times the long-lived memory: activations cause it."""
     memory = profile.memory
     held = sum(memory.peak_by_category.get(name, 0) for name in _HELD_FOR_LONG) if memory else 0
     if not memory or not held or memory.peak_bytes < 10 * held:
@@ -136,10 +136,10 @@ def memory_peak(profile: Profile) -> Finding | None:
     ]
     return Finding(
         rule="memory_peak",
-        title="Results between layers make the peak of memory",
-        evidence=[f"peak {mib(memory.peak_bytes)} on {memory.device}, {mib(held)} held for long", *largest],
-        advice="Smaller batches, half precision, or fused kernels that keep time steps to themselves. The gain is room "
-        "for other work and not time.",
+        title="Activations cause the memory peak",
+        evidence=[f"peak {mib(memory.peak_bytes)} on {memory.device}, {mib(held)} long-lived", *largest],
+        advice="Use smaller batches, half precision, or fused kernels that do not store every time step. This frees "
+        "memory for other work but saves no time.",
         variant=remedies.changed(profile, kernels="custom"),
     )
 

@@ -1,4 +1,4 @@
-"""Which variants and options of a profiled case can test a cure."""
+"""The variants and options of a profiled case that can test a remedy."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ def changed(
     precision: Precision | None = None,
     kernels: Kernels | None = None,
 ) -> str | None:
-    """Return the profiled variant with these changes; None where it is so already or the model does not run so."""
+    """Return the profiled variant with these changes; None if it has them already or the model cannot run that way."""
     case = profile.case
     changes = {"backend": backend, "precision": precision, "kernels": kernels}
     try:
@@ -29,20 +29,20 @@ def changed(
 
 
 def half(profile: Profile) -> str | None:
-    """Return the variant with fp16 weights, on our kernels where the model has them; None in half precision."""
+    """Return the variant with fp16 weights, on custom kernels if the model has them; None in half precision."""
     if profile.case.variant.precision in ("fp16", "bf16"):
         return None
     return changed(profile, precision="fp16", kernels="custom") or changed(profile, precision="fp16")
 
 
 def fused(profile: Profile) -> str | None:
-    """Return the variant whose kernels do several operators in one pass: ours, or else the compiler's."""
+    """Return the variant with fused kernels: the custom ones, else the compiler's."""
     if profile.case.variant.kernels == "custom":
         return None
     return changed(profile, kernels="custom") or changed(profile, backend="compile")
 
 
 def options(profile: Profile) -> dict[str, OptionValue]:
-    """Return all options of a model with their values; none of a model of the user's own."""
+    """Return all options of a model with their values; empty for a user's own model."""
     entry = catalog.find(profile.case.model)
     return entry.resolve(profile.case.options) if entry else {}

@@ -1,8 +1,8 @@
-"""The sensors: one file a source. A new one is a file with a class like `Procfs` and a line in `SAMPLERS`.
+"""The sensors: one file per source. A new one is a file with a class like `Procfs` and a line in `SAMPLERS`.
 
-A sampler is constructed with the path of its root (or its script) and raises UsageError where that makes no sense;
-hardware that is absent is no error but the answer of `unavailable`. It may raise from `sample`: what it yielded until
-then stays, the failure is named in the record, and the next tick tries again.
+A sampler is constructed with the path of its root (or its script) and raises UsageError if that is invalid; absent
+hardware is not an error but the answer of `unavailable`. It may raise from `sample`: samples yielded before stay, the
+record names the failure, and the next tick tries again.
 """
 
 import importlib
@@ -28,7 +28,7 @@ SAMPLERS = {
 
 
 class Sampler(Protocol):
-    """One source of samples. Stamps are taken by the sampler, as near to each reading as it can."""
+    """One source of samples. The sampler stamps each sample as close to its reading as it can."""
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Sampler(Protocol):
         ...
 
     def sample(self) -> Iterator[Sample]:
-        """Yield one sample a value, as they are now."""
+        """Yield one sample per current value."""
         ...
 
 
@@ -49,16 +49,16 @@ class Watcher(Protocol):
     """A sampler that also follows one process."""
 
     def watch(self, pid: int) -> None:
-        """Follow this process from now on, instead of any other."""
+        """Follow this process from now on, replacing any other."""
         ...
 
 
 @runtime_checkable
 class Metered(Protocol):
-    """A sampler some of whose samples are power or energy."""
+    """A sampler that also yields power or energy."""
 
     def power_sources(self) -> list[PowerSource]:
-        """Return what they stand for, the most complete first; valid once `unavailable` has returned None."""
+        """Return their meanings, the most complete first; valid once `unavailable` has returned None."""
         ...
 
 
@@ -76,7 +76,7 @@ def check(sources: Sequence[str]) -> list[str]:
 
 
 def load(source: str) -> Sampler:
-    """Return the sampler of a `name` or `name=PATH`; raise UsageError for one that makes no sense."""
+    """Return the sampler of a `name` or `name=PATH`; raise UsageError for an invalid one."""
     check([source])
     name, has_path, path = source.partition("=")
     module, _, kind = SAMPLERS[name].partition(":")
@@ -85,9 +85,9 @@ def load(source: str) -> Sampler:
 
 
 def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) -> list[str]:
-    """Return the samplers whose hardware this machine shows, the best power source of `device` first.
+    """Return the samplers with hardware on this machine, the best power source of `device` first.
 
-    `device` is cpu or cuda, and `gpu_uuid` what NVML is to open.
+    `device` is cpu or cuda, and `gpu_uuid` the GPU for NVML to open.
     """
     board = root / "proc/device-tree/compatible"
     tegra = board.exists() and b"nvidia,tegra" in board.read_bytes()

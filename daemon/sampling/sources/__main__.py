@@ -1,7 +1,7 @@
 """The sampler process: `python -m benchd.daemon.sampling.sources --sources procfs,fake=FILE --period 0.1`.
 
 Reads all sources at each tick of an absolute grid on CLOCK_MONOTONIC and writes JSON lines (samplers/protocol.py).
-Standard input takes commands, and its end is the end of this process, so that it never outlives its parent.
+Commands arrive on standard input, and this process ends when it closes, so it never outlives its parent.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _claim_stdout() -> int:
-    """Return a descriptor for messages alone; what a library prints goes to standard error."""
+    """Return a descriptor for messages only; libraries' prints go to standard error."""
     out = os.dup(1)
     os.dup2(2, 1)
     return out
@@ -73,7 +73,7 @@ def _pin(cpu: int | None) -> None:
         if cpu is not None:
             os.sched_setaffinity(0, [cpu])
     except OSError as error:
-        raise UsageError(f"--cpu {cpu}: {error.strerror}; choose one this process may run on") from error
+        raise UsageError(f"--cpu {cpu}: {error.strerror}; choose a CPU that this process may run on") from error
 
 
 def _write(out: int, message: Message) -> None:
@@ -83,7 +83,7 @@ def _write(out: int, message: Message) -> None:
 
 
 class _Source:
-    """A sampler together with what last went wrong with it."""
+    """A sampler with its last failure."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -91,7 +91,7 @@ class _Source:
         self._available = False
 
     def power(self) -> list[PowerSource]:
-        """Return what its power and energy stand for, while it is available."""
+        """Return the meanings of its power and energy metrics while it is available."""
         return self.sampler.power_sources() if self._available and isinstance(self.sampler, Metered) else []
 
     def look(self) -> None:
@@ -105,12 +105,12 @@ class _Source:
         self._available = self.failure is None
 
     def forget(self) -> None:
-        """Let go of a failure that was reported, unless it lasts."""
+        """Drop a reported failure, unless it persists."""
         if self._available:
             self.failure = None
 
     def read(self, into: list[Sample]) -> None:
-        """Append the present samples; those before a failure stay."""
+        """Append the current samples; those before a failure stay."""
         if not self._available:
             return
         try:
@@ -153,7 +153,7 @@ class _Loop:
                     source.look()
 
     def _listen(self, until_ns: int) -> bool:
-        """Obey commands until then; return False at the end of standard input."""
+        """Execute commands until then; return False at the end of standard input."""
         while True:
             wait_s = max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
             if not select.select([COMMANDS], [], [], wait_s)[0]:
@@ -181,7 +181,7 @@ class _Loop:
             source.read(self._samples)
 
     def _next(self, due_ns: int) -> int:
-        """Return the next tick of the grid that is still to come."""
+        """Return the next future tick of the grid."""
         late = max(0, (time.monotonic_ns() - due_ns) // self._period_ns)
         self._missed += late
         return due_ns + (late + 1) * self._period_ns

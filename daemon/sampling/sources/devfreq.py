@@ -1,4 +1,4 @@
-"""Load and clock of a Jetson's GPU from devfreq, and of its memory where root sees them in debugfs."""
+"""Load and clock of a Jetson's GPU from devfreq, and of its memory from debugfs if running as root."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,14 +7,14 @@ from pathlib import Path
 from benchd.daemon.machine.sysfs import KernelFile, number
 from benchd.daemon.records import Sample
 
-GPU_NODES = ("ga10b", "gv11b", "gpu")  # what follows the address: it changed from one L4T release to the next
+GPU_NODES = ("ga10b", "gv11b", "gpu")  # the part after the address, which changed between L4T releases
 MIN_INTERVAL_S = 0.09
 
 
 class Devfreq:
-    """Yields at most ten times a second `gpu_utilization_percent` and `gpu_clock_hz`.
+    """Yields `gpu_utilization_percent` and `gpu_clock_hz` at most ten times per second.
 
-    Likewise `emc_clock_hz` and `emc_utilization_percent`, of the memory controller, where the kernel shows them.
+    Likewise `emc_clock_hz` and `emc_utilization_percent` of the memory controller, if the kernel exposes them.
     """
 
     name = "devfreq"
@@ -26,7 +26,7 @@ class Devfreq:
         self._metrics: dict[str, Callable[[], float]] = {}
 
     def unavailable(self) -> str | None:
-        """Return why the GPU's load or clock cannot be read, else None; the memory's may be missing."""
+        """Return why the GPU's load or clock cannot be read, else None; memory values may be missing."""
         nodes = [node for node in self._nodes().glob("*") if node.name.rpartition(".")[2] in GPU_NODES]
         if len(nodes) != 1:
             return f"{self._nodes()} has {len(nodes)} nodes of an integrated GPU"
@@ -42,9 +42,9 @@ class Devfreq:
         return self._root / "sys/class/devfreq"
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the present values, or nothing soon after the last time.
+        """Yield the current values, or nothing if called again too soon.
 
-        Raises OSError or ValueError at the first that is not as it was.
+        Raises OSError or ValueError at the first value that can no longer be read.
         """
         now_ns = time.monotonic_ns()
         if now_ns < self._due_ns:
@@ -73,7 +73,7 @@ def _gpu(node: Path) -> dict[str, Callable[[], float]]:
 
 
 def _emc(kernel: Path) -> dict[str, Callable[[], float]]:
-    """Return what can be read of the memory controller: clock and utilization, the clock alone, or nothing."""
+    """Return the readable values of the memory controller: clock and utilization, the clock only, or none."""
     rate_path = kernel / "debug/bpmp/debug/clk/emc/rate"
     if number(rate_path) is None:
         return {}

@@ -2,9 +2,8 @@
 
 {"metrics": [{"metric": "power_w", "rail": "VDD_IN", "values": [5.0, 15.0], "period_s": 0.1}], "fail_at": 3}
 
-Each list is played in a loop, one value a period, on the monotonic clock; `rail` may be left out. A `scope` makes a
-power or an energy counter a total that energy is taken from. With `fail_at` the reading of that number, counted from 1,
-fails.
+Each list is played in a loop, one value per period, on the monotonic clock; `rail` is optional. A `scope` makes a power
+or an energy counter a total that is used for energy. With `fail_at` the reading of that number, counted from 1, fails.
 """
 
 import time
@@ -34,20 +33,20 @@ class _Script(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fake:
-    """Plays a script. `clock` gives nanoseconds; the script begins when the sampler is made."""
+    """Plays a script. `clock` gives nanoseconds; the script starts when the sampler is created."""
 
     name = "fake"
 
     def __init__(self, script: Path | None = None, clock: Callable[[], int] = time.monotonic_ns) -> None:
         if script is None:
-            raise UsageError("the fake sampler plays a script; name it as fake=FILE")
+            raise UsageError("the fake sampler plays a script: give it as fake=FILE")
         self._script = _read(script)
         self._clock = clock
         self._start_ns = clock()
         self._readings = 0
 
     def unavailable(self) -> str | None:
-        """Return None: a script that was read is there."""
+        """Return None: the script was read."""
         return None
 
     def power_sources(self) -> list[PowerSource]:
@@ -66,7 +65,7 @@ class Fake:
         ]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the present value of each metric; raise OSError at the reading that the script lets fail."""
+        """Yield the current value of each metric; raise OSError at the reading that the script makes fail."""
         self._readings += 1
         if self._readings == self._script.fail_at:
             raise OSError(f"reading {self._readings} fails, as scripted")

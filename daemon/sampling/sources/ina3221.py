@@ -1,6 +1,6 @@
-"""Rail power of a Jetson from its INA3221 monitors: a few sysfs files, no rights, no child process.
+"""Rail power of a Jetson from its INA3221 monitors: a few sysfs files, no privileges, no child process.
 
-A rail goes by its label: the numbers of hwmon devices and of channels differ from board to board and from boot to boot.
+A rail is identified by its label: hwmon device and channel numbers differ between boards and between boots.
 """
 
 import time
@@ -20,13 +20,13 @@ MODULE_RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
 MAX_MILLIVOLTS = 26_000
 FULL_SCALE_UV = 163_800
 OFFSET_UV = 120  # three steps: a rail without load may read a little below zero
-SMALLEST_SHUNT_UOHM = 2000  # of all Orin boards, where the driver does not tell
+SMALLEST_SHUNT_UOHM = 2000  # of all Orin boards, if the driver does not report it
 RESET_PERIOD_S = 3 * (1.1e-3 + 1.1e-3)  # out of reset: three channels, each its shunt and its bus voltage
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a driver names its files; `{}` is the number of a channel. Values are in mV and mA."""
+    """A driver's file names; `{}` is the channel number. Values are in mV and mA."""
 
     folders: str
     channels: range
@@ -42,9 +42,9 @@ LAYOUTS = (
 
 
 class Ina3221:
-    """Yields `power_w` of each rail by its label and, on a board without VDD_IN, the sum of the module's rails.
+    """Yields `power_w` per rail label and, on a board without VDD_IN, the sum of the module's rails.
 
-    The sum has no rail, and is there only where each of its parts was read at the same tick.
+    The sum has no rail, and exists only if each of its parts was read at the same tick.
     """
 
     name = "ina3221"
@@ -54,7 +54,7 @@ class Ina3221:
         self._rails: dict[str, _Rail] = {}
 
     def unavailable(self) -> str | None:
-        """Return why not every rail with a label can be read, else None."""
+        """Return why a labelled rail cannot be read, else None."""
         try:
             self._rails = _rails(self._devices)
             if not self._rails:
@@ -66,7 +66,7 @@ class Ina3221:
         return None
 
     def power_sources(self) -> list[PowerSource]:
-        """Return the module's whole power, where the board has rails that say it, and then the other rails."""
+        """Return the module's total power, if the board has rails for it, and then the other rails."""
         if MODULE_INPUT in self._rails:
             whole = [self._source(MODULE_INPUT, f"module input {MODULE_INPUT}", [MODULE_INPUT], total=True)]
         elif self._has_sum():
@@ -92,7 +92,7 @@ class Ina3221:
         return MODULE_INPUT not in self._rails and self._rails.keys() >= set(MODULE_RAILS)
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the present power of each rail; raise OSError in the end, naming the rails that gave none."""
+        """Yield the current power of each rail; finally raise OSError naming the rails that failed."""
         read: dict[str, Sample] = {}
         failures = []
         for label, rail in self._rails.items():
@@ -106,7 +106,7 @@ class Ina3221:
         if self._has_sum() and read.keys() >= set(MODULE_RAILS):
             yield self._sum([read[label] for label in MODULE_RAILS])
         if failures:
-            with suppress(ValueError):  # what does not work is about to be said
+            with suppress(ValueError):  # the failure is reported below
                 self._find_again()
             raise OSError("; ".join(failures))
 
@@ -115,13 +115,13 @@ class Ina3221:
         return Sample(t_ns, "power_w", sum(part.value for part in parts), self.name)
 
     def _find_again(self) -> None:
-        """Look up where the same rails are now; one that is nowhere goes on failing."""
+        """Find the current paths of the same rails; a rail that is gone keeps failing."""
         found = _rails(self._devices)
         self._rails = {label: found.get(label, rail) for label, rail in self._rails.items()}
 
 
 class _Rail:
-    """One channel, and the seconds between its values and over which its chip averages them."""
+    """One channel, with its chip's update period and averaging time in seconds."""
 
     def __init__(self, label: str, folder: Path, layout: _Layout, channel: int) -> None:
         self.period_s, self.averaging_s = _timing(folder)
@@ -134,12 +134,12 @@ class _Rail:
     def read(self) -> tuple[int, float]:
         """Return when, in the middle of the reading, and the watts.
 
-        Raises OSError or ValueError where the channel cannot be read, has another label or is out of its range.
+        Raises OSError or ValueError if the channel cannot be read, has a different label or is out of range.
         """
-        # A driver that was bound anew may have put another rail under the same path.
+        # A driver that was bound again may have put another rail under the same path.
         label = self._label.read().decode(errors="replace").strip()
         if label != self._name:
-            raise ValueError(f"its channel is labelled {label!r} now")
+            raise ValueError(f"its channel is now labelled {label!r}")
         before_ns = time.monotonic_ns()
         millivolts, milliamps = int(self._voltage.read()), int(self._current.read())
         t_ns = (before_ns + time.monotonic_ns()) // 2
@@ -152,7 +152,7 @@ class _Rail:
 
 
 def _rails(devices: Path) -> dict[str, _Rail]:
-    """Return the rails of all chips by label; raise ValueError for a label that is unreadable or not the only one."""
+    """Return the rails of all chips by label; raise ValueError for an unreadable or repeated label."""
     rails: dict[str, _Rail] = {}
     for folder, layout in _folders(devices):
         for channel in layout.channels:
@@ -178,8 +178,8 @@ def _folders(devices: Path) -> Iterator[tuple[Path, _Layout]]:
 
 
 def _timing(folder: Path) -> tuple[float, float]:
-    """Return the seconds between two values of a chip, and over which one is averaged: 0 for a single conversion."""
+    """Return a chip's update period and averaging time in seconds; the latter is 0 for a single conversion."""
     interval_ms, samples = number(folder / "update_interval"), number(folder / "samples")
     period_s = interval_ms / 1e3 if interval_ms else RESET_PERIOD_S
-    # The average moves on with each conversion, and the interval of Jetson's drivers is that of one.
+    # The average is updated at each conversion, and the interval of Jetson's drivers is that of one conversion.
     return period_s, period_s * samples if samples and samples > 1 else 0.0

@@ -1,7 +1,7 @@
 """Power, temperatures, GPU, memory and fan of a Jetson from its jtop service; optional, since sysfs needs no service.
 
 Nothing here imports jtop: the bridge does (jtop_bridge.py says why), started with the system's Python or the one given
-as `jtop=PYTHON`. A bridge that ends or falls silent is started again, ever more slowly while that does not help.
+as `jtop=PYTHON`. A bridge that ends or falls silent is restarted, with growing delays while that does not help.
 """
 
 import select
@@ -20,7 +20,7 @@ from benchd.daemon.sampling.sources.protocol import PowerSource
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 BRIDGE = Path(__file__).with_name("jtop_bridge.py")
-INTERVAL_S = 0.5  # the service takes some 5 % of a core at 0.1 s, and its authors advise against less than 0.5 s
+INTERVAL_S = 0.5  # the service uses about 5 % of a core at 0.1 s, and its authors advise against less than 0.5 s
 START_S = 10.0
 SILENCE_S = 2.0
 RETRY_S = 0.25
@@ -30,10 +30,10 @@ UPTIME_GRAIN_NS = 10_000_000
 
 
 class _Reading(Struct, frozen=True, tag="reading"):
-    """One state of the board as of `uptime_s`, renewed every `interval_s`.
+    """One state of the board at `uptime_s`, updated every `interval_s`.
 
-    `total` is the rail that jtop takes for the whole board and its watts, None where it has none; `values` hold metric,
-    rail and value.
+    `total` is the rail that jtop uses as the board's total, with its watts, None if there is none; `values` hold
+    metric, rail and value.
     """
 
     uptime_s: float
@@ -47,7 +47,7 @@ class _Reading(Struct, frozen=True, tag="reading"):
 
     @property
     def rails(self) -> list[str]:
-        """Return the rails beside the total."""
+        """Return the rails other than the total."""
         return [rail for metric, rail, _ in self.values if metric == "power_w"]
 
 
@@ -56,11 +56,11 @@ class _End(Struct, frozen=True, tag="end"):
 
 
 class Jtop:
-    """Yields each reading of the service once, at most twice a second, stamped by the service within some 10 ms.
+    """Yields each reading of the service once, at most twice per second, stamped by the service within about 10 ms.
 
     `power_w` by rail, `zone_temp_c` by zone, `gpu_utilization_percent`, `gpu_clock_hz`, `memory_used_bytes`,
     `nvmap_used_bytes`, `fan_speed_percent` and `fan_speed_rpm` by fan, and `nvpmodel_id` with the mode's name as its
-    rail; each where the service has it. Another client may have set a slower or faster rate before.
+    rail; each if the service has it. Another client may have set a slower or faster rate before.
     """
 
     name = "jtop"
@@ -87,7 +87,7 @@ class Jtop:
         return self._failure or f"no reading has come from {self._python} yet"
 
     def power_sources(self) -> list[PowerSource]:
-        """Return the total, where jtop knows one, and the rails, whose scope is no more than their name."""
+        """Return the total, if jtop has one, and the rails, whose scope is just their name."""
         if self._first is None:
             return []
         total = self._first.total_rail
@@ -95,10 +95,10 @@ class Jtop:
         return sources + [self._power_source(rail, total=False) for rail in self._first.rails]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the readings that have come since the last time.
+        """Yield the readings received since the last call.
 
-        Raises ChildProcessError while the bridge is down, and ValueError where the power rails are not those of the
-        first reading: jtop then sums up other rails to a total.
+        Raises ChildProcessError while the bridge is down, and ValueError if the power rails differ from the first
+        reading's: jtop's total then sums different rails.
         """
         changed = None
         for reading in self._receive():
@@ -119,7 +119,7 @@ class Jtop:
         self.close()
 
     def _receive(self) -> list[_Reading]:
-        """Return the readings that have come; start a bridge that is due, let go of one that has ended."""
+        """Return the readings received; start a bridge that is due, drop one that has ended."""
         if self._bridge is None and time.monotonic() >= self._due_s:
             self._start()
         if self._bridge is None:
@@ -138,10 +138,10 @@ class Jtop:
         try:
             self._bridge = _Bridge(self._python)
         except OSError as error:
-            self._lose(f"{self._python} does not start: {error.strerror}; name the Python that has jtop: jtop=PYTHON")
+            self._lose(f"{self._python} does not start: {error.strerror}; give the Python that has jtop as jtop=PYTHON")
 
     def _lose(self, reason: str) -> None:
-        """Note the failure and when to try again: soon after a bridge that had lasted, else twice as late each time."""
+        """Record the failure and when to retry: soon after a bridge that had lasted, else with doubling delays."""
         self.close()
         self._failure = reason
         now_s = time.monotonic()
@@ -174,19 +174,19 @@ def _power_rails(reading: _Reading) -> str:
 
 
 def _monotonic_ns(uptime_s: float) -> int:
-    """Return the time on CLOCK_MONOTONIC: uptime goes on through suspends and is cut to its grain."""
+    """Return the time on CLOCK_MONOTONIC: uptime includes suspends and is truncated to its resolution."""
     suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     return round(uptime_s * 1e9) - suspended_ns + UPTIME_GRAIN_NS // 2
 
 
 class _Bridge:
-    """One bridge process and its pipes; OSError where its Python cannot be started."""
+    """One bridge process and its pipes; raises OSError if its Python cannot be started."""
 
     def __init__(self, python: Path) -> None:
         self.ended: str | None = None
         self._patience_s = START_S
         self._heard_s = time.monotonic()
-        # -I: `import jtop` is to find the system's, neither our file of this name nor one in our PYTHONPATH.
+        # -I: `import jtop` must find the system's package, not our file of this name or one in our PYTHONPATH.
         self._process = subprocess.Popen(
             [python, "-I", BRIDGE, str(INTERVAL_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
@@ -200,10 +200,10 @@ class _Bridge:
         return self._stdout.fileno()
 
     def read(self) -> list[_Reading]:
-        """Return the readings that have arrived; `ended` says then why no more are to be expected."""
+        """Return the readings received; `ended` then says why there will be no more."""
         readings = [reading for message in self._lines.read() if (reading := self._reading(message))]
         if self._lines.ended:
-            self.ended = self.ended or "the bridge to jtop ended without a reason; standard error may hold one"
+            self.ended = self.ended or "the bridge to jtop ended without a reason; see standard error"
         now_s = time.monotonic()
         if readings:
             self._heard_s = now_s
@@ -214,7 +214,7 @@ class _Bridge:
 
     def _reading(self, message: _Reading | _End | Rubbish) -> _Reading | None:
         if isinstance(message, Rubbish):
-            self.ended = self.ended or f"the bridge to jtop wrote rubbish: {message}"
+            self.ended = self.ended or f"the bridge to jtop wrote an invalid message: {message}"
             return None
         if isinstance(message, _End):
             self.ended = self.ended or message.reason
@@ -222,7 +222,7 @@ class _Bridge:
         return message
 
     def stop(self) -> None:
-        """Kill it: it holds nothing that it would have to put in order."""
+        """Kill it: it has no state to clean up."""
         self._stdin.close()
         self._stdout.close()
         self._process.kill()

@@ -1,7 +1,7 @@
 """Power, energy, clocks and load of one NVIDIA GPU by NVML, through nvidia-ml-py; on a Jetson NVML reads nothing.
 
-`nvml` is read while a case is timed. `gpm`, the performance counters of Hopper and newer, is for a pass of its own,
-because counting may disturb what is timed.
+`nvml` is read while a case is timed. `gpm`, the performance counters of Hopper and newer, is for a separate run,
+because counting may disturb the timing.
 """
 
 import os
@@ -20,15 +20,15 @@ from benchd.daemon.machine.gpu import NO_MIG, check, cuda_uuid, open_nvml
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
-MIN_INTERVAL_NS = 90_000_000  # of all but the present power
+MIN_INTERVAL_NS = 90_000_000  # of all values but the instantaneous power
 POLL_S = 0.0005
-COUNTER_STAMP_S = 5e-3  # the thread that watches the counter reads at 2 kHz, on a busy machine less regularly
-LEAD_NS = 1_000_000  # how long before it is due a change is watched for
-LONGEST_PERIOD_S = 0.1  # that is known of a GPU; for what stood still while its period was measured
+COUNTER_STAMP_S = 5e-3  # the thread that watches the counter reads at 2 kHz, less regularly on a busy machine
+LEAD_NS = 1_000_000  # polling starts this long before a change is due
+LONGEST_PERIOD_S = 0.1  # of any known GPU; used for values that did not change while their period was measured
 PERIODS_MEASURED = 10
 MEASURE_S = 2.0
 STALE_NS = 2_000_000_000
-AVERAGE_S = 1.0  # behind NVML's average from Ampere on
+AVERAGE_S = 1.0  # the window of NVML's average from Ampere on
 GPM_INTERVAL_NS = 200_000_000
 GPM_FIRST_S = 0.12  # two readings less than 0.1 s apart count as invalid
 
@@ -69,20 +69,20 @@ _GPM_METRICS = {
 
 
 def throttle_names(mask: int) -> list[str]:
-    """Return the names of the bits that are set in `gpu_throttle_reasons`; one without a name as `bit 0x...`."""
+    """Return the names of the bits set in `gpu_throttle_reasons`; an unnamed bit as `bit 0x...`."""
     bits = [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1]
     return [THROTTLE_REASONS.get(bit, f"bit {bit:#x}") for bit in bits]
 
 
 class Nvml:
-    """Yields what the GPU supports, by its UUID or as CUDA counts it in this environment (`cuda`, `cuda:1`).
+    """Yields the metrics that the GPU supports; the GPU is given by UUID or as CUDA counts it (`cuda`, `cuda:1`).
 
-    At each tick `power_w` of the rails gpu and module, and the changes of `energy_counter_j` since the last tick,
-    stamped when they came. At most ten times a second the rest: `power_w` of the rails gpu_average, module_average and
-    gpu_history, as the driver kept it; `gpu_clock_hz` (of the SMs), `gpu_memory_clock_hz`, `gpu_throttle_reasons` (a
-    mask, see `throttle_names`), `gpu_temp_c`, `gpu_utilization_percent`, `gpu_memory_used_bytes` and
-    `gpu_foreign_processes`, which counts those with a compute context, the watched one left out. A value that
-    the driver refuses is not claimed, and the reason is among the failures of each such reading.
+    At each tick: `power_w` of the rails gpu and module, and the changes of `energy_counter_j` since the last tick,
+    stamped when they occurred. At most ten times per second, the rest: `power_w` of the rails gpu_average,
+    module_average and gpu_history (the driver's own samples); `gpu_clock_hz` (of the SMs), `gpu_memory_clock_hz`,
+    `gpu_throttle_reasons` (a mask, see `throttle_names`), `gpu_temp_c`, `gpu_utilization_percent`,
+    `gpu_memory_used_bytes` and `gpu_foreign_processes`, the number of processes with a compute context other than the
+    watched one. A value that the driver refuses is not claimed, and each such reading reports the reason as a failure.
     """
 
     name = "nvml"
@@ -93,9 +93,9 @@ class Nvml:
         self._due_ns = 0
 
     def unavailable(self) -> str | None:
-        """Return None after one reading of every value that is claimed, else why there is none.
+        """Return None after one reading of every claimed value, else why there is none.
 
-        Takes up to two seconds, in which it measures how often energy and power are renewed.
+        Takes up to two seconds to measure the update periods of energy and power.
         """
         try:
             self._open(_Gpu(self._device))
@@ -132,11 +132,11 @@ class Nvml:
         return readings | {key: partial(gpu.power_w, *field) for key, field in _AVERAGE_POWERS.items()}
 
     def watch(self, pid: int) -> None:
-        """Take this process for ours: any other that computes on the GPU is foreign."""
+        """Treat this process as benchd's own: any other that computes on the GPU is foreign."""
         self._watched = pid
 
     def power_sources(self) -> list[PowerSource]:
-        """Return what measures the module, which only superchips like Grace Hopper have, then the GPU board."""
+        """Return the module's power sources, which only superchips like Grace Hopper have, then the GPU board's."""
         powers = [*self._present, *(key for key in self._others if key in _AVERAGE_POWERS)]
         module = [key for key in powers if key[1].startswith("module")]
         board = [_ENERGY] * bool(self._counter) + [_HISTORY] * bool(self._history)
@@ -157,7 +157,7 @@ class Nvml:
         )
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the present values; then raise OSError that names those that could not be read."""
+        """Yield the current values; then raise OSError naming those that could not be read."""
         now_ns = time.monotonic_ns()
         due = now_ns >= self._due_ns
         failures = list(self._gpu.refused) if due else []
@@ -190,24 +190,24 @@ def _named(key: _Key) -> str:
 
 
 def _is_here(pid: int) -> bool:
-    """Say whether a process has this number here: in a container the driver may give those of the host."""
-    if pid == 0:  # one that our namespace has no number for
+    """Return whether a process with this pid exists here: in a container the driver may report the host's pids."""
+    if pid == 0:  # a process outside this pid namespace
         return False
     try:
-        os.kill(pid, 0)  # and not /proc, where a unit hides the processes of others
+        os.kill(pid, 0)  # not /proc, where a unit hides other users' processes
     except OSError as error:
         return isinstance(error, PermissionError)
     return True
 
 
 def _reading(read: Callable[[], float]) -> list[tuple[int, float]]:
-    """Return one value with the middle of the time that its reading took."""
+    """Return one value with the midpoint of its reading time."""
     begin_ns, value = time.monotonic_ns(), float(read())
     return [((begin_ns + time.monotonic_ns()) // 2, value)]
 
 
 class _Gpu:
-    """One whole GPU, opened by UUID; raises NotAvailable where it is not there or shared out by MIG."""
+    """One whole GPU, opened by UUID; raises NotAvailable if it is absent or partitioned by MIG."""
 
     def __init__(self, device: str) -> None:
         self.uuid = cuda_uuid(device)
@@ -217,9 +217,9 @@ class _Gpu:
         try:
             self.handle = self.nvml.nvmlDeviceGetHandleByUUID(self.uuid)
         except self.error as error:
-            raise NotAvailable(f"NVML does not open {self.uuid}: {error}") from error
+            raise NotAvailable(f"NVML cannot open {self.uuid}: {error}") from error
         if self._is_shared_out():
-            raise NotAvailable(f"{self.uuid} is shared out by MIG; {NO_MIG}")
+            raise NotAvailable(f"{self.uuid} is partitioned by MIG; {NO_MIG}")
 
     def _is_shared_out(self) -> bool:
         try:
@@ -230,9 +230,9 @@ class _Gpu:
             raise NotAvailable(f"MIG mode of {self.uuid}: {error}") from error
 
     def answering(self, readings: _Readings) -> _Readings:
-        """Return those readings that give a value, each tried; raise NotAvailable where the GPU answers nothing.
+        """Try each reading and return those that give a value; raise NotAvailable if none does.
 
-        Why others do not, where it is not for lack of support, is kept in `refused`.
+        `refused` keeps the reasons of the others, except lack of support.
         """
         return {key: read for key, read in readings.items() if self._answers(key, read)}
 
@@ -252,7 +252,7 @@ class _Gpu:
         return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
 
     def power_w(self, field: int, scope: int) -> float:
-        """Return one of NVML's field values, which carry their own return codes."""
+        """Return an NVML field value, which carries its own return code."""
         value = self.nvml.nvmlDeviceGetFieldValues(self.handle, [(field, scope)])[0]
         if value.nvmlReturn:
             raise self.nvml.NVMLError(value.nvmlReturn)
@@ -263,13 +263,13 @@ class _Gpu:
         return {process.pid for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
 
     def history(self, since_us: int) -> list[tuple[int, float]]:
-        """Return the powers that the driver has kept from after `since_us`, as (microseconds of UTC, W)."""
+        """Return the powers that the driver recorded after `since_us`, as (microseconds of UTC, W)."""
         _, kept = self.nvml.nvmlDeviceGetSamples(self.handle, self.nvml.NVML_TOTAL_POWER_SAMPLES, since_us)
         return [(sample.timeStamp, sample.sampleValue.uiVal / 1e3) for sample in kept if sample.timeStamp > since_us]
 
 
 class _History:
-    """The driver's own samples of power, each given once; those from before its making are left out."""
+    """The driver's own power samples, each returned once; samples from before its creation are left out."""
 
     def __init__(self, gpu: _Gpu) -> None:
         self._gpu = gpu
@@ -280,7 +280,7 @@ class _History:
         self.period_s = median(gaps_us) / 1e6 if gaps_us else LONGEST_PERIOD_S
 
     def fresh(self) -> list[tuple[int, float]]:
-        """Return what has come since the last call."""
+        """Return the samples since the last call."""
         try:
             kept = self._gpu.history(self._seen_us)
         except self._gpu.nvml.NVMLError_NotFound:  # nothing
@@ -289,14 +289,14 @@ class _History:
         from_utc_ns = now_ns - time.time_ns()
         self._seen_us = max((t_us for t_us, _ in kept), default=self._seen_us)
         stamped = [(t_us * 1000 + from_utc_ns, power_w) for t_us, power_w in kept]
-        # a step of the wall clock in between would put them elsewhere
+        # a step of the wall clock in between would shift them
         credible = [(t_ns, power_w) for t_ns, power_w in stamped if self._last_ns < t_ns <= now_ns]
         self._last_ns = max((t_ns for t_ns, _ in credible), default=self._last_ns)
         return credible
 
 
 def _measured_periods_s(readings: _Readings) -> dict[_Key, float]:
-    """Return the median time between the changes of each value, of ten or as many as come in two seconds.
+    """Return the median time between changes of each value, over ten changes or as many as occur in two seconds.
 
     A value that changed less than three times has none.
     """
@@ -317,10 +317,10 @@ def _median_gap_s(times_ns: list[int]) -> float:
 
 
 class _EnergyCounter:
-    """The changes of the energy counter, each stamped when it happened, by a thread of its own.
+    """The changes of the energy counter, each stamped when it occurred, by a separate thread.
 
-    The sampler's ticks would see a change late by up to its period, which is 20 % of a window of 0.5 s at 10 Hz. The
-    thread sleeps until shortly before a change is due and then reads at 2 kHz until it has come.
+    The sampler's ticks would see a change up to a period late, which at 10 Hz is 20 % of a window of 0.5 s. The thread
+    sleeps until shortly before a change is due and then reads at 2 kHz until it occurs.
     """
 
     def __init__(self, read_j: Callable[[], float], period_s: float) -> None:
@@ -331,26 +331,26 @@ class _EnergyCounter:
         self._failure: Exception | None = None
 
     def changes(self) -> list[tuple[int, float]]:
-        """Return the changes since the last call as (stamp, J), at first the present value; starts the thread then.
+        """Return the changes since the last call as (stamp, J); the first call returns the present value.
 
-        Raises what reading raises now, and TimeoutError for a counter that has stood still for two seconds.
+        Raises the errors of reading, and TimeoutError for a counter without a change for two seconds.
         """
         if self._thread is None:
             self._follow_from(*_reading(self._read_j)[0])
-        # a failure waits until what was before it is handed over
+        # a failure is raised only after the changes before it were returned
         if self._changes:
             return [self._changes.popleft() for _ in range(len(self._changes))]
         if self._failure:
             raise self._failure.with_traceback(None)
         idle_ns = time.monotonic_ns() - self._changed_ns
         if idle_ns > STALE_NS:
-            raise TimeoutError(f"it has stood still for {idle_ns / 1e9:.1f} s")
+            raise TimeoutError(f"no change for {idle_ns / 1e9:.1f} s")
         return []
 
     def _follow_from(self, t_ns: int, energy_j: float) -> None:
         self._changes.append((t_ns, energy_j))
         self._changed_ns, self._unchanged_ns, self._energy_j = t_ns, t_ns, energy_j
-        # when in its period this value came is not known
+        # the position of this value within its period is unknown
         self._due_ns = t_ns
         self._thread = threading.Thread(target=self._follow, name="nvml energy counter", daemon=True)
         self._thread.start()
@@ -380,15 +380,15 @@ class _EnergyCounter:
         self._changes.append((self._changed_ns, energy_j))
 
     def _stamp_ns(self, now_ns: int) -> int:
-        """Return when the change that is seen now came: when it was due, within the two readings around it."""
+        """Return the time of the change just seen: when it was due, limited to the two readings around it."""
         periods = max(1, (now_ns - self._changed_ns) // self._period_ns)
         return min(max(self._changed_ns + periods * self._period_ns, self._unchanged_ns), now_ns)
 
 
 class Gpm:
-    """Yields the performance counters of Hopper and newer over the time since the last reading, in percent.
+    """Yields performance counters (Hopper and newer) over the time since the last reading, in percent.
 
-    Five times a second: `gpm_sm_occupancy_percent` (of the warps that fit), `gpm_sm_utilization_percent`,
+    Five times per second: `gpm_sm_occupancy_percent` (of the warps that fit), `gpm_sm_utilization_percent`,
     `gpm_tensor_percent` and by number format `gpm_hmma_tensor_percent` and `gpm_imma_tensor_percent`,
     `gpm_dram_bandwidth_percent` and `gpm_graphics_utilization_percent`.
     """
@@ -399,14 +399,14 @@ class Gpm:
         self._device = check(str(device))
 
     def unavailable(self) -> str | None:
-        """Return None after one reading of every counter that is claimed, else why there is none."""
+        """Return None after one reading of every claimed counter, else why there is none."""
         try:
             self._gpu = gpu = _Gpu(self._device)
         except NotAvailable as error:
             return str(error)
         try:
             if not gpu.nvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice:
-                return f"{gpu.uuid} has no GPM counters, which come with Hopper"
+                return f"{gpu.uuid} has no GPM counters (Hopper and newer only)"
             self._begin(gpu)
         except gpu.error as error:
             return f"{gpu.uuid} gives no GPM counters: {error}"
@@ -436,7 +436,7 @@ class Gpm:
         return [(_GPM_METRICS[metric.metricId], metric.nvmlReturn, metric.value) for metric in found]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the counters, or nothing soon after the last time; then raise OSError that names those that failed."""
+        """Yield the counters, or nothing if called again too soon; then raise OSError naming those that failed."""
         now_ns = time.monotonic_ns()
         if now_ns < self._due_ns:
             return

@@ -1,8 +1,7 @@
-"""CPU, memory and the watched process from procfs, CPU clocks from cpufreq: works everywhere, needs no rights.
+"""CPU, memory and the watched process from procfs, CPU clocks from cpufreq: works everywhere, needs no privileges.
 
-The kernel counts CPU time in ticks of 10 ms, so that one reading over a short interval is coarse; the mean is not.
-Where power is sampled faster than ten times a second this source sits ticks out: it would cost the most and tell
-nothing new.
+The kernel counts CPU time in ticks of 10 ms, so a reading over a short interval is coarse, but the mean is not. If
+power is sampled more than ten times per second, this source skips ticks: it would cost most and add no information.
 """
 
 import os
@@ -23,12 +22,12 @@ _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
 
 class Procfs:
-    """Yields at most ten times a second, with shares in percent and the watched process in percent of one CPU.
+    """Yields at most ten times per second, with shares in percent and the watched process in percent of one CPU.
 
     `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`,
-    `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the part of memory that the GPU's driver has handed out;
+    `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the memory allocated by the GPU's driver;
     `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes` while the watched process lives; and
-    `cpu_clock_hz` where the kernel tells it: the mean over all CPUs and, where CPUs share clocks, one rail a cluster.
+    `cpu_clock_hz` if the kernel reports it: the mean over all CPUs and, if CPUs share clocks, one rail per cluster.
     """
 
     name = "procfs"
@@ -53,13 +52,13 @@ class Procfs:
         return None
 
     def watch(self, pid: int) -> None:
-        """Follow this process until it ends, which is no error."""
+        """Follow this process until it ends, which is not an error."""
         self._process = _Process(self._proc / str(pid) / "stat")
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the present values, or nothing soon after the last time.
+        """Yield the current values, or nothing if called again too soon.
 
-        Raises OSError or ValueError where a file is not as it was.
+        Raises OSError or ValueError if a file can no longer be read.
         """
         now_ns = time.monotonic_ns()
         if now_ns < self._due_ns:
@@ -83,7 +82,7 @@ class Procfs:
             self._times = times
             return
         total, idle, steal = (now - before for now, before in zip(times, self._times, strict=True))
-        if total > 0:  # else the interval goes on: not one tick has passed
+        if total > 0:  # else no tick has passed, and the interval continues
             self._times = times
             yield self._sample("cpu_utilization_percent", _percent(total - idle, total))
             yield self._sample("cpu_steal_percent", _percent(steal, total))
@@ -91,7 +90,7 @@ class Procfs:
     def _read_times(self) -> tuple[int, int, int]:
         """Return the ticks of all CPUs together: in all, idle, stolen."""
         fields = [int(field) for field in self._stat.read(512).split(b"\n", 1)[0].split()[1:9]]
-        # Guest time, in the fields behind, is part of user time already.
+        # Guest time, in the later fields, is already part of user time.
         return sum(fields), fields[3] + fields[4], fields[7]
 
     def _memory(self) -> dict[str, int]:
@@ -128,7 +127,7 @@ def _percent(part: int, whole: int) -> float:
 
 
 class _Process:
-    """What one process uses; the open file keeps to it even if its pid is used again."""
+    """One process's usage; the open file stays with it even if its pid is reused."""
 
     def __init__(self, stat: Path) -> None:
         self._stat = KernelFile(stat)
@@ -142,7 +141,7 @@ class _Process:
         # The name before the last bracket may hold blanks and brackets; then state, ..., majflt, ..., utime, stime, ...
         fields = self._stat.read().rpartition(b")")[2].split()
         if fields[0] in (b"Z", b"X"):
-            raise ProcessLookupError("it has ended and waits for its parent")
+            raise ProcessLookupError("it has ended (zombie)")
         now = time.monotonic_ns(), int(fields[11]) + int(fields[12]), int(fields[9])
         before, self._before = self._before, now
         metrics: dict[str, float] = {"process_rss_bytes": int(fields[21]) * PAGE_BYTES}
@@ -154,7 +153,7 @@ class _Process:
 
 
 class _Clocks:
-    """The present clock of each group of CPUs that share one, as (name, how many CPUs, Hz); here of none."""
+    """The current clock of each group of CPUs that share one, as (name, number of CPUs, Hz); here of none."""
 
     def read(self) -> list[tuple[str, int, float]]:
         return []
@@ -174,7 +173,7 @@ class _Cpufreq(_Clocks):
 class _Cpuinfo(_Clocks):
     def __init__(self, cpuinfo: Path) -> None:
         self._file = KernelFile(cpuinfo)
-        # A buffer for the largest machine, each time, would cost more than the reading.
+        # Allocating a buffer for the largest machine each time would cost more than the reading.
         self._bytes = 2 * len(self._file.read(CPUINFO_BYTES))
 
     def read(self) -> list[tuple[str, int, float]]:
@@ -183,7 +182,7 @@ class _Cpuinfo(_Clocks):
 
 
 def _clocks(root: Path) -> _Clocks:
-    """Return cpufreq where it gives a value, else /proc/cpuinfo where it does, else none, as on some ARM boards."""
+    """Return cpufreq if it gives a value, else /proc/cpuinfo if that does, else none, as on some ARM boards."""
     policies = [policy for policy in cpufreq_policies(root) if number(policy / "scaling_cur_freq")]
     if policies:
         return _Cpufreq(policies)

@@ -1,4 +1,4 @@
-"""What the supervisor and the sampler process say to each other, as JSON lines."""
+"""The messages between the supervisor and the sampler process, as JSON lines."""
 
 from typing import Literal
 
@@ -8,13 +8,12 @@ from benchd.daemon.records import Sample
 
 
 class PowerSource(Struct, frozen=True, kw_only=True):
-    """What one power or energy metric of a source stands for; the metric's samples carry `source` and `rail`.
+    """The meaning of one power or energy metric of a source; the metric's samples carry `source` and `rail`.
 
-    `energy_counter_j` counts up since some moment of its own; `power_w` is a power. `scope` names what is behind it in
-    words for people ("module input VDD_IN", "GPU board", "CPU package"); `total` says that it is the whole of what its
-    source sees, so that nothing may be added to it. The sensor renews its value every `period_s` and, where it
-    averages, over the `averaging_s` before. A change is stamped up to `stamp_s` late, or up to a reading where that is
-    null.
+    `energy_counter_j` counts up from an arbitrary start; `power_w` is a power. `scope` names the measured hardware for
+    people ("module input VDD_IN", "GPU board", "CPU package"); `total` says that it includes everything its source
+    sees, so that nothing may be added to it. The sensor updates its value every `period_s` and, if it averages, over
+    the previous `averaging_s`. A change is stamped up to `stamp_s` late, or up to one reading if that is null.
     """
 
     source: str
@@ -28,19 +27,19 @@ class PowerSource(Struct, frozen=True, kw_only=True):
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """To the sampler: follow this process from now on; send at once what is pending."""
+    """To the sampler: follow this process from now on; send pending samples at once."""
 
     watch_pid: int | None = None
     flush: bool = False
 
 
 class Batch(Struct, frozen=True, kw_only=True, tag="batch"):
-    """From the sampler, about once a second: what it has read since its last batch, and how that went.
+    """From the sampler, about once per second: its readings since the last batch, and any failures.
 
     `t_ns` is when the batch was made and `ticks_ns` when each reading began, both on CLOCK_MONOTONIC; `missed` counts
-    the ticks that were left out because their time had passed. `cpu_s` is the CPU time of the process so far, and
-    `flushes` the flush commands it has obeyed so far, this batch included. `failures` says by source what went wrong,
-    and `power` what the power and energy of the sources that are available stand for.
+    the ticks skipped because their time had passed. `cpu_s` is the CPU time of the process so far, and `flushes` the
+    flush commands executed so far, this batch included. `failures` gives the failure per source, and `power` the
+    meanings of the power and energy metrics of the available sources.
     """
 
     samples: list[Sample]
@@ -54,7 +53,7 @@ class Batch(Struct, frozen=True, kw_only=True, tag="batch"):
 
 
 class Refusal(Struct, frozen=True, tag="refusal"):
-    """From the sampler, as its only line: why it cannot do what it was started for."""
+    """From the sampler, as its only line: why it cannot work."""
 
     reason: str
 

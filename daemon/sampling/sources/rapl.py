@@ -1,7 +1,7 @@
-"""Energy of CPU packages from RAPL's counters under /sys/class/powercap, of Intel and AMD alike (intel-rapl).
+"""Energy of CPU packages from RAPL's counters under /sys/class/powercap, for both Intel and AMD (intel-rapl).
 
-The kernel lets root alone read them (CVE-2020-8694). A counter wraps after a minute to hours: a step back is undone as
-one wrap where the zone tells its range and the time allows for one, and is an error otherwise.
+The kernel lets only root read them (CVE-2020-8694). A counter wraps after a minute to hours: a step back is undone as
+one wrap if the zone reports its range and the elapsed time allows only one, and is an error otherwise.
 """
 
 import re
@@ -13,8 +13,8 @@ from benchd.daemon.machine.sysfs import KernelFile, number, text
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
-PERIOD_S = 1e-3  # as the processors renew them
-MAX_ZONE_W = 1000.0  # above what any zone draws: a step that would take more is none
+PERIOD_S = 1e-3  # the processors' update period
+MAX_ZONE_W = 1000.0  # above the power of any zone: a larger step is not a wrap
 ALL_PACKAGES = "packages"
 # not intel-rapl-mmio:N, which is a second view of the same package
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
@@ -22,10 +22,10 @@ _UDEV_RULE = 'SUBSYSTEM=="powercap", RUN+="/bin/chgrp benchd /sys%p/energy_uj", 
 
 
 class Rapl:
-    """Yields `energy_counter_j` of each zone since its first reading, at each change; several packages also as a sum.
+    """Yields `energy_counter_j` per zone since its first reading, at each change; several packages also as a sum.
 
-    Rails are the kernel's names: `package-0`, `package-0-core`, `psys`. After a step that is not to be trusted the zone
-    starts again from 0, so that no window across it can add up.
+    Rails are the kernel's names: `package-0`, `package-0-core`, `psys`. After an implausible step the zone starts again
+    from 0, so that no window across it gives an energy.
     """
 
     name = "rapl"
@@ -36,24 +36,24 @@ class Rapl:
         self._packages_j: float | None = None
 
     def unavailable(self) -> str | None:
-        """Return None if every package, or at least another zone, could be read; else why not and what to do."""
+        """Return None if every package, or at least another zone, could be read; else the reason and the remedy."""
         folders = [path for path in sorted(self._powercap.glob("intel-rapl:*")) if _ZONE.fullmatch(path.name)]
         if not folders:
             return (
-                f"{self._powercap} has no intel-rapl zone: a virtual machine, no x86, or intel_rapl_msr is not loaded"
+                f"{self._powercap} has no intel-rapl zone: a virtual machine, not x86, or intel_rapl_msr is not loaded"
             )
         refusals = {zone: _refusal(zone) for zone in map(_Zone, folders)}
         self._zones = [zone for zone, refusal in refusals.items() if refusal is None]
-        # without one of its packages the sum would still pass for the machine's
+        # a sum without one of the packages would still look like the machine's total
         needed = (refusal for zone, refusal in refusals.items() if zone.is_package or not self._zones)
         return next(filter(None, needed), None)
 
     def power_sources(self) -> list[PowerSource]:
-        """Return the packages together, the platform, then parts, which are in no sum."""
+        """Return the sum of the packages, the platform, then parts, which belong to no sum."""
         packages = [zone.rail for zone in self._zones if zone.is_package]
         whole = packages[0] if len(packages) == 1 else ALL_PACKAGES
         sources = [self._source(whole, f"CPU {' and '.join(packages)}", total=True)] if packages else []
-        # behind the packages: whether a board is wired for it is up to its maker
+        # after the packages, because not every board is wired for it
         sources += [self._source(zone.rail, "platform psys", total=True) for zone in self._zones if zone.is_platform]
         rest = [zone for zone in self._zones if not zone.is_platform and zone.rail != whole]
         return sources + [self._source(zone.rail, f"CPU {zone.rail}", total=False) for zone in rest]
@@ -64,7 +64,7 @@ class Rapl:
         )
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the counters that have changed; then raise OSError that names the zones that could not be followed."""
+        """Yield the changed counters; then raise OSError naming the zones that failed."""
         failures: dict[_Zone, Exception] = {}
         for zone in self._zones:
             yield from self._follow(zone, failures)
@@ -91,7 +91,7 @@ class Rapl:
 
 
 class _Zone:
-    """One counter, undone of its wraps: `energy_j` since the first reading, as of `t_ns`."""
+    """One counter with its wraps undone: `energy_j` since the first reading, at `t_ns`."""
 
     def __init__(self, folder: Path) -> None:
         name = text(folder / "name") or folder.name
@@ -108,13 +108,13 @@ class _Zone:
         self._energy_uj: int | None = None
 
     def counter_uj(self) -> int:
-        """Return the counter as it stands; raise OSError or ValueError where it cannot be read."""
+        """Return the raw counter; raise OSError or ValueError if it cannot be read."""
         return int(self._file.read(32))
 
     def read(self) -> bool:
-        """Read and return whether there is a new value, as the first is.
+        """Read the counter and return whether the value is new (the first one is).
 
-        Raises OSError or ValueError where the file cannot be read or the step from the last value is not to be trusted.
+        Raises OSError or ValueError if the file cannot be read or the step from the last value is implausible.
         """
         energy_uj, t_ns = self.counter_uj(), time.monotonic_ns()
         before_uj, self._energy_uj = self._energy_uj, energy_uj
@@ -129,24 +129,24 @@ class _Zone:
         return True
 
     def _step_uj(self, step_uj: int, elapsed_s: float) -> int:
-        """Return the step, a wrap undone; raise ValueError where it may be a reset or more than one wrap."""
+        """Return the step with a wrap undone; raise ValueError if it may be a reset or more than one wrap."""
         most_uj = (elapsed_s + PERIOD_S) * MAX_ZONE_W * 1e6
         if self._range_uj and most_uj >= self._range_uj:
             raise ValueError(f"not read for {elapsed_s:.3g} s, in which it may have wrapped more than once")
         if step_uj < 0 and not self._range_uj:
-            raise ValueError(f"went back by {-step_uj} uJ, and without max_energy_range_uj no wrap can be told")
+            raise ValueError(f"went back by {-step_uj} uJ, and without max_energy_range_uj a wrap cannot be detected")
         forward_uj = step_uj % self._range_uj if self._range_uj else step_uj
         if forward_uj > most_uj:
-            raise ValueError(f"changed by {step_uj} uJ in {elapsed_s:.3g} s, which is neither a load nor a wrap")
+            raise ValueError(f"changed by {step_uj} uJ in {elapsed_s:.3g} s, which neither a load nor a wrap explains")
         return forward_uj
 
 
 def _refusal(zone: _Zone) -> str | None:
-    """Return why the zone cannot be read and what to do, None where it can."""
+    """Return why the zone cannot be read and what to do, None if it can be read."""
     try:
         zone.counter_uj()
     except PermissionError:
-        return f"{zone.path} is for root alone; let a group read it by this udev rule, then reboot: {_UDEV_RULE}"
+        return f"only root can read {zone.path}; let a group read it with this udev rule, then reboot: {_UDEV_RULE}"
     except (OSError, ValueError) as error:
         return f"{zone.path}: {error}"
     return None

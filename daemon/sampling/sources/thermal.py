@@ -1,4 +1,4 @@
-"""Temperatures from the kernel's thermal zones: works on most machines, needs no rights."""
+"""Temperatures from the kernel's thermal zones: works on most machines, needs no privileges."""
 
 import time
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ RANGE_C = (-55.0, 150.0)
 
 
 class Thermal:
-    """Yields `zone_temp_c` at most twice a second, the type of the zone as the rail.
+    """Yields `zone_temp_c` at most twice per second, with the zone's type as the rail.
 
-    A zone whose unit is switched off has no temperature, which is no error.
+    A zone whose unit is switched off has no temperature, which is not an error.
     """
 
     name = "thermal"
@@ -26,7 +26,7 @@ class Thermal:
         self._zones: dict[str, KernelFile] = {}
 
     def unavailable(self) -> str | None:
-        """Return None if a zone gives a temperature; zones that cannot be read at all are left out from then on."""
+        """Return None if any zone gives a temperature; unreadable zones are left out from then on."""
         self._zones = {}
         readable = 0
         for rail, file in _zones(self._folder).items():
@@ -38,9 +38,9 @@ class Thermal:
         return None if readable else f"no thermal zone in {self._folder} gives a temperature"
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the present temperatures, or nothing soon after the last time.
+        """Yield the current temperatures, or nothing if called again too soon.
 
-        Raises OSError in the end, naming the zones that failed.
+        Finally raises OSError naming the zones that failed.
         """
         now_ns = time.monotonic_ns()
         if now_ns < self._due_ns:
@@ -60,7 +60,7 @@ class Thermal:
 
 
 def _zones(folder: Path) -> dict[str, KernelFile]:
-    """Return the temperature file of each zone by its type, and by its number too where a type comes again."""
+    """Return the temperature file of each zone by its type, plus its number if the type repeats."""
     zones: dict[str, KernelFile] = {}
     for zone in sorted(folder.glob("thermal_zone*"), key=lambda path: (len(path.name), path.name)):
         kind = text(zone / "type") or "unnamed"
@@ -70,10 +70,10 @@ def _zones(folder: Path) -> dict[str, KernelFile]:
 
 
 def _celsius(file: KernelFile) -> float | None:
-    """Return the temperature, None while the unit is off; raise OSError or ValueError where there is none."""
+    """Return the temperature, None while the unit is off; raise OSError or ValueError if there is none."""
     try:
         celsius = int(file.read()) / 1e3
-    except BlockingIOError:  # what Tegra's firmware answers for a unit without power
+    except BlockingIOError:  # the answer of Tegra's firmware for an unpowered unit
         return None
     if not RANGE_C[0] <= celsius <= RANGE_C[1]:
         raise ValueError(f"{celsius:g} degC is out of range")

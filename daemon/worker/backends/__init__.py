@@ -1,9 +1,9 @@
-"""The runtimes: one file each, one line in the table. A backend turns a built module into something that runs.
+"""The backends: one file each, one line in the table. A backend turns a built module into a callable.
 
-A backend's module has `load(source, precision, device, example) -> Loaded`, whose run takes the tensors of an example
-one after the other; it raises Unsupported with the reason where it cannot run, and never replaces itself by another.
-One that runs a file has `prepare(source, precision, device, batch)` too, which makes that file, so that exporting and
-loading are timed apart.
+A backend's module has `load(source, precision, device, example) -> Loaded`, whose `run` takes the tensors of an example
+as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to another. A
+backend that runs a file also has `prepare(source, precision, device, batch)`, which makes that file, so that exporting
+and loading are timed separately.
 """
 
 import importlib
@@ -30,11 +30,11 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run: `run` maps a batch on `device`, its float32 as `dtype`, to what the model answers.
+    """A model that is ready to run: `run` maps a batch on `device`, its floats as `dtype`, to the model's answer.
 
-    That is a Tensor for every model of the catalog. A model that draws random numbers takes them as a further
-    argument in checks. `module` is the nn.Module whose inner spikes a check may watch, None where they are no outputs.
-    `taken_bytes` is what loading and the first runs took of a GPU's memory.
+    The answer is a Tensor for every model of the catalog. In checks, a model that draws random numbers gets them as an
+    additional argument. `module` is the nn.Module whose inner spikes a check may watch, None if they are not visible.
+    `taken_bytes` is the GPU memory that loading and the first runs took.
     """
 
     run: Callable[..., Any]
@@ -46,7 +46,7 @@ class Loaded:
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:
-    """Make the file that the variant runs, where it runs one."""
+    """Make the variant's file, if it runs one."""
     make = getattr(_module(variant), "prepare", None)
     if make:
         make(source, variant.precision, device, batch)

@@ -10,7 +10,7 @@ from benchd.daemon.worker.structures import Batch, cast, values
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the compiled module; compiling happens here, so that it counts as loading and not as the first run."""
+    """Return the compiled module; compilation happens here, so that it counts as loading, not as the first run."""
     plain = eager.load(source, precision, device, example)
     run = torch.compile(plain.run, dynamic=False)
     try:
@@ -21,6 +21,6 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
             raise Unsupported("torch.compile needs a C++ compiler on the CPU; install g++ or set CXX") from error
         raise
     except torch._dynamo.exc.TorchRuntimeError:
-        plain.run(*values(cast(example, plain.dtype).to(device)))  # raises what names the line of the model
+        plain.run(*values(cast(example, plain.dtype).to(device)))  # its error names the line of the model
         raise
     return Loaded(run, plain.dtype, device, None)

@@ -1,7 +1,7 @@
-"""Eager PyTorch captured once as a CUDA graph: a run is one launch instead of one for each kernel.
+"""Eager PyTorch captured once as a CUDA graph: one launch per run instead of one per kernel.
 
-Runs rotate over two slots, each with its input, its output and a memory pool of its own, so that two may be in flight.
-What a run returns is written again by the second run after it.
+Runs rotate over two slots, each with its own input, output and memory pool, so that two may be in flight. The second
+run after a run overwrites its output.
 """
 
 import itertools
@@ -22,18 +22,18 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, tensors, values
 
 SLOTS = 2
-WARM_UP_RUNS = 3  # libraries choose kernels and take memory, which a capture forbids
+WARM_UP_RUNS = 3  # libraries choose kernels and allocate memory, which a capture forbids
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the module as graphs; capturing happens here, so that it counts as loading and not as the first run."""
+    """Return the module as graphs; capture happens here, so that it counts as loading, not as the first run."""
     if device.type != "cuda":
         raise Unsupported("CUDA graphs need a CUDA device")
     plain = eager.load(source, precision, device, example)
     captured: dict[int, Callable[..., Batch]] = {}
 
     def run(*inputs: Tensor) -> Batch:
-        # a check gives a rate-encoded model its random numbers too, and that is another graph
+        # in a check a rate-encoded model also gets random numbers, which needs a separate graph
         if len(inputs) not in captured:
             captured[len(inputs)] = rotating([_slot(plain.run, inputs) for _ in range(SLOTS)])
         return captured[len(inputs)](*inputs)
@@ -44,9 +44,9 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 @dataclass(frozen=True)
 class Slot:
-    """Device memory for one run at a time: `launch` reads `inputs` and writes `output`, on the current stream.
+    """Device memory for one run at a time: `launch` reads `inputs` and writes `output` on the current stream.
 
-    `alive` is what the launch works on beside them.
+    `alive` keeps the launch's other memory alive.
     """
 
     inputs: Sequence[Tensor]
@@ -55,7 +55,7 @@ class Slot:
     alive: object
 
     def __call__(self, *inputs: Tensor) -> Batch:
-        """Copy the inputs here and run; raise ValueError for another shape, which a copy would spread."""
+        """Copy the inputs here and run; raise ValueError for another shape, which a copy would broadcast."""
         for held, given in zip(self.inputs, inputs, strict=True):
             if held.shape != given.shape:
                 raise ValueError(f"this was captured for an input {tuple(held.shape)}, not {tuple(given.shape)}")
@@ -65,7 +65,7 @@ class Slot:
 
 
 def rotating(slots: Sequence[Slot]) -> Callable[..., Batch]:
-    """Return a function that runs on one slot after the other."""
+    """Return a function that runs on the slots in turn."""
     order = itertools.cycle(slots)
 
     def run(*inputs: Tensor) -> Batch:
@@ -77,12 +77,12 @@ def rotating(slots: Sequence[Slot]) -> Callable[..., Batch]:
 def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Return the graph of `run` and the output that each replay writes; raise Unsupported with the reason.
 
-    On a stream of its own: cuBLAS keeps its workspace by stream, and two graphs in flight may not share one.
+    Each capture has its own stream: cuBLAS keeps one workspace per stream, and two graphs in flight must not share it.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    # torch 2.8 to 2.10 would keep the random numbers' seed as an inference tensor, which no replay outside could write
+    # torch 2.8 to 2.10 would keep the RNG seed as an inference tensor, which a replay outside that mode cannot write
     with torch.inference_mode(mode=False), torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(WARM_UP_RUNS):
             run()
@@ -96,9 +96,9 @@ def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 
 def capture_error(error: Exception) -> str:
-    """Return what broke a capture and the line of the model where it did.
+    """Return what broke a capture, and the line of the model.
 
-    Where the op raised, the end of the capture raises again, with the op's error as its context.
+    After an op's error the end of the capture raises again, with the op's error as its context.
     """
     cause = error.__context__ if isinstance(error.__context__, Exception) else error
     message = (str(cause).strip() or type(cause).__name__).splitlines()[0]
@@ -108,7 +108,7 @@ def capture_error(error: Exception) -> str:
 
 
 def _slot(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Slot:
-    with torch.inference_mode(mode=False):  # else nothing outside inference mode could be copied there
+    with torch.inference_mode(mode=False):  # else copies from outside inference mode would fail
         held = [value.clone() for value in inputs]
     graph, output = capture(partial(run, *held))
     found = output if isinstance(output, Tensor) else Tensors(tensors(output))

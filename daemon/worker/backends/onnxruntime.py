@@ -31,14 +31,14 @@ _DTYPES = {
     "tensor(uint8)": torch.uint8,
     "tensor(bool)": torch.bool,
 }
-# as torch is set to compute, and no search over algorithms in every session
+# no TF32, as in torch here, and no algorithm search in every session
 _CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 
 _ENGINE_FOLDERS = 16
 
 
 def prepare(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
-    """Return the file that `load` opens, exported now where it is not there."""
+    """Return the file that `load` opens, exported now if it does not exist."""
     return source.onnx(precision, batch, "cpu" if device.type == "cpu" else "cuda")
 
 
@@ -69,16 +69,16 @@ def _options(provider: Provider, precision: Precision, artifact: Artifact) -> di
         return dict(_CUDA_OPTIONS)
     if provider == "tensorrt":
         kept = _engines(artifact)
-        # its binding takes True and False, spelled so, and refuses 1 and 0
+        # the binding accepts the strings True and False, and refuses 1 and 0
         engines = {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(kept)}
         return engines | {"trt_fp16_enable": str(precision == "fp16")}
     return {}
 
 
 def _engines(artifact: Artifact) -> Path:
-    """Return the folder of the engines that the TensorRT provider builds of this file; the oldest ones make room.
+    """Return the folder of the TensorRT provider's engines for this file; the oldest folders are deleted.
 
-    It tells engines apart by names in the graph, not by weights, so each file needs a folder of its own.
+    The provider identifies engines by names in the graph, not by weights, so each file needs its own folder.
     """
     kept = folders.cache() / "onnxruntime-tensorrt"
     folder = kept / artifact.metadata.sha256
@@ -93,14 +93,14 @@ def _engines(artifact: Artifact) -> Path:
 def _shares(
     artifact: Artifact, provider: Provider, bound: "_Bound", example: Batch, options: dict[str, Any]
 ) -> dict[str, float]:
-    """Return the share of nodes that each provider runs; on a CPU there is one."""
+    """Return the share of nodes per provider; on a CPU there is only one."""
     if provider == "cpu":
         return {sessions.PROVIDERS[provider]: 1.0}
     return sessions.node_shares(artifact.path, provider, bound.feeds(example), options)
 
 
 class _Bound:
-    """A session as a function of inputs, of as many as the example; a run's outputs are memory of their own."""
+    """A session as a function of as many inputs as the example has; each run's outputs get new memory."""
 
     def __init__(self, session: Any, source: Source, device: torch.device, example: Batch) -> None:
         self._session, self._source, self._device = session, source, device
@@ -112,7 +112,7 @@ class _Bound:
         self._outputs = [(name, dtype, one.shape) for (name, dtype), one in zip(dtypes, found, strict=True)]
 
     def feeds(self, example: Batch) -> dict[str, np.ndarray]:
-        """Return what the session reads of this batch."""
+        """Return the session's inputs for this batch."""
         inputs = self._inputs(values(cast(example, self.dtype)))
         return {name: value.cpu().numpy() for name, value in zip(self._names, inputs, strict=True)}
 
@@ -125,7 +125,7 @@ class _Bound:
         for name, output in outputs.items():
             self._binding.bind_output(name, *_place(output))
         if self._device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # it computes on a stream of its own
+            torch.cuda.current_stream().synchronize()  # the session computes on its own stream
         self._session.run_with_iobinding(self._binding)
         return self._source.answer(outputs)
 
@@ -134,12 +134,12 @@ class _Bound:
 
 
 def _place(value: Tensor) -> tuple[str, int, type, tuple[int, ...], int]:
-    """Return device, its number, element type, shape and address, as a binding takes them."""
+    """Return device, device number, element type, shape and address, as a binding needs them."""
     element = torch.empty(0, dtype=value.dtype).numpy().dtype.type
     return value.device.type, value.device.index or 0, element, tuple(value.shape), value.data_ptr()
 
 
 def _dtype(value: Any) -> torch.dtype:
     if value.type not in _DTYPES:
-        raise Unsupported(f"{value.name} of the file is a {value.type}; it must be a tensor of plain numbers")
+        raise Unsupported(f"{value.name} in the file is a {value.type}, but must be a tensor of plain numbers")
     return _DTYPES[value.type]

@@ -1,7 +1,7 @@
-"""TensorRT: an engine built of the ONNX file, kept by what it was built of, and replayed as a CUDA graph.
+"""TensorRT: an engine built from the ONNX file, stored by everything it was built from, and run as a CUDA graph.
 
-Runs rotate over two slots, each with a context, buffers and a graph of its own, so that two may be in flight. What a
-run returns is written again by the second run after it.
+Runs rotate over two slots, each with its own context, buffers and graph, so that two may be in flight. The second run
+after a run overwrites its output.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 
 def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]:
-    """Return `run`, of what the file reads, as a function of images and of the random numbers that a model may take."""
+    """Return `run`, which takes the file's inputs, as a function of images and the random numbers of a model."""
 
     def encoded(*inputs: Tensor) -> Batch:
         return run(*source.inputs(*inputs))
@@ -77,13 +77,13 @@ def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]
 def _engine(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int
 ) -> tuple[Engine, Artifact, Built | None, list[str]]:
-    """Return the engine, its artifact, its build where it was built now, and what there is to say about that."""
+    """Return the engine, its artifact, its build if it was built now, and notes about that."""
     artifact, built = _plan(trt, source, onnx, precision, batch)
-    notes = [f"engine of {artifact.metadata.made_at} by {artifact.metadata.made_on}"] if artifact.reused else []
+    notes = [f"engine built at {artifact.metadata.made_at} on {artifact.metadata.made_on}"] if artifact.reused else []
     try:
         engine = Engine(trt, artifact.path)
     except ForeignPlan as error:
-        notes = [f"built again, because {error}"]
+        notes = [f"rebuilt, because {error}"]
         artifact, built = _plan(trt, source, onnx, precision, batch, anew=True)
         engine = Engine(trt, artifact.path)
     return engine, artifact, built, [*notes, *([built.note] if built and built.note else [])]
@@ -92,9 +92,9 @@ def _engine(
 def _plan(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int, *, anew: bool = False
 ) -> tuple[Artifact, Built | None]:
-    """Return the plan in the store, and its build where it was not there or is to be made anew."""
+    """Return the plan in the store, and its build if it was missing or must be rebuilt."""
     gpu, profile = torch.cuda.get_device_name(), Profile(batch, batch, batch)
-    # the default limit follows the memory that is free just now, and is no reason to build again
+    # the default limit depends on the currently free memory, which is no reason to rebuild
     flags = [*tensorrt.FLAGS, *([f"workspace={source.workspace_bytes}"] if source.workspace_bytes else [])]
     labels = {name: onnx.metadata.facts[name] for name in ("model", "precision") if name in onnx.metadata.facts}
     capability = torch.cuda.get_device_capability()
@@ -119,11 +119,11 @@ def _plan(
 
 
 def _notes(engine: Engine) -> list[str]:
-    return [f"{engine.device_memory_bytes} bytes of activations a context, {engine.aux_streams} auxiliary streams"]
+    return [f"{engine.device_memory_bytes} bytes of activations per context, {engine.aux_streams} auxiliary streams"]
 
 
 def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> tuple[Slot, str]:
-    """Return a slot, and why it runs without a CUDA graph, where it does."""
+    """Return a slot, and the reason if it runs without a CUDA graph."""
     context = engine.context()
     shapes = engine.shapes(batch)
     shapes = shapes | context.set_shapes(shapes)
@@ -146,12 +146,12 @@ def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> t
 def _dtype(engine: Engine, name: str) -> torch.dtype:
     dtype = engine.dtype(name)
     if dtype not in DTYPES:
-        raise Unsupported(f"the engine's {name} is {dtype}, and torch has no such type")
+        raise Unsupported(f"the engine's {name} is {dtype}, a type that torch does not have")
     return DTYPES[dtype]
 
 
 def _beside(run: Callable[[], Batch]) -> Callable[[], None]:
-    """Return `run` on a stream of its own, in order with the current one: on the default one TensorRT synchronises."""
+    """Return `run` on a separate stream, ordered after the current one: TensorRT synchronises on the default stream."""
     stream = torch.cuda.Stream()
 
     def launch() -> None:

@@ -13,7 +13,7 @@ from benchd.daemon.profiling.profile import Collected, ProfileJob
 from benchd.daemon.worker import child, phases
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
-from benchd.daemon.worker.profiling.workload import Work, open_work
+from benchd.daemon.worker.profiling.work import Work, open_work
 
 # the module of each method and the field that its result goes to; speed first, because a profiler leaves traces behind
 METHODS = {

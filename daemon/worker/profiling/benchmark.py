@@ -11,7 +11,7 @@ from benchd.daemon.verdicts import statistics
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.daemon.worker.measure import no_collection
 from benchd.daemon.worker.profiling.torch_profiler import activities, module_ranges
-from benchd.daemon.worker.profiling.workload import Work
+from benchd.daemon.worker.profiling.work import Work
 
 LEAST_S = 1.0  # a figure is of so much time, and of no fewer than the job's runs
 BLOCKS = 10

@@ -9,7 +9,7 @@ from benchd.daemon.profiling.profile import LayerRow
 from benchd.daemon.records import Probes
 from benchd.daemon.verdicts import roofline
 from benchd.daemon.worker.profiling import costs, spikes
-from benchd.daemon.worker.profiling.cuts import Path
+from benchd.daemon.worker.profiling.segments import Path
 from benchd.daemon.worker.profiling.spikes import Spikes
 from benchd.models.cost import Cost
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchd.daemon.worker.profiling.cuts import Cuts, Path
+from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.models.cost import LIF, NORM, QUANTISER, SILU, ST_BIF, Cost
 from benchd.models.snn_onepass import PooledLif
 from benchd.models.stbif import Quantiser, SpikingNetwork, StBif
@@ -24,7 +24,7 @@ from benchd.models.vim import Mixer, RmsNorm, Vim
 ELEMENTWISE = {PooledLif: LIF, StBif: ST_BIF, Quantiser: QUANTISER, RmsNorm: NORM}
 
 
-def count(module: nn.Module, forward: Callable[[], object], batch_size: int, cuts: Cuts) -> dict[Path, Cost]:
+def count(module: nn.Module, forward: Callable[[], object], batch_size: int, segments: Segments) -> dict[Path, Cost]:
     """Return the cost of each part of one forward pass; a part that only joins others has none."""
     stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, SpikingNetwork) else {}
     costs: dict[Path, list[Cost]] = defaultdict(list)
@@ -35,10 +35,10 @@ def count(module: nn.Module, forward: Callable[[], object], batch_size: int, cut
 
     def leave(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         seen = counter.get_total_flops() - begun.pop()
-        costs[cuts.modules[part]].append(_of(part, stands_for.get(part, part), [inputs, options], output, seen))
+        costs[segments.modules[part]].append(_of(part, stands_for.get(part, part), [inputs, options], output, seen))
 
     with FlopCounterMode(display=False) as counter, ExitStack() as hooks:
-        for part in _innermost(cuts):
+        for part in _innermost(segments):
             hooks.callback(part.register_forward_pre_hook(enter).remove)
             hooks.callback(part.register_forward_hook(leave, with_kwargs=True).remove)
         forward()
@@ -58,9 +58,9 @@ def total(costs: Iterable[Cost]) -> Cost:
     )
 
 
-def _innermost(cuts: Cuts) -> Iterator[nn.Module]:
-    groups = {path[:depth] for path in cuts.modules.values() for depth in range(1, len(path))}
-    return (module for module, path in cuts.modules.items() if path not in groups)
+def _innermost(segments: Segments) -> Iterator[nn.Module]:
+    groups = {path[:depth] for path in segments.modules.values() for depth in range(1, len(path))}
+    return (module for module, path in segments.modules.items() if path not in groups)
 
 
 def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:

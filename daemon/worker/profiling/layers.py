@@ -23,19 +23,19 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import LayerRow, LayersProfile
 from benchd.daemon.records import Window
 from benchd.daemon.worker import probes
-from benchd.daemon.worker.profiling import costs, cuts, spikes
+from benchd.daemon.worker.profiling import costs, segments, spikes
 from benchd.daemon.worker.profiling.breakdown import Breakdown
-from benchd.daemon.worker.profiling.cuts import Cuts, Path
 from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.daemon.worker.profiling.spikes import Spikes
-from benchd.daemon.worker.profiling.workload import Work
+from benchd.daemon.worker.profiling.work import Work
 from benchd.models import stbif
 from benchd.models.snn_onepass import OnePass
 from benchd.models.stbif import SpikingNetwork
 from benchd.models.vim import Vim
 
 MIN_RUNS = 5
-COMPONENTS = (cuts.RESET, cuts.ENCODING, cuts.RESHAPING, cuts.FORWARD, cuts.OUTPUT)
+COMPONENTS = (segments.RESET, segments.ENCODING, segments.RESHAPING, segments.FORWARD, segments.OUTPUT)
 IDLE = {
     "Model_Reset": "no state outlives a forward pass, so that there is nothing to reset",
     "Time_Encoding": "the model has no time steps to encode for",
@@ -52,14 +52,14 @@ def run(work: Work) -> LayersProfile:
     Raises Unsupported for a variant whose modules do not run one by one, and for training.
     """
     _require_modules(work)
-    cut = cuts.of(work.module)
+    split = segments.of(work.module)
     with named_range("Complete_Profiling_Session"):
         loading = _load(work)
         with torch.inference_mode():
             _warm_up(work)
-            runs = [_timed(work, cut, number) for number in range(max(MIN_RUNS, work.job.runs))]
-            part_costs = list(costs.count(work.module, work.forward, len(work.images), cut).items())
-            part_spikes = list(_spikes(work, cut))
+            runs = [_timed(work, split, number) for number in range(max(MIN_RUNS, work.job.runs))]
+            part_costs = list(costs.count(work.module, work.forward, len(work.images), split).items())
+            part_spikes = list(_spikes(work, split))
             window, passes = _repeated(work)
     fused_ns, coarse, fine = zip(*runs, strict=True)
     rates = probes.probe(work.device, work.job.case.variant.precision)
@@ -114,26 +114,26 @@ def _warm_up(work: Work) -> None:
                 work.forward()
 
 
-def _timed(work: Work, cut: Cuts, number: int) -> tuple[int, dict[Path, int], dict[Path, int]]:
+def _timed(work: Work, split: Segments, number: int) -> tuple[int, dict[Path, int], dict[Path, int]]:
     """Return the nanoseconds of a pass that nothing interrupts, of the components of one and of the parts of one."""
     fused_ns = _fused(work)
     with named_range(f"Main_Inference_Timing_Run_{number}"):
         coarse = dict.fromkeys(COMPONENTS, 0)
         with named_range("Model_Reset"):
             pass
-        coarse |= cuts.run(work.forward, cut, work.device, cuts.component)
+        coarse |= segments.run(work.forward, split, work.device, segments.component)
         with named_range(f"Memory_Profiling_Run_{number}"):
             pass
         with named_range(f"Detailed_Layer_Profiling_Run_{number}"):
-            fine = cuts.run(work.forward, cut, work.device)
+            fine = segments.run(work.forward, split, work.device)
     return fused_ns, {path[:1]: ns for path, ns in coarse.items()}, fine
 
 
 def _fused(work: Work) -> int:
-    cuts.wait_for(work.device)
+    segments.wait_for(work.device)
     begun = time.monotonic_ns()
     work.forward()
-    cuts.wait_for(work.device)
+    segments.wait_for(work.device)
     return time.monotonic_ns() - begun
 
 
@@ -157,15 +157,15 @@ def _passes(work: Work, seconds: float) -> int:
     return count
 
 
-def _spikes(work: Work, cut: Cuts) -> Iterator[tuple[Path, Spikes]]:
+def _spikes(work: Work, split: Segments) -> Iterator[tuple[Path, Spikes]]:
     if isinstance(work.module, OnePass | SpikingNetwork):
         precision = work.job.case.variant.precision
         found = spikes.count(work.module, work.forward, len(work.images), precision)
-        yield from ((cut.modules[module], each) for module, each in found.items())
+        yield from ((split.modules[module], each) for module, each in found.items())
 
 
 def _placed(parts: Iterable[tuple[Path, Of]]) -> list[tuple[Path, Of]]:
-    return [(cuts.component(path)[:1], value) for path, value in parts]
+    return [(segments.component(path)[:1], value) for path, value in parts]
 
 
 def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from benchd.daemon.profiling.trace.nesting import Nesting
 from benchd.daemon.profiling.trace.trace import DATA_LOADER_RANGE, MODULE_RANGE, Ints, MemoryEvent, Trace
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
-from benchd.daemon.worker.profiling.workload import COPY_RANGE, Whole, Work
+from benchd.daemon.worker.profiling.work import COPY_RANGE, Whole, Work
 from benchd.daemon.worker.structures import values
 
 SNAPSHOT = "memory_snapshot.pickle"

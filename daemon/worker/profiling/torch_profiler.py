@@ -13,7 +13,7 @@ from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.profiling.trace import tables, trace
 from benchd.daemon.profiling.trace.trace import MODULE_RANGE
 from benchd.daemon.worker.profiling.nvtx import named_range
-from benchd.daemon.worker.profiling.workload import Whole, Work
+from benchd.daemon.worker.profiling.work import Whole, Work
 
 TRACE = "trace.json.gz"
 TABLES = "profile.json"

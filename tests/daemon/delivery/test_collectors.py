@@ -55,7 +55,7 @@ def test_a_collector_that_falls_silent_is_forgotten_with_a_word_and_its_results_
     outbox.mark_sent(outbox.pending(1)[0].seq, at_s=0.0, unstored=True)
     assert known.expire(time.monotonic() + collectors.KNOWN_S - 60) is None
     told = known.expire(time.monotonic() + collectors.KNOWN_S + 60)
-    assert told == "no acknowledgement from store in seven days: 1 results count as sent"
+    assert told == "no acknowledgement from store for seven days: 1 results now count as sent"
     assert outbox.backlog() == ((1, 1, 0), 0)
     assert outbox.kept(collectors.SILENT) == b"{}"
 

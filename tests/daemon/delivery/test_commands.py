@@ -92,7 +92,7 @@ def test_what_the_broker_has_left_of_an_expiry_counts_from_its_arrival(gate):
 
 def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
     gate.take(arrived("run"), NOW_S, WALL_S)
-    assert reason(gate.take(arrived("run"), NOW_S + 1, WALL_S)) == "a command of this id has been taken already"
+    assert reason(gate.take(arrived("run"), NOW_S + 1, WALL_S)) == "a command with this id was already accepted"
     after = Gate(TOPICS)
     after.remember(gate.remembered(), NOW_S)
     assert isinstance(after.take(arrived("run"), NOW_S + 80_000, WALL_S), Refused)
@@ -102,7 +102,7 @@ def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
 def test_a_flood_is_refused_once_and_the_memory_stays_bounded(gate):
     found = [gate.take(arrived("status", b'{"id":"%d"}' % n), NOW_S, WALL_S) for n in range(10_000)]
     assert sum(isinstance(one, Command) for one in found) == BURST
-    assert reason(found[BURST]).startswith("more than 2 commands a second")
+    assert reason(found[BURST]).startswith("more than 2 commands per second")
     assert found[BURST + 1 :] == [None] * (10_000 - BURST - 1)
     assert isinstance(gate.take(arrived("status", b'{"id":"x"}'), NOW_S + 1, WALL_S), Command)
     for number in range(20_000):

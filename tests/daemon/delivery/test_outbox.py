@@ -250,7 +250,7 @@ def test_a_damaged_outbox_is_put_aside_and_what_is_readable_taken_over(tmp_path)
         taken = keys(outbox)
         assert 100 < len(taken) < 200
         assert set(taken) <= set(map(str, range(200)))
-        assert f"{len(taken)} messages taken over, the old file is outbox.db.damaged-1" in told
+        assert f"{len(taken)} messages recovered, the old file is now outbox.db.damaged-1" in told
         assert outbox.kept("schedule") == b"1"
     assert (tmp_path / "outbox.db.damaged-1").exists()
     again, told = open_or_salvage(path)
@@ -306,7 +306,7 @@ def test_all_that_was_not_delivered_is_taken_over_where_the_last_page_is_torn(tm
     outbox, told = open_or_salvage(path)
     with outbox:
         assert_whole(outbox)
-        assert "3 messages taken over" in told
+        assert "3 messages recovered" in told
     assert sorted(file.name for file in tmp_path.iterdir()) == ["outbox.db", "outbox.db.damaged-1"]
 
 
@@ -346,7 +346,7 @@ def test_a_kill_at_any_step_of_a_salvage_loses_nothing_and_the_next_start_says_w
             break
         assert died == -signal.SIGKILL
         # but for the last step, when it is done and the new outbox was to be opened
-        assert told is None or told.endswith("the old file is outbox.db.damaged-1")
+        assert told is None or told.endswith("the old file is now outbox.db.damaged-1")
         assert (path.parent / "outbox.db.damaged-1").exists()
     assert 6 < step < MOST_STEPS - 1
 

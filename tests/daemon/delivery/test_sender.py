@@ -151,7 +151,7 @@ def test_a_message_may_be_as_large_as_the_broker_says_and_no_larger(tmp_path, ou
         outbox.add("over", topic, 1, b"x" * 5000)
         _, refused, left, reason = send(outbox, broker)
         assert (refused, left) == (1, 0)
-        assert reason.endswith(f"bytes, and {HOST}:{broker.port} takes packets of at most 5000")
+        assert reason.endswith(f"bytes, but {HOST}:{broker.port} accepts packets of at most 5000")
         over = int(reason.split()[0]) - 5000
         listener = Listener(broker, "d").subscribe()
         outbox.add("one too many", topic, 1, b"y" * (5000 - over + 1))
@@ -273,7 +273,7 @@ def test_a_quota_leaves_the_rest_for_later(outbox):
     with answering(CONNACK_ONE_AT_A_TIME, PUBACK_QUOTA_EXCEEDED) as (port, came):
         sent, refused, left, reason = send(outbox, f"mqtt://{HOST}:{port}")
     assert (sent, refused, left) == (0, 0, 3)
-    assert reason == f"{HOST}:{port} takes no more for now: Quota exceeded"
+    assert reason == f"{HOST}:{port} accepts no more messages for now: Quota exceeded"
     connect, first, goodbye = came
     assert connect[0] == 0x10
     assert first.count(b"benchd/v1/d/result/") == 1, "more on the way than the Receive Maximum"
@@ -298,7 +298,7 @@ def test_a_broker_that_speaks_nonsense_is_a_reason(outbox, answer):
     [
         ("mqtt", [], "{} did not answer in time"),
         ("mqtts", [], "{} did not answer in time"),
-        ("mqtt", ["20 03 00 00 00"], "time was up before {} had acknowledged everything"),
+        ("mqtt", ["20 03 00 00 00"], "timed out before {} had acknowledged everything"),
     ],
 )
 def test_a_broker_that_falls_silent_is_left_in_time(outbox, scheme, answers, reason):

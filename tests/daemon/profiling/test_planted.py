@@ -68,8 +68,8 @@ class Sleepy(Dataset):
 def test_a_storm_of_casts_is_found(tmp_path):
     found = recorded(tmp_path, [SIDE] * 5, casts)
     assert set(found) == {"casts_and_copies"}
-    assert found["casts_and_copies"].title == "A storm of casts"
-    assert found["casts_and_copies"].evidence[-1] == "60 casts (aten::_to_copy) a step, in fp32"
+    assert found["casts_and_copies"].title == "Too many casts"
+    assert found["casts_and_copies"].evidence[-1] == "60 casts (aten::_to_copy) per step, in fp32"
 
 
 def test_a_flip_is_found(tmp_path):
@@ -119,7 +119,7 @@ def _row(kind, name, start_us, duration_us, **fields):
 def test_a_planted_wait_is_found_with_what_it_costs():
     found = found_in(gpu_trace(waits=True), is_cuda=True, variant="custom-fp16")
     assert set(found) == {"synchronization"}
-    assert found["synchronization"].evidence[1].startswith("aten::item: 6 calls a step wait ")
+    assert found["synchronization"].evidence[1].startswith("aten::item: 6 calls per step wait ")
 
 
 def test_a_planted_product_in_fp32_is_found():

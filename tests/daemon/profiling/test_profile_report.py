@@ -45,7 +45,7 @@ def test_every_table_is_there_and_whole():
         "Synchronisations",
         "Kernels, counted by ncu",
         "Kernels, by nsys",
-        "Calls of the runtime, by nsys",
+        "Runtime calls, by nsys",
         "NVTX ranges, by nsys",
         "Memory at its peak",
         "Largest allocations",
@@ -94,7 +94,7 @@ def test_what_was_not_measured_is_a_dash_or_no_column_and_never_zero():
 
 def test_the_cost_of_synchronising_is_said():
     components = tables(shown())["Components"]
-    assert "takes 6.4 ms and without 6 ms: 0.4 ms are the measuring's own" in components.note
+    assert "6 ms without: the synchronisation costs 0.4 ms" in components.note
     assert column(components, "share %") == ["3.40", "96.60"]
     assert tables(shown())["Layers"].note == "no state to reset"
 
@@ -114,7 +114,7 @@ def test_a_refuted_finding_says_so_with_both_figures():
     lines = finding_lines(FINDINGS[0])
     assert "predicted: 0.5 of the time (2x as fast)" in lines
     assert "measured: 1.25 of the time (0.8x as fast): REFUTED" in lines
-    assert "tested by: --variant custom --option scan=two_level" in lines
+    assert "tested by: --variants custom --option scan=two_level" in lines
     bare = Finding(rule="r", title="t", evidence=[], advice="a")
     assert finding_lines(bare) == ["t", "do: a"]
 

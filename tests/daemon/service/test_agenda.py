@@ -72,7 +72,7 @@ def test_a_pass_that_waits_lets_the_next_one_by_and_is_named_where_all_wait():
 def test_a_case_that_is_gone_is_skipped_with_a_word():
     state = begin(begin(State(), SUITE, ["gone", CASES[0]]), Suite(models=["no-such-model"]), ["x"])
     one = made(SUITE, state=state)
-    assert one.next(lambda entry: "warm") == "s: gone skipped: it is no case of this suite any more"
+    assert one.next(lambda entry: "warm") == "s: gone skipped: no longer a case of this suite"
     assert [entry.left for entry in one.state.passes] == [[CASES[0]]]
 
 
@@ -84,7 +84,7 @@ def test_a_case_that_is_gone_is_skipped_with_a_word():
         (Suite(models=["square"], batch_sizes=list(range(1, 600)), variants=["eager"]), "599 cases; at most 500"),
         (
             Suite(models=["snn_onepass"], options={name: [0.5] * 9000 for name in ("decay", "p_scale", "threshold")}),
-            "lists that multiply to 729000000000; at most 1000",
+            "the lists multiply to 729000000000 cases; at most 1000 are allowed",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_cannot_be_planned_is_refused(suite, words):
 def test_too_many_passes_are_refused_and_cancelled_by_id_or_altogether():
     one = made()
     ids = [one.begin(SUITE).suite_id for _ in range(agenda.MAX_PASSES)]
-    with pytest.raises(UsageError, match="20 passes wait already"):
+    with pytest.raises(UsageError, match="20 runs are already waiting"):
         one.begin(SUITE)
     assert one.cancel(ids[3]) == [ids[3]]
     assert one.cancel("unknown") == []

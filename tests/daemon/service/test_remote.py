@@ -73,7 +73,7 @@ def test_more_commands_than_may_wait_are_refused_and_none_is_forgotten(asked, mo
     for _ in range(4):
         asked.hear("list")
     refused = asked.answers(timed=True)
-    assert [(key, answer["reason"]) for key, answer in refused.items()] == [("4", "3 commands wait already")]
+    assert [(key, answer["reason"]) for key, answer in refused.items()] == [("4", "3 commands are already waiting")]
     answers = asked.answers()
     assert [(key, answer["accepted"]) for key, answer in answers.items()] == [("1", True), ("2", True), ("3", True)]
 
@@ -83,7 +83,7 @@ def test_the_first_of_a_flood_is_answered_and_logged(asked, capsys):
         asked.hear("list")
     answers = asked.answers()
     assert len(answers) == BURST + 1
-    assert answers[str(BURST + 1)]["reason"].startswith("more than 2 commands a second")
+    assert answers[str(BURST + 1)]["reason"].startswith("more than 2 commands per second")
     assert capsys.readouterr().err.count("command refused: ") == 1
 
 

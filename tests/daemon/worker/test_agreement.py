@@ -166,7 +166,7 @@ def test_where_rounding_hides_which_image_was_answered_random_weights_are_void(a
     found = verdict(answers(), noise=0.3, number_format="bf16", spiking=True, trained=trained)
     assert found.verdict == wanted
     assert not found.passed
-    assert "rounding alone moves the output by" in found.note
+    assert "rounding alone changes the output by" in found.note
 
 
 def test_no_rounding_makes_numbers_that_are_not_finite_void():
@@ -209,9 +209,9 @@ def test_codes_may_flip_as_rounding_flips_them(flips, noise, number_format, pass
 @pytest.mark.parametrize(
     ("observed", "words"),
     [
-        (of(drawn()[:, :9]), "the output is 64x9, and in float64 64x10"),
-        (Observation({"scores": drawn()}, None), "the output is nothing, and in float64 64x10"),
-        (of(drawn(), codes(0, 875)), "875 codes per image, and in float64 1000"),
+        (of(drawn()[:, :9]), "the output is 64x9, but 64x10 in float64"),
+        (Observation({"scores": drawn()}, None), "the output is nothing, but 64x10 in float64"),
+        (of(drawn(), codes(0, 875)), "875 codes per image, but 1000 in float64"),
     ],
 )
 def test_answers_of_another_form_fail_in_words(observed, words):
@@ -245,7 +245,7 @@ def test_small_values_beside_large_ones_are_judged_by_their_own_size(number_form
     exact = of(channels(large, axis=axis))
     found = verdict(of(channels(large, axis=axis, wrong=wrong)), exact=exact, noise=noise, number_format=number_format)
     assert found.verdict == "failed"
-    assert f"in channel 3 of axis {axis} on the mean" in found.note
+    assert f"on average in channel 3 of axis {axis}" in found.note
     right = lambda values: values * (1 + agreement.ROUNDING[number_format])  # noqa: E731
     assert verdict(
         of(channels(large, axis=axis, wrong=right)), exact=exact, noise=noise, number_format=number_format

@@ -12,7 +12,7 @@ from torch import nn
 from worker_jobs import TINY, job, run, user_module
 
 from benchd.daemon.records import Check
-from benchd.daemon.worker import agreement, audit, check, steps, subject
+from benchd.daemon.worker import agreement, audit, check, steps, workload
 from benchd.daemon.worker.agreement import Observation, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.structures import Tensors
@@ -108,7 +108,7 @@ def test_other_load_never_looks_like_a_cache_in_every_trial(spread):
 
 def known(a_job):
     """Return what the timed section of the job has to answer."""
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     _, right = check.check_and_answers(built, loaded(built.plain), a_job)
     return right
 
@@ -197,7 +197,7 @@ def test_a_check_that_failed_keeps_its_own_words():
 def test_answers_of_another_form_than_in_the_check_fail():
     found = audit.audited(passed_check(), expected(), [(0, torch.zeros(2, 3))])
     assert not found.passed
-    assert "while it was timed: the output is 2x3, and in float64 2x1" in found.note
+    assert "while it was timed: the output is 2x3, but 2x1 in float64" in found.note
 
 
 ONLY_SEEN = """
@@ -231,7 +231,7 @@ ONLY_MET_EARLY = """
 
 @pytest.mark.parametrize(
     ("forward", "words"),
-    [(SOMETIMES, "while it was timed"), (ONLY_MET_EARLY, "on inputs that it met for the first time")],
+    [(SOMETIMES, "while it was timed"), (ONLY_MET_EARLY, "on inputs that it saw for the first time")],
 )
 def test_answers_that_are_wrong_now_and_then_or_for_new_inputs_alone_fail(tmp_path, forward, words):
     outcome = measured(tmp_path, forward, batch_size=8)
@@ -298,8 +298,8 @@ def test_a_small_operation_is_not_taken_for_a_cache(tmp_path, size):
     [
         ({"a": torch.tensor([[1.0], [2.0]]), "loss": torch.tensor(3.0)}, ""),
         ({"a": torch.tensor([[1.0], [2.0]]), "loss": torch.tensor(3.2)}, "the output loss is off by more than 2.0e-05"),
-        ({"a": torch.tensor([[1.0], [2.0]])}, "the output loss is nothing, and in float64 1"),
-        ({"a": torch.ones(3, 1), "loss": torch.tensor(3.0)}, "the output a is 1x3x1, and in float64 2x1"),
+        ({"a": torch.tensor([[1.0], [2.0]])}, "the output loss is nothing, but 1 in float64"),
+        ({"a": torch.ones(3, 1), "loss": torch.tensor(3.0)}, "the output a is 1x3x1, but 2x1 in float64"),
     ],
     ids=["right", "off", "absent", "larger"],
 )

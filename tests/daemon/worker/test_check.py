@@ -13,7 +13,7 @@ from worker_jobs import job, user_module
 
 from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, subject
+from benchd.daemon.worker import backends, check, workload
 from benchd.models import catalog
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def checked(a_job):
     """Build, load and check the job here, without a worker."""
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
     return check.check(built, loaded, a_job)
 
@@ -54,7 +54,7 @@ def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
     a_job = job(tmp_path, module=user_module(tmp_path))
     limits = msgspec.structs.replace(a_job.limits, check_images=300)
     a_job = msgspec.structs.replace(a_job, limits=limits, data=f"imagefolder:{images.parent}")
-    assert len(subject.build(a_job).images) == 300
+    assert len(workload.build(a_job).images) == 300
 
 
 @pytest.mark.parametrize(("error", "passed"), [(1e-5, True), (4e-5, False)])
@@ -92,7 +92,7 @@ def test_every_precision_of_a_right_spiking_net_passes(tmp_path, precision):
 @pytest.mark.parametrize("encoding", ["repeat", "rate"])
 def test_the_neurons_codes_are_compared_image_by_image(tmp_path, encoding):
     a_job = onepass(tmp_path, options={"time_steps": 2, "encoding": encoding, "p_scale": 3.0})
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     loaded = backends.load(Variant(), built.source, CPU, built.images[:1])
     one_by_one = check.observe(loaded, built.plain, built.images[:4], 1, seed=0)
     all_at_once = check.observe(loaded, built.plain, built.images[:4], 4, seed=0)
@@ -104,7 +104,7 @@ def test_the_neurons_codes_are_compared_image_by_image(tmp_path, encoding):
 
 def planted(a_job, edit=lambda module: None, run=None):
     """Check the job's variant after `edit` changed the module that was loaded, or with `run` in its place."""
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
     with torch.no_grad():
         edit(loaded.module)
@@ -177,7 +177,7 @@ def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_
     assert found.verdict == "failed"
     assert (
         variant == "bf16"
-        or f"the answer in place {batch_size - 1} of the batch is off for most of 12 images" in found.note
+        or f"the answer at position {batch_size - 1} of the batch is off for most of 12 images" in found.note
     )
 
 
@@ -194,7 +194,7 @@ def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
     found = planted(trained(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
     assert 0 < found.images_off <= found.images_off_allowed
     assert found.verdict == "failed"
-    assert "and float64 answers it alike in 16 draws of 4 times its rounding" in found.note
+    assert "but float64 answers it alike in 16 draws of 4 times its rounding" in found.note
 
 
 @pytest.mark.parametrize("variant", ["eager", "fp16", "bf16", "custom", "custom-amp"])

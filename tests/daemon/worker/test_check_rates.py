@@ -17,7 +17,7 @@ from worker_jobs import job
 
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, subject
+from benchd.daemon.worker import backends, check, workload
 from benchd.models import catalog, demo
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def drawn(folder, model, variant, seed):
 
 def judged(a_job, plant=None):
     torch.set_num_threads(2)
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     if plant and plant.edit:
         with torch.no_grad():
             built = dataclasses.replace(built, source=plant.edited(built, a_job))

@@ -65,7 +65,7 @@ def test_gradients_in_forward_are_told_from_a_fault_of_the_line(mode, tmp_path):
     (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=""))
     outcome = run(job(tmp_path, module=f"{tmp_path}/net.py:Net"))
     words = (
-        r"net\.py:1\d: in forward: .* benchd runs inference without autograd: leave gradients .* clone of each input"
+        r"net\.py:1\d: in forward: .* benchd runs inference without autograd: remove gradients .* clone of each input"
     )
     assert re.search(words, str(outcome.process.reason)), outcome.process.reason
 

@@ -9,7 +9,7 @@ from torch import nn
 from worker_jobs import job
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.worker import subject
+from benchd.daemon.worker import workload
 from benchd.daemon.worker.backends import onnxruntime as backend
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import values
@@ -73,7 +73,7 @@ def user_onnx(folder, graph, **fields):
     path = folder / "own.onnx"
     onnx.save(parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), path)
     a_job = job(folder, model="own.own", batch_size=2)
-    return subject.build(msgspec.structs.replace(a_job, onnx=str(path), artifacts=str(folder / "store"), **fields))
+    return workload.build(msgspec.structs.replace(a_job, onnx=str(path), artifacts=str(folder / "store"), **fields))
 
 
 @pytest.mark.parametrize(

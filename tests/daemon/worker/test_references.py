@@ -6,14 +6,14 @@ import pytest
 import torch
 from worker_jobs import job, user_module
 
-from benchd.daemon.worker import references, subject
+from benchd.daemon.worker import references, workload
 from benchd.exporters import code
 
 CPU = torch.device("cpu")
 
 
 def key(a_job, images=None, *, name="float64", batch_size=8, device=CPU):
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     images = built.images[:4] if images is None else images
     return msgspec.json.encode(references.facts(name, built, a_job, images, batch_size, device))
 

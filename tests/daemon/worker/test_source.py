@@ -232,7 +232,7 @@ def test_a_board_without_an_exporter_runs_a_given_file_and_else_says_how(brought
     assert alone.endswith(f"): {advice}")
     (tmp_path / "empty").mkdir()
     assert on_a_board(environment, tmp_path / "own", tmp_path / "empty").startswith(
-        f"{tmp_path / 'empty'} holds no file of this case, and none can be exported here"
+        f"{tmp_path / 'empty'} holds no file for this case, and none can be exported here"
     )
     assert not list(tmp_path.glob("own/*/model.onnx"))
 

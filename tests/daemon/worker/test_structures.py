@@ -43,11 +43,11 @@ def test_each_tensor_of_an_answer_has_its_path(answer, paths):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ({"a": ONE, "name": "cat"}, "answers str at name: return dense tensors"),
-        (ONE.to_sparse(), "answers a torch.sparse_coo tensor: return"),
+        ({"a": ONE, "name": "cat"}, "returns str at name: return dense tensors"),
+        (ONE.to_sparse(), "returns a torch.sparse_coo tensor: return"),
         ((ONE, np.ones(2)), "answers numpy.ndarray at 1: return"),
-        (None, "the model answers nothing"),
-        ({}, "the model answers nothing"),
+        (None, "the model returns nothing"),
+        ({}, "the model returns nothing"),
         ({"a.b": ONE, "a": {"b": TWO}}, r"two values of the path a\.b"),
     ],
 )

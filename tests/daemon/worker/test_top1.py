@@ -10,7 +10,7 @@ from PIL import Image
 from worker_jobs import job, run, user_module
 
 from benchd.daemon.records import InputSpec, Variant
-from benchd.daemon.worker import accuracy, backends, subject
+from benchd.daemon.worker import accuracy, backends, workload
 
 PER_CLASS = 15
 RIGHT = (
@@ -60,7 +60,7 @@ class Watched:
 
 def in_this_process(a_job):
     """Return the accuracy of the job, how many images were read at once, and the parts that were told."""
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     device = torch.device("cpu")
     loaded = backends.load(a_job.case.variant, built.source, device, built.images[: a_job.case.batch_size])
     seen, told = Watched(built.dataset), []
@@ -205,7 +205,7 @@ def test_a_rate_encoded_image_gets_the_same_draws_in_any_batch(tmp_path):
             data=f"imagefolder:{tmp_path}/images",
             accuracy="full",
         )
-        built = subject.build(a_job)
+        built = workload.build(a_job)
         loaded = backends.load(Variant(), built.source, torch.device("cpu"), built.images[:batch_size])
         indices = built.dataset.spread(70)
         found.append(accuracy._answers(loaded, built, built.dataset, indices, a_job, lambda percent: None))

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from worker_jobs import job, user_module
 
-from benchd.daemon.worker import subject
+from benchd.daemon.worker import workload
 
 CODE = """
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_module_without_a_file_of_its_own_is_left_out(digest, tmp_path):
 def test_the_same_code_in_another_folder_is_the_same(tmp_path, monkeypatch):
     def built(folder):
         monkeypatch.delitem(sys.modules, "net", raising=False)  # a worker has imported no other before
-        return subject.build(job(folder, module=user_module(folder)))
+        return workload.build(job(folder, module=user_module(folder)))
 
     (tmp_path / "other").mkdir()
     one, other = built(tmp_path), built(tmp_path / "other")

@@ -10,7 +10,7 @@ from worker_jobs import job, run
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import audit, backends, check, steps, subject
+from benchd.daemon.worker import audit, backends, check, steps, workload
 
 CPU = torch.device("cpu")
 HELPER = """
@@ -184,7 +184,7 @@ def zoo(folder, name, given=(), **fields):
 
 def checked(a_job):
     """Build, load, run and check the job here, without a worker."""
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     batch = a_job.case.batch_size
     loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[:batch])
     pool = steps.batches(built.images, batch, loaded)
@@ -249,16 +249,16 @@ def test_an_answer_that_changes_its_size_is_compared_batch_by_batch(tmp_path):
 
 def test_another_size_than_the_reference_s_fails_with_path_and_both_sizes(tmp_path):
     a_job = zoo(tmp_path, "view")
-    built = subject.build(a_job)
+    built = workload.build(a_job)
     short = backends.Loaded(lambda x: x.flatten(1)[:, :4], torch.float32, CPU, None)
     result = check.check(built, short, a_job)
     assert not result.passed
-    assert result.note.startswith("the output is 4x4, and in float64 4x5")
+    assert result.note.startswith("the output is 4x4, but 4x5 in float64")
 
 
 REFUSED = {
-    "dropout": ([], UnfitModel, "answer to the same input changes from run to run"),
-    "Counting": ([], UnfitModel, "answer to the same input changes from run to run"),
+    "dropout": ([], UnfitModel, "answer to the same input changes between runs"),
+    "Counting": ([], UnfitModel, "answer to the same input changes between runs"),
     "not_a_number": ([], UnfitModel, "answer loss is NaN or infinite in float64"),
     "writes": ([], UnfitModel, "forward writes to its input"),
     "text": ([], UnfitModel, "answers str at name"),
@@ -283,9 +283,9 @@ def test_what_cannot_be_measured_ends_in_a_sentence(name, given, kind, words, tm
 @pytest.mark.parametrize(
     ("name", "variant", "words"),
     [
-        ("scripted", Variant("compile"), "torch compiles and exports no scripted module"),
-        ("scripted", Variant("onnxruntime"), "torch compiles and exports no scripted module"),
-        ("quantised", Variant("onnxruntime"), "torch exports no quantised module"),
+        ("scripted", Variant("compile"), "torch cannot compile or export a scripted module"),
+        ("scripted", Variant("onnxruntime"), "torch cannot compile or export a scripted module"),
+        ("quantised", Variant("onnxruntime"), "torch cannot export a quantised module"),
         ("quantised", Variant("eager", "fp16"), "leave fp16, bf16 and amp out"),
         ("branches", Variant("onnxruntime"), r"torch .* cannot export this: .*measured with --onnx"),
         ("varying", Variant("onnxruntime"), r"sizes depend on the values of its inputs; .*measured with --onnx"),
@@ -298,7 +298,7 @@ def test_what_torch_does_not_make_of_a_module_is_unsupported(name, variant, word
 
 
 def test_names_in_their_places_cost_no_wrapper(tmp_path):
-    built = [subject.build(zoo(tmp_path, "TwoInts", given)).plain for given in (SECOND[::-1], SECOND)]
+    built = [workload.build(zoo(tmp_path, "TwoInts", given)).plain for given in (SECOND[::-1], SECOND)]
     assert [type(plain).__name__ for plain in built] == ["TwoInts", "Named"]
     first, second = torch.ones(2, 6, dtype=torch.int64), torch.full((2, 4), 5)
     assert torch.equal(built[0](first, second), built[1](second, first))
@@ -307,16 +307,16 @@ def test_names_in_their_places_cost_no_wrapper(tmp_path):
 def test_data_is_for_a_model_of_images(tmp_path):
     a_job = msgspec.structs.replace(zoo(tmp_path, "Named", WORDS), data="imagefolder:nowhere")
     with pytest.raises(UsageError, match="--data gives one input, and own"):
-        subject.build(a_job)
+        workload.build(a_job)
 
 
 def test_a_missing_package_is_told_from_a_package_that_misses_another(tmp_path):
     a_job = msgspec.structs.replace(zoo(tmp_path, "lazy"), module="gone.net:build", module_folder=str(tmp_path))
     with pytest.raises(UsageError, match=r"--module gone\.net:build: no module 'gone' in this folder"):
-        subject.build(a_job)
+        workload.build(a_job)
     (tmp_path / "inner.py").write_text("import lost")
     with pytest.raises(ModuleNotFoundError, match="lost"):
-        subject.build(msgspec.structs.replace(a_job, module="inner:build"))
+        workload.build(msgspec.structs.replace(a_job, module="inner:build"))
 
 
 @pytest.mark.parametrize("variant", [Variant(), Variant("compile")])

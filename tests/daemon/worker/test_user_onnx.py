@@ -8,7 +8,7 @@ from worker_jobs import job
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import InputSpec
-from benchd.daemon.worker import subject
+from benchd.daemon.worker import workload
 from benchd.exporters.artifacts import sha256_of
 from benchd.exporters.sessions import SessionError
 
@@ -68,7 +68,7 @@ def test_a_stored_value_is_no_input(tmp_path):
 
 def test_whole_numbers_as_first_input_are_drawn_so_that_they_fit_a_table(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=2)
-    built = subject.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, TABLE))))
+    built = workload.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, TABLE))))
     assert set(built.images.unique().tolist()) == {0, 1}
     assert built.facts.data == "random 0 and 1, seed 0"
     assert built.images.dtype == torch.int64
@@ -191,4 +191,4 @@ def test_a_file_that_is_replaced_while_it_is_measured_is_refused(tmp_path):
 def test_another_batch_size_than_the_file_s_is_refused(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=1)
     with pytest.raises(UsageError, match=r"net\.onnx is written for batches of 2: give --batch-sizes 2$"):
-        subject.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, FIXED))))
+        workload.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, FIXED))))

@@ -143,7 +143,7 @@ def test_what_the_gpu_does_not_count_stays_unknown():
 
 def test_another_unit_is_refused_and_not_taken_for_nanoseconds():
     page = ncu(("k", ["9", *["n/a"] * 7], ["n/a"] * 4), units=("us", *[""] * 7))
-    with pytest.raises(Unsupported, match=r"gpu__time_duration.sum in 'us' and not in ns"):
+    with pytest.raises(Unsupported, match=r"gpu__time_duration.sum in 'us', not in ns"):
         nsight_csv.compute(page, "r")
 
 
@@ -222,7 +222,7 @@ def test_a_child_that_fails_is_said_with_its_last_words(job, tmp_path, monkeypat
 def test_what_the_child_answers_is_said_where_it_failed(job, tmp_path, monkeypatch):
     answer = msgspec.json.encode(Collected(error='Unsupported: "x.py" has no build')).decode()
     install(tmp_path / "bin", monkeypatch, "nsys", makes=f"Collecting data...\n{answer}Generating", says="", reads=NSYS)
-    assert 'nsys ran a child that says: Unsupported: "x.py" has no build; by hand:' in nsight.systems(job, 60)
+    assert 'nsys ran, but its child failed: Unsupported: "x.py" has no build; by hand:' in nsight.systems(job, 60)
     well = msgspec.json.encode(Collected()).decode()
     install(tmp_path / "bin", monkeypatch, "nsys", makes=well, says="", reads=NSYS)
     assert isinstance(nsight.systems(job, 60), NsightSystems)
@@ -233,7 +233,7 @@ def test_one_that_hangs_is_ended_with_all_it_started(job, tmp_path, monkeypatch)
     (tmp_path / "ncu").write_text(f"#!/bin/sh\n/bin/sleep {seconds} &\nwait\n")
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "ncu was ended after 1 s" in nsight.compute(job, 1.0)
+    assert "ncu was stopped after 1 s" in nsight.compute(job, 1.0)
     wait_for(lambda: not running(seconds))  # what is killed may take its time to go
 
 

@@ -146,14 +146,14 @@ PLANTED = [
         on_gpu("fp16", **STBIF, by_category=categories(runtime=0.4, other=0.19), launches=STEPS * 30),
         0.4,
         "custom-cudagraph-fp16",
-        says="300 launches a step, and the GPU waits 20 us",
+        says="300 launches per step, and the GPU waits 20 us",
     ),
     Planted(
         "input_bound",
         on_gpu(by_category=categories(data_loader=0.5)),
         on_gpu(by_category=categories(data_loader=0.05)),
         0.5,
-        says="the data loader 50 %",
+        says="data loader 50 %",
     ),
     Planted("transfers", on_gpu(by_category=categories(memcpy=0.2)), on_gpu(), 0.8),
     Planted(
@@ -161,7 +161,7 @@ PLANTED = [
         on_gpu(synchronizations=[sync(0.15), sync(0.001, None)]),
         on_gpu(synchronizations=[sync(0.002)]),
         0.849,
-        says="aten::item: 1 calls a step wait 5 ms, then the GPU 1.5 ms; 20 launches",
+        says="aten::item: 1 calls per step wait 5 ms, then the GPU waits 1.5 ms; 20 launches",
     ),
     Planted(
         "low_utilization",
@@ -194,7 +194,7 @@ PLANTED = [
         batch_size=16,
     ),
     Planted("no_tensor_cores", VIM, on_gpu("amp", kernels=VIM.torch.kernels), 1 - 0.26 * 7 / 8, "fp16"),
-    Planted("casts_and_copies", ONEPASS_AMP, VIM, 1 - 0.1948, "custom-fp16", says="48 casts (aten::_to_copy) a step"),
+    Planted("casts_and_copies", ONEPASS_AMP, VIM, 1 - 0.1948, "custom-fp16", says="48 casts (aten::_to_copy) per step"),
     Planted(
         "casts_and_copies",
         on_cpu("amp", operators=[operator("aten::copy_", 0.3, calls=96), operator("aten::addmm", 0.7)]),
@@ -219,7 +219,7 @@ PLANTED = [
         on_gpu(**STBIF),
         0.75,
         "custom-fp16",
-        says="_stbif_kernel, 96 blocks an SM, 40 registers",
+        says="_stbif_kernel, 96 blocks per SM, 40 registers",
     ),
     Planted("time_steps", ONEPASS_CPU, on_cpu(), 0.5, "eager", {"time_steps": 4}),
     Planted(
@@ -473,7 +473,7 @@ def test_a_larger_batch_is_judged_by_the_image():
 def test_faster_with_a_failed_check_is_no_confirmation():
     made = verification.verified(VIM, fired(VIM)["flips"], [10.0] * 3, [5.0, 5.1, 4.9], check_failed=True)
     assert made.verdict == "inconclusive"
-    assert "does not pass its numerical check" in made.evidence[-1]
+    assert "failed its numerical check" in made.evidence[-1]
 
 
 def test_the_clean_kernels_are_a_whole_step():

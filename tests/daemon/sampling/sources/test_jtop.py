@@ -163,9 +163,9 @@ def test_a_bridge_that_says_why_it_ends(fake):
     ("body", "reason"),
     [
         ("sys.exit(3)", "ended without a reason"),
-        ("sys.stdout.write('{\\n'); sys.stdout.flush(); time.sleep(600)", "rubbish"),
-        ("say({'type': 'reading', 'uptime_s': None}); time.sleep(600)", "rubbish"),
-        ("sys.stdout.write('x' * 100_000); sys.stdout.flush(); time.sleep(600)", "rubbish"),
+        ("sys.stdout.write('{\\n'); sys.stdout.flush(); time.sleep(600)", "invalid message"),
+        ("say({'type': 'reading', 'uptime_s': None}); time.sleep(600)", "invalid message"),
+        ("sys.stdout.write('x' * 100_000); sys.stdout.flush(); time.sleep(600)", "invalid message"),
     ],
     ids=["dies", "rubbish", "other fields", "endless line"],
 )

@@ -197,7 +197,7 @@ def test_a_counter_that_stands_still_is_named(fake):
     with started(fake) as child:
         fake.set(stopped_s=5)
         _, failure = until(child, lambda _, failure: failure)
-    assert "energy_counter_j gpu: it has stood still for" in failure
+    assert "energy_counter_j gpu: no change for" in failure
 
 
 def test_a_counter_that_starts_anew_is_seen_to_go_back(fake):
@@ -231,7 +231,7 @@ def test_history_is_given_once_and_in_order(fake):
         ({"fail": 3}, FIRST, "as on every Jetson; use ina3221"),
         ({"fail": 15}, FIRST, "GPU is lost"),
         ({"fail__nvmlDeviceGetTemperature": 999}, FIRST, "gpu_temp_c of GPU-0000.*: Unknown Error"),
-        ({"mig": 1}, FIRST, "shared out by MIG; .* disable MIG"),
+        ({"mig": 1}, FIRST, "partitioned by MIG; .* disable MIG"),
         ({"fail__nvmlDeviceGetMigMode": 4}, FIRST, "MIG mode of GPU-0000.*: Insufficient Permissions"),
         ({}, "MIG-1a2b", "disable MIG"),
         ({"cards": 1}, SECOND, f"0 GPUs are called {SECOND}...; there: {FIRST}"),
@@ -285,7 +285,7 @@ def test_gpm(fake):
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({}, "come with Hopper"), ({"gpm": 1, "fail__nvmlGpmSampleGet": 4}, "Permissions"), ({"mig": 1}, "MIG")],
+    [({}, "Hopper and newer only"), ({"gpm": 1, "fail__nvmlGpmSampleGet": 4}, "Permissions"), ({"mig": 1}, "MIG")],
 )
 def test_a_gpu_without_gpm(settings, reason, fake):
     fake.set(**settings)

@@ -139,8 +139,8 @@ def test_a_wrap_is_undone(tmp_path):
     [
         (1000, 900, None, "went back by 100 uJ, and without max_energy_range_uj"),
         (1000, 900, "unknown", "without max_energy_range_uj"),
-        (10**9, 0, RANGE_UJ, "neither a load nor a wrap"),  # the driver was loaded anew
-        (0, 10**12, None, "neither a load nor a wrap"),
+        (10**9, 0, RANGE_UJ, "neither a load nor a wrap explains"),  # the driver was loaded anew
+        (0, 10**12, None, "neither a load nor a wrap explains"),
         (0, 5, 10, "wrapped more than once"),
     ],
 )
@@ -201,7 +201,7 @@ def test_counters_for_root_alone_say_what_to_do():
             counter.chmod(0o400 if os.geteuid() == 0 else 0)
         with unprivileged():
             reason = Rapl(Path(folder)).unavailable()
-    assert "intel-rapl:0/energy_uj is for root alone" in reason
+    assert "intel-rapl:0/energy_uj; let a group read it" in reason
     assert 'SUBSYSTEM=="powercap"' in reason
 
 

@@ -3,7 +3,7 @@ import re
 from profile_jobs import own_job
 
 from benchd.daemon.worker.profiling import benchmark
-from benchd.daemon.worker.profiling.workload import open_work
+from benchd.daemon.worker.profiling.work import open_work
 
 
 def test_a_step_is_timed_without_a_profiler_as_often_as_asked_for(tmp_path):

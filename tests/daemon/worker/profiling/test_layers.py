@@ -12,8 +12,8 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.records import Case, ModelFacts, Variant
-from benchd.daemon.worker.profiling import costs, cuts, layers
-from benchd.daemon.worker.profiling.workload import Work
+from benchd.daemon.worker.profiling import costs, layers, segments
+from benchd.daemon.worker.profiling.work import Work
 from benchd.models import vim
 from benchd.models.catalog import MODELS, build
 from benchd.models.cost import cost
@@ -127,13 +127,13 @@ def test_nothing_of_the_profiling_stays_behind(profiled):
     work, _ = profiled
     hooked = [each for each in work.module.modules() if each._forward_hooks or each._forward_pre_hooks]
     assert not hooked
-    assert all(getattr(vim, name).__module__.startswith("benchd.kernels.") for name in cuts.VIM_KERNELS)
+    assert all(getattr(vim, name).__module__.startswith("benchd.kernels.") for name in segments.VIM_KERNELS)
 
 
 def test_nothing_stays_behind_a_pass_that_raises():
     module = small_vim("torch").module
     with pytest.raises(ValueError, match="images must be"):
-        cuts.run(lambda: module(torch.rand(1, 3, 8, 8)), cuts.of(module), torch.device("cpu"))
+        segments.run(lambda: module(torch.rand(1, 3, 8, 8)), segments.of(module), torch.device("cpu"))
     assert not module.norm_f._forward_hooks
     assert vim.bidirectional_scan.__module__ == "benchd.kernels.selective_scan"
 
@@ -181,7 +181,7 @@ def test_a_layer_of_vim_is_cut_at_its_kernels_whichever_run(name):
 
 def total_of(module, images):
     with torch.inference_mode():
-        return costs.total(costs.count(module, lambda: module(images), len(images), cuts.of(module)).values())
+        return costs.total(costs.count(module, lambda: module(images), len(images), segments.of(module)).values())
 
 
 @pytest.mark.parametrize("kernels", ["torch", "custom"])

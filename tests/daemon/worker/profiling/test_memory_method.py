@@ -8,7 +8,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.trace.trace import MemoryEvent, Trace
 from benchd.daemon.worker.profiling import memory
 from benchd.daemon.worker.profiling.memory import Block
-from benchd.daemon.worker.profiling.workload import open_work
+from benchd.daemon.worker.profiling.work import open_work
 
 FC_BYTES = 4 * (48 * 5 + 5)
 BATCH_BYTES = 4 * 2 * 48

@@ -11,7 +11,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import TorchProfile
 from benchd.daemon.profiling.trace import tables, trace
 from benchd.daemon.worker.profiling import profiled, torch_profiler
-from benchd.daemon.worker.profiling.workload import open_work
+from benchd.daemon.worker.profiling.work import open_work
 
 
 def profile_of(job, folder):

@@ -1,7 +1,7 @@
-"""A forward pass cut into parts: at each boundary the device is waited for and the clock is read.
+"""A forward pass cut into segments: at each boundary this waits for the device and reads the clock.
 
-What lies between two boundaries belongs to one part, so that nothing counts twice and nothing is left out. Boundaries
-are calls of modules, seen by forward hooks, and in Vision Mamba those of its kernels, which are no modules.
+All time between two boundaries belongs to one part, so nothing counts twice and nothing is left out. Boundaries are
+module calls, seen by forward hooks, and in Vision Mamba also its kernel calls, which are not modules.
 """
 
 import time
@@ -47,8 +47,8 @@ VIM_KERNELS = {
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """Where to cut: the part that each module is, and what follows it where that is not its caller or its group."""
+class Segments:
+    """Where to cut: the part of each module, and the part after it if that is neither its caller nor its group."""
 
     modules: Mapping[nn.Module, Path]
     after: Mapping[nn.Module, Path] = field(default_factory=dict)
@@ -56,15 +56,15 @@ class Cuts:
     kernels: ModuleType | None = None
 
 
-def of(module: nn.Module) -> Cuts:
-    """Return the cuts of a model: of a catalogued one by its stages, of any other by two levels of its modules."""
+def of(module: nn.Module) -> Segments:
+    """Return the segments of a model: the stages of a catalogued one, else the top two levels of its modules."""
     if isinstance(module, vim.Vim):
         return _vim(module)
     if isinstance(module, OnePass):
         return _onepass(module)
     if isinstance(module, SpikingNetwork):
         return _spiking(module)
-    return Cuts(_by_name(module))
+    return Segments(_by_name(module))
 
 
 def component(path: Path) -> Path:
@@ -72,34 +72,34 @@ def component(path: Path) -> Path:
     return path if path in {ENCODING, RESHAPING, OUTPUT} else FORWARD
 
 
-def _vim(module: vim.Vim) -> Cuts:
+def _vim(module: vim.Vim) -> Segments:
     modules: dict[nn.Module, Path] = {module.patch_embed.proj: ("patch_embed",)}
     after: dict[nn.Module, Path] = {}
     for number, block in enumerate(module.blocks()):
         layer = f"layers.{number}"
         modules[block.norm], after[block.norm] = (layer, f"{layer}.norm"), (layer, f"{layer}.in_proj")
-    return Cuts(modules | {module.norm_f: ("norm_f",), module.head: ("head",)}, after, kernels=vim)
+    return Segments(modules | {module.norm_f: ("norm_f",), module.head: ("head",)}, after, kernels=vim)
 
 
-def _onepass(module: OnePass) -> Cuts:
+def _onepass(module: OnePass) -> Segments:
     paths = {**_by_name(module), module.lif1: ("lif1+pool",), module.lif2: ("lif2+pool",)}
     stem = module.bn1 if module.batch_norm else module.conv1
     # the ReLU behind fc1 is no module
-    return Cuts(paths, {stem: RESHAPING, module.fc1: ("fc1",), module.fc2: OUTPUT}, begins=ENCODING)
+    return Segments(paths, {stem: RESHAPING, module.fc1: ("fc1",), module.fc2: OUTPUT}, begins=ENCODING)
 
 
-def _spiking(module: SpikingNetwork) -> Cuts:
+def _spiking(module: SpikingNetwork) -> Segments:
     synapses, last_neuron = module.synapses(), module.neurons()[-1]
     folded = {inner for each in synapses for inner in each.module.modules()}
     paths = {inner: path for inner, path in _by_name(module).items() if inner not in folded}
     paths |= {each.module: paths[each.layer] for each in synapses}
     if synapses[0].receives == "spikes":
-        return Cuts(paths, {last_neuron: OUTPUT}, begins=ENCODING)
-    return Cuts(paths, {synapses[0].module: ENCODING, last_neuron: OUTPUT})
+        return Segments(paths, {last_neuron: OUTPUT}, begins=ENCODING)
+    return Segments(paths, {synapses[0].module: ENCODING, last_neuron: OUTPUT})
 
 
 def _by_name(module: nn.Module) -> dict[nn.Module, Path]:
-    """Return the module's children and theirs; those of a ResNet in the stages that it is known by."""
+    """Return the paths of the module's children and grandchildren, grouped by stage for a ResNet."""
     names = {name for name, _ in module.named_children() if not name.startswith("_")}
     staged = names <= STAGES.keys()
     paths: dict[nn.Module, Path] = {}
@@ -114,7 +114,7 @@ def _by_name(module: nn.Module) -> dict[nn.Module, Path]:
 
 
 def _opened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the children by name, those of a list or a sequence in its place."""
+    """Yield the children by name, with lists and sequences replaced by their members."""
     for name, child in module.named_children():
         if isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             yield from _opened(child, f"{prefix}{name}.")
@@ -123,15 +123,15 @@ def _opened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 class Pass:
-    """The parts of one pass, in nanoseconds by path; a range is open around each. `place` says what a part counts as.
+    """The nanoseconds of each part of one run, by path, with an open range around each. `place` maps a part's path.
 
-    What the reading of the clock takes itself is in no part.
+    The time to read the clock itself belongs to no part.
     """
 
-    def __init__(self, cuts: Cuts, synchronise: Callable[[], None], place: Callable[[Path], Path]) -> None:
+    def __init__(self, segments: Segments, synchronise: Callable[[], None], place: Callable[[Path], Path]) -> None:
         self.times_ns: dict[Path, int] = defaultdict(int)
         self.path: Path = ()
-        self._cuts, self._synchronise, self._place = cuts, synchronise, place
+        self._segments, self._synchronise, self._place = segments, synchronise, place
         self._callers: list[Path] = []
         self._ranges: list[AbstractContextManager[None]] = []
         self._since_ns = 0
@@ -153,14 +153,14 @@ class Pass:
 
     def enter(self, module: nn.Module, _: object) -> None:
         """Begin a module's part, as its forward pre-hook."""
-        self._callers.append(self._cuts.modules[module])
+        self._callers.append(self._segments.modules[module])
         self.cut(self._callers[-1])
 
     def leave(self, module: nn.Module, *_: object) -> None:
         """End a module's part, as its forward hook."""
         group = self._callers.pop()[:-1]
         caller = self._callers[-1] if self._callers else group or OTHER
-        self.cut(self._cuts.after.get(module, caller))
+        self.cut(self._segments.after.get(module, caller))
 
     def _open_ranges(self, path: Path) -> None:
         shared = len(list(takewhile(lambda names: names[0] == names[1], zip(self.path, path, strict=False))))
@@ -172,40 +172,43 @@ class Pass:
 
 
 def run(
-    forward: Callable[[], object], cuts: Cuts, device: torch.device, place: Callable[[Path], Path] = lambda path: path
+    forward: Callable[[], object],
+    segments: Segments,
+    device: torch.device,
+    place: Callable[[Path], Path] = lambda path: path,
 ) -> dict[Path, int]:
     """Return the nanoseconds of each part of one forward pass, in the order in which they were first reached."""
-    passed = Pass(cuts, partial(wait_for, device), place)
-    with watched(cuts, passed):
-        passed.cut(cuts.begins)
+    passed = Pass(segments, partial(wait_for, device), place)
+    with watched(segments, passed):
+        passed.cut(segments.begins)
         forward()
         passed.cut(())
     return dict(passed.times_ns)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done what it was given; on a CPU each call does that itself."""
+    """Wait until the device has finished its work; on a CPU every call is already synchronous."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
-def watched(cuts: Cuts, passed: Pass) -> Iterator[None]:
+def watched(segments: Segments, passed: Pass) -> Iterator[None]:
     """Cut `passed` at every boundary for as long as the context lasts."""
     with ExitStack() as stack:
         stack.callback(passed.cut, ())  # a pass that raises leaves no range open
-        for module in cuts.modules:
+        for module in segments.modules:
             stack.callback(module.register_forward_pre_hook(passed.enter).remove)
             stack.callback(module.register_forward_hook(passed.leave).remove)
-        if cuts.kernels:
+        if segments.kernels:
             for name, parts in VIM_KERNELS.items():
-                stack.enter_context(_kernel_cut(cuts.kernels, name, parts, passed))
+                stack.enter_context(_kernel_cut(segments.kernels, name, parts, passed))
         yield
 
 
 @contextmanager
 def _kernel_cut(owner: ModuleType, name: str, parts: tuple[str, str], passed: Pass) -> Iterator[None]:
-    """Let the owner's name of a kernel stand for the same kernel between two cuts."""
+    """Replace the owner's kernel by one that runs as a segment of its own."""
     kernel, (inside, after) = getattr(owner, name), parts
 
     def cut_kernel(*arguments: Any, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from profile_jobs import own_job, profile_job
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import InputSpec
-from benchd.daemon.worker.profiling.workload import Whole, open_work
+from benchd.daemon.worker.profiling.work import Whole, open_work
 
 IMAGES, IDS = InputSpec("x", "float32", [4]), InputSpec("ids", "int64", [6])
 SEVERAL = """

@@ -1,4 +1,4 @@
-"""What is measured: the built module, its inputs and the facts about both."""
+"""The workload of a case: the built module, its inputs and the facts about both."""
 
 import copy
 import hashlib
@@ -29,11 +29,11 @@ REFERENCE_BATCH = 8
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What backends load, a pool of inputs (N, ...) whose floats are float32, and labels (N,) where there are any.
+class Workload:
+    """The source for backends, a pool of inputs (N, ...) with floats as float32, and labels (N,) if there are any.
 
-    `dataset` is the set that the pool is from, None where it is random. `plain` is the same model with the same weights
-    on plain PyTorch kernels: what a check compares with, in batches of `reference_batch`.
+    `dataset` is the pool's data set, None if it is random. `plain` is the same model with the same weights on plain
+    PyTorch kernels, the reference of checks, in batches of `reference_batch`.
     """
 
     source: Source
@@ -50,7 +50,7 @@ class Subject:
         return copy.deepcopy(self.plain).double()
 
 
-def build(job: Job) -> Subject:
+def build(job: Job) -> Workload:
     """Build the job's model and its inputs; raise Unsupported or UsageError with the reason."""
     torch.manual_seed(job.case.seed)
     try:
@@ -64,13 +64,13 @@ def build(job: Job) -> Subject:
         plain = module = _fed(job, plain, specs, pool.images)
     facts, judged_by = _facts(job, module, specs, pool.source), _judged_by(job, plain)
     source = _source(job, module, pool.images, facts, judged_by)
-    # an output of a whole batch, such as a loss, is another in another batch
+    # an output of a whole batch, such as a loss, depends on the batch size
     batch = job.case.batch_size if job.module or job.onnx else REFERENCE_BATCH
-    return Subject(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of)
+    return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of)
 
 
 def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
-    """Return what one item of a batch is made of."""
+    """Return the inputs of one item of a batch."""
     if job.module:
         return user_module.inputs(job, module)
     inputs: list[InputSpec] | None = getattr(module, "inputs", None) if job.onnx else None
@@ -104,7 +104,7 @@ def _source(
 
 
 def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
-    """Return what else a user's module is told apart by, and the run that ends the use of what was made of it."""
+    """Return what else identifies a user's module, and the run after which its files are not used again."""
     if not job.module:
         return {}
     inputs = [str(spec) for spec in facts.inputs]
@@ -112,7 +112,7 @@ def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
 
 
 def _custom(job: Job, plain: nn.Module) -> nn.Module:
-    """Return the job's model on kernels of our own with the weights of `plain`: random ones are drawn once."""
+    """Return the job's model on custom kernels with the weights of `plain`: random ones are drawn once."""
     try:
         with torch.device(job.device):  # a builder tries its kernels on the default device
             module = weights.build(job.case.model, plain.state_dict(), job.options, kernels="custom")
@@ -129,12 +129,12 @@ def _catalogued(job: Job) -> nn.Module:
 
 
 def _file(named: str, model: str) -> Path:
-    """Return the file of the weights, which "demo" stands for too."""
+    """Return the file of the weights, resolving "demo"."""
     return demo.CHECKPOINTS[model].path if named == demo.DEMO else Path(named)
 
 
 def _own_file(job: Job) -> nn.Module:
-    """Return the user's ONNX file as a module; the path comes from the command line alone."""
+    """Return the user's ONNX file as a module; the path comes only from the command line."""
     try:
         from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - the rest goes on without onnx
     except ImportError as error:
@@ -142,13 +142,13 @@ def _own_file(job: Job) -> nn.Module:
     module = user_onnx.UserFile(Path(str(job.onnx)), job.inputs)
     if module.batch_size not in (None, job.case.batch_size):
         raise UsageError(
-            f"{module.path.name} is written for batches of {module.batch_size}: give --batch-sizes {module.batch_size}"
+            f"{module.path.name} has a fixed batch size of {module.batch_size}: give --batch-sizes {module.batch_size}"
         )
     return module
 
 
 def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch) -> nn.Module:
-    """Return the user's module as one that takes these inputs, whole and with the weights of the command line."""
+    """Return the user's module wrapped for these inputs, materialised and with the weights of the command line."""
     taking = user_module.takes(module, specs)
     user_module.materialise(taking, images[: job.case.batch_size])
     if job.weights:
@@ -157,7 +157,7 @@ def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch)
 
 
 def shows_codes(module: nn.Module) -> bool:
-    """Say whether the module has a method `neurons`, which returns those whose codes are compared."""
+    """Return whether the module has a method `neurons`, which returns the neurons with comparable codes."""
     return inspect.ismethod(getattr(module, "neurons", None))
 
 
@@ -171,7 +171,7 @@ def _judged_by(job: Job, module: nn.Module) -> Literal["outputs", "codes"]:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The pool of inputs and where it is from; of real images their labels and the set."""
+    """The pool of inputs and its origin; for real images also labels and the data set."""
 
     images: Batch
     source: str
@@ -207,15 +207,15 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
 
 
 def _refuse_images(job: Job, specs: Sequence[InputSpec]) -> None:
-    """Raise UsageError for a model that reads something else than preprocessed images."""
+    """Raise UsageError for a model whose input is not preprocessed images."""
     if len(specs) > 1:
-        raise UsageError(f"--data gives one input, and {job.case.model} reads {len(specs)}: leave it out")
+        raise UsageError(f"--data gives one input, but {job.case.model} reads {len(specs)}: leave it out")
     if not dtype_of(specs[0]).is_floating_point:
-        raise UsageError(f"--data gives normalised images, and {job.case.model} reads {specs[0].dtype}: leave it out")
+        raise UsageError(f"--data gives normalised images, but {job.case.model} reads {specs[0].dtype}: leave it out")
 
 
 def _random(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
-    """Return `count` items; of whole numbers 0 and 1, so that an index fits any table."""
+    """Return `count` items; integers are 0 or 1, so that an index fits any table."""
     if dtype_of(spec).is_floating_point:
         return data.random_images(tuple(spec.shape), count, kind, seed).to(dtype_of(spec))
     draw = torch.Generator().manual_seed(seed)
@@ -237,7 +237,7 @@ def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str)
 
 
 def _weights(job: Job) -> str:
-    """Return the name of the file of the weights, or where else they are from."""
+    """Return the name of the weights file, or their other origin."""
     given = job.weights or job.onnx
     if given:
         return Path(given).name
@@ -245,14 +245,14 @@ def _weights(job: Job) -> str:
 
 
 def _code(job: Job, weights_sha256: str) -> str:
-    """Return the hash of the code that is measured; an ONNX file is code and weights in one."""
+    """Return the hash of the measured code; an ONNX file is code and weights in one."""
     if job.onnx:
         return weights_sha256
     return user_code.sha256(user_module.file(job)) if job.module else code.sha256()
 
 
 def _digest(module: nn.Module) -> str:
-    """Return a hash over names, types and values of the state dict, whichever file it came from."""
+    """Return a hash over names, types and values of the state dict, independent of its file."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} ".encode() + _content(tensor))
@@ -260,7 +260,7 @@ def _digest(module: nn.Module) -> str:
 
 
 def _content(value: Any) -> bytes:
-    """Return type and values of an entry of a state dict; a quantised module's are tuples of what it packed."""
+    """Return type and values of a state dict entry; a quantised module has tuples of packed values."""
     if isinstance(value, tuple | list):
         return b"".join(map(_content, value))
     if not isinstance(value, Tensor):

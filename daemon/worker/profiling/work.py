@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.records import ModelFacts
-from benchd.daemon.worker import backends, phases, subject
+from benchd.daemon.worker import backends, phases, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.structures import Batch, cast, each, first_scores, like, to_train, values
-from benchd.daemon.worker.subject import Subject
+from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
 
 COPY_RANGE = "copy to device"
@@ -68,7 +68,7 @@ class Work:
 def open_work(job: ProfileJob) -> Work:
     """Build and load the job's model; raise Unsupported, UsageError or what a user's module raises."""
     device = phases.open_device(job)
-    built = subject.build(job)
+    built = workload.build(job)
     variant, batch = job.case.variant, job.case.batch_size
     backends.prepare(variant, built.source, device, batch)
     loaded = backends.load(variant, built.source, device, built.images[:batch])
@@ -98,7 +98,7 @@ def open_work(job: ProfileJob) -> Work:
     )
 
 
-def _pool(built: Subject, batch: int, loaded: Loaded, run: Callable[..., Any]) -> TensorDataset:
+def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) -> TensorDataset:
     """Return whole batches of images in the type that the model reads, and labels, random where the data has none."""
     count = max(1, len(built.images) // batch) * batch
     taken = torch.arange(count) % len(built.images)
