@@ -89,7 +89,7 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
     min_effect = noise_floor.min_effect(sides[0].run.device_id, session.machine.device, request.min_effect)
-    noise_floor.tell(min_effect, request.min_effect, err)
+    noise_floor.report(min_effect, request.min_effect, err)
     try:
         verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
     finally:

@@ -58,7 +58,7 @@ def min_effect(device_id: str, device: str, asked: float = MIN_EFFECT) -> float:
     return max(asked, 2 * (floor(device_id, device) or 0.0))
 
 
-def tell(least: float, asked: float, err: TextIO) -> None:
-    """Say by how much must differ what counts, where the floor asks for more than the user does."""
+def report(least: float, asked: float, err: TextIO) -> None:
+    """Print the smallest effect that counts if the noise floor raises it above the user's."""
     if least > asked:
-        err.write(f"the least effect that counts is {100 * least:.2g} %, twice the noise floor of this device\n")
+        err.write(f"the smallest effect that counts is {100 * least:.2g} %, twice the noise floor of this device\n")

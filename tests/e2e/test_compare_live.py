@@ -108,7 +108,7 @@ def test_an_a_a_comparison_raises_the_least_effect_that_counts(compare, stub, tm
     floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, effect | {"effect": 0.02, "pairs": 7})))
     done = compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
     assert done.returncode == 4
-    assert done.stderr.startswith("the least effect that counts is 4 %, twice the noise floor of this device\n")
+    assert done.stderr.startswith("the smallest effect that counts is 4 %, twice the noise floor of this device\n")
     assert "below the least that counts here, 4 %" in said(done)["verdict"]["reason"]
 
 

@@ -15,8 +15,8 @@ CASE = "square,eager,b1,size=64"
     ("arguments", "words"),
     [
         (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
-        (["--models", ","], "',' names nothing: give values separated by commas"),
-        (["--models", "square", "--module", "none.py:build"], "--models beside --module or --onnx"),
+        (["--models", ","], "',' has no values: give values separated by commas"),
+        (["--models", "square", "--module", "none.py:build"], "--models with --module or --onnx"),
         (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
         (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
         (["--direction", "sideways"], "unknown direction 'sideways'"),
@@ -35,7 +35,7 @@ CASE = "square,eager,b1,size=64"
         (["--module", "none.py:build", "--input", "a.b=3"], "--input a.b: no argument of a function has this name"),
         (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
         (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
-        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
+        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts is for files of the catalog's models; measure"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),
     ],
@@ -66,7 +66,7 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, ar
         (["--live", CASE, "square,offline"], 2, "square,offline names 4 cases; give its batch size"),
         (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
         (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
-        ([CASE], 2, "two result files are compared"),
+        ([CASE], 2, "compare takes two result files"),
         (["nowhere", "nowhere"], 2, "nowhere: No such file"),
     ],
 )
@@ -103,7 +103,7 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--accuracy", "some"], "--accuracy some: expected full, or how many images"),
+        (["--accuracy", "some"], "--accuracy some: expected full or a number of images"),
         (["--accuracy", "0"], "--accuracy 0: expected full"),
         (["--accuracy", "full"], "accuracy needs images with labels: give --data"),
         (["--labels", "net.py"], "accuracy needs images with labels: give --data"),
@@ -117,7 +117,7 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
         (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
         (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
         (["--max-accuracy-drop", "-1%"], "expected more than 0 %"),
-        (["--max-accuracy-drop", "1%"], "no accuracy would be measured; give --data"),
+        (["--max-accuracy-drop", "1%"], "no accuracy is measured; add --data"),
     ],
 )
 def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):

@@ -209,7 +209,7 @@ def test_a_baseline_that_cannot_be_read_is_the_reason_and_no_end(tmp_path, link)
         pinned.write_bytes(pinned.read_bytes()[:-9])
         one.take("r1", 3.0)
         assert verdict(one)["verdict"] == "inconclusive"
-        assert "pinned.jsonl line 6: cut off in the middle" in verdict(one)["verdict_reason"]
+        assert "pinned.jsonl line 6: truncated" in verdict(one)["verdict_reason"]
         pinned.unlink()
         one.take("r2", 3.0)
         assert "pinned.jsonl: No such file" in verdict(one)["verdict_reason"]

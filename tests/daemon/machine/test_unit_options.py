@@ -57,7 +57,7 @@ def test_a_device_that_no_line_names_is_shown_with_the_line_to_add(root):
     driver(root, "nvidia-new")
     (access,) = sandbox.examine(root)
     assert access.reason == "DevicePolicy=closed, and no DeviceAllow= names it"
-    assert access.cure == "DeviceAllow=char-nvidia-new rw"
+    assert access.remedy == "DeviceAllow=char-nvidia-new rw"
     drop_in(root, (SYSTEMD / "drop-ins/jetson.conf").read_text())
     assert reasons(root) == {"nvidia0": None}
 
@@ -102,7 +102,7 @@ def test_the_group_root_is_never_proposed(root):
     (root / "dev/nvgpu/igpu0/ctrl").chmod(0o660)
     (access,) = (access for access in sandbox.examine(root) if access.path.name == "ctrl")
     assert "owner alone" in access.reason
-    assert access.cure.startswith(f"sudo chmod a+rw {access.path}")
+    assert access.remedy.startswith(f"sudo chmod a+rw {access.path}")
 
 
 def test_the_doctor_prints_them_and_exits_with_7(root):

@@ -60,7 +60,7 @@ def test_mixed_devices_are_refused(tmp_path):
     ("content", "error", "words"),
     [
         (b"", UsageError, "holds no record"),
-        (encode(made()) + b"\n" + encode(made())[:50], SchemaError, "line 2: cut off in the middle"),
+        (encode(made()) + b"\n" + encode(made())[:50], SchemaError, "line 2: truncated"),
         (
             encode(made()).replace(b"benchd.record/1", b"benchd.record/2") + b"\n",
             SchemaError,
@@ -135,10 +135,10 @@ def test_effects_of_few_pairs_are_no_noise_floor():
 
 def test_a_least_effect_that_the_noise_floor_raised_is_told():
     err = io.StringIO()
-    noise_floor.tell(0.005, 0.005, err)
+    noise_floor.report(0.005, 0.005, err)
     assert err.getvalue() == ""
-    noise_floor.tell(0.012, 0.005, err)
-    assert err.getvalue() == "the least effect that counts is 1.2 %, twice the noise floor of this device\n"
+    noise_floor.report(0.012, 0.005, err)
+    assert err.getvalue() == "the smallest effect that counts is 1.2 %, twice the noise floor of this device\n"
 
 
 def test_a_damaged_noise_floor_is_named(tmp_path):
