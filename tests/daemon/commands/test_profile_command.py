@@ -118,5 +118,5 @@ def test_a_profile_is_never_ranked_or_compared(tmp_path):
     path.write_bytes(encode(kept) + b"\n" + encode(profiled) + b"\n")
     assert results.read(path) == [kept]
     path.write_bytes(encode(profiled) + b"\n")
-    with pytest.raises(UsageError, match="holds no record"):
+    with pytest.raises(UsageError, match="contains no record"):
         results.read(tmp_path)

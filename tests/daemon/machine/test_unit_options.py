@@ -74,7 +74,7 @@ def test_a_group_that_the_unit_lacks_is_named(root):
     (root / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0o400)
     found = reasons(root)
     assert found["jtop.sock"] == f"SupplementaryGroups= lacks {GROUP.gr_name}"
-    assert "owner alone" in found["energy_uj"]
+    assert "only its owner" in found["energy_uj"]
     drop_in(root, f"SupplementaryGroups={GROUP.gr_name}")
     assert reasons(root)["jtop.sock"] is None
 
@@ -101,7 +101,7 @@ def test_the_group_root_is_never_proposed(root):
     write(root, {"dev/nvgpu/igpu0/ctrl": ""})
     (root / "dev/nvgpu/igpu0/ctrl").chmod(0o660)
     (access,) = (access for access in sandbox.examine(root) if access.path.name == "ctrl")
-    assert "owner alone" in access.reason
+    assert "only its owner" in access.reason
     assert access.remedy.startswith(f"sudo chmod a+rw {access.path}")
 
 

@@ -45,7 +45,7 @@ def test_a_file_or_a_folder_serves_as_a_baseline(tmp_path):
 def test_fewer_than_three_runs_are_refused_and_the_old_baseline_stays(tmp_path):
     baseline.set_([written(tmp_path / "old", *three_runs())])
     few = written(tmp_path / "few", *three_runs()[:2])
-    with pytest.raises(UsageError, match=r"at least 3 runs, .* this is 2; run bench-once again"):
+    with pytest.raises(UsageError, match=r"at least 3 runs, .* these are 2; run bench-once again"):
         baseline.set_([few])
     assert len(baseline.read("stored")) == 3
 
@@ -59,7 +59,7 @@ def test_mixed_devices_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        (b"", UsageError, "holds no record"),
+        (b"", UsageError, "contains no record"),
         (encode(made()) + b"\n" + encode(made())[:50], SchemaError, "line 2: truncated"),
         (
             encode(made()).replace(b"benchd.record/1", b"benchd.record/2") + b"\n",
@@ -145,5 +145,5 @@ def test_a_damaged_noise_floor_is_named(tmp_path):
     noise_floor.add(effect(0.001))
     with (tmp_path / "state" / "benchd" / noise_floor.FILE).open("a") as file:
         file.write("{}\n")
-    with pytest.raises(SchemaError, match="remove the line"):
+    with pytest.raises(SchemaError, match="remove the damaged line"):
         noise_floor.floor("d", "cpu")
