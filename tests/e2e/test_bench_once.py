@@ -428,7 +428,7 @@ def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, tmp_path, child
     line = [Path(sys.executable).parent / program, *words, "--wait", "--device", "cpu"]
     with MachineLock():
         process = subprocess.Popen(line, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True)
-        assert "waiting: this machine is being measured already: process " in process.stderr.readline()
+        assert "waiting: this machine is already being measured: process " in process.stderr.readline()
         held_until = datetime.now(timezone.utc)
     with process:
         process.stderr.read()
