@@ -31,7 +31,7 @@ VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the f
 
 
 class _Verbs(TyperGroup):
-    """Imports the file of a verb only when that verb is asked for, so that each starts fast."""
+    """Imports a verb's file only when that verb is invoked, so that each starts fast."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -42,7 +42,7 @@ class _Verbs(TyperGroup):
 
 
 def command(verb: str) -> Any:
-    """Return the command of a verb, `once` for bench-once; one whose packages are missing says which extra to add."""
+    """Return the command of a verb (`once` for bench-once); if its packages are missing, it names the extra to add."""
     try:
         app = import_module(f"benchd.daemon.commands.{verb.replace('-', '_')}").app
     except ModuleNotFoundError as error:
@@ -81,7 +81,7 @@ def benchd() -> None:
 
 
 def _exit_with(app: Callable[[], None]) -> None:
-    """Show an error that a user can act on as one line, with the exit code of its kind."""
+    """Run `app`; print a BenchdError as one line and exit with the code of its kind."""
     try:
         app()
     except BenchdError as error:

@@ -25,7 +25,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
 
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[device]`: how this machine is called in records and topics; name, site and tags are for people."""
+    """`[device]`: the machine's id in records and topics; name, site and tags are for people."""
 
     id: str | None = None
     name: str = ""
@@ -34,10 +34,10 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[mqtt]`: where results go; null publishes nothing.
+    """`[mqtt]`: where results go; without a `url` nothing is published.
 
-    `collectors` names those whose acknowledgement the service waits for, whether or not it has heard of them; others
-    count for seven days after their last one. `telemetry` off silences all but health while a case runs.
+    The service always waits for acknowledgements from the named `collectors`; it waits for any other collector until
+    seven days after that collector's last acknowledgement. `telemetry` off publishes only health while a case runs.
     """
 
     url: str | None = None
@@ -45,7 +45,7 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
-    keep_alive_s: Annotated[int, msgspec.Meta(ge=5, le=65535)] = 30  # MQTT has two bytes for it
+    keep_alive_s: Annotated[int, msgspec.Meta(ge=5, le=65535)] = 30  # MQTT encodes it in two bytes
     collectors: list[str] = []
     telemetry: Literal["on", "off"] = "on"
     home_assistant: bool = False
@@ -54,36 +54,36 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
         files = {"ca_file": self.ca_file, "certificate_file": self.certificate_file, "key_file": self.key_file}
         given = next((name for name, path in files.items() if path), None)
         if given and self.url and not self.url.startswith("mqtts:"):
-            raise UsageError(f"mqtt.{given}: of no use without TLS; the URL begins with mqtts://")
+            raise UsageError(f"mqtt.{given}: needs TLS; use a URL that begins with mqtts://")
 
 
 class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[service]`: what `benchd run` may use of the disk, and what it writes for node_exporter."""
+    """`[service]`: the disk quota of `benchd run`, and the file it writes for node_exporter."""
 
     quota_bytes: int = 512 * 2**20
     prometheus_file: str | None = None
 
 
 class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[baseline]`: files or folders of records that the service holds its results against.
+    """`[baseline]`: files or folders of records with which the service compares its results.
 
-    None named stands for what `benchd baseline set` has stored in the service's state folder, if anything.
+    If empty, the baseline that `benchd baseline set` stored in the service's state folder is used, if there is one.
     """
 
     runs: list[str] = []
 
 
 class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[sampling]`: which sensors are read while a case runs, and how often; none named stands for all there are."""
+    """`[sampling]`: which sensors are read while a case runs, and how often; an empty list means all available."""
 
     sources: list[str] = []
     period_s: float = 0.05
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[limits]`: caps and image count in place of the preset's, and the deadlines of stages that have no cap.
+    """`[limits]`: overrides of the preset's caps and image count, and deadlines for the stages without a cap.
 
-    `grace_s` is how far a worker may run over a cap, because a run that has begun is finished.
+    `grace_s` is how long a worker may exceed a cap, because it finishes the run it has begun.
     """
 
     warm_up_cap_s: float | None = None
@@ -96,7 +96,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Conditions(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[suite.conditions]`: what must hold before a case of a scheduled pass begins; null asks for nothing."""
+    """`[suite.conditions]`: what must hold before a case of a scheduled run begins; null means no condition."""
 
     temperature_below_c: float | None = None
     gpu_load_below_percent: float | None = None
@@ -106,12 +106,12 @@ class Conditions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Suite(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[suite]]`: lists that multiply into cases. An empty list stands for the preset's own choice.
+    """`[[suite]]`: lists that multiply into cases. An empty list means the preset's choice.
 
-    `every`, `at` or `cron` makes the service run it, `random_delay_s` later at most, always the same on one device;
-    no case begins once a pass has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
-    `labels` name images on this machine, and `accuracy` over how many of them top-1 is measured. `onnx` is a file of
-    the user's own in place of models, and `inputs` says what it leaves open, as `--input` does; only `read` lets it in.
+    `every`, `at` or `cron` schedules it in the service, delayed by up to `random_delay_s` (constant per device); no
+    case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
+    `labels` name images on this machine, and `accuracy` is the number of images for top-1. `onnx` is a user's file that
+    replaces `models`, and `inputs` gives the sizes that it leaves open, as `--input` does; only `read` accepts it.
     """
 
     name: str = ""
@@ -141,19 +141,19 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.trigger() and not self.name:
-            raise UsageError("suite.name: a suite with every, at or cron needs one")
+            raise UsageError("suite.name: a suite with every, at or cron needs a name")
         if self.name and not re.fullmatch(NAME, self.name):
-            raise UsageError(f"suite.name {self.name!r}: use letters, digits, '.', '-' and '_', at most 40")
+            raise UsageError(f"suite.name {self.name!r}: use at most 40 letters, digits, '.', '-' and '_'")
 
         if self.onnx is not None and (self.models or self.options):
-            raise UsageError("suite.onnx: the file takes the place of models and options; leave these out")
+            raise UsageError("suite.onnx: the file replaces models and options; remove these")
         if self.onnx is not None and not Path(self.onnx).is_absolute():
-            raise UsageError(f"suite.onnx {self.onnx!r}: give the whole path, beginning with /")
+            raise UsageError(f"suite.onnx {self.onnx!r}: give an absolute path, beginning with /")
         if self.inputs and self.onnx is None:
-            raise UsageError("suite.inputs: they are for suite.onnx; models know theirs")
+            raise UsageError("suite.inputs: only for suite.onnx; a model defines its own inputs")
 
     def trigger(self) -> Trigger | None:
-        """Return when the service begins it, None where only a command does."""
+        """Return when the service starts it, None if only a command does."""
         return trigger.parse(self.every, self.at, self.cron)
 
 
@@ -172,17 +172,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         names = [suite.name for suite in self.suite if suite.name]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
-            raise UsageError(f"suite.name {twice!r}: there are two of them")
+            raise UsageError(f"suite.name {twice!r}: used twice; rename one")
         files = {suite.onnx: Path(suite.onnx).stem for suite in self.suite if suite.onnx}
         alike = next((stem for stem in files.values() if list(files.values()).count(stem) > 1), None)
-        if alike:  # records, and what stands on a broker, go by the file's name
+        if alike:  # records and retained topics are identified by the file's name
             raise UsageError(f"suite.onnx: two files are called {alike!r}; rename one")
 
 
 def read(path: Path) -> Config:
     """Return the configuration in `path`; raise UsageError that names the key, the value or the line.
 
-    It may name ONNX files if nobody but root and the current user can have written it.
+    It may name ONNX files only if nobody but root and the current user can have written it.
     """
     try:
         with path.open("rb") as file:
@@ -202,14 +202,14 @@ def read(path: Path) -> Config:
 
 
 def _refuse_foreign(path: Path, status: os.stat_result) -> None:
-    """Raise UsageError for a file that others than root and the current user may write, or put another in place of."""
+    """Raise UsageError if anyone but root and the current user may write or replace the file."""
     for place, found in [(path, status), *((folder, folder.stat()) for folder in path.resolve().parents)]:
         what = "file" if place is path else "folder"
-        is_kept = place is not path and found.st_mode & stat.S_ISVTX  # as /tmp: there nobody replaces another's file
+        is_kept = place is not path and found.st_mode & stat.S_ISVTX  # as in /tmp: nobody can replace another's file
         if found.st_uid not in (0, os.geteuid()):
-            raise UsageError(f"suite.onnx: not from a {what} of another user: sudo chown root {place}")
+            raise UsageError(f"suite.onnx: refused because another user owns this {what}: sudo chown root {place}")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
-            raise UsageError(f"suite.onnx: not from a {what} that others may write: sudo chmod go-w {place}")
+            raise UsageError(f"suite.onnx: refused because others may write this {what}: sudo chmod go-w {place}")
 
 
 def _refuse_unknown_keys(data: Mapping[str, Any], kind: type[Struct], where: str) -> None:

@@ -1,12 +1,12 @@
 """The exceptions of benchd; each message says what is wrong and what to do next.
 
 BenchdError
-├── UsageError          a command line or a configuration that cannot be carried out (exit code 2)
-│   └── Full            the disk takes no more
-├── NotAvailable        something asked for by name is not there (exit code 7)
+├── UsageError          an invalid command line or configuration (exit code 2)
+│   └── Full            the disk is full
+├── NotAvailable        something requested by name is not available (exit code 7)
 ├── Unsupported         a case cannot run on this machine; becomes a Record with this reason
-├── UnfitModel          a user's own model cannot be measured as it is; becomes a Record with this reason
-└── SchemaError         a record of another schema, or one that is not a record
+├── UnfitModel          a user's model cannot be measured as it is; becomes a Record with this reason
+└── SchemaError         a record of another schema, or data that is not a record
 """
 
 import difflib
@@ -19,15 +19,15 @@ class BenchdError(Exception):
 
 
 class UsageError(BenchdError):
-    """A command line or a configuration that cannot be carried out."""
+    """An invalid command line or configuration."""
 
 
 class Full(UsageError):
-    """The disk takes no more."""
+    """The disk is full."""
 
 
 class NotAvailable(BenchdError):
-    """Something that was asked for by name is not there."""
+    """Something requested by name is not available."""
 
 
 class Unsupported(BenchdError):
@@ -35,7 +35,7 @@ class Unsupported(BenchdError):
 
 
 class UnfitModel(BenchdError):
-    """A user's own model cannot be measured as it is; the message says what to change in it."""
+    """A user's model cannot be measured as it is; the message says what to change."""
 
 
 class SchemaError(BenchdError):
@@ -43,7 +43,7 @@ class SchemaError(BenchdError):
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a name that nobody knows: the value, the valid ones and the closest."""
+    """Return the error for an unknown name, with the valid names and the closest one."""
     names = list(known)
     close = difflib.get_close_matches(value, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -51,7 +51,7 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
 
 
 def require_measure() -> None:
-    """Raise NotAvailable if a package of the extra `measure` is missing, without which nothing can be measured."""
+    """Raise NotAvailable if a package of the extra `measure`, which measuring requires, is missing."""
     for package in ("torch", "torchvision", "numpy", "safetensors"):
         if importlib.util.find_spec(package) is None:
             raise NotAvailable(

@@ -1,4 +1,4 @@
-"""`records.jsonl`: one record a line, for people and their programs; what is delivered is the outbox's to know."""
+"""`records.jsonl`: one record per line, for people and their programs; the outbox tracks delivery."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ from benchd.daemon.errors import Full, SchemaError, UsageError
 
 
 class Journal:
-    """A file of records that a crash cannot take back: what `append` has taken is on the disk when it returns.
+    """A crash-safe file of records: when `append` returns, the record is on the disk.
 
-    The folder is made where it is absent. Raises UsageError with path and cause where it cannot be written.
+    The folder is created if absent. Raises UsageError with path and cause if it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,12 +24,12 @@ class Journal:
             _sync_folder(path.parent)
 
     def append(self, record: bytes) -> None:
-        """Add one record as a line of its own; raise ValueError if it holds a line's end, UsageError if it won't go.
+        """Append one record as a line; raise ValueError if it contains a line break, UsageError if the write fails.
 
-        That is Full where the disk is; nothing of the record is left in the file then.
+        A full disk raises Full. A failed write leaves no part of the record in the file.
         """
         if b"\n" in record:
-            raise ValueError("a record of more than one line")
+            raise ValueError("a record must be one line")
         with _explaining(self._path):
             line = (b"\n" if _is_torn(self._file) else b"") + record + b"\n"
             size = self.size_bytes()
@@ -47,7 +47,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def move(self, path: Path) -> None:
-        """Go on in an empty file; what was written so far is at `path` then, in a folder on the same file system."""
+        """Move the file to `path`, in a folder on the same file system, and continue in an empty one."""
         with _explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._path.replace(path)
@@ -56,7 +56,7 @@ class Journal:
             _sync_folder(self._path.parent)
 
     def size_bytes(self) -> int:
-        """Return how much is written."""
+        """Return the size of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
@@ -65,11 +65,11 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[bytes]:
-    """Yield every line of `path` without its end; raise SchemaError at a last line that a crash cut off."""
+    """Yield every line of `path` without its line break; raise SchemaError if a crash truncated the last one."""
     with _explaining(path), path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                raise SchemaError(f"{path} line {number}: cut off in the middle; the lines before it are whole")
+                raise SchemaError(f"{path} line {number}: truncated; the lines before it are complete")
             yield line[:-1]
 
 
@@ -85,7 +85,7 @@ def _explaining(path: Path) -> Iterator[None]:
 
 
 def _is_torn(file: FileIO) -> bool:
-    """Return whether the file ends in the middle of a line, as a crash leaves it."""
+    """Return whether the file ends within a line, as after a crash."""
     if file.seek(0, os.SEEK_END) == 0:
         return False
     file.seek(-1, os.SEEK_END)
@@ -93,7 +93,7 @@ def _is_torn(file: FileIO) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put the folder's entries on the disk: a new file's content alone would be unreachable after a power cut."""
+    """Sync the folder: after a power cut a new file would be unreachable without its directory entry."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The vocabulary of benchd and its wire format: a Case is what to measure, a Record what came of it.
+"""The vocabulary of benchd and its wire format: a Case is what to measure, a Record is the result.
 
-Everything here is frozen. Units stand in the field names. JSON is made and read by msgspec; `docs/record.schema.json`
-is generated from these types. Readers ignore fields they do not know, and every field added later has a default, so
-that an older record of the same major version stays readable.
+The types are frozen and their field names include units. msgspec encodes and decodes the JSON;
+`docs/record.schema.json` is generated from these types. Readers ignore unknown fields, and every field added later has
+a default, so older records of the same major version stay readable.
 """
 
 import itertools
@@ -19,10 +19,10 @@ from benchd.daemon.errors import SchemaError, UsageError, unknown
 
 SCHEMA = "benchd.record/1"
 COMMONEST_CLASS = 0.9
-"""The share of images with one class beyond which the argmax says nothing: a constant answer would agree as well."""
+"""Above this share of images with one class the argmax proves nothing: a constant answer would agree as well."""
 
 PROFILED = "profiled"
-"""The flag of a Record that a profile made: it is shown, and never ranked or compared."""
+"""The flag of a Record made by a profile: shown, but never ranked or compared."""
 
 Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "tensorrt"]
 Precision = Literal["fp32", "fp16", "bf16", "amp"]
@@ -51,7 +51,7 @@ SCENARIOS: tuple[Scenario, ...] = ("single_stream", "offline", "periodic", "wake
 
 
 class Variant(Struct, frozen=True, order=True):
-    """One way to deploy a model: the runtime, the number format and whose kernels."""
+    """One way to deploy a model: runtime, number format and kernels."""
 
     backend: Backend = "eager"
     precision: Precision = "fp32"
@@ -60,7 +60,7 @@ class Variant(Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if self.backend in ("onnxruntime", "tensorrt"):
             if self.kernels == "custom":
-                raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so no custom kernels reach it")
+                raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so it cannot use custom kernels")
             if self.precision == "amp":
                 raise UsageError(
                     f"{self.name}: amp is torch.autocast and {self.backend} does not run PyTorch; use fp16"
@@ -68,7 +68,7 @@ class Variant(Struct, frozen=True, order=True):
 
     @property
     def name(self) -> str:
-        """Return `[custom-][backend][-precision]`, `eager` and `fp32` left out; all three at their default: eager."""
+        """Return `[custom-][backend][-precision]` without `eager` and `fp32`; `eager` if all three are defaults."""
         return _variant_name(self.kernels, self.backend, self.precision)
 
     @property
@@ -97,7 +97,7 @@ def _combinations() -> Iterator[tuple[Kernels, Backend, Precision]]:
 
 
 def _explain_invalid(name: str) -> None:
-    """Raise the reason of a name whose parts are valid but do not go together."""
+    """Raise UsageError with the reason if the name's parts are valid but cannot be combined."""
     for kernels, backend, precision in _combinations():
         if _variant_name(kernels, backend, precision) == name:
             Variant(backend, precision, kernels)
@@ -111,9 +111,9 @@ def all_variants() -> Iterator[Variant]:
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """What to measure. `options` holds those that differ from the catalog's defaults, sorted by name.
+    """What to measure. `options` holds the options that differ from the catalog's defaults, sorted by name.
 
-    `provider` is that of ONNX Runtime, null for the device's own; `threads` the CPU threads, null for all of them.
+    `provider` is ONNX Runtime's, null for the device's default; `threads` is the number of CPU threads, null for all.
     """
 
     model: str
@@ -128,7 +128,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def case_id(self) -> str:
-        """Return a stable readable name that is safe as a file name and as an MQTT topic level."""
+        """Return a stable, readable name, safe as a file name and as an MQTT topic level."""
         parts = [self.model, self.variant.name, f"b{self.batch_size}"]
         parts += [f"{name}={_plain(value)}" for name, value in sorted(self.options.items())]
         parts += [self.direction] if self.direction != "inference" else []
@@ -158,7 +158,7 @@ THROTTLING = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
 
 
 def throttles(reasons: float) -> bool:
-    """Say whether a sample of `gpu_throttle_reasons` holds the clock down: an idle GPU has a reason too."""
+    """Return whether a sample of `gpu_throttle_reasons` lowers the clock: an idle GPU reports a reason too."""
     return bool(int(reasons) & THROTTLING)
 
 
@@ -175,7 +175,7 @@ class Window(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """A sensor's readings inside the window, in the unit of the metric's name."""
+    """A sensor's readings within the window, in the unit of the metric's name."""
 
     minimum: float
     mean: float
@@ -185,7 +185,7 @@ class Summary(Struct, frozen=True):
 
 
 class Stages(Struct, frozen=True, kw_only=True):
-    """How long each stage of one process took; null where the stage was not reached."""
+    """Duration of each stage of one process; null if the stage was not reached."""
 
     spawn_s: float | None = None
     import_s: float | None = None
@@ -203,7 +203,7 @@ class Stages(Struct, frozen=True, kw_only=True):
 
 
 class WarmUp(Struct, frozen=True):
-    """The runs before the measured ones. `slope_share` is the drift over the last blocks as a share of the median."""
+    """The runs before measuring. `slope_share` is the drift over the last blocks as a share of the median."""
 
     runs: int
     seconds: float
@@ -212,7 +212,7 @@ class WarmUp(Struct, frozen=True):
 
 
 class RawFile(Struct, frozen=True):
-    """Where the raw run times lie: little-endian int64 nanoseconds, path relative to the output folder."""
+    """The file of raw run times: little-endian int64 nanoseconds, path relative to the output folder."""
 
     path: str
     sha256: str
@@ -240,9 +240,9 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 class BlockStatistics(Struct, frozen=True, kw_only=True):
-    """The blocks on whose medians the interval stands, and why measuring stopped.
+    """The blocks whose medians give the interval, and why measuring stopped.
 
-    `bounds_ns` are the start of the first and the ends of all, on CLOCK_MONOTONIC.
+    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC.
     """
 
     count: int
@@ -257,7 +257,7 @@ class BlockStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Deadlines(Struct, frozen=True):
-    """Frames at a fixed rate: how many were released, how many missed the next release, and the latest end after it."""
+    """Frames at a fixed rate: how many were released, how many overran the next release, and the worst overrun."""
 
     rate_hz: int
     releases: int
@@ -277,8 +277,8 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator.
 
-    Of a CUDA graph it is what torch reserved there, the graph's own pool included; where ONNX Runtime or TensorRT
-    allocated, by how much the accelerator's free memory shrank until the first runs were done.
+    For a CUDA graph it is what torch reserved there, including the graph's pool; for ONNX Runtime and TensorRT, by how
+    much the accelerator's free memory shrank until the first runs were done.
     """
 
     rss_peak_bytes: int
@@ -286,15 +286,15 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """How a variant agrees with the same model in eager float64 on the same inputs; `note` says in words why not.
+    """How a variant agrees with the same model in eager float64 on the same inputs; `note` explains a disagreement.
 
-    Shares are of the largest exact answer; docs/measuring.md has the rules. `void` says that the number format cannot
-    carry these weights, so that no variant of it can be told from a wrong one: that neither fails a run nor ships.
-    `images_off` passed `tolerance`, and `images_off_allowed` may. `rounding_share` is what rounding alone does,
-    `spread_share` how far the answers to two images lie apart. `ties` are images that float64 decides by less than two
-    tolerances; beyond a `commonest_class_share` of 0.9 the argmax says nothing. `reference` is float32, on the CPU, for
-    a user's own model that float64 cannot run, and then `note` says why. `audited` counts answers of the timed section
-    that were compared too.
+    Shares are relative to the largest exact answer; docs/measuring.md has the rules. `void` means that the number
+    format cannot represent these weights, so a correct variant cannot be told from a wrong one: it neither fails a run
+    nor ships. `images_off` exceeded `tolerance`, and `images_off_allowed` may. `rounding_share` is the error of
+    rounding alone, `spread_share` the distance between the answers to two images. `ties` are images that float64
+    decides by less than two tolerances; above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference`
+    is float32 on the CPU for a user's model that cannot run in float64, and `note` gives the reason. `audited` counts
+    answers of the timed section that were also compared.
     """
 
     passed: bool
@@ -321,35 +321,35 @@ class Check(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> CheckVerdict:
-        """Return what it came to; only `failed` found the variant wrong."""
+        """Return the verdict; only `failed` means that the variant is wrong."""
         return "passed" if self.passed else "void" if self.void else "failed"
 
     @property
     def typical_error_share(self) -> float:
-        """Return the error of the worst image, or the mean one of a network in which a spike may carry it anywhere."""
+        """Return the worst image's error, or the mean error of a network in which one spike can change any answer."""
         by_mean = self.images_off > 0 and self.images_off_allowed > 0 and self.mean_error_share is not None
         return self.mean_error_share if by_mean and self.mean_error_share is not None else self.error_share
 
     @property
     def decided(self) -> int:
-        """Return how many images float64 does not decide by a tie."""
+        """Return how many images are not ties in float64."""
         return self.images - self.ties
 
     @property
     def agreeing(self) -> int | None:
-        """Return how many of `decided` get float64's class; None if that says nothing about the variant."""
+        """Return how many of `decided` get float64's class; None if that proves nothing about the variant."""
         if self.argmax_disagreements is None or (self.commonest_class_share or 0.0) > COMMONEST_CLASS:
             return None
         return self.decided - (self.argmax_disagreements - self.tie_disagreements)
 
 
 class Accuracy(Struct, frozen=True, kw_only=True):
-    """How often a variant names the right class, and plain eager fp32 on the same images; shares are from 0 to 1.
+    """Top-1 accuracy of a variant, and of plain eager fp32 on the same images; shares are from 0 to 1.
 
     `low` and `high` are the 95 % interval of `top1` (Wilson). `gained` counts the images that only the variant gets
-    right and `lost` those that only fp32 does. `drop` is fp32's share less the variant's, with the 95 % interval of a
-    paired difference (Tango); plain fp32 itself has none. `data` says which images these are, and `data_sha256` covers
-    all that the model read with its labels.
+    right, `lost` those that only fp32 gets right. `drop` is fp32's share minus the variant's, with the 95 % interval of
+    a paired difference (Tango); plain fp32 has none. `data` names the images, and `data_sha256` covers everything the
+    model read and the labels.
     """
 
     images: int
@@ -369,9 +369,10 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
 
 class InputSpec(Struct, frozen=True, omit_defaults=True):
-    """One input of a user's own model, without the batch that leads it; its text is what `--input` takes.
+    """One input of a user's model, without its leading batch dimension; its text is the syntax of `--input`.
 
-    Without a `name` it is given by its place. A `dtype` of None is float32 for a module, and a file's own for a file.
+    Without a `name` it is identified by position. A `dtype` of None is float32 for a module and the file's type for a
+    file.
     """
 
     name: str = ""
@@ -385,15 +386,15 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
 
 
 OF_MODULE = "of the module"
-"""The `weights` of a module that made its own."""
+"""The `weights` of a module that creates them itself."""
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """The model as it was built: all options, the shape of one input, which weights and which code.
+    """The model as built: all options, the shape of one input, its weights and its code.
 
-    `inputs` describes those of a user's own model if it reads more than one array of float32. `code_sha256` is over the
-    source of benchd's models, kernels and exporters; for a user's module over its file and what it imports that is not
-    installed; for a user's ONNX file over the file. Null in older records.
+    `inputs` describes the inputs of a user's model that reads more than one float32 array. `code_sha256` covers the
+    source of benchd's models, kernels and exporters; for a user's module, its file and the uninstalled modules that it
+    imports; for a user's ONNX file, the file. Null in older records.
     """
 
     options: dict[str, OptionValue]
@@ -407,10 +408,10 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
 
 class ArtifactFacts(Struct, frozen=True, kw_only=True):
-    """A file that a variant runs: what it is, where and with which versions it was made, and how long it took here.
+    """A file that a variant runs: what it is, where and with which versions it was made, and how long that took.
 
-    `reused` says that it was there before this process, so that `seconds` is the time to find and verify it. `form` is
-    that of the scan, null for a model that has none.
+    `reused` means that the file existed before this process; `seconds` is then the time to find and verify it. `form`
+    is the form of the scan, null for a model without one.
     """
 
     key: str
@@ -427,10 +428,10 @@ class ArtifactFacts(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
-    """What ran a file, and how: null where it does not apply.
+    """The runtime of a file and its settings; a field that does not apply is null.
 
-    `node_shares` is the share of nodes that each provider of ONNX Runtime ran; `typing` "weak" leaves the number format
-    of a layer to TensorRT; `build_s` is null where the engine was there before.
+    `node_shares` is the share of nodes that each provider of ONNX Runtime ran; `typing` "weak" lets TensorRT choose
+    each layer's number format; `build_s` is null if the engine already existed.
     """
 
     provider: str
@@ -446,12 +447,12 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
 
 
 class Occupancy(Struct, frozen=True, kw_only=True):
-    """How much of a GPU's warps a case fills, 0 to 1, by three different measures.
+    """The share of a GPU's warps that a case fills, 0 to 1, by three different measures.
 
-    `theoretical` is what kernels could fill by their registers, shared memory and blocks; `estimated` the same as far
-    as their grids were large enough, from a trace; both are means over kernel time. `measured` is what the hardware
-    counted over a window of runs, the gaps between launches included: it is lower where the GPU waits. `limits` is the
-    share of kernel time by what held it back. `utilization` is the share of time with a kernel.
+    `theoretical` is the occupancy that registers, shared memory and block size allow; `estimated` also accounts for
+    grid sizes, from a trace; both are means over kernel time. `measured` is what the hardware counted over a window of
+    runs, including the gaps between launches: it is lower if the GPU waits. `limits` is the share of kernel time by
+    limiting resource. `utilization` is the share of time with a kernel.
     """
 
     theoretical: float | None
@@ -466,7 +467,7 @@ class Occupancy(Struct, frozen=True, kw_only=True):
 
 
 class CrossCheck(Struct, frozen=True, kw_only=True):
-    """The energy over the same window and scope by the second-best source, with its error bar."""
+    """The energy over the same window and scope from the second-best source, with its error bar."""
 
     energy_j: float
     energy_err_j: float
@@ -477,9 +478,9 @@ class CrossCheck(Struct, frozen=True, kw_only=True):
 class Energy(Struct, frozen=True, kw_only=True):
     """Energy over the window with its error bar (95 %, k = 2), and what exactly was measured.
 
-    `metric` says whether `source` counted or was polled. `updates` counts its distinct values in the window and
-    `gap_share` how much of the window it left out. Net is without `idle_w`, the mean of idle before and after, which
-    differ by `idle_drift_w`. `flags` name what a reader has to know, such as `sources_disagree`.
+    `metric` shows whether `source` is a counter or was polled. `updates` counts its distinct values in the window;
+    `gap_share` is the share of the window without readings. Net excludes `idle_w`, the mean idle power before and
+    after, which differ by `idle_drift_w`. `flags` are caveats for the reader, such as `sources_disagree`.
     """
 
     energy_j: float
@@ -500,7 +501,7 @@ class Energy(Struct, frozen=True, kw_only=True):
 
 
 class BlocksResult(Struct, frozen=True, kw_only=True):
-    """What a set of block medians says: their mean and, from two blocks on, its 95 % interval."""
+    """The mean of a set of block medians and, for at least two blocks, its 95 % interval."""
 
     median_ms: float
     low_ms: float | None
@@ -509,10 +510,10 @@ class BlocksResult(Struct, frozen=True, kw_only=True):
 
 
 class Interference(Struct, frozen=True, kw_only=True):
-    """What disturbed which block, and the result without and with the disturbed ones.
+    """What disturbed which block, and the result without and with the disturbed blocks.
 
-    `reasons` holds those of each block, none where it was undisturbed. Where all were disturbed `all_flagged` says so
-    and `clean` is `as_experienced`.
+    `reasons` has one list per block, empty if it was undisturbed. If all blocks were disturbed, `all_flagged` is true
+    and `clean` equals `as_experienced`.
     """
 
     reasons: list[list[str]]
@@ -522,7 +523,7 @@ class Interference(Struct, frozen=True, kw_only=True):
 
 
 class SamplerReport(Struct, frozen=True, kw_only=True):
-    """What the sampler process cost and how well it kept time during the window."""
+    """CPU time and timing accuracy of the sampler process during the window."""
 
     sources: list[str]
     cpu_s: float
@@ -533,10 +534,10 @@ class SamplerReport(Struct, frozen=True, kw_only=True):
 
 
 class Probes(Struct, frozen=True, kw_only=True):
-    """What the device reached right after a timed section, in its process, at its clocks and with its threads.
+    """The peak rates probed right after a timed section, in the same process, at its clocks and with its threads.
 
-    A copy counts what it reads and what it writes. `matrix_dtype` is the type of the products, the case's own or
-    float32 where that is faster; `exponentials_by` says whose exponential was the fastest at hand.
+    A copy counts both the bytes read and the bytes written. `matrix_dtype` is the type of the products: the case's, or
+    float32 if that is faster; `exponentials_by` names the fastest implementation of the exponential available.
     """
 
     copy_bytes_per_s: float
@@ -547,10 +548,10 @@ class Probes(Struct, frozen=True, kw_only=True):
 
 
 class Floor(Struct, frozen=True, kw_only=True):
-    """The least time that one run of the case could take at the probed rates, and what it has to do in it.
+    """The roofline of a case: the least time that one run could take at the probed rates, and the work in it.
 
-    A device copies, multiplies and takes exponentials at the same time, so that the longest of the three times stands
-    as `floor_ms` and `bound_by` names it. Copies between host and device are not part of it.
+    A device copies, multiplies and computes exponentials at the same time, so `floor_ms` is the longest of the three
+    times and `bound_by` names it. Copies between host and device are not included.
     """
 
     floor_ms: float
@@ -566,7 +567,7 @@ class Floor(Struct, frozen=True, kw_only=True):
 
 
 class ProcessResult(Struct, kw_only=True):
-    """One worker process of a case, from spawn to exit; the worker fills it while it goes on."""
+    """One worker process of a case, from spawn to exit; the worker fills it in as it runs."""
 
     status: Status
     reason: str | None = None
@@ -592,8 +593,8 @@ class ProcessResult(Struct, kw_only=True):
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the software under a case: what two records must share to be comparable.
 
-    `fingerprint` hashes all of it but what may differ between two runs on an unchanged machine, such as the thermal
-    state before the first case: `temperature_c` by zone, and `cooling` with the level of each device that cools now.
+    `fingerprint` is a hash of everything except what may differ between two runs on an unchanged machine, such as the
+    thermal state before the first case: `temperature_c` by zone, and `cooling` with the level of each active device.
     """
 
     fingerprint: str
@@ -627,9 +628,9 @@ class Environment(Struct, frozen=True, kw_only=True):
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """All that is known of one measured case: one JSON line, one MQTT payload, one row of every table.
+    """Everything known about one measured case: one JSON line, one MQTT payload, one row of every table.
 
-    A value that was not measured is null and `missing` gives the reason by the field's name. `t_wall` is UTC in
+    A value that was not measured is null, and `missing` maps the field's name to the reason. `t_wall` is UTC in
     RFC 3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`.
     """
 
@@ -691,12 +692,12 @@ def _non_finite(value: Any, path: str) -> str | None:
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as one line of JSON without the line's end."""
+    """Return the record as one line of JSON without a line break."""
     return msgspec.json.encode(record)
 
 
 def decode(data: bytes) -> Record:
-    """Return the record in `data`; raise SchemaError for another major version or for anything else."""
+    """Return the record in `data`; raise SchemaError for another major version or invalid data."""
     try:
         schema = msgspec.json.decode(data, type=_Header).schema
         if schema != SCHEMA and not schema.startswith(f"{SCHEMA}."):

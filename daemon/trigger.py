@@ -1,7 +1,7 @@
-"""When a suite begins, as the configuration says it (`every`, `at`, `cron`) and as times; pure.
+"""When a suite begins: parses `every`, `at` and `cron` and computes the next time; pure.
 
-Times are seconds since the epoch. `at` and `cron` mean local time: one that the clock skips in spring is left out, one
-that it repeats in autumn comes twice.
+Times are seconds since the epoch. `at` and `cron` mean local time: a time that the clock skips in spring is left out, a
+time that it repeats in autumn comes twice.
 """
 
 import functools
@@ -20,7 +20,7 @@ FIELDS = ("minute", "hour", "day of month", "month", "day of week")
 
 @dataclass(frozen=True)
 class Every:
-    """So many seconds after the last time."""
+    """A fixed period, in seconds after the last time."""
 
     period_s: float
 
@@ -31,14 +31,14 @@ class Every:
 
 @dataclass(frozen=True)
 class Cron:
-    """A line of cron, as Debian's cron reads it but for the clock's changes."""
+    """A cron line, read as Debian's cron does, except at clock changes."""
 
     line: str
 
     def next_after(self, t_s: float) -> float | None:
         """Return the first time after `t_s`, None if there is none within fifty years."""
         times_s: list[float] = []
-        # from an hour before, because the clock may repeat it
+        # starts an hour early because the clock may repeat that hour
         for local in CronSim(self.line, datetime.fromtimestamp(t_s) - timedelta(hours=1)):
             both_s = [local.replace(fold=fold).timestamp() for fold in (0, 1)]
             times_s += [at_s for at_s in both_s if at_s > t_s and datetime.fromtimestamp(at_s) == local]
@@ -52,10 +52,10 @@ Trigger = Every | Cron
 
 @functools.cache
 def parse(every: str | None, at: str | None, cron: str | None) -> Trigger | None:
-    """Return what the one that is given means, None where none is; raise UsageError for two or for nonsense."""
+    """Return the trigger of the value given, None without one; raise UsageError for two values or an invalid one."""
     given = [name for name, value in (("every", every), ("at", at), ("cron", cron)) if value is not None]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: give one of them")
+        raise UsageError(f"{' and '.join(given)}: give only one of them")
     if every is not None:
         return Every(_seconds(every))
     if at is not None:
@@ -69,7 +69,7 @@ def _seconds(text: str) -> float:
         raise UsageError(f"every {text!r}: expected a number and one of {', '.join(UNITS_S)}, as in '6h'")
     seconds = float(found[1]) * UNITS_S[found[2]]
     if seconds < MINUTE_S:
-        raise UsageError(f"every {text!r}: at least a minute")
+        raise UsageError(f"every {text!r}: expected at least one minute")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""One file per verb: its options beside the code that uses them; no verb imports another."""
+"""One file per verb: its options next to the code that uses them; no verb imports another."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Options that several commands share, and the text of a command line as typed values.
+"""Options that several commands share, and parsers that turn a command line's text into typed values.
 
-What cannot be read is named together with what was expected.
+Each error names the invalid text and what was expected.
 """
 
 import re
@@ -20,21 +20,19 @@ T = TypeVar("T")
 
 Option = Annotated[
     list[str] | None,
-    typer.Option(help="An option of the model with its values; may be repeated.", metavar="NAME=A,B"),
+    typer.Option(help="A model option with its values; may be repeated.", metavar="NAME=A,B"),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="A checkpoint for the one model, or `demo` for the trained weights that ship.", metavar="FILE|demo|random"
+        help="A checkpoint for the one model, or `demo` for the trained weights included.", metavar="FILE|demo|random"
     ),
 ]
 Data = Annotated[
     str | None,
-    typer.Option(help="Real images; `demo` for the digits that ship.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
+    typer.Option(help="Real images; `demo` for the digits included.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
 ]
-Module = Annotated[
-    str | None, typer.Option(help="A module of your own, by file or by package.", metavar="FILE.py:FUNCTION")
-]
+Module = Annotated[str | None, typer.Option(help="Your own module, by file or package.", metavar="FILE.py:FUNCTION")]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
@@ -46,7 +44,7 @@ Inputs = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")]
 Workspace = Annotated[str | None, typer.Option(help="Memory limit of a TensorRT build.", metavar="1GiB")]
 Publish = Annotated[
-    str | None, typer.Option("--mqtt", help="Publish to this broker too.", metavar="mqtt://HOST[:PORT]")
+    str | None, typer.Option("--mqtt", help="Also publish to this broker.", metavar="mqtt://HOST[:PORT]")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
@@ -59,7 +57,7 @@ CaFile = Annotated[
 CertificateFile = Annotated[
     str | None, typer.Option(help="Client certificate, if the broker asks for one.", metavar="FILE")
 ]
-KeyFile = Annotated[str | None, typer.Option(help="Key of that certificate, if it is in another file.", metavar="FILE")]
+KeyFile = Annotated[str | None, typer.Option(help="Key of that certificate, if in another file.", metavar="FILE")]
 
 
 def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Broker:
@@ -68,15 +66,15 @@ def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file
 
 
 def waits(wait: bool | None) -> bool:
-    """Return whether to wait for the machine, which by default a person at a terminal does."""
+    """Return whether to wait for the machine; by default only on a terminal."""
     return sys.stderr.isatty() if wait is None else wait
 
 
 def names(text: str | None) -> list[str]:
-    """Return the parts between the commas; raise UsageError for text that names nothing."""
+    """Return the parts between the commas; raise UsageError if there are none."""
     found = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
     if text is not None and not found:
-        raise UsageError(f"{text!r} names nothing: give values separated by commas, or leave the option out")
+        raise UsageError(f"{text!r} has no values: give values separated by commas, or omit the option")
     return found
 
 
@@ -89,7 +87,7 @@ def whole_numbers(option: str, texts: Sequence[str]) -> list[int]:
 
 
 def options(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each `name=value[,value...]`; a name given twice gathers its values."""
+    """Return the values of each `name=value[,value...]`; the values of a repeated name are joined."""
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -119,7 +117,7 @@ def batches(option: str, texts: Sequence[str]) -> list[int | None]:
 
 
 def choices(kind: str, texts: Sequence[str], known: Sequence[T]) -> list[T]:
-    """Return the texts, all of them known; raise UsageError that names the closest."""
+    """Return the known value of each text; raise UsageError, with the closest match, for an unknown one."""
     by_text = {str(value): value for value in known}
     for text in texts:
         if text not in by_text:
@@ -136,16 +134,16 @@ def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
 
 
 def image_count(text: str) -> ImageCount:
-    """Return `full`, or how many images; raise UsageError for anything else."""
+    """Return `full` or the number of images; raise UsageError for anything else."""
     if text == "full":
         return "full"
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
-        raise UsageError(f"--accuracy {text}: expected full, or how many images, such as 1000")
+        raise UsageError(f"--accuracy {text}: expected full or a number of images, such as 1000")
     return int(text)
 
 
 def accuracy_drop(text: str) -> float:
-    """Return the share of `1%`; raise UsageError where nothing or everything would keep it."""
+    """Return `1%` as a share; raise UsageError unless it is above 0 % and at most 100 %."""
     share = -1.0 if text.startswith("-") else quantity("--max-accuracy-drop", text, {"%": 0.01})
     if not 0.0 < share <= 1.0:
         raise UsageError(f"--max-accuracy-drop {text}: expected more than 0 % and at most 100 %, such as 1%")

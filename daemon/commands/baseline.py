@@ -1,4 +1,4 @@
-"""`benchd baseline`: the stored runs that later ones are compared with."""
+"""`benchd baseline`: the stored runs with which later runs are compared."""
 
 import sys
 from pathlib import Path
@@ -36,4 +36,4 @@ def show(json: AsJson = False) -> None:
 @app.command(epilog="Example: benchd baseline clear")
 def clear() -> None:
     """Delete the stored baseline."""
-    sys.stdout.write("the baseline is cleared\n" if baseline.clear() else "no baseline was stored\n")
+    sys.stdout.write("baseline cleared\n" if baseline.clear() else "no baseline is stored\n")

@@ -27,14 +27,14 @@ app = application()
 @app.command(epilog="Example: benchd compare before after; benchd compare --live vim_tiny,eager vim_tiny,custom")
 def compare(
     sides: Annotated[list[str], typer.Argument(help="Two result files or folders; with --live, two cases.")],
-    live: Annotated[bool, typer.Option("--live", help="Measure both in turns, in fresh processes.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Measure both alternately, in fresh processes.")] = False,
     aa: Annotated[bool, typer.Option("--aa", help="Measure one case against itself: the noise floor.")] = False,
     python: Annotated[
         list[Path] | None, typer.Option(help="With --live: the interpreter of each side.", metavar="BIN/python")
     ] = None,
     module: Annotated[
         list[str] | None,
-        typer.Option(help="With --live: a module of your own, or one for each side.", metavar="FILE.py:FUNCTION"),
+        typer.Option(help="With --live: your own module, or one per side.", metavar="FILE.py:FUNCTION"),
     ] = None,
     input_: Inputs = None,
     pairs: Annotated[
@@ -49,7 +49,7 @@ def compare(
     wait: Wait = None,
     json: AsJson = False,
 ) -> None:
-    """Tell whether B is faster than A, slower or the same."""
+    """Report whether B is faster than A, slower or the same."""
     least = quantity("--min-effect", min_effect, {"%": 0.01})
     if not (live or aa):
         raise typer.Exit(compare_files([Path(side) for side in sides], least, sys.stdout, json))
@@ -74,12 +74,12 @@ def compare(
         finally:
             session.end()
     print_comparisons(sys.stdout, [made], json)
-    sys.stderr.writelines(f"warning: not kept: {failure}\n" for failure in session.failures)
+    sys.stderr.writelines(f"warning: not stored: {failure}\n" for failure in session.failures)
     raise typer.Exit(code or exit_code([made], list(FAIL_ON)) or int(bool(session.failures)))
 
 
 def _refuse(cases: Sequence[str], pythons: Sequence[Path], modules: Sequence[UserModule], *, is_aa: bool) -> None:
-    """Raise UsageError for sides that are too few or too many."""
+    """Raise UsageError for too few or too many sides."""
     counts = (len(cases), len(pythons), len(modules))
     if is_aa and (counts[0] != 1 or max(counts) > 1):
         raise UsageError("--aa compares one case with itself")
@@ -88,15 +88,15 @@ def _refuse(cases: Sequence[str], pythons: Sequence[Path], modules: Sequence[Use
 
 
 def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
-    """Compare two files or folders of results and return the exit code of the verdicts, 6 for nothing measured."""
+    """Compare two files or folders of results; return the exit code of the verdicts, 6 if nothing was measured."""
     if len(paths) != 2:
-        raise UsageError(f"two result files are compared, and these are {len(paths)}; cases are compared with --live")
+        raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")
     first, second = (results.read(path) for path in paths)
     least = noise_floor.min_effect(second[0].device_id, second[0].environment.device, min_effect)
-    noise_floor.tell(least, min_effect, sys.stderr)
+    noise_floor.report(least, min_effect, sys.stderr)
     comparisons = verdicts.compare(first, second, least)
     print_comparisons(out, comparisons, as_json)
     if not any(record.status == "ok" for record in (*first, *second)):
-        sys.stderr.write(f"nothing was measured: no record in {paths[0]} and {paths[1]} has ended well\n")
+        sys.stderr.write(f"nothing was measured: no record in {paths[0]} or {paths[1]} succeeded\n")
         return 6
     return exit_code(comparisons, list(FAIL_ON))

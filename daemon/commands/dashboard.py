@@ -15,9 +15,9 @@ app = application()
 def dashboard(
     mqtt: Annotated[str, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")],
     database: Annotated[
-        str | None, typer.Option(help="sqlite:///PATH or postgresql://HOST/NAME (default: a file of its own).")
+        str | None, typer.Option(help="sqlite:///PATH or postgresql://HOST/NAME (default: a file in the state folder).")
     ] = None,
-    host: Annotated[str, typer.Option(help="Network interface of the pages.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to serve the pages on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the pages.")] = 8420,
     collector: Annotated[
         str | None, typer.Option(help="Name of this collector, unique in the fleet (default: the host's name).")
@@ -27,5 +27,5 @@ def dashboard(
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Show a fleet live on web pages and keep its history."""
+    """Show a fleet live on web pages and store its history."""
     start(broker(mqtt, ca_file, certificate_file, key_file), database, host, port, collector, only)

@@ -1,4 +1,4 @@
-"""`benchd demo`: a whole fleet on this machine, to look at."""
+"""`benchd demo`: a demonstration fleet on this machine."""
 
 from typing import Annotated
 
@@ -12,8 +12,8 @@ app = application()
 
 @app.command(epilog="Example: benchd demo --port 9000")
 def demo(port: Annotated[int, typer.Option(help="Port of the pages.")] = 8420) -> None:
-    """Try it all: broker, dashboard and three simulated devices.
+    """Try everything: broker, dashboard and three simulated devices.
 
-    This machine is measured beside them.
+    The service also measures this machine.
     """
     raise typer.Exit(demonstrate(port))

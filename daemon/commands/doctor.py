@@ -1,6 +1,6 @@
-"""What this machine can measure and run and, where it cannot, why and what to do: one line a check.
+"""What this machine can measure and run and, if it cannot, why and what to do: one line per check.
 
-Torch is never imported here: a child process imports it and asks for CUDA, within a time limit.
+Torch is never imported here: a child process imports it and looks for CUDA, within a time limit.
 """
 
 import json
@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
+import msgspec
 import typer
+from msgspec import Struct
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, names
@@ -33,14 +34,14 @@ with warnings.catch_warnings(record=True) as told:
 warning = str(told[-1].message).partition("\\n")[0] if told else None
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu, "warning": warning}))
 """
-NOT_FOR_DOCTOR = "fake"  # plays a script that nobody has named
+NOT_FOR_DOCTOR = "fake"  # plays a script, which nobody has named here
 SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 
-CURES = {
+REMEDIES = {
     "devfreq": "Jetson boards have it",
     "ina3221": "Jetson boards have it; there: sudo modprobe ina3221",
     "procfs": "mount /proc",
-    "rapl": "sudo modprobe intel_rapl_msr; its counters are root's: sudo chmod a+r /sys/class/powercap/*/energy_uj",
+    "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
     "thermal": "virtual machines have no thermal zones",
 }
 INSTALL = "pip install 'benchd[{}]'"
@@ -54,29 +55,28 @@ def doctor(
     unit: Annotated[bool, typer.Option("--unit", help="List the devices that the installed unit blocks.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Check which sensors and runtimes can be used here.
+    """Check which sensors and runtimes this machine can use.
 
-    For each one that cannot, print why and what to do.
+    For each unusable one, print the reason and a remedy.
     """
     root = Path("/")
     raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names(need)))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: `detail` says what it is or why it is of no use, `cure` what to do then."""
+class Finding(Struct, frozen=True, rename={"remedy": "cure"}):
+    """The result of one check: `detail` describes it or gives the reason it is unusable, `remedy` what to do."""
 
     name: str
     kind: Literal["source", "runtime", "program", "device", "service"]
     usable: bool
     detail: str
-    cure: str = ""
+    remedy: str = ""
 
 
 def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int:
-    """Print the findings; return 7 where nothing can be measured or something in `need` is not usable, else 0.
+    """Print the findings; return 7 if nothing can be measured or something in `need` is unusable, else 0.
 
-    `root` is where the samplers look. Raises UsageError for a name in `need` that is none of the checks.
+    The samplers look under `root`. Raises UsageError if a name in `need` is not one of the checks.
     """
     findings = list(examine(root))
     usable = {finding.name: finding.usable for finding in findings}
@@ -88,9 +88,9 @@ def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int
 
 
 def run_unit(out: TextIO, root: Path, as_json: bool) -> int:
-    """Print what the installed unit keeps from the service, and what that says; return 7 where something is not well.
+    """Print which devices the installed unit blocks, and the service's state; return 7 if anything is wrong.
 
-    Raises NotAvailable where no unit is installed.
+    Raises NotAvailable if no unit is installed.
     """
     findings = [*_devices(root), *_service(root)]
     _print(findings, out, as_json)
@@ -98,14 +98,14 @@ def run_unit(out: TextIO, root: Path, as_json: bool) -> int:
 
 
 def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) -> Iterator[Finding]:
-    """Yield a finding for each sampler, runtime and program, and for the service where it is installed."""
+    """Yield a finding for each sampler, runtime and program, and for the service if it is installed."""
     for name in SAMPLERS:
         if name != NOT_FOR_DOCTOR:
             yield _source(name, root)
     yield from _torch_and_cuda(root, probe_timeout_s)
     yield _package("triton", "gpu")
     yield _onnxruntime()
-    yield _package("tensorrt", "gpu", "on a Jetson JetPack brings it: python3 -m venv --system-site-packages")
+    yield _package("tensorrt", "gpu", "on a Jetson it comes with JetPack: python3 -m venv --system-site-packages")
     yield _program("cc", os.environ.get("CC", "cc"), "sudo apt install gcc, or set CC")
     yield _program("c++", os.environ.get("CXX", "g++"), "sudo apt install g++, or set CXX")
     yield _program("mosquitto", "mosquitto", "sudo apt install mosquitto, or use a broker elsewhere")
@@ -118,26 +118,26 @@ def _source(name: str, root: Path) -> Finding:
     except BenchdError as error:
         reason = str(error)
     if reason is None:
-        return Finding(name, "source", usable=True, detail="every value it claims was read")
-    return Finding(name, "source", usable=False, detail=reason, cure=CURES.get(name, ""))
+        return Finding(name, "source", usable=True, detail="all its values can be read")
+    return Finding(name, "source", usable=False, detail=reason, remedy=REMEDIES.get(name, ""))
 
 
 def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Finding]:
     facts, reason = _probe(timeout_s)
     if facts is None:
-        yield Finding("torch", "runtime", usable=False, detail=reason, cure="pip install torch torchvision")
-        yield Finding("cuda", "runtime", usable=False, detail="torch is of no use", cure="see torch")
+        yield Finding("torch", "runtime", usable=False, detail=reason, remedy="pip install torch torchvision")
+        yield Finding("cuda", "runtime", usable=False, detail="torch is not usable", remedy="see torch")
         return
     yield Finding("torch", "runtime", usable=True, detail=str(facts["torch"]))
     if facts["gpu"]:
         yield Finding("cuda", "runtime", usable=True, detail=f"{facts['cuda']} on {facts['gpu']}")
     else:
-        detail, cure = _why_no_cuda(facts, root)
-        yield Finding("cuda", "runtime", usable=False, detail=detail, cure=cure)
+        detail, remedy = _why_no_cuda(facts, root)
+        yield Finding("cuda", "runtime", usable=False, detail=detail, remedy=remedy)
 
 
 def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
-    """Return what a child finds out of torch, or None and why it finds nothing."""
+    """Return what a child reports about torch, or None and the reason."""
     if find_spec("torch") is None:
         return None, "not installed"
     command = [sys.executable, "-c", PROBE]
@@ -146,7 +146,7 @@ def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
             command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        return None, f"import and a look for CUDA took longer than {timeout_s:g} s"
+        return None, f"importing it and looking for CUDA took longer than {timeout_s:g} s"
     if done.returncode:
         return None, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     return json.loads(done.stdout.splitlines()[-1]), ""
@@ -154,31 +154,31 @@ def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
 
 def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
     if facts["cuda"] is None:
-        return "torch is a CPU-only build", "install torch from the index of your CUDA, on a Jetson of your JetPack"
+        return "torch is a CPU-only build", "install torch from the index for your CUDA, on a Jetson for your JetPack"
     nodes = [node for name in ("nvidia[0-9]", "nvhost-gpu", "nvgpu/*/ctrl") for node in (root / "dev").glob(name)]
     if not nodes:
         return "no NVIDIA GPU, or its kernel module is not loaded", "sudo modprobe nvidia, or install NVIDIA's driver"
     closed = next((node for node in nodes if not os.access(node, os.R_OK | os.W_OK)), None)
     if closed:
-        return f"{closed} may not be opened", "sudo usermod -aG video,render $USER; then log in again"
-    detail = facts["warning"] or "torch does not say why"
-    return detail, f"torch is built for CUDA {facts['cuda']}: install a driver for it, or torch for the driver's CUDA"
+        return f"no permission to open {closed}", "sudo usermod -aG video,render $USER; then log in again"
+    detail = facts["warning"] or "torch gives no reason"
+    return detail, f"torch is built for CUDA {facts['cuda']}: install a matching driver, or torch for the driver's CUDA"
 
 
 def _package(name: str, extra: str, elsewhere: str = "") -> Finding:
     if find_spec(name):
-        return Finding(name, "runtime", usable=True, detail=installed_version(name) or "installed without a version")
-    cure = "; ".join(filter(None, (INSTALL.format(extra), elsewhere)))
-    return Finding(name, "runtime", usable=False, detail="not installed", cure=cure)
+        return Finding(name, "runtime", usable=True, detail=installed_version(name) or "installed, version unknown")
+    remedy = "; ".join(filter(None, (INSTALL.format(extra), elsewhere)))
+    return Finding(name, "runtime", usable=False, detail="not installed", remedy=remedy)
 
 
 def _onnxruntime() -> Finding:
-    """Both distributions hold the package `onnxruntime`: the one installed last has overwritten half of the other."""
+    """Both distributions contain the package `onnxruntime`: the one installed last overwrites part of the other."""
     installed = sessions.installed()
     if len(installed) > 1:
-        cure = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you want"
+        remedy = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you want"
         return Finding(
-            "onnxruntime", "runtime", usable=False, detail="installed twice: " + ", ".join(installed), cure=cure
+            "onnxruntime", "runtime", usable=False, detail="installed twice: " + ", ".join(installed), remedy=remedy
         )
     for name, its_version in installed.items():
         if find_spec("onnxruntime"):
@@ -186,28 +186,28 @@ def _onnxruntime() -> Finding:
     return _package("onnxruntime", "cpu")
 
 
-def _program(name: str, command: str, cure: str) -> Finding:
+def _program(name: str, command: str, remedy: str) -> Finding:
     found = shutil.which(command, path=os.environ.get("PATH", os.defpath) + SYSTEM_PATH)
     if found:
         return Finding(name, "program", usable=True, detail=found)
-    return Finding(name, "program", usable=False, detail=f"{command} is not on the PATH", cure=cure)
+    return Finding(name, "program", usable=False, detail=f"{command} is not on the PATH", remedy=remedy)
 
 
 def _devices(root: Path) -> Iterator[Finding]:
     for access in sandbox.examine(root):
-        detail = access.reason or "the service may use it"
-        cure = f"{access.cure}   # sudo systemctl edit benchd" if "=" in access.cure else access.cure
-        yield Finding(str(access.path), "device", usable=access.reason is None, detail=detail, cure=cure)
+        detail = access.reason or "the service can use it"
+        remedy = f"{access.remedy}   # sudo systemctl edit benchd" if "=" in access.remedy else access.remedy
+        yield Finding(str(access.path), "device", usable=access.reason is None, detail=detail, remedy=remedy)
 
 
 def _service(root: Path) -> Iterator[Finding]:
-    """Yield what the service says of itself, also that another machine has its id and how to rename one of them."""
-    found = sandbox.said() if root == Path("/") else None
+    """Yield the service's status, including whether another machine has its id and how to rename one of them."""
+    found = sandbox.status() if root == Path("/") else None
     if found:
         state, status = found
         usable = state == "active" and "mqtt down" not in status
         detail = f"{state}: {status}" if status else state
-        yield Finding("service", "service", usable, detail, "" if usable else "journalctl -u benchd says more")
+        yield Finding("service", "service", usable, detail, "" if usable else "see journalctl -u benchd")
 
 
 def _print(findings: Sequence[Finding], out: TextIO, as_json: bool) -> None:
@@ -215,17 +215,17 @@ def _print(findings: Sequence[Finding], out: TextIO, as_json: bool) -> None:
 
 
 def _as_json(findings: Sequence[Finding]) -> str:
-    return json.dumps([asdict(finding) for finding in findings], indent=2) + "\n"
+    return msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n"
 
 
 def _as_text(findings: Sequence[Finding]) -> str:
     width = max((len(finding.name) for finding in findings), default=0)
-    return "".join(f"{_mark(finding)}  {finding.name:{width}}  {_told(finding)}\n" for finding in findings)
+    return "".join(f"{_mark(finding)}  {finding.name:{width}}  {_line(finding)}\n" for finding in findings)
 
 
 def _mark(finding: Finding) -> str:
     return "yes" if finding.usable else "no "
 
 
-def _told(finding: Finding) -> str:
-    return f"{finding.detail}: {finding.cure}" if finding.cure else finding.detail
+def _line(finding: Finding) -> str:
+    return f"{finding.detail}: {finding.remedy}" if finding.remedy else finding.detail

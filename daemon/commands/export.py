@@ -1,4 +1,4 @@
-"""`benchd export`: what to export and what came of it; the work is done in a child, because it takes torch."""
+"""`benchd export`: requests exports and shows the results; a child does the work, because it needs torch."""
 
 import math
 import subprocess
@@ -45,7 +45,7 @@ def export(
     to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16, or both.", metavar="A,B")] = "fp32",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
-    form: Annotated[str, typer.Option(help="The scan's form: auto, scan or two_level.")] = "auto",
+    form: Annotated[str, typer.Option(help="Form of the scan: auto, scan or two_level.")] = "auto",
     option: Option = None,
     weights: Weights = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, max=2**62)] = 0,
@@ -53,7 +53,7 @@ def export(
         Path | None, typer.Option(help="Write here instead of to the store.", metavar="FILE.onnx|DIR")
     ] = None,
     workspace: Workspace = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show what the store holds.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the files in the store.")] = False,
     prune: Annotated[str | None, typer.Option(help="Shrink the store to this size.", metavar="2GiB")] = None,
     json: AsJson = False,
 ) -> None:
@@ -81,7 +81,7 @@ def export(
 
 
 def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
-    """Export in a child, show what it made and return its exit code; raise UsageError before anything is done."""
+    """Export in a child, show the files and return its exit code; raise UsageError first if the request is invalid."""
     _refuse(request)
     require_measure()
     child = subprocess.run(
@@ -95,7 +95,7 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     if made and not as_json:
         out.write(f"in {request.out or request.folder}\n")
     if child.returncode < 0:
-        sys.stderr.write(f"error: the export was killed by signal {-child.returncode}\n")
+        sys.stderr.write(f"error: the export child was killed by signal {-child.returncode}\n")
     return child.returncode if child.returncode >= 0 else 1
 
 
@@ -114,15 +114,15 @@ def _refuse(request: ExportRequest) -> None:
                 raise unknown(f"option of {model}", option, sorted(known))
     is_file = request.weights not in {None, demo.DEMO, demo.RANDOM}
     if is_file and (len(request.models) > 1 or not Path(str(request.weights)).is_file()):
-        raise UsageError(f"--weights {request.weights}: {demo.DEMO}, or one file that exists, for one model")
+        raise UsageError(f"--weights {request.weights}: expected {demo.DEMO}, or an existing file for one model")
     count = len(request.models) * len(request.precisions) * len(request.batches)
     count *= math.prod(map(len, request.options.values()))
     if request.single and (count > 1 or request.to == "tensorrt"):
-        raise UsageError(f"--out {request.out}: engines and several files go into a folder")
+        raise UsageError(f"--out {request.out}: give a folder for engines or several files")
 
 
 def list_store(out: TextIO, as_json: bool) -> None:
-    """Print what the store of this machine holds."""
+    """Print the content of this machine's store."""
     with Store(folders.artifacts()) as store:
         held = list(store.list())
     show(held, out, as_json)
@@ -132,7 +132,7 @@ def list_store(out: TextIO, as_json: bool) -> None:
 
 
 def prune_store(limit_bytes: int, out: TextIO) -> None:
-    """Remove what was not used for longest until the rest takes at most so many bytes."""
+    """Remove the least recently used files until the rest fits the limit in bytes."""
     try:
         with Store(folders.artifacts()) as store:
             removed = store.prune(limit_bytes)
@@ -142,7 +142,7 @@ def prune_store(limit_bytes: int, out: TextIO) -> None:
 
 
 def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
-    """Print one row a file, or all as JSON."""
+    """Print one row per file, or all as JSON."""
     if as_json:
         out.write(msgspec.json.encode(artifacts, enc_hook=str).decode() + "\n")
         return

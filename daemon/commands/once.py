@@ -1,4 +1,4 @@
-"""`bench-once`: one run over a plan, from a command line to an exit code; the same path that the service takes."""
+"""`bench-once`: one run over a plan, from command line to exit code, measured as the service measures."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,41 +75,41 @@ def once(
     weights: Weights = None,
     data: Data = None,
     labels: Annotated[
-        Path | None, typer.Option(help="Class indices of the images in --data: one path and one index per line.")
+        Path | None, typer.Option(help="Class labels of the images in --data: one path and one index per line.")
     ] = None,
     accuracy: Annotated[
         str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
     ] = None,
     max_accuracy_drop: Annotated[
         str | None,
-        typer.Option(
-            help="Limit of the accuracy lost against plain fp32; beyond it a variant cannot ship.", metavar="1%"
-        ),
+        typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%"),
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None,
     artifacts: Annotated[
-        Path | None, typer.Option(help="Folder of exported files to use before any is made.", metavar="DIR")
+        Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
     ] = None,
     workspace: Workspace = None,
     module: Module = None,
-    onnx: Annotated[Path | None, typer.Option(help="An ONNX file of your own.", metavar="FILE")] = None,
+    onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file.", metavar="FILE")] = None,
     input_: Inputs = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file; options given here override it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
     mqtt: Publish = None,
     baseline: Annotated[
         str | None,
-        typer.Option(help="Compare with a result file, or with the `stored` baseline.", metavar="FILE|stored"),
+        typer.Option(help="Compare with a result file or with the `stored` baseline.", metavar="FILE|stored"),
     ] = None,
     fail_on: Annotated[
-        str, typer.Option(help="Which results end with their exit code: slower, check, inconclusive.", metavar="A,B")
+        str, typer.Option(help="Results that cause a nonzero exit code: slower, check, inconclusive.", metavar="A,B")
     ] = "slower,check",
-    page: Annotated[bool, typer.Option("--report", help="Write report.html of all records in --output.")] = False,
+    page: Annotated[
+        bool, typer.Option("--report", help="Also write report.html with all records in --output.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record per line instead of a table.")] = False,
     wait: Wait = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
 ) -> None:
-    """Measure deployment variants of models on this machine; print a table, keep and publish the records."""
+    """Measure deployment variants of models on this machine; print a table, store and publish the records."""
     given = {
         "models": names(models),
         "variants": names(variants),
@@ -160,48 +160,48 @@ def once(
         supervisor.run()
     records = supervisor.records
     comparisons = baselines.against(stored, records, min_effect) if baseline else []
-    noise_floor.tell(min_effect, MIN_EFFECT, sys.stderr)
+    noise_floor.report(min_effect, MIN_EFFECT, sys.stderr)
     _conclude(comparisons, output if page else None, sys.stderr if json else sys.stdout)
     unscored = _unscored(records) if any(suite.accuracy for suite in suites) else {}
     sys.stderr.writelines(
-        f"error: no accuracy of {case_id}, which was asked for: {reason}\n" for case_id, reason in unscored.items()
+        f"error: requested accuracy of {case_id} was not measured: {reason}\n" for case_id, reason in unscored.items()
     )
-    sys.stderr.writelines(f"warning: not kept: {failure}\n" for failure in session.failures)
+    sys.stderr.writelines(f"warning: not stored: {failure}\n" for failure in session.failures)
     code = exit_code(planned, records, session.interrupted, fails, comparisons, lacks_accuracy=bool(unscored))
     raise typer.Exit(code or int(bool(session.failures)))
 
 
 def _unscored(records: Sequence[Record]) -> dict[str, str]:
-    """Return why each case that ran has no accuracy."""
+    """Return why each successful case without accuracy has none."""
     without = [record for record in records if record.status == "ok" and record.accuracy is None]
     return {record.case_id: record.missing["accuracy"] for record in without}
 
 
 def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: TextIO) -> None:
-    """Print the verdicts, and where the page of the folder is."""
+    """Print the verdicts and the path of the folder's page."""
     if comparisons:
         print_comparisons(out, comparisons, as_json=False)
     if page_of:
         try:
             out.write(f"{report.page(page_of)}\n")
-        except BenchdError as error:  # older lines of the file: what was measured now is kept
+        except BenchdError as error:  # caused by older lines of the file: the new records are stored
             sys.stderr.write(f"warning: no page: {error}\n")
 
 
 def _user_model(
     module: str | None, onnx: Path | None, inputs: Sequence[str], beside: Mapping[str, object]
 ) -> UserModel | None:
-    """Return the model of the user's own; raise UsageError for one that cannot be, or not with the options `beside`."""
+    """Return the user's model; raise UsageError if it is invalid or conflicts with the options `beside`."""
     if module and onnx:
-        raise UsageError("--module and --onnx: give one of the two")
+        raise UsageError("--module and --onnx: give only one of them")
     if beside["--models"] and (module or onnx):
-        raise UsageError("--models beside --module or --onnx: a model of your own runs alone; leave one of them out")
+        raise UsageError("--models with --module or --onnx: your own model runs alone; omit one of them")
     if beside["--artifacts"] and (module or onnx):
-        raise UsageError("--artifacts holds files of the catalog's models; measure a file of your own with --onnx")
+        raise UsageError("--artifacts is for files of the catalog's models; measure your own file with --onnx")
     if onnx and not onnx.is_file():
         raise UsageError(f"--onnx {onnx}: no such file")
     if inputs and not (module or onnx):
-        raise UsageError("--input is for --module and --onnx: the models of the catalog know theirs")
+        raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
     if onnx:
         return UserFile.at(onnx.resolve(), inputs)
     return UserModule.at(module, inputs) if module else None
@@ -209,14 +209,14 @@ def _user_model(
 
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
-        raise UsageError(f"--artifacts {path}: no such folder; `benchd export MODEL --out {path}` makes one")
+        raise UsageError(f"--artifacts {path}: no such folder; create it with `benchd export MODEL --out {path}`")
     return path and path.resolve()
 
 
 def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
-    """Return the suites of the configuration with the fields that were `given` in place of their own."""
+    """Return the configuration's suites with the fields in `given` overridden."""
     suites = settings.suite or [Suite()]
-    given |= {"onnx": None, "inputs": []} if "models" in given else {}  # models replace a file too
+    given |= {"onnx": None, "inputs": []} if "models" in given else {}  # --models also replaces a configured file
     try:
         return [msgspec.convert(msgspec.structs.asdict(suite) | given, Suite) for suite in suites]
     except msgspec.ValidationError as error:
@@ -224,11 +224,11 @@ def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
 
 
 def _refuse_absent_files(planned: Sequence[Planned], requirements: Requirements) -> None:
-    """Raise UsageError for data and labels that are not there, before anything is measured."""
+    """Raise UsageError for missing data and labels before anything is measured."""
     for images, labels in {(entry.data, entry.labels) for entry in planned if entry.data}:
         _refuse_absent_images(str(images), labels)
     if requirements.max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):
-        raise UsageError("--max-accuracy-drop: no accuracy would be measured; give --data, and --accuracy or --weights")
+        raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --accuracy or --weights")
 
 
 def _refuse_absent_images(images: str, labels: str | None) -> None:
@@ -249,10 +249,10 @@ def exit_code(
     *,
     lacks_accuracy: bool = False,
 ) -> int:
-    """Return the exit code of a run; where several hold, the first of 130, 2, 7, 6, 1, 5, 3, 4.
+    """Return the exit code of a run; if several apply, the first of 130, 2, 7, 6, 1, 5, 3, 4.
 
-    6 is that nothing was measured, or with `lacks_accuracy` not the accuracy that was asked for.
-    `fail_on` says which of a failed check (5), slower (3) and inconclusive (4) against the baseline are to fail.
+    6 means that nothing was measured or, with `lacks_accuracy`, that the requested accuracy was not.
+    `fail_on` selects which of a failed check (5), slower (3) and inconclusive (4) against the baseline fail the run.
     """
     by_name = {entry.case.case_id for entry in planned if entry.by_name}
     checks_failed = any(record.check is not None and record.check.verdict == "failed" for record in records)

@@ -1,7 +1,7 @@
-"""`sudo benchd power-sweep`: one run of bench-once in each of a Jetson's power modes, then back to the former mode.
+"""`sudo benchd power-sweep`: runs bench-once in each of a Jetson's power modes, then restores the original mode.
 
-Modes are nvpmodel's, by the names in its own file. Only switching needs root: bench-once runs as the user who called
-sudo. A mode that wants a reboot is passed over by name; nvpmodel asks first and gets a no.
+The modes and their names come from nvpmodel's file. Only switching needs root: bench-once runs as the user who called
+sudo. A mode that needs a reboot is skipped with a message; nvpmodel asks before it reboots, and the answer is no.
 """
 
 import os
@@ -30,9 +30,9 @@ CONFIGURATION = Path("etc/nvpmodel.conf")
 TOOL_TIMEOUT_S = 60.0
 IN_FORCE_TIMEOUT_S = 15.0
 POLL_S = 0.2
-WANTS_REBOOT = "Reboot required"  # as nvpmodel of L4T 35 and 36 puts it
-EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)  # where several hold, the first
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last when a remote shell goes away
+WANTS_REBOOT = "Reboot required"  # the wording of nvpmodel in L4T 35 and 36
+EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)  # if several apply, the first
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one if a remote shell disconnects
 
 app = application()
 
@@ -42,7 +42,7 @@ _CURRENT = re.compile(r"^NV Power Mode: *(\S.*?) *\n *(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Mode:
-    """A power mode of this board: nvpmodel's number for it, and the name."""
+    """A power mode of this board: nvpmodel's number and name."""
 
     number: int
     name: str
@@ -61,19 +61,19 @@ def power_sweep(
 
 
 def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/")) -> int:
-    """Run `command` in each named mode and return the exit code of all of them together.
+    """Run `command` in each named mode and return their combined exit code.
 
-    `command` is bench-once with its arguments. The former mode is back in force when this returns or raises. Raises
-    UsageError for a name that the board lacks, and NotAvailable where nvpmodel is absent or fails.
+    `command` is bench-once with its arguments. The original mode is restored when this returns or raises. Raises
+    UsageError for a mode that the board lacks, and NotAvailable if nvpmodel is absent or fails.
     """
     return _Sweep(_chosen(modes, read_modes(root)), command, out).run()
 
 
 def read_modes(root: Path = Path("/")) -> list[Mode]:
-    """Return the modes in nvpmodel's file; raise NotAvailable where there is none."""
+    """Return the modes in nvpmodel's file; raise NotAvailable if it cannot be read."""
     content = text(root / CONFIGURATION)
     if content is None:
-        raise NotAvailable(f"{root / CONFIGURATION} cannot be read; power modes are a Jetson's, set by nvpmodel")
+        raise NotAvailable(f"{root / CONFIGURATION} cannot be read; only a Jetson has power modes, which nvpmodel sets")
     headers = [dict(re.findall(r"(\w+)=(\S+)", header)) for header in _MODEL.findall(content)]
     return [Mode(int(header["ID"]), header["NAME"]) for header in headers if {"ID", "NAME"} <= header.keys()]
 
@@ -90,7 +90,7 @@ def _chosen(names: Sequence[str], modes: Sequence[Mode]) -> list[Mode]:
 
 
 class _Sweep:
-    """The modes one after the other; a signal ends the running command and then the sweep."""
+    """Runs the modes in turn; a signal ends the running command and then the sweep."""
 
     def __init__(self, modes: Sequence[Mode], command: Sequence[str], out: TextIO) -> None:
         self._modes = modes
@@ -113,20 +113,20 @@ class _Sweep:
             yield
         finally:
             _restore(former)
-            self._say(f"{former.name} is in force, as before")
+            self._say(f"{former.name} is active, as before")
 
     def _in_mode(self, mode: Mode) -> int:
         if not _switch(mode):
-            self._say(f"{mode.name} left out: it wants a reboot (sudo nvpmodel -m {mode.number})")
+            self._say(f"{mode.name} skipped: it needs a reboot (sudo nvpmodel -m {mode.number})")
             return 7
-        self._say(f"{mode.name} is in force")
+        self._say(f"{mode.name} is active")
         return self._measure()
 
     def _measure(self) -> int:
-        """Run the command as the invoking user and return its exit code, 1 where a signal ended it."""
+        """Run the command as the invoking user and return its exit code, 1 if a signal ended it."""
         with subprocess.Popen(self._command, **_invoking_user(os.environ)) as child:
             self._child = child
-            if self._interrupted:  # before there was a child to tell
+            if self._interrupted:  # the signal came before there was a child
                 child.terminate()
             code = child.wait()
         return code if code >= 0 else 1
@@ -138,46 +138,46 @@ class _Sweep:
 
     def _say(self, line: str) -> None:
         self._out.write(f"power-sweep: {line}\n")
-        self._out.flush()  # before the child's own lines
+        self._out.flush()  # before the child's output
 
 
 def current() -> Mode:
-    """Return the mode in force; raise NotAvailable where nvpmodel does not tell."""
+    """Return the active mode; raise NotAvailable if nvpmodel does not report it."""
     found = _CURRENT.search(_nvpmodel("-q"))
     if found is None:
-        raise NotAvailable("nvpmodel -q does not tell the power mode")
+        raise NotAvailable("nvpmodel -q does not report the power mode")
     return Mode(int(found[2]), found[1])
 
 
 def _switch(mode: Mode) -> bool:
-    """Put a mode in force and wait until it is; return False, with nothing changed, where it wants a reboot."""
-    if current().number == mode.number:  # asked for the mode it is in, nvpmodel may want a reboot
+    """Activate a mode and wait until it is active; return False, with nothing changed, if it needs a reboot."""
+    if current().number == mode.number:  # nvpmodel may ask for a reboot even for the active mode
         return True
     if WANTS_REBOOT in _nvpmodel("-m", str(mode.number)):
         return False
     deadline = time.monotonic() + IN_FORCE_TIMEOUT_S
     while current().number != mode.number:
         if time.monotonic() > deadline:
-            raise NotAvailable(f"{mode.name} is not in force {IN_FORCE_TIMEOUT_S:g} s after nvpmodel -m {mode.number}")
+            raise NotAvailable(f"{mode.name} is not active {IN_FORCE_TIMEOUT_S:g} s after nvpmodel -m {mode.number}")
         time.sleep(POLL_S)
     return True
 
 
 def _restore(former: Mode) -> None:
-    by_hand = f"to go back to {former.name}: sudo nvpmodel -m {former.number}"
+    by_hand = f"to restore {former.name}: sudo nvpmodel -m {former.number}"
     try:
         restored = _switch(former)
     except NotAvailable as error:
         raise NotAvailable(f"{error}; {by_hand}") from error
     if not restored:
-        raise NotAvailable(f"going back wants a reboot; {by_hand}")
+        raise NotAvailable(f"restoring the original mode needs a reboot; {by_hand}")
 
 
 def _nvpmodel(*arguments: str) -> str:
-    """Return what nvpmodel prints; raise NotAvailable where it is absent or fails for anything but a reboot."""
+    """Return nvpmodel's output; raise NotAvailable if it is absent, or fails for any reason but a reboot."""
     command = ["nvpmodel", *arguments]
     try:
-        # in a session of its own: a Ctrl-C must not end it halfway
+        # in its own session, so that Ctrl-C cannot stop it halfway
         done = subprocess.run(
             command,
             input="no\n",
@@ -188,7 +188,7 @@ def _nvpmodel(*arguments: str) -> str:
             start_new_session=True,
         )
     except FileNotFoundError:
-        raise NotAvailable("nvpmodel is not on the PATH; power modes are a Jetson's") from None
+        raise NotAvailable("nvpmodel is not on the PATH; only a Jetson has power modes") from None
     except subprocess.TimeoutExpired:
         raise NotAvailable(f"{' '.join(command)} did not end within {TOOL_TIMEOUT_S:g} s") from None
     printed = done.stdout + done.stderr
@@ -199,7 +199,7 @@ def _nvpmodel(*arguments: str) -> str:
 
 
 def _invoking_user(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments that make a child that of the user who called sudo; none where nobody did."""
+    """Return the Popen arguments that run a child as the user who called sudo; empty without sudo."""
     if os.geteuid() != 0 or not {"SUDO_UID", "SUDO_GID"} <= variables.keys():
         return {}
     user, group = int(variables["SUDO_UID"]), int(variables["SUDO_GID"])

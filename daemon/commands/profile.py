@@ -1,4 +1,4 @@
-"""`benchd profile`: where the time of one case goes and what to do about it, from a command line to an exit code."""
+"""`benchd profile`: where the time of one case goes and what to do about it, from command line to exit code."""
 
 import shlex
 import sys
@@ -51,7 +51,7 @@ USUAL = ("torch", "memory", "benchmark")
 
 
 class Depth(NamedTuple):
-    """How much is profiled: steps before and in the trace, passes by layer, pairs of a verification; and a deadline."""
+    """How much to profile: warm-up and traced steps, passes per layer, pairs per verification; and a deadline."""
 
     warm_up: int
     steps: int
@@ -80,9 +80,9 @@ def profile(
             help="torch, memory, benchmark, layers, nsys, ncu, or all (default: the first three).", metavar="A,B"
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="How much is run: quick, standard or thorough.")] = "standard",
+    preset: Annotated[str, typer.Option(help="How much to run: quick, standard or thorough.")] = "standard",
     steps: Annotated[int | None, typer.Option(help="Number of traced steps.", min=1)] = None,
-    warmup: Annotated[int | None, typer.Option(help="Number of steps before them.", min=0)] = None,
+    warmup: Annotated[int | None, typer.Option(help="Number of warm-up steps before the trace.", min=0)] = None,
     workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
     device: Device = "auto",
     weights: Weights = None,
@@ -102,7 +102,7 @@ def profile(
         Path | None, typer.Option(help="A new or empty folder (default: one under profiles/).", metavar="DIR")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings propose.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings suggest.")] = False,
     mqtt: Publish = None,
     wait: Wait = None,
 ) -> None:
@@ -124,9 +124,9 @@ def profile(
     }
     own = _user_module(model, module, input_ or [])
     if kernel_regex and snn_kernels:
-        raise UsageError("--kernel-regex and --snn-kernels: give one of the two")
+        raise UsageError("--kernel-regex and --snn-kernels: give only one of them")
     if verify and (module or weights or data):
-        raise UsageError("--verify measures a model of the catalog; leave --module, --weights and --data out")
+        raise UsageError("--verify works with catalog models only; omit --module, --weights and --data")
     machine = plan.inspect(device)
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
@@ -144,7 +144,7 @@ def profile(
             runs=depth.runs,
         )
         try:
-            with session.measuring(ending=()):  # an interrupt ends whatever runs, and Nsight's tools with it
+            with session.measuring(ending=()):  # an interrupt ends everything that runs, including Nsight's tools
                 run_id = RunId.new()
                 found = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
             made = _profile(job, found, run, run_id)
@@ -153,7 +153,7 @@ def profile(
                 made = tried(made, depth.pairs, session, sys.stderr)
                 _write(made, sort, job, sys.stderr)
         except KeyboardInterrupt:
-            sys.stderr.write(f"interrupted; what was written is in {job.output}\n")
+            sys.stderr.write(f"interrupted; partial results are in {job.output}\n")
             raise typer.Exit(130) from None
         session.publish(record(made, run, run_id, found.occupancy))
         session.end()
@@ -163,31 +163,31 @@ def profile(
 
 
 def _user_module(model: str | None, module: str | None, inputs: list[str]) -> UserModule | None:
-    """Return the user's own module; raise UsageError unless there is a model or a module."""
+    """Return the user's module; raise UsageError unless there is a model or a module."""
     if not model and not module:
         raise UsageError("name a model, as in `benchd profile vim_tiny`, or a --module; `benchd list` shows the models")
     if model and module:
-        raise UsageError(f"{model} and --module: give one of the two")
+        raise UsageError(f"{model} and --module: give only one of them")
     if inputs and not module:
-        raise UsageError("--input is for --module: the models of the catalog know theirs")
+        raise UsageError("--input is for --module: the catalog's models define their inputs")
     return UserModule.at(module, inputs) if module else None
 
 
 def _planned(given: Mapping[str, object], machine: Machine, own: UserModule | None) -> Planned:
-    """Return the one case that is asked for; raise UsageError, or NotAvailable where it cannot run here."""
+    """Return the one case requested; raise UsageError, or NotAvailable if it cannot run here."""
     entry, *others = plan.plan([msgspec.convert(given, Suite)], LimitsConfig(), machine, own)
     if others:
-        raise UsageError(f"a profile is of one case, and these are {1 + len(others)}; give each option one value")
+        raise UsageError(f"a profile covers one case, not {1 + len(others)}; give each option one value")
     if entry.reason:
         raise NotAvailable(f"{entry.case.case_id}: {entry.reason}")
     return entry
 
 
 def _folder(asked: Path | None, case: Case) -> Path:
-    """Return the folder to write to, made; raise UsageError for one that holds something."""
+    """Create and return the folder to write to; raise UsageError if it is not empty."""
     folder = asked or Path("profiles", f"{case.case_id}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--output {folder} is there already and not empty; name a new folder, or remove this one")
+        raise UsageError(f"--output {folder} is not empty; give a new folder, or remove this one")
     return writable(folder, f"--output {folder}")
 
 
@@ -220,7 +220,7 @@ def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profi
 
 
 def _write(profile: Profile, sort: str, job: ProfileJob, err: TextIO) -> None:
-    """Write profile.json, report.md and, where its packages are there, report.html."""
+    """Write profile.json, report.md and, if its packages are installed, report.html."""
     folder = Path(job.output)
     (folder / "profile.json").write_bytes(encode(profile) + b"\n")
     (folder / "report.md").write_text(report.markdown(profile, sort), encoding="utf-8")
@@ -239,7 +239,7 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
 
 
 def exit_code(profile: Profile, found: Found, by_name: bool) -> int:
-    """Return the first of 7, 6 and 1 that holds, else 0; `by_name` says that the methods were asked for one by one."""
+    """Return the first of 7, 6 and 1 that applies, else 0; `by_name`: the methods were requested individually."""
     unavailable = [method for method in METHODS if method in found.missing and method not in found.failed]
     holds = {7: by_name and bool(unavailable), 6: not profile.measured, 1: bool(found.failed)}
     return next((code for code, true in holds.items() if true), 0)

@@ -21,13 +21,13 @@ app = application()
 def recommend(
     files: Files,
     max_latency: Annotated[
-        str | None, typer.Option(help="Limit of p99, or of the median's upper bound without one.", metavar="33ms")
+        str | None, typer.Option(help="Limit of p99, or of the median's upper bound if p99 is missing.", metavar="33ms")
     ] = None,
     max_power: Annotated[str | None, typer.Option(help="Limit of the mean input power.", metavar="10W")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Limit of peak memory.", metavar="2GiB")] = None,
     min_agreement: Annotated[
         float | None,
-        typer.Option(help="Least share of images with float64's class, ties aside (default 0.98).", metavar="0.995"),
+        typer.Option(help="Least share of images, except ties, with float64's class (default 0.98).", metavar="0.995"),
     ] = None,
     max_accuracy_drop: Annotated[
         str | None,
@@ -38,7 +38,7 @@ def recommend(
 ) -> None:
     """Print which variant of each model to ship, and why.
 
-    Exits with 4 if that is undecided for a model.
+    Exits with 4 if a model remains undecided.
     """
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
@@ -55,7 +55,7 @@ def recommend(
     found = results.read_all(files)
     decisions = decide(found, requirements)
     if not decisions:
-        raise UsageError("these records hold no inference; training is not shipped")
+        raise UsageError("no inference in these records; training is not shipped")
     trained = dict.fromkeys(record.case_id for record in found if record.case.direction == "training")
     sys.stderr.writelines(f"not {case_id}: training is not shipped\n" for case_id in trained)
     print_decisions(sys.stdout, decisions, json)

@@ -1,4 +1,4 @@
-"""`benchd replay`: send the results of an output or state folder that no broker has taken yet."""
+"""`benchd replay`: send the results of an output or state folder that no broker has acknowledged yet."""
 
 import sys
 import uuid
@@ -28,18 +28,18 @@ def replay(
     ],
     mqtt: Annotated[str, typer.Option(help="Publish to this broker.", metavar="mqtt://HOST[:PORT]")],
     timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 60.0,
-    dead: Annotated[bool, typer.Option("--dead", help="Retry results that a broker has refused.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Also retry results that a broker has refused.")] = False,
 ) -> None:
-    """Send the results of a folder that no broker has taken yet."""
+    """Send the results of a folder that no broker has acknowledged yet."""
     raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead))
 
 
 def send(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False) -> int:
-    """Send what `folder` holds and no broker has taken, `dead` what one has refused too; tell `out` what came of it.
+    """Send the results in `folder` that no broker has acknowledged, with `dead` also refused ones; report to `out`.
 
-    A folder without an outbox gets one from its records.jsonl; one that has both was measured without a broker for a
-    while, and what its outbox never had is added. Returns the exit code: 0 when the broker has acknowledged everything,
-    else 1; results that stay refused count. Raises UsageError for a bad URL or a folder that holds neither file.
+    If there is no outbox, one is made from records.jsonl; if both exist, some results were measured without a broker,
+    and those that the outbox never had are added. Returns the exit code: 0 if the broker acknowledged everything, else
+    1, also for results that stay refused. Raises UsageError for a bad URL or a folder without either file.
     """
     broker = parse_url(url)
     unreadable = _complete(folder) if (folder / OUTBOX).exists() else _build(folder)
@@ -59,10 +59,10 @@ def _because(reason: str | None) -> str:
 
 
 def _build(folder: Path) -> list[str]:
-    """Make the outbox from the folder's records and return a line for each that cannot be read."""
+    """Create the outbox from the folder's records; return a line for each unreadable one."""
     if not (folder / JOURNAL).exists():
-        raise UsageError(f"{folder}: holds neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
-    # under another name until it is whole: half an outbox would hide the records it lacks
+        raise UsageError(f"{folder}: contains neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
+    # under another name until it is complete: half an outbox would hide the records it lacks
     unfinished = folder / f"{OUTBOX}.unfinished"
     with Outbox(unfinished) as outbox:
         unreadable = _add_all(outbox, folder / JOURNAL)
@@ -71,9 +71,9 @@ def _build(folder: Path) -> list[str]:
 
 
 def _complete(folder: Path) -> list[str]:
-    """Add what the outbox never had, and return a line for each record that cannot be read.
+    """Add the records that the outbox never had; return a line for each unreadable one.
 
-    The service flags what it gave to an outbox, which may have let go of it since.
+    The service flags the records it put into an outbox, which may have dropped them since.
     """
     if not (folder / JOURNAL).exists():
         return []
@@ -82,7 +82,7 @@ def _complete(folder: Path) -> list[str]:
 
 
 def _add_all(outbox: Outbox, path: Path, but: str | None = None) -> list[str]:
-    """Add the records without the flag `but`; return a line for each that cannot be read."""
+    """Add the records without the flag `but`; return a line for each unreadable one."""
     unreadable = []
     try:
         for number, line in enumerate(journal.read(path), 1):
@@ -95,7 +95,7 @@ def _add_all(outbox: Outbox, path: Path, but: str | None = None) -> list[str]:
 
 
 def _add(outbox: Outbox, line: bytes, but: str | None) -> str | None:
-    """Add one record by its original bytes, unless it is flagged; return what is wrong with one that is no record."""
+    """Add one record as its original bytes unless it is flagged; return the error if it is not a record."""
     try:
         record = records.decode(line)
         topic = Topics(record.device_id).result(record.run_id)

@@ -15,8 +15,8 @@ app = application()
 def run(
     config: Annotated[Path, typer.Option(help="The TOML file of the service.")] = Path("/etc/benchd/benchd.toml"),
     artifacts: Annotated[
-        Path | None, typer.Option(help="Folder of exported files to use before any is made.", metavar="DIR")
+        Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
     ] = None,
 ) -> None:
-    """Run the service: measure on schedule, publish, take commands."""
+    """Run the service: measure on a schedule, publish results, accept commands."""
     raise typer.Exit(service.run(config, artifacts))

@@ -1,4 +1,4 @@
-"""`benchd watch`: a fleet in the terminal, or without a broker this machine's sensors, once a second."""
+"""`benchd watch`: a fleet in the terminal, or without a broker this machine's sensors, once per second."""
 
 import select
 import signal
@@ -31,7 +31,7 @@ app = application()
 def watch(
     mqtt: Annotated[str | None, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds (default: until Ctrl-C).")] = None,
-    device: Annotated[str, typer.Option(help="Without a broker, the sensors of the cpu or of cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Without a broker: show the sensors of cpu or cuda.")] = "cpu",
     ca_file: CaFile = None,
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
@@ -44,7 +44,7 @@ def watch(
 
 
 def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:
-    """Show every metric of the last second until Ctrl-C, or for `seconds`; plain lines where `out` is no terminal."""
+    """Show every metric of the last second until Ctrl-C or for `seconds`; plain lines if `out` is not a terminal."""
     console = Console(file=out, highlight=False)
     until = time.monotonic() + seconds if seconds is not None else float("inf")
     screen = Live(console=console, auto_refresh=False)
@@ -59,7 +59,7 @@ def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> Non
 
 
 def _next(sampler: SamplerProcess) -> tuple[dict[str, Summary], SamplerReport]:
-    """Wait for a second of samples and return what they say."""
+    """Collect samples for one second and return their values."""
     start_ns = time.monotonic_ns()
     deadline = time.monotonic() + SHOWN_S
     while (left_s := deadline - time.monotonic()) > 0:
@@ -81,12 +81,12 @@ def _table(summaries: Mapping[str, Summary], report: SamplerReport) -> Table:
         metric, _, rail = name.partition("@")
         figures = (found.mean, found.minimum, found.maximum)
         table.add_row(metric, rail, found.source, *(f"{value:.6g}" for value in figures))
-    table.caption = "\n".join(f"{source}: {failure}" for source, failure in report.failures.items()) or "Ctrl-C ends it"
+    table.caption = "\n".join(f"{source}: {failure}" for source, failure in report.failures.items()) or "Ctrl-C to stop"
     return table
 
 
 class _terminable:  # noqa: N801 - reads as a word in a with statement
-    """End on SIGTERM as on Ctrl-C, so that the sampler's process ends too."""
+    """Handles SIGTERM like Ctrl-C, so that the sampler process ends too."""
 
     def __enter__(self) -> None:
         self._old = signal.signal(signal.SIGTERM, self._interrupt)

@@ -1,4 +1,4 @@
-"""The machine and the software under a measurement, read from /proc, /sys, /etc and two vendor tools; no torch."""
+"""The machine and software of a measurement, read from /proc, /sys, /etc and two vendor tools; no torch."""
 
 import hashlib
 import math
@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
     "onnxruntime-gpu",
     "msgspec",
 )
-# The wheels that bring a library, and the package that does where torch takes the system's, as on a Jetson.
+# The wheels that contain a library, and the package that does if torch uses the system's, as on a Jetson.
 LIBRARIES = {
     "cuda": (("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), r"cuda-cudart-\d+-\d+"),
     "cudnn": (("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), r"libcudnn\d+(-cuda-\d+)?"),
@@ -73,9 +73,8 @@ def describe(
 ) -> Environment:
     """Return the environment of a measurement on `device` (cpu or cuda) with `threads` CPU threads.
 
-    `root` is where /proc, /sys and /etc are looked up, and `allocator` holds the settings that the worker will have;
-    those that it inherits from this process are added. `gpu_uuid` is the GPU that is measured, the first where it is
-    None. What cannot be found out is None.
+    `root` is the root of /proc, /sys and /etc, and `allocator` holds the settings of the worker; those that it inherits
+    from this process are added. `gpu_uuid` is the measured GPU, the first if None. Unknown values are None.
     """
     policies, gpus = cpufreq_policies(root), _tegra_gpus(root)
     gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
@@ -122,9 +121,9 @@ def fingerprint(environment: Environment) -> str:
 def comparable(environment: Environment) -> dict[str, Any]:
     """Return what two environments share if their measurements may be compared.
 
-    Everything counts but the version of benchd itself, which each record names and which a baseline is there to
-    compare; memory below a whole GiB, because firmware and kernel keep a different part of it for themselves at each
-    boot; the thermal state; and for the device cpu all that is of the GPU.
+    Everything counts except the version of benchd, which each record names and which a baseline exists to compare;
+    memory below a whole GiB, because firmware and kernel reserve a different amount at each boot; the thermal state;
+    and for the device cpu everything about the GPU.
     """
     facts = msgspec.structs.asdict(environment)
     del facts["fingerprint"], facts["temperature_c"], facts["cooling"]
@@ -149,7 +148,7 @@ def _os_name(root: Path) -> str:
 
 
 def _board(root: Path) -> str | None:
-    """Return the device tree's model or what DMI says, as `vendor product`."""
+    """Return the device tree's model or DMI's, as `vendor product`."""
     model = text(root / "proc/device-tree/model")
     if model:
         return model
@@ -173,7 +172,7 @@ def _soc(root: Path) -> str | None:
 
 
 def _cpu_model(root: Path) -> str:
-    """Return the model name; on ARM the kinds of cores, by name or by the ids of those not known here."""
+    """Return the model name; on ARM the kinds of cores, by name or, if unknown here, by id."""
     cpuinfo = text(root / "proc/cpuinfo") or ""
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if named and "CPU implementer" not in cpuinfo:
@@ -195,7 +194,7 @@ def _cpu_flags(root: Path) -> list[str]:
 
 
 def _max_hz(policies: list[Path]) -> float | None:
-    """Return the highest clock that any CPU is allowed now: a power mode may lower it."""
+    """Return the highest clock allowed for any CPU now: a power mode may lower it."""
     return max(
         (kilohertz * 1e3 for policy in policies if (kilohertz := number(policy / "scaling_max_freq"))), default=None
     )
@@ -216,22 +215,22 @@ def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | 
     release = _l4t(root)
     if release:
         return f"{_soc(root) or 'tegra'} integrated GPU", f"L4T {release}", None
-    chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA it does not go by CUDA_VISIBLE_DEVICES
+    chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA it ignores CUDA_VISIBLE_DEVICES
     query = tool_output("nvidia-smi", *chosen, "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
     fields = [field.strip() for field in (query or "").partition("\n")[0].split(",")]
     return (fields[0], fields[1], _watts(fields[2])) if len(fields) == 3 else (None, None, None)
 
 
 def _watts(name: str | None) -> float | None:
-    """Return the watts in `450.00 W` or in the name of a power mode, None where it names none, as MAXN."""
+    """Return the watts in `450.00 W` or in the name of a power mode, None if it has none, such as MAXN."""
     found = re.search(r"(\d+(?:\.\d+)?) ?W", name or "")
     return float(found[1]) if found else None
 
 
 def tool_output(*command: str) -> str | None:
-    """Return what a tool prints, whatever its exit status; None where it is absent or hangs.
+    """Return a tool's output, whatever its exit status; None if it is absent or hangs.
 
-    `nvpmodel -q` tells an ordinary user the mode and then fails at what only root may read.
+    `nvpmodel -q` prints the mode for an ordinary user and then fails at what only root may read.
     """
     try:
         done = subprocess.run(
@@ -243,15 +242,15 @@ def tool_output(*command: str) -> str | None:
 
 
 def power_mode_of(root: Path) -> str | None:
-    """Return nvpmodel's mode, else the firmware's profile, None where neither tells."""
+    """Return nvpmodel's mode, else the firmware's profile, None if neither is known."""
     found = re.search(r"^NV Power Mode: *(.+)$", tool_output("nvpmodel", "-q") or "", re.MULTILINE)
     return found[1].strip() if found else text(root / "sys/firmware/acpi/platform_profile")
 
 
 def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool | None:
-    """Say whether the clocks the device depends on are held; None where that cannot be known, as of a desktop GPU.
+    """Return whether the device's clocks are locked; None if that cannot be known, as for a desktop GPU.
 
-    Held means that the least and the most are the same, as jetson_clocks leaves them: the governor has no choice then.
+    Locked means that minimum and maximum are equal, as jetson_clocks sets them: the governor then has no choice.
     """
     cpu = all(_same(policy / "scaling_min_freq", policy / "scaling_max_freq") for policy in policies)
     if not policies or (device != "cpu" and not gpus):
@@ -264,13 +263,13 @@ def _same(low: Path, high: Path) -> bool:
 
 
 def _tegra_gpus(root: Path) -> list[Path]:
-    """Return the devfreq nodes of the integrated GPU, whose name changed from one L4T release to the next."""
+    """Return the devfreq nodes of the integrated GPU, whose name differs between L4T releases."""
     nodes = sorted((root / "sys/class/devfreq").glob("*"))
     return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu")]
 
 
 def _temperatures(root: Path) -> dict[str, float]:
-    """Return the degrees Celsius of each thermal zone that can be read, the hottest of those with one name."""
+    """Return the degrees Celsius of each readable thermal zone, the hottest if several share a name."""
     found: dict[str, float] = {}
     for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
         name, millidegrees = text(zone / "type"), number(zone / "temp")
@@ -280,7 +279,7 @@ def _temperatures(root: Path) -> dict[str, float]:
 
 
 def _cooling(root: Path) -> dict[str, int]:
-    """Return the level of each cooling device above 0: a fan that turns, a clock that is held down."""
+    """Return the level of each cooling device above 0: a running fan, a throttled clock."""
     found: dict[str, int] = {}
     for device in sorted((root / "sys/class/thermal").glob("cooling_device*")):
         name, level = text(device / "type"), number(device / "cur_state")
@@ -303,7 +302,7 @@ def _versions(packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None where it is not installed."""
+    """Return the version of a distribution, None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

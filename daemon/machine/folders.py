@@ -1,17 +1,17 @@
-"""The application's folders: the service's own from systemd, else those of the XDG base directory specification."""
+"""The application's folders: from systemd for the service, else from the XDG base directory specification."""
 
 import os
 from pathlib import Path
 
 
 def cache() -> Path:
-    """Return where everything that is compiled, computed or exported once is kept."""
+    """Return the folder for everything that is compiled, computed or exported once."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("CACHE_DIRECTORY") or Path(home) / "benchd")
 
 
 def state() -> Path:
-    """Return where this machine keeps what outlives a run."""
+    """Return the folder for data that outlives a run."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(os.environ.get("STATE_DIRECTORY") or Path(home) / "benchd")
 

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPU a worker computes on, as a full UUID: from NVML and CUDA's environment variables, without torch."""
+"""The NVIDIA GPU that a worker uses, as a full UUID: from NVML and CUDA's environment variables, without torch."""
 
 import importlib
 import os
@@ -16,9 +16,9 @@ _INDEX = re.compile(r"\s*\d+")
 _REMEDIES = {
     4: "let this user open /dev/nvidiactl and /dev/nvidia0",
     9: "load the driver with `sudo modprobe nvidia`, or install it",
-    12: "install the NVIDIA driver, which brings libnvidia-ml.so.1",
-    13: "its driver is too old; install a newer one",
-    18: "the driver was updated while it ran; reboot",
+    12: "install the NVIDIA driver, which includes libnvidia-ml.so.1",
+    13: "the driver is too old; install a newer one",
+    18: "the driver was updated while in use; reboot",
 }
 
 
@@ -30,7 +30,7 @@ class Gpu(NamedTuple):
 
 
 def open_nvml() -> ModuleType:
-    """Return pynvml, its library initialised; raise NotAvailable with what to install or to do."""
+    """Return pynvml with its library initialised; raise NotAvailable with what to install or do."""
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError as error:
@@ -38,22 +38,22 @@ def open_nvml() -> ModuleType:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        remedy = _REMEDIES.get(error.value, "see whether `nvidia-smi` works")
+        remedy = _REMEDIES.get(error.value, "check whether `nvidia-smi` works")
         raise NotAvailable(f"NVML does not start ({error}); {remedy}") from error
     return nvml
 
 
 def check(device: str) -> str:
-    """Return `device`; raise UsageError where it is not `cuda`, `cuda:N` or the UUID of a GPU."""
+    """Return `device`; raise UsageError unless it is `cuda`, `cuda:N` or the UUID of a GPU."""
     if not _DEVICE.fullmatch(device):
-        raise UsageError(f"{device!r} names no GPU; give cuda, cuda:N or a UUID of `nvidia-smi -L`, GPU-...")
+        raise UsageError(f"{device!r} is not a GPU; give cuda, cuda:N or a UUID from `nvidia-smi -L`, GPU-...")
     return device
 
 
 def cuda_uuid(device: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the full UUID of a device as a process with these environment variables would count it.
+    """Return the full UUID of a device as a process with these environment variables would number it.
 
-    Raises NotAvailable where there is no such GPU or no NVML, and UsageError for what `check` refuses.
+    Raises NotAvailable if the GPU or NVML is missing, and UsageError for what `check` refuses.
     """
     check(device)
     nvml = open_nvml()
@@ -68,20 +68,20 @@ def cuda_uuid(device: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def utilization_percent(uuid: str) -> float:
-    """Return for how much of NVML's last sampling period a kernel ran on this GPU; raise NotAvailable."""
+    """Return the share of NVML's last sampling period with a kernel running on this GPU; raise NotAvailable."""
     nvml = open_nvml()
     try:
         return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu)
     except nvml.NVMLError as error:
-        raise NotAvailable(f"NVML does not tell the load of {uuid}: {error}") from error
+        raise NotAvailable(f"NVML does not report the load of {uuid}: {error}") from error
     finally:
         nvml.nvmlShutdown()
 
 
 def measured(device: str) -> str | None:
-    """Return the UUID of the GPU that `device` means; None where NVML cannot tell and no particular one was asked for.
+    """Return the UUID of the GPU that `device` means; None if NVML cannot tell and no particular one was requested.
 
-    A Tegra has one GPU, and no NVML or one whose UUID lacks the `GPU-` that CUDA_VISIBLE_DEVICES knows it by: None too.
+    Also None on a Tegra: its one GPU has no NVML, or a UUID without the `GPU-` that CUDA_VISIBLE_DEVICES expects.
     Raises what `cuda_uuid` raises for `cuda:N` and for a UUID.
     """
     try:
@@ -112,9 +112,9 @@ def choose(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str]) -> str:
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA would show under `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`, in its order.
 
-    As CUDA does it, the list ends at its first entry that is no GPU or not of the kind of the first, indices or UUIDs,
-    and is empty where one is named twice (CUDA programming guide, environment variables). Raises NotAvailable for MIG
-    instances, and for indices into cards of different kinds unless their order is that of the bus.
+    As in CUDA, the list ends at the first entry that is not a GPU or mixes indices with UUIDs, and is empty if a GPU is
+    named twice (CUDA programming guide, environment variables). Raises NotAvailable for MIG instances, and for indices
+    into different models of cards unless they are ordered by bus.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -146,9 +146,9 @@ def _by_index(gpus: Sequence[Gpu], listed: str, environ: Mapping[str, str]) -> l
 
 
 def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return them as CUDA counts them; only it knows which of different cards it takes for the fastest."""
+    """Return them as CUDA numbers them; only CUDA knows which of different cards it considers fastest."""
     if environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
-        raise NotAvailable("CUDA counts different GPUs from the fastest on; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+        raise NotAvailable("CUDA numbers different GPUs from the fastest; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return list(gpus)
 
 
@@ -161,10 +161,10 @@ def _unique(gpus: Sequence[Gpu], start: str) -> str:
 
 
 def mismatch(sampled: str, ran_on: str) -> str | None:
-    """Return why the readings of GPU `sampled` say nothing of a case that ran on another, None where it is the same.
+    """Return why the readings of GPU `sampled` do not apply to a case that ran on another GPU, None if it is the same.
 
-    torch gives UUIDs without their `GPU-`.
+    torch reports UUIDs without `GPU-`.
     """
     if sampled.removeprefix("GPU-") == ran_on.removeprefix("GPU-"):
         return None
-    return f"the sensors are those of GPU {sampled}, but the case ran on {ran_on}; give --device GPU-<uuid>"
+    return f"the sensors read GPU {sampled}, but the case ran on {ran_on}; give --device GPU-<uuid>"

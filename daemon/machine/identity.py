@@ -1,4 +1,4 @@
-"""Who this machine is, stable over boots and the same for every user, and which boot this is."""
+"""The machine's identity, stable over boots and equal for every user, and the id of this boot."""
 
 import hashlib
 import re
@@ -34,23 +34,23 @@ _PLACEHOLDERS = {
 def device_id(configured: str | None, root: Path = Path("/")) -> str:
     """Return the configured id, else the host name and six hex digits of a hash of the board's serial.
 
-    The host name alone will not do, nor /etc/machine-id: boards flashed from one image share both. Raises UsageError
-    for a configured id that cannot be a level of a topic.
+    Neither the host name nor /etc/machine-id suffices: boards flashed from one image share both. Raises UsageError
+    for a configured id that cannot be a topic level.
     """
     if configured is not None:
         return checked(configured)
     host = text(root / "proc/sys/kernel/hostname") or socket.gethostname()
     slug = re.sub(r"[^a-z0-9]+", "-", host.partition(".")[0].lower()).strip("-")[:40] or "device"
-    # A sandbox may hide every serial; then the host name is all there is.
+    # A sandbox may hide every serial; then only the host name is left.
     serial = next(_serials(root), host)
     return f"{slug}-{hashlib.sha256(serial.encode()).hexdigest()[:6]}"
 
 
 def checked(device_id: str) -> str:
-    """Return the id; raise UsageError if it is no lower-case slug of `a-z 0-9 _ -`."""
+    """Return the id; raise UsageError unless it is a lower-case slug of `a-z 0-9 _ -`."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", device_id):
         raise UsageError(
-            f"device id {device_id!r}: use lower-case letters, digits, '-' and '_', a letter or digit first"
+            f"device id {device_id!r}: use lower-case letters, digits, '-' and '_', starting with a letter or digit"
         )
     return device_id
 
@@ -70,7 +70,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def _serials(root: Path) -> Iterator[str]:
-    """Yield what tells this board from others, the best first."""
+    """Yield candidates that identify this board, best first."""
     dmi = root / "sys/class/dmi/id"
     files = [root / "proc/device-tree/serial-number", dmi / "product_uuid", dmi / "board_serial"]
     found = [text(file) for file in files if _readable_by_all(file)]
@@ -79,7 +79,7 @@ def _serials(root: Path) -> Iterator[str]:
 
 
 def _readable_by_all(file: Path) -> bool:
-    # What only root may read would give the service and a user at the shell two ids for one machine.
+    # A source that only root may read would give the service and a shell user two ids for one machine.
     try:
         return bool(file.stat().st_mode & 0o004)
     except OSError:
@@ -87,7 +87,7 @@ def _readable_by_all(file: Path) -> bool:
 
 
 def _macs(root: Path) -> Iterator[str | None]:
-    """Yield the addresses of built-in network cards; one that was set or made up at boot is passed over."""
+    """Yield the addresses of built-in network cards, except those set or made up at boot."""
     for card in sorted((root / "sys/class/net").glob("*")):
         device = card / "device"
         plugged_in = any(part.startswith("usb") for part in device.resolve().parts)

@@ -1,4 +1,4 @@
-"""What a child writes to its pipe: JSON lines, each a message or rubbish."""
+"""Reads a child's pipe: JSON lines, each a message or rubbish."""
 
 import os
 from contextlib import suppress
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Rubbish(NamedTuple):
-    """The beginning of a line that is no message."""
+    """The beginning of a line that is not a message."""
 
     line: bytes
 
@@ -22,9 +22,9 @@ class Rubbish(NamedTuple):
 
 
 class Lines(Generic[T]):
-    """Reads the messages that have arrived at the read end of a pipe, and never waits for more.
+    """Reads the messages that have arrived at a pipe's read end, without waiting for more.
 
-    `ended` says that the other end is closed; what came behind the last line's end is then dropped.
+    `ended` means that the other end is closed; an incomplete last line is then dropped.
     """
 
     def __init__(self, fd: int, decoder: msgspec.json.Decoder[T], most_bytes: int = MOST_BYTES) -> None:
@@ -38,7 +38,7 @@ class Lines(Generic[T]):
         return self._fd
 
     def read(self) -> list[T | Rubbish]:
-        """Return the messages whose lines are whole; what lies behind them waits for its end."""
+        """Return the messages of complete lines; an incomplete one waits for its rest."""
         with suppress(BlockingIOError):
             while not self.ended:
                 data = os.read(self._fd, READ_BYTES)

@@ -1,4 +1,4 @@
-"""The machine-wide lock: one measurement at a time, whoever starts it, because two would measure each other."""
+"""The machine-wide lock: one measurement at a time, because two would disturb each other."""
 
 import fcntl
 import os
@@ -33,23 +33,23 @@ def default_path(folder: Path = RUN_LOCK) -> Path:
 
 
 class Busy(NotAvailable):
-    """Another process measures this machine."""
+    """Another process is measuring on this machine."""
 
 
 class Activity(Struct):
-    """What the service measures now, and when on CLOCK_MONOTONIC it will have ended at the latest."""
+    """What the service measures now, and when it ends at the latest, on CLOCK_MONOTONIC."""
 
     case_id: str
     ends_s: float
 
 
 class MachineLock:
-    """Holds the lock over a `with` block; entering raises Busy, naming the holder, where it is taken.
+    """Holds the lock over a `with` block; entering raises Busy, with the holder's name, if it is taken.
 
-    With `waiting` it waits for the holder instead, which is said there once.
+    With `waiting` it waits for the holder instead, and reports that there once.
 
-    The file stays behind, readable for all: who comes later locks the same one, be it another user. The lock goes with
-    the process that holds it, however that ends.
+    The file remains, readable for all, so that later processes of any user lock the same one. The lock ends with the
+    process that holds it, however that ends.
     """
 
     def __init__(self, path: Path | None = None, waiting: TextIO | None = None) -> None:
@@ -79,8 +79,8 @@ class MachineLock:
             holder = _holder(os.fstat(self._fd))
             os.close(self._fd)
             raise Busy(
-                f"this machine is being measured already: {holder} holds {self._path}{_doing()}; wait until it has "
-                "ended or stop it, where it is the service with `systemctl stop benchd`"
+                f"this machine is already being measured: {holder} holds {self._path}{_doing()}; wait until it ends, "
+                "or stop it (the service with `systemctl stop benchd`)"
             ) from error
         except BaseException:
             os.close(self._fd)
@@ -90,7 +90,7 @@ class MachineLock:
         os.close(self._fd)
 
     def _open(self) -> int:
-        """Open the file for reading; make it where there is none, without ever taking over another user's."""
+        """Open the file for reading; create it if absent, but never replace another user's."""
         try:
             try:
                 return self._open_existing()
@@ -104,15 +104,15 @@ class MachineLock:
             ) from error
 
     def _open_existing(self) -> int:
-        # Without waiting for the other end, should somebody have put a named pipe there.
+        # Does not block if somebody has put a named pipe there.
         return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def _create(self) -> None:
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except FileExistsError:  # another process was faster, and its file will do
+        except FileExistsError:  # another process was faster; use its file
             return
-        os.fchmod(fd, 0o644)  # whatever the umask
+        os.fchmod(fd, 0o644)  # regardless of the umask
         os.close(fd)
 
     def _require_regular_file(self) -> None:
@@ -132,10 +132,10 @@ def _holder(file: os.stat_result) -> str:
 
 
 def _doing(path: Path = ACTIVITY) -> str:
-    """Return what the service says that it measures, nothing where it says nothing or that is over."""
+    """Return what the service reports it is measuring, empty if nothing or if that is over."""
     try:
         activity = msgspec.json.decode(text(path) or "", type=Activity)
     except msgspec.DecodeError:
         return ""
     left_s = activity.ends_s - time.monotonic()
-    return f" and measures {activity.case_id}, at most {left_s:.0f} s more" if left_s > 0 else ""
+    return f" and is measuring {activity.case_id}, for at most {left_s:.0f} s more" if left_s > 0 else ""

@@ -1,7 +1,7 @@
-"""What the installed unit keeps from the service, and what the service says: which option blocks which device.
+"""Which devices the installed unit blocks and by which option, and the service's status.
 
-Reads the unit and its drop-ins under /etc/systemd/system as systemd does: a list grows from file to file, and an empty
-value clears it. Sources: systemd.exec(5), systemd.resource-control(5).
+Reads the unit and its drop-ins under /etc/systemd/system as systemd does: each file adds to a list, and an empty value
+clears it. Sources: systemd.exec(5), systemd.resource-control(5).
 """
 
 import grp
@@ -18,7 +18,7 @@ from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.service"
 UNIT = f"etc/systemd/system/{NAME}"
-# what CUDA opens of a desktop GPU and of an integrated one (L4T 35 and 36), WSL's node, jtop's socket, and the energy
+# what CUDA opens for a desktop GPU and for an integrated one (L4T 35 and 36), WSL's node, jtop's socket, and the energy
 # counters of a CPU
 WANTED = (
     "dev/nvidia[0-9]*",
@@ -38,30 +38,31 @@ WANTED = (
     "run/jtop.sock",
     "sys/class/powercap/*/energy_uj",
 )
-READ_ALONE = ("nvmap", "energy_uj")  # by name; the others are written to as well
+READ_ALONE = ("nvmap", "energy_uj")  # by name; the others need write access too
 ROOT = 0  # a group that no service joins
 Options = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
 class Access:
-    """Whether the service may use a path: `reason` names the option that blocks it, `cure` the line to add; or None."""
+    """The service's access to a path: `reason` is None or names the blocking option, `remedy` is the line to add."""
 
     path: Path
     reason: str | None = None
-    cure: str = ""
+
+    remedy: str = ""
 
 
 def examine(root: Path = Path("/")) -> Iterator[Access]:
-    """Yield the access of the installed service to each device and counter here; raise NotAvailable without a unit."""
+    """Yield the installed service's access to each device and counter; raise NotAvailable if no unit is installed."""
     options = _options(root)
     names = _driver_names(root)
     for path in sorted(path for pattern in WANTED for path in root.glob(pattern) if not path.is_dir()):
         yield _hidden(path, options, names) or _forbidden(path, options) or Access(path)
 
 
-def said() -> tuple[str, str] | None:
-    """Return the service's state and its status line; None where systemd does not run or does not know it."""
+def status() -> tuple[str, str] | None:
+    """Return the service's state and its status line; None if systemd does not run or does not know it."""
     if not Path("/run/systemd/system").is_dir():
         return None
     command = ["systemctl", "show", NAME, "--property=LoadState", "--property=ActiveState", "--property=StatusText"]
@@ -73,7 +74,7 @@ def said() -> tuple[str, str] | None:
 def _options(root: Path) -> Options:
     unit = root / UNIT
     if not unit.exists():
-        raise NotAvailable(f"there is no unit {unit}; sudo systemd/install.sh installs it")
+        raise NotAvailable(f"{unit} does not exist; install it with sudo systemd/install.sh")
     options: Options = {}
     for file in (unit, *sorted(Path(f"{unit}.d").glob("*.conf"))):
         for line in file.read_text().splitlines():
@@ -86,7 +87,7 @@ def _options(root: Path) -> Options:
 
 
 def _driver_names(root: Path) -> dict[int, list[str]]:
-    """Return the names of each character device's major number, which DeviceAllow goes by."""
+    """Return the driver names of each character device's major number, as DeviceAllow uses them."""
     names: dict[int, list[str]] = {}
     for line in (text(root / "proc/devices") or "").partition("Block devices:")[0].splitlines()[1:]:
         if line.strip():
@@ -96,7 +97,7 @@ def _driver_names(root: Path) -> dict[int, list[str]]:
 
 
 def _hidden(path: Path, options: Options, names: dict[int, list[str]]) -> Access | None:
-    """Say where an option takes the node away whatever its mode."""
+    """Return the denied access if an option hides the node, whatever its mode."""
     status = path.stat()
     if not stat.S_ISCHR(status.st_mode):
         return None
@@ -122,14 +123,14 @@ def _needed(path: Path) -> str:
 
 
 def _forbidden(path: Path, options: Options) -> Access | None:
-    """Say where the file's mode keeps the service's user and groups out."""
+    """Return the denied access if the file's mode excludes the service's user and groups."""
     status, access = path.stat(), _needed(path)
     needed = 0o4 if access == "r" else 0o6
     if status.st_mode & needed == needed:
         return None
     if status.st_mode >> 3 & needed != needed or status.st_gid == ROOT:
-        cure = f"sudo chmod a+{access} {path}, or a rule of udev's"
-        return Access(path, "User=: its mode is for its owner alone", cure)
+        remedy = f"sudo chmod a+{access} {path}, or add a udev rule"
+        return Access(path, "User=: only its owner has access", remedy)
     group = _group(status.st_gid)
     if group in " ".join(options.get("SupplementaryGroups", []) + options.get("Group", [])).split():
         return None

@@ -1,4 +1,4 @@
-"""Signals as a byte on a socket, so that a loop that waits in `select` wakes for them."""
+"""Signals as a byte on a socket, so that they wake a loop that waits in `select`."""
 
 import signal
 import socket
@@ -11,9 +11,9 @@ from types import FrameType
 def on_signals(
     numbers: Sequence[signal.Signals], take: Callable[[int, FrameType | None], None]
 ) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give these signals to `take` and a byte each to the first socket; put the old handlers back after.
+    """Pass these signals to `take` and write one byte each to the first socket; restore the old handlers afterwards.
 
-    What is sent to the second socket wakes the loop from another thread.
+    A byte sent to the second socket wakes the loop from another thread.
     """
     reader, writer = socket.socketpair()
     reader.setblocking(False)

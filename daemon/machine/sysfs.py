@@ -1,20 +1,20 @@
-"""Small files under /proc, /sys and /etc: their text now, or opened once and read again and again."""
+"""Small files under /proc, /sys and /etc: read once, or kept open and read repeatedly."""
 
 import os
 from pathlib import Path
 
 
 def text(path: Path) -> str | None:
-    """Return the file's text without the blanks and the NUL bytes around it; None where it is absent or unreadable."""
+    """Return the file's text without surrounding blanks and NUL bytes; None if it is absent or unreadable."""
     try:
-        # Python turns EAGAIN, as of a thermal zone whose unit is off, into None in place of an error
+        # Python turns EAGAIN, as from a thermal zone whose unit is off, into None instead of an error
         return (path.read_bytes() or b"").decode(errors="replace").strip("\0 \t\r\n") or None
     except OSError:
         return None
 
 
 def number(path: Path) -> int | None:
-    """Return the whole number in the file; None where it is absent, unreadable or holds something else."""
+    """Return the whole number in the file; None if it is absent, unreadable or not a number."""
     try:
         return int(text(path) or "")
     except ValueError:
@@ -24,7 +24,7 @@ def number(path: Path) -> int | None:
 def cpufreq_policies(root: Path) -> list[Path]:
     """Return the folder of each group of CPUs that share a clock.
 
-    Where a power mode switched all CPUs of one off, its folder stays, and what it tells is old or an error.
+    If a power mode turned off all CPUs of a group, its folder remains, with stale values or errors.
     """
     policies = sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))
     return [policy for policy in policies if text(policy / "affected_cpus") or not (policy / "affected_cpus").exists()]
@@ -33,7 +33,7 @@ def cpufreq_policies(root: Path) -> list[Path]:
 class KernelFile:
     """A file of procfs or sysfs that stays open between readings.
 
-    It is opened by the first reading, and anew after a failed one: what comes back under the path is another file.
+    It is opened by the first reading, and again after a failed one: the path may then be a new file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class KernelFile:
         self._fd: int | None = None
 
     def read(self, size: int = 4096) -> bytes:
-        """Return at most `size` bytes from the start, as they are now; raise OSError where that fails."""
+        """Return at most `size` bytes from the start, as they are now; raise OSError on failure."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:

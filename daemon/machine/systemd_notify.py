@@ -1,6 +1,6 @@
-"""What systemd is told about the service: states over the socket in NOTIFY_SOCKET, where there is one, and its log.
+"""Reports the service to systemd: its states over the socket in NOTIFY_SOCKET, if there is one, and its log.
 
-Source: sd_notify(3). RELOADING carries the time that `Type=notify-reload` asks for; older versions ignore it.
+Source: sd_notify(3). RELOADING includes the time that `Type=notify-reload` requires; older versions ignore it.
 """
 
 import os
@@ -12,13 +12,13 @@ LINE_CHARS = 1000
 
 
 def log(line: str) -> None:
-    """Say a line on stderr, which systemd keeps in its journal."""
+    """Write a line to stderr, which systemd stores in its journal."""
     sys.stderr.write(f"{_line(line)}\n")
     sys.stderr.flush()
 
 
 class Notifier:
-    """Sends state lines to systemd. A message that systemd does not take is lost, as sd_notify says it may be."""
+    """Sends state lines to systemd. A message that systemd does not accept is lost, as sd_notify permits."""
 
     def __init__(self) -> None:
         path = os.environ.get("NOTIFY_SOCKET", "")
@@ -27,19 +27,19 @@ class Notifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if path else None
 
     def ready(self) -> None:
-        """Say that the service is up, or up again after `reloading`."""
+        """Report that the service is ready, or ready again after `reloading`."""
         self._send("READY=1")
 
     def reloading(self) -> None:
-        """Say that the configuration is read again."""
+        """Report that the configuration is being reloaded."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Say that the service ends."""
+        """Report that the service is stopping."""
         self._send("STOPPING=1")
 
     def watchdog(self) -> None:
-        """Say that all parts are alive."""
+        """Report that all parts are alive."""
         self._send("WATCHDOG=1")
 
     def status(self, line: str) -> None:
@@ -60,5 +60,5 @@ class Notifier:
 
 
 def _line(text: str) -> str:
-    """Return one line of bounded length: part of it may have come over the network, and systemd obeys what follows."""
+    """Return one line of bounded length: part may come from the network, and systemd would obey any further line."""
     return "".join(char if char.isprintable() else " " for char in text[:LINE_CHARS])

@@ -1,7 +1,7 @@
-"""`benchd compare --live`: two cases, or one case under two installs, in fresh processes by turns; and A/A.
+"""`benchd compare --live`: two cases, or one case under two installs, alternately in fresh processes; and A/A.
 
-Lots decide who goes first in a pair. Processes that follow each other resemble each other, and in a fixed order such as
-A B B A that noise takes sides: identical code is called different more often than the looks allow.
+The order within each pair is random. Successive processes are correlated, and a fixed order such as A B B A turns that
+noise into bias: identical code is then called different more often than the looks allow.
 """
 
 import random
@@ -43,9 +43,9 @@ print(json.dumps({name: found[name] for name in names if name in found}))
 
 @dataclass(frozen=True)
 class Request:
-    """What is compared, and how. `pairs` fixes their number; None looks after 7, 11 and 15.
+    """What to compare, and how. `pairs` fixes the number of pairs; None means looks after 7, 11 and 15.
 
-    With `modules` of the user's own, one for both sides or one each, cases name what is left of them: `eager,b4`.
+    With the user's `modules`, one for both sides or one per side, cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass
 class Side:
-    """One of the two sides: its case, the interpreter that runs it, what it is called, and what came of it."""
+    """One of the two sides: its case, the interpreter that runs it, its name and its outcomes."""
 
     planned: Planned
     python: str
@@ -71,7 +71,7 @@ class Side:
 
     @property
     def medians_ms(self) -> list[float]:
-        """Return the median of each process that ended well."""
+        """Return the median of each successful process."""
         return [outcome.process.timing.median_ms for outcome in self.outcomes if outcome.process.timing]
 
     def record(self) -> Record:
@@ -80,16 +80,16 @@ class Side:
 
 
 def compare(request: Request, planned: Sequence[Planned], session: Session, err: TextIO) -> tuple[Comparison, int]:
-    """Measure both planned sides by turns until there is a verdict; return it and the exit code of the measurement.
+    """Measure both planned sides alternately until there is a verdict; return it and the measurement's exit code.
 
-    The code is 0, 2 for what a command line got wrong, 1 where a process did not end well, 7 where a side cannot run
-    here, or 130 after an interrupt; the verdict's own is the caller's. The session's sinks get both records, whatever
-    ends the measurement, and the noise floor gets the effect of an A/A comparison.
+    The code is 0, 2 for an error of the command line, 1 if a process failed, 7 if a side cannot run here, or 130 after
+    an interrupt; the caller adds the verdict's. The session's sinks get both records, whatever ends the measurement,
+    and the noise floor gets the effect of an A/A comparison.
     """
     supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
     min_effect = noise_floor.min_effect(sides[0].run.device_id, session.machine.device, request.min_effect)
-    noise_floor.tell(min_effect, request.min_effect, err)
+    noise_floor.report(min_effect, request.min_effect, err)
     try:
         verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
     finally:
@@ -104,7 +104,7 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
 
 
 def _code(sides: Sequence[Side]) -> int:
-    """Return the exit code of how the processes ended."""
+    """Return the exit code for the outcomes of the processes."""
     outcomes = [outcome for side in sides for outcome in side.outcomes]
     statuses = {outcome.process.status for outcome in outcomes}
     if any("usage_error" in outcome.flags for outcome in outcomes):
@@ -132,12 +132,12 @@ def _sides(request: Request, supervisor: Supervisor) -> tuple[Side, Side]:
 
 
 def _both(given: Sequence[T]) -> list[T]:
-    """Return what each side has where one or two were given."""
+    """Return the value of each side from one or two values."""
     return list(given) * (2 if len(given) == 1 else 1)
 
 
 def _called(entry: Planned, python: str, request: Request) -> str:
-    """Return the case, and what else tells one side from the other."""
+    """Return the case, and what else distinguishes the sides."""
     words, paths = [entry.case.case_id], {module.path for module in request.modules}
     words += [f"of {entry.own.path}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
     words += [f"by {python}"] if len(set(request.pythons)) > 1 else []
@@ -154,14 +154,14 @@ def _planned(
         suite = msgspec.structs.replace(suite, threads=[request.threads])
     entry, *others = plan.plan([suite], limits, machine, own)
     if others:
-        raise UsageError(f"{case_id} names {1 + len(others)} cases; give its batch size, as in {entry.case.case_id}")
+        raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")
     if entry.reason:
         raise NotAvailable(f"{case_id}: {entry.reason}")
     return entry
 
 
 def _under(python: str, run: Run) -> Run:
-    """Return the run with the versions that this interpreter has installed."""
+    """Return the run with the versions installed for this interpreter."""
     if python == sys.executable:
         return run
     described = msgspec.structs.replace(run.environment, versions=_versions(python))
@@ -171,19 +171,21 @@ def _under(python: str, run: Run) -> Run:
 
 
 def _versions(python: str) -> dict[str, str]:
-    """Return the versions that another interpreter has installed; raise UsageError where it cannot say."""
+    """Return the versions installed for another interpreter; raise UsageError if they cannot be read."""
     command = [python, "-c", _VERSIONS, *environment.DISTRIBUTIONS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         return msgspec.json.decode(done.stdout, type=dict[str, str])
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        raise UsageError(f"--python {python}: {error}; give the interpreter of an environment with benchd") from error
+        raise UsageError(
+            f"--python {python}: {error}; give the interpreter of an environment that contains benchd"
+        ) from error
 
 
 def _alternate(
     supervisor: Supervisor, sides: tuple[Side, Side], pairs: int | None, min_effect: float, err: TextIO
 ) -> Verdict:
-    """Measure pair after pair, in each the sides in an order drawn by lot, until there is a verdict."""
+    """Measure pair after pair, each in random order, until there is a verdict."""
     with supervisor.session.measuring(_ending()):
         started, done = time.monotonic(), 0
         for side in sides:
@@ -204,7 +206,7 @@ def _alternate(
 
 
 def _ending() -> tuple[signal.Signals, ...]:
-    """Return the signals that end it, a lost remote shell among them unless nohup holds that off."""
+    """Return the signals that end it, including a lost remote shell unless nohup blocks that."""
     is_held = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *([] if is_held else [signal.SIGHUP]))
 

@@ -1,4 +1,4 @@
-"""Which cases a command line or a configuration means, under which limits, and why a case cannot run here."""
+"""The cases and limits that a command line or a configuration describes, and why a case cannot run here."""
 
 import errno
 import importlib.util
@@ -43,19 +43,19 @@ DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.i
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
 MAX_BATCH_SIZE = 2**20
 MAX_THREADS = 1024
-MAX_SEED = 2**62  # torch takes 64 bits, and each image draws by a seed of its own above this
+MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses its own seed above this
 OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
-LEAST_RISE = 0.02  # of the throughput, for which a search doubles the batch once more
-MEMORY_SHARE = 0.8  # that twice the peak may take: beyond it the kernel kills, and not only us
-POOL_IMAGES = 256  # whose accuracy is measured where data and weights were given and nothing was said
+LEAST_RISE = 0.02  # gain in throughput for which a search doubles the batch once more
+MEMORY_SHARE = 0.8  # of memory for twice the peak: beyond it the kernel kills processes, not only ours
+POOL_IMAGES = 256  # measured for accuracy if data and weights are given without a number
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan must know of the machine, without torch."""
+    """What a plan needs to know about the machine, without torch."""
 
     device: str
     has_cxx: bool
@@ -66,16 +66,16 @@ class Machine:
     gpu_uuid: str | None = None
 
     def environment(self) -> Environment:
-        """Return what its records say of it, on all its CPU threads."""
+        """Return the environment for its records, with all CPU threads."""
         return environment.describe(self.device, None, allocator=allocator(self.device), gpu_uuid=self.gpu_uuid)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A case of the plan. `reason` says why it cannot run here; `by_name` that its variant was asked for by name.
+    """A case of the plan. `reason` is why it cannot run here; `by_name`: its variant was requested by name.
 
-    `is_searched` says that its batch size is one of a search, which ends where the throughput stops rising. `accuracy`
-    is null where the case measures none.
+    `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
+    if the case measures none.
     """
 
     case: Case
@@ -98,9 +98,9 @@ class Planned:
 
 
 def inspect(device: str) -> Machine:
-    """Return this machine; `device` is cpu, a GPU, or auto, which takes the GPU where there is one.
+    """Return this machine; `device` is cpu, a GPU, or auto, which selects the GPU if there is one.
 
-    Raises NotAvailable for a GPU that is not there and for an installation that cannot measure.
+    Raises NotAvailable for a missing GPU and for an installation that cannot measure.
     """
     require_measure()
     asked = device
@@ -114,14 +114,14 @@ def inspect(device: str) -> Machine:
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
-    """Say whether an NVIDIA driver shows a GPU: a desktop's device node or a Tegra's."""
+    """Return whether an NVIDIA driver provides a GPU: a desktop's device node or a Tegra's."""
     return any(_is_shown(root / node) for node in ("dev/nvidiactl", "dev/nvmap"))
 
 
 def _is_shown(node: Path) -> bool:
-    """Say whether a node is there and no unit's DeviceAllow= keeps it from us, which only opening it tells.
+    """Return whether a node exists and no unit's DeviceAllow= blocks it, which only opening it shows.
 
-    One whose mode keeps it from us counts: its cases say so, where the CPU in its place would pass in silence.
+    A node that its mode blocks counts: its cases report that, whereas falling back to the CPU would be silent.
     """
     try:
         os.close(os.open(node, os.O_RDONLY | os.O_CLOEXEC))
@@ -131,7 +131,7 @@ def _is_shown(node: Path) -> bool:
 
 
 def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:
-    """Say whether `inspect` may find more of a GPU now, whose driver was not up then; a Tegra's is found whole."""
+    """Return whether `inspect` may now find more about a GPU whose driver was not ready; never for a Tegra."""
     if machine.device == "cpu":
         return has_gpu(root)
     return machine.gpu_uuid is None and not (root / "dev/nvmap").exists()
@@ -145,10 +145,10 @@ def plan(
     *,
     search: bool = False,
 ) -> list[Planned]:
-    """Return the cases of all suites, each once; raise UsageError for a name or value that nobody knows.
+    """Return the cases of all suites, each once; raise UsageError for an unknown name or value.
 
     With the weights "demo" a case has the options of its model's trained weights. With `search` an offline case without
-    batch sizes doubles them as long as that pays.
+    batch sizes doubles them while that raises the throughput.
     """
     planned: dict[str, Planned] = {}
     try:
@@ -158,12 +158,12 @@ def plan(
     except catalog.BadOption as error:
         raise UsageError(str(error)) from error
     if not planned:
-        raise UsageError("the plan holds no case")
+        raise UsageError("the plan has no cases")
     return list(planned.values())
 
 
 def refuse_unknown(model: str) -> None:
-    """Raise UsageError for a model that nobody has or measures, NotAvailable for one of a library that is not there."""
+    """Raise UsageError for an unknown or unmeasurable model, NotAvailable for a model of a missing library."""
     if catalog.find(model) is None:
         raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
     if model in catalog.MODELS:
@@ -177,12 +177,12 @@ def refuse_unknown(model: str) -> None:
 
 
 def suite_of(case_id: str, preset: str) -> Suite:
-    """Return the suite of the one case that a `case_id` names; batch size and options may be left out.
+    """Return the suite of the one case that a `case_id` names; batch size and options may be omitted.
 
-    Raises UsageError for a part that means nothing; names and values are the plan's to check.
+    Raises UsageError for an unknown part; the plan checks names and values.
     """
     model, *parts = case_id.split(",")
-    model = re.sub(rf"^({'|'.join(catalog.LIBRARIES)})_", r"\1:", model)  # as a case_id writes it
+    model = re.sub(rf"^({'|'.join(catalog.LIBRARIES)})_", r"\1:", model)  # as written in a case_id
     given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": [], "threads": []}
     named: dict[str, str] = {}
     for part in parts:
@@ -202,7 +202,7 @@ def suite_of(case_id: str, preset: str) -> Suite:
 
 
 def _kind(part: str) -> str:
-    """Return which field of a Suite a part of a case_id belongs to."""
+    """Return the field of a Suite to which a part of a case_id belongs."""
     if part in DIRECTIONS:
         return "directions"
     if part in SCENARIOS:
@@ -223,7 +223,7 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
 
 
 def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: LimitsConfig) -> Limits:
-    """Return the limits of a case: a sustained run is long and one, a cold start is one run of each process."""
+    """Return the limits of a case: a sustained run is one long process, a cold start one run per process."""
     if scenario == "sustained":
         rule = msgspec.structs.replace(limits.rule, cap_s=config.measure_cap_s or SUSTAINED_S, half_width=None)
         return msgspec.structs.replace(limits, rule=rule, processes=suite.processes or 1)
@@ -292,41 +292,41 @@ def named_weights(named: str) -> str:
 
 
 def _refuse_weights(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
-    """Raise for weights that are not there, or not those of one model."""
+    """Raise for missing weights, or for weights with several models."""
     if own and suite.weights == demo.DEMO:
-        raise UsageError(f"--weights {demo.DEMO}: a model of your own has none; give a checkpoint of it")
+        raise UsageError(f"--weights {demo.DEMO}: your own model has none; give a checkpoint of it")
     if isinstance(own, UserFile) and suite.weights:
-        raise UsageError("--weights: an ONNX file holds its own; leave it out, or name a model with --models")
+        raise UsageError("--weights: an ONNX file contains its own; omit it, or name a model with --models")
     if suite.weights in (None, demo.DEMO, demo.RANDOM):
         return
     if not Path(suite.weights).is_file():
-        raise UsageError(f"--weights {suite.weights}: no such file; {demo.DEMO} and {demo.RANDOM} need none")
+        raise UsageError(f"--weights {suite.weights}: no such file; {demo.DEMO} and {demo.RANDOM} need no file")
     if len(models) > 1:
-        raise UsageError(f"--weights is for one model; name it with --models (the plan holds {', '.join(models)})")
+        raise UsageError(f"--weights is for one model; name it with --models (the plan has {', '.join(models)})")
 
 
 def _sources(suite: Suite, case: Case, own: UserModel | None) -> tuple[str | None, str | None]:
-    """Return the weights and the data that a case runs on; None is random."""
+    """Return the weights and the data of a case; None is random."""
     if own:
         return None if suite.weights == demo.RANDOM else suite.weights, suite.data
     return demo.sources(case.model, case.options, suite.weights, suite.data)
 
 
 def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserModel | None) -> ImageCount | None:
-    """Return over how many images accuracy is measured: as asked for, else a pool of them where that means something.
+    """Return the number of images for accuracy: as requested, else a pool of them if that is meaningful.
 
-    Raises UsageError for what would not be accuracy: without images, and of a catalogued model with random weights.
+    Raises UsageError if it would not be accuracy: without images, or for a catalog model with random weights.
     """
     if (suite.accuracy or suite.labels) and not data:
-        raise UsageError("accuracy needs images with labels: give --data imagefolder:DIR or cifar10:DIR too")
+        raise UsageError("accuracy needs images with labels: also give --data imagefolder:DIR or cifar10:DIR")
     is_trained = bool(weights) or isinstance(own, UserFile)
     if suite.accuracy and not (is_trained or own):
-        raise UsageError("accuracy needs trained weights, and these would be random: give --weights FILE too")
+        raise UsageError("accuracy needs trained weights, but these would be random: also give --weights FILE")
     return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
 
 
 def _of_suite(suite: Suite) -> UserFile | None:
-    """Return the ONNX file that a configuration names in place of models."""
+    """Return the ONNX file that a configuration names instead of models."""
     try:
         return UserFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
     except UsageError as error:
@@ -341,12 +341,12 @@ def _threads(suite: Suite) -> Sequence[int | None]:
 
 
 def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None) -> list[tuple[Variant, Direction]]:
-    """Return what to run of a model: what was asked for, else the preset's own choice for this machine."""
+    """Return the variants of a model to run: those requested, else the preset's choice for this machine."""
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
         variants = [Variant.parse(name) for name in suite.variants]
         if own and any(variant.kernels == "custom" for variant in variants):
-            raise UsageError("--variants: a model of your own has no custom kernels; leave those variants out")
+            raise UsageError("--variants: your own model has no custom kernels; omit those variants")
         return list(itertools.product(variants, directions))
     is_ours = not own and model in catalog.MODELS
     names = _module_variants(suite, model, machine) if is_ours else _own_variants(own, machine)
@@ -357,9 +357,9 @@ def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None)
 
 
 def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
-    """Return what ships most of a model without kernels of ours.
+    """Return the variants that ship most often for a model without our kernels.
 
-    One that cannot run here stays, so that its row says what is missing.
+    One that cannot run here stays, so that its row reports what is missing.
     """
     on_gpu = machine.device == "cuda"
     if isinstance(own, UserFile):
@@ -368,7 +368,7 @@ def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
 
 
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
-    """Return the variants worth their time: in a quick pass what ships most, else all that can run here."""
+    """Return the variants worth their time: for quick those that ship most often, else all that can run here."""
     on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
     has_custom = catalog.entry(model).custom_kernels
     names = ["eager", *(["fp16"] if on_gpu else [])]
@@ -390,7 +390,7 @@ def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scen
     if isinstance(own, UserFile) and own.batch_size:
         other = next((size for size in suite.batch_sizes if size != own.batch_size), None)
         if other:
-            raise UsageError(f"--batch-sizes {other}: {Path(own.path).name} is written for batches of {own.batch_size}")
+            raise UsageError(f"--batch-sizes {other}: {Path(own.path).name} has a fixed batch size of {own.batch_size}")
         return [own.batch_size]
     defaults = (
         OFFLINE_BATCH_SIZES
@@ -401,7 +401,7 @@ def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scen
 
 
 def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, OptionValue]]:
-    """Return every combination of the options this model has, values that are defaults left out."""
+    """Return every combination of the options this model has, without default values."""
     if own:
         return [{}]
     entry = catalog.entry(model)
@@ -419,9 +419,9 @@ def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, 
 
 
 def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
-    """Raise for an option that none of the models has; the others run without it."""
+    """Raise for an option that no model has; models without it run without it."""
     if own and suite.options:
-        raise UsageError(f"option {next(iter(suite.options))!r}: a model of your own takes no options")
+        raise UsageError(f"option {next(iter(suite.options))!r}: your own model has no options")
     known = {name for model in models if not own for name in catalog.entry(model).options}
     for name in suite.options:
         if name not in known:
@@ -429,7 +429,7 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel 
 
 
 def why_not(case: Case, machine: Machine, *, user_onnx: bool = False) -> str | None:
-    """Return why this case cannot run on this machine as far as that is known without torch, else None."""
+    """Return why this case cannot run on this machine, as far as known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
     entry = catalog.find(case.model)
     runs_files = variant.backend in ("onnxruntime", "tensorrt")
@@ -438,13 +438,13 @@ def why_not(case: Case, machine: Machine, *, user_onnx: bool = False) -> str | N
         "an ONNX file runs on onnxruntime and tensorrt": user_onnx and not runs_files,
         "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
         "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
-        "files are made in fp32 and fp16": runs_files and variant.precision not in ("fp32", "fp16"),
+        "files are exported in fp32 and fp16 only": runs_files and variant.precision not in ("fp32", "fp16"),
         machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
         "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
         f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
         and machine.device != "cuda",
-        "the provider cpu measures the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
+        "the provider cpu runs on the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
         "custom kernels need the package triton on a GPU: pip install triton": custom and lacks_triton,
         "torch.compile needs the package triton on a GPU: pip install triton": variant.backend == "compile"
@@ -469,7 +469,7 @@ def cannot_run(machine: Machine) -> dict[str, list[str]]:
 
 
 def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
-    """Say whether the smaller batches of this searched case show that its own need not be measured."""
+    """Return whether the smaller batches of this searched case show that its batch need not be measured."""
     smaller = [record for record in measured if _but_for_its_batch(record.case) == _but_for_its_batch(case)]
     if not smaller:
         return False

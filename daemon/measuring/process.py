@@ -1,4 +1,4 @@
-"""One child with torch: spawn it, read its JSON lines, hold it to its deadlines, end it, and say how it ended."""
+"""One child with torch: spawn it, read its JSON lines, enforce its deadlines, end it, and report how it ended."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
 from benchd.daemon.records import ProcessResult, Stages, Status
 
-# A fresh block for every result costs more in page faults than the arithmetic: keep the heap instead.
+# A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 3.0
 EXIT_GRACE_S = 10.0
@@ -27,10 +27,10 @@ C = TypeVar("C", bound="Child[Any]")
 
 
 class Child(Generic[T]):
-    """A fresh interpreter that runs `module`: a job goes to its stdin, and messages of `T` come on a pipe of its own.
+    """A fresh interpreter that runs `module`: it gets a job on stdin and sends messages of `T` on a separate pipe.
 
-    What it prints goes to `log`, or to our stderr. It has a session of its own, so that a terminal's Ctrl-C does not
-    reach it; leaving the `with` block ends it and all that it started. `rubbish` is the last line that was no message.
+    Its output goes to `log`, or to our stderr. It has its own session, so that a terminal's Ctrl-C does not reach it;
+    leaving the `with` block ends it and all that it started. `rubbish` is the last line that was not a message.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Child(Generic[T]):
                 env=environment(job.device, job.cache, job.gpu_uuid),
             )
         if process.stdin:
-            with suppress(BrokenPipeError):  # it died at once; its exit says why
+            with suppress(BrokenPipeError):  # it died at once; its exit status gives the reason
                 process.stdin.write(msgspec.json.encode(job) + b"\n")
                 process.stdin.close()
         return process
@@ -78,7 +78,7 @@ class Child(Generic[T]):
 
     @property
     def has_ended(self) -> bool:
-        """Say whether no more messages can come."""
+        """Return whether no more messages can come."""
         return self._lines.ended
 
     def messages(self) -> list[T]:
@@ -95,7 +95,7 @@ class Child(Generic[T]):
         self._signal(signal.SIGKILL)
 
     def reap(self) -> int:
-        """Wait a little for the end of a process that has closed its pipe, else kill it; return its exit status."""
+        """Wait briefly for a process that has closed its pipe, then kill it; return its exit status."""
         try:
             return self._process.wait(EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -118,7 +118,7 @@ class Child(Generic[T]):
 
 
 class Worker(Child[Message]):
-    """A worker process: one process of a case. What it prints goes to the log file."""
+    """A worker process: one process of a case. Its output goes to the log file."""
 
     def __init__(self, job: Job, log: Path, python: str = "") -> None:
         self._limits = job.limits
@@ -140,11 +140,11 @@ class Worker(Child[Message]):
         return self.has_ended or self._outcome is not None
 
     def remaining_s(self) -> float:
-        """Return how long the present stage may still last."""
+        """Return how long the current stage may still last."""
         return self._stage_since + self._limits.deadline_s(self.stage) - time.monotonic()
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
-        """Reap the process and return its Outcome, or one that says how it ended; `ended_by` is our own doing."""
+        """Reap the process and return its Outcome, or one that reports how it ended; `ended_by` is our reason."""
         code = self.reap()
         if self._outcome and not ended_by:
             return self._outcome
@@ -166,8 +166,8 @@ class Worker(Child[Message]):
         return f"the worker exited with status {code} and no result"
 
     def _hint(self, code: int) -> str:
-        """Return what to look for where a user's module ended the process by itself."""
-        return "; leave os._exit out of the module" if self._runs_own and code >= 0 and not self.rubbish else ""
+        """Return a hint for a user's module that ended the process itself."""
+        return "; remove os._exit from the module" if self._runs_own and code >= 0 and not self.rubbish else ""
 
     def _last_words(self) -> str:
         with self._log_path.open("rb") as log:
@@ -182,16 +182,16 @@ def _lost(status: Status, reason: str | None) -> Outcome:
 
 def allocator(device: str) -> dict[str, str]:
     """Return the settings of the heap in a child that measures on `device`, cpu or cuda."""
-    # a heap that is kept would withhold from a Tegra's GPU, which shares the memory, what building an engine has freed
+    # a Tegra's GPU shares the memory: a kept heap would withhold what building an engine has freed
     return ALLOCATOR if device == "cpu" else {}
 
 
 def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]:
     """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
-    # the GPU whose sensors are read, by the one name that is the same everywhere
+    # the GPU whose sensors are read, by the only name that is the same everywhere
     gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})
-    # fp32 is fp32 in every runtime: TensorRT inside ONNX Runtime has no other switch
+    # fp32 means fp32 in every runtime: TensorRT inside ONNX Runtime has no other switch
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
     # on a CPU the profiler's library complains that there is no GPU
     quiet = {"KINETO_LOG_LEVEL": "6"} if device == "cpu" else {}

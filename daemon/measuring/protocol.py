@@ -1,4 +1,4 @@
-"""What the supervisor and a worker say to each other: one Job in, Stage lines and one Outcome back, as JSON lines."""
+"""The protocol between supervisor and worker: one Job in, Stage lines and one Outcome back, as JSON lines."""
 
 from pathlib import Path
 from typing import Literal
@@ -24,14 +24,14 @@ from benchd.exporters.files import Precision as FilePrecision
 
 StageName = Literal["import", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"]
 ImageCount = int | Literal["full"]
-"""Over how many images of a data set accuracy is measured."""
+"""How many images of a data set accuracy is measured on."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
     """How long and how precisely one case is measured: a preset, or a preset changed by the configuration.
 
-    The `_deadline_s` bound the stages that have no cap of their own, and each part of `accuracy`, which takes as long
-    as the data set is large; `grace_s` is added to the caps, because a run that has begun is finished.
+    The `_deadline_s` bound the stages without a cap, and each part of `accuracy`, whose time depends on the size of the
+    data set; `grace_s` is added to the caps, because the worker finishes the run it has begun.
     """
 
     processes: int
@@ -60,15 +60,14 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One process of one case: all that a worker needs to know. Paths come from the command line, never a message.
+    """One process of one case: everything a worker needs to know. Paths come from the command line, never a message.
 
-    Nothing that is made of a user's module outlives the run `suite_id`, whose processes share it. `weights` is a file,
-    or "demo", as `data` may be: the trained ones that ship; None is random.
-    For the energy sensor, the load goes on for `hold_s` around the measured blocks, and the device rests for `idle_s`
-    before and after. `module` is FILE.py:function, or package.module:function in `module_folder`; no `inputs` leaves it
-    to the model to say what it reads. `probes` asks for the device's rates. `is_compared` leaves out what a comparison
-    does not read: rests, rates, the parts of an inference, occupancy. `repeats` asks whether a repeated input is
-    answered faster. `accuracy` is null in a process that leaves it out.
+    Files made from a user's module do not outlive the run `suite_id`, whose processes share them. `weights` is a file,
+    or "demo" for those included, as for `data`; None is random. For the energy sensor, the load continues for `hold_s`
+    around the measured blocks, and the device rests for `idle_s` before and after. `module` is FILE.py:function, or
+    package.module:function in `module_folder`; without `inputs` the model defines them. `probes` requests the device's
+    peak rates. `is_compared` skips what a comparison does not use: rests, rates, the parts of an inference, occupancy.
+    `repeats` tests whether a repeated input is answered faster. `accuracy` is None in a process that skips it.
     """
 
     case: Case
@@ -101,14 +100,14 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Struct, frozen=True, tag="stage"):
-    """The worker begins a stage, or says that it goes on: `percent` of it is done, null where that is not known."""
+    """The worker begins a stage or reports progress: `percent` of it is done, None if unknown."""
 
     name: StageName
     percent: int | None = None
 
 
 class Outcome(Struct, kw_only=True, tag="outcome"):
-    """The worker's last line: what one process found; the worker fills it while it goes on."""
+    """The worker's last line: the results of one process, filled in as it runs."""
 
     process: ProcessResult
     model: ModelFacts | None = None
@@ -130,7 +129,7 @@ Message = Stage | Outcome
 
 
 class ExportRequest(Struct, frozen=True, kw_only=True):
-    """What the command line asks for; a batch of None is a dynamic one, a form of None the target's best."""
+    """The exports requested; a batch of None is dynamic, a form of None is the target's best."""
 
     models: list[str]
     to: Literal["onnx", "tensorrt"]
@@ -145,10 +144,10 @@ class ExportRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def single(self) -> bool:
-        """Say whether `out` names one file."""
+        """Return whether `out` names one file."""
         return bool(self.out and self.out.endswith(".onnx"))
 
     @property
     def folder(self) -> Path:
-        """Return the store that is written."""
+        """Return the store to write to."""
         return Path(self.out) if self.out and not self.single else folders.artifacts()

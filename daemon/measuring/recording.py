@@ -1,4 +1,4 @@
-"""From the processes of a case to its Record: the samples of each window, what all say together, what is missing."""
+"""Turns the processes of a case into its Record: the samples of each window, the combined results, what is missing."""
 
 import time
 import uuid
@@ -39,7 +39,7 @@ from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, one_model, roofline, statistics
 
-FOREIGN_CPUS = 0.25  # used by other processes; threads that wait for each other suffer from less than one
+FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
 PERCENTILES = (90, 95, 99)
@@ -48,7 +48,7 @@ BACK_TO_BACK = ("single_stream", "offline", "sustained")
 
 @dataclass(frozen=True)
 class Run:
-    """What all records of one run share; `flags` say what else ran on the machine by our own doing."""
+    """What all records of one run share; `flags` name what else we ran on the machine."""
 
     device_id: str
     boot_id: str
@@ -60,7 +60,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunId:
-    """The identity of a case's run: its id and when it began, on both clocks."""
+    """The identity of a case's run: its id and its start on both clocks."""
 
     run_id: str
     t_wall: str
@@ -76,7 +76,7 @@ class RunId:
 def with_samples(
     outcome: Outcome, case: Case, samples: SamplerProcess, machine: Machine, read_period_s: float
 ) -> Outcome:
-    """Return what a process found with what the sensors say of its window: summaries, energy and disturbed blocks."""
+    """Return a process's results with the sensors' readings of its window: summaries, energy and disturbed blocks."""
     process, window = outcome.process, outcome.process.window
     if window is None:
         return outcome
@@ -102,7 +102,7 @@ def with_samples(
 
 
 def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
-    """Return how many inputs the window answered; runs with pauses between them are counted by their parts."""
+    """Return how many inputs were answered in the window; runs with pauses are counted by their parts."""
     if process.throughput_per_s is not None:
         return max(1, round(process.throughput_per_s * window.seconds))
     runs = sum(timing.runs for timing in process.parts.values()) or (process.timing.runs if process.timing else 0)
@@ -117,7 +117,7 @@ def _with_means(part: TimeSlice, samples: SamplerProcess, start_ns: int) -> Time
 
 
 def _interference(process: ProcessResult, samples: Sequence[Sample], device: str) -> Interference | None:
-    """Return which blocks were disturbed, where there are blocks."""
+    """Return which blocks were disturbed, None without blocks."""
     if process.blocks is None or len(process.blocks.bounds_ns) < 2:
         return None
     blocks = [Window(start, end) for start, end in pairwise(process.blocks.bounds_ns)]
@@ -129,7 +129,7 @@ def record(
 ) -> Record:
     """Return the Record of a case from its processes, at least one; the worst status decides.
 
-    `probes` are the first of its pass, which its floor is made of; without them its own first ones are.
+    `probes` are the first of its run, from which its roofline is computed; without them its own first ones are used.
     """
     status, reason = _status(outcomes)
     measured = [outcome for outcome in outcomes if outcome.process.timing]
@@ -200,7 +200,7 @@ def other_model(outcomes: Sequence[Outcome]) -> str | None:
 
 
 def _combined(timings: Sequence[Timing | None]) -> Timing | None:
-    """Return one Timing for all processes: centre and interval over process medians, the rest pooled as it may be."""
+    """Return one Timing for all processes: centre and interval over process medians, the rest pooled where valid."""
     present = [timing for timing in timings if timing]
     if len(present) <= 1:
         return present[0] if present else None
@@ -231,7 +231,7 @@ def _combined(timings: Sequence[Timing | None]) -> Timing | None:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    """Return the worst process's percentile; null where one process has too few runs for it."""
+    """Return the worst process's percentile; None if any process has too few runs for it."""
     present = [value for value in values if value is not None]
     return max(present) if len(present) == len(values) else None
 
@@ -289,14 +289,14 @@ def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
 
 
 def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
-    """Return the energy over all processes, or why there is none; None where a process has none of its own."""
+    """Return the energy over all processes, or why there is none; None if any process lacks it."""
     energies = [outcome.process.energy for outcome in outcomes]
     present = [each for each in energies if each is not None]
     return energy.combined(present) if present and len(present) == len(energies) else None
 
 
 def _floor(case: Case, model: ModelFacts | None, probes: Probes | None, reason: str | None) -> Floor | str:
-    """Return the floor of one run, or why there is none."""
+    """Return the roofline of one run, or why there is none."""
     if model is None or probes is None:
         return reason or "the device was not probed"
     cost = roofline.cost_of(case, model)
@@ -342,7 +342,7 @@ def _flags(
 
 
 def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
-    """Return the flag of a device that is not what it was when the pass began."""
+    """Return the flag of a device whose peak rates have changed since the run began."""
     later = [outcome.process.probes for outcome in outcomes if outcome.process.probes]
     return {"probes_moved" for one in later if probes and roofline.change(probes, one) > PROBES_SHARE}
 
@@ -354,7 +354,7 @@ def _disturbances(found: Interference | None) -> set[str]:
 
 
 def _foreign_cpus(telemetry: dict[str, Summary], cpu_count: int) -> float:
-    """Return how many CPUs other processes used on the mean while the case was timed, 0 where that was not seen."""
+    """Return the mean number of CPUs that other processes used while the case was timed, 0 if not observed."""
     machine, process = telemetry.get("cpu_utilization_percent"), telemetry.get("process_cpu_percent")
     return (machine.mean * cpu_count - process.mean) / 100 if machine and process else 0.0
 
@@ -364,7 +364,7 @@ def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:
 
 
 def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
-    """Add what only a process with torch knows."""
+    """Add what is only known to a process with torch."""
     versions = {name: version for outcome in outcomes for name, version in outcome.versions.items()}
     return msgspec.structs.replace(
         environment,
@@ -385,7 +385,9 @@ def _missing_timing(case: Case, timing: Timing | None, reason: str | None) -> di
     else:
         for q in PERCENTILES:
             if getattr(timing, f"p{q}_ms") is None:
-                missing[f"timing.p{q}_ms"] = f"needs {statistics.minimum_samples(q)} runs a process, has {timing.runs}"
+                missing[f"timing.p{q}_ms"] = (
+                    f"needs {statistics.minimum_samples(q)} runs per process, has {timing.runs}"
+                )
     if case.scenario not in BACK_TO_BACK:
         missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
     return missing
@@ -401,7 +403,7 @@ def _missing(
     outcomes: Sequence[Outcome],
     reason: str | None,
 ) -> dict[str, str]:
-    """Return why each field that is null is null."""
+    """Return the reason for each null field."""
     missing = _missing_energy(total) | _missing_timing(case, timing, reason)
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least

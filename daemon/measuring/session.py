@@ -35,36 +35,36 @@ from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
 
 ATTEND_S = 1.0
-FEWEST_CPUS = 4  # with fewer, a CPU of its own would cost the case more than the sampler does
+FEWEST_CPUS = 4  # with fewer, reserving a CPU would cost the case more than the sampler does
 
 
 class Sink:
-    """Where records go; each method does nothing unless a sink says otherwise.
+    """A destination of records; each method does nothing unless a sink overrides it.
 
     Nothing but `stage` is called while a case is being timed.
     """
 
     def begin(self, plan: Sequence[Planned]) -> None:
-        """Take note of what will be measured."""
+        """Receive the plan."""
 
     def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
-        """Take note of what runs now, and how much of it is done where that is known."""
+        """Receive the running case and stage, and the percentage done if known."""
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Take one finished record and its wire form."""
+        """Receive one finished record and its wire form."""
 
     def end(self) -> None:
-        """Deliver what is left."""
+        """Deliver what remains."""
 
 
 @dataclass
 class Session:
     """What the cases of one or more runs share; leaving the `with` block ends the sampler.
 
-    Paths come from the command line or the configuration alone. `flags` say what else runs on the machine by our own
-    doing. `attend` is called about once a second while a child works; a reason that it returns ends the child. With
-    `waiting` the session waits until nobody else measures the machine, and says so there. `interrupted` says that a
-    signal has ended it, and `failures` what a sink could not keep.
+    Paths come only from the command line or the configuration. `flags` name what else we run on the machine. `attend`
+    is called about once per second while a child works; a reason that it returns ends the child. With `waiting` the
+    session waits until nobody else measures the machine, and reports that there. `interrupted` means that a signal has
+    ended it, and `failures` lists what a sink could not store.
     """
 
     config: Config
@@ -90,13 +90,13 @@ class Session:
         self.rest()
 
     def rest(self) -> None:
-        """End the sampler until the next case, before which the machine may change."""
+        """Stop the sampler until the next case, because the machine may change in between."""
         self._sampler = self._environment = None
         self._started.close()
 
     @contextmanager
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
-        """Hold the machine's lock and take the signals that end what runs; raise Busy where another measures."""
+        """Hold the machine's lock and handle the signals that end a run; raise Busy if another process measures."""
         with MachineLock(waiting=self.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
             yield
 
@@ -116,7 +116,7 @@ class Session:
         )
 
     def job(self, planned: Planned, suite_id: str) -> Job:
-        """Return what a child has to know to build the case's model."""
+        """Return what a child needs to build the case's model."""
         case, own = planned.case, planned.own
         return Job(
             case=case,
@@ -141,7 +141,7 @@ class Session:
         )
 
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
-        """Return the sampler, started if need be, on a CPU that the cases of the plan leave free."""
+        """Return the sampler, started if necessary, on a CPU that the plan's cases leave free."""
         cpus, device = os.sched_getaffinity(0), self.machine.device
         threads = max((entry.case.threads or len(cpus) for entry in plan), default=len(cpus))
         cpu = spare_cpu(cpus, device, threads)
@@ -160,7 +160,7 @@ class Session:
         return self._sampler.latest() if self._sampler else []
 
     def wait(self, child: Child[Any], remaining_s: float) -> bool:
-        """Wait for the child, a signal or the time to attend; return whether the child has something to read."""
+        """Wait for the child, a signal or the time to attend; return whether the child has sent something."""
         waiting: list[Child[Any] | SamplerProcess | socket.socket] = [child, self._wake]
         waiting += [self._sampler] if self._sampler else []
         ready, _, _ = select.select(waiting, [], [], min(remaining_s, ATTEND_S) if self.attend else remaining_s)
@@ -171,7 +171,7 @@ class Session:
         return child in ready
 
     def reason_to_end(self) -> str | None:
-        """Return why what runs has to end, else None."""
+        """Return why the child must end, else None."""
         if self.interrupted:
             return "interrupted by a signal"
         return self.attend() if self.attend else None
@@ -185,17 +185,17 @@ class Session:
     def _hand_over(self, sink: Sink, record: Record, body: bytes) -> None:
         try:
             sink.publish(record, body)
-        except BenchdError as error:  # a full disk: the other sinks, and the next case, go on
+        except BenchdError as error:  # a full disk: the other sinks and the next case continue
             self.failures.append(f"{record.case_id}: {error}")
 
     def end(self) -> None:
-        """Have the sinks deliver what is left."""
+        """Have the sinks deliver what remains."""
         for sink in self.sinks:
             sink.end()
 
 
 def writable(folder: Path, name: str) -> Path:
-    """Return the folder, made and tried out, so that nothing is measured in vain."""
+    """Create the folder, test that it is writable before anything is measured, and return it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -205,13 +205,13 @@ def writable(folder: Path, name: str) -> Path:
 
 
 def made_output(folder: Path) -> Path:
-    """Return the folder of `--output`, made and tried out as our own are; raise UsageError where that fails."""
+    """Create and test the folder of `--output` and our own folders; raise UsageError if that fails."""
     writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)")
     writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)")
     return writable(folder, f"--output {folder}")
 
 
 def spare_cpu(cpus: Collection[int], device: str, threads: int) -> int | None:
-    """Return a CPU for the sampler that the cases do not compute on, None where there are too few for one."""
+    """Return a CPU for the sampler that the cases do not use, None if there are too few."""
     used = 1 if device == "cuda" else threads
     return max(cpus) if len(cpus) >= FEWEST_CPUS and used < len(cpus) else None

@@ -1,4 +1,4 @@
-"""One run over a plan: the supervisor takes each case through its processes to its Record. Torch never enters here."""
+"""One run over a plan: the supervisor runs the processes of each case and makes its Record. It never imports torch."""
 
 import time
 import uuid
@@ -16,14 +16,14 @@ from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import Case, Precision, Probes, ProcessResult, Record, Status
 from benchd.daemon.sampling import energy
 
-PROGRESS_S = 10.0  # between two lines on how far a stage is
+PROGRESS_S = 10.0  # between two progress lines of a stage
 
 
 @dataclass
 class Supervisor:
-    """One run over a plan in a session; `records` holds what came of `run`.
+    """One run over a plan in a session; `records` holds the results of `run`.
 
-    The device's rates are taken in the first and in the last process of the run that need the same.
+    The device's peak rates are probed in the first and the last process of the run with the same settings.
     """
 
     session: Session
@@ -46,13 +46,13 @@ class Supervisor:
             self.session.end()
 
     def measure(self, planned: Planned) -> Record:
-        """Measure one case of the plan; return its Record, which the sinks have been given."""
+        """Measure one case of the plan; return its Record, already passed to the sinks."""
         record = self._case(planned)
         self.session.publish(record)
         return record
 
     def _case(self, planned: Planned) -> Record:
-        """Run the processes of one case, one after the other, until one does not end well."""
+        """Run the processes of one case in turn, until one fails."""
         run, run_id = self.session.run(self.suite_id), RunId.new()
         outcomes: list[Outcome] = []
         if planned.reason:
@@ -69,7 +69,7 @@ class Supervisor:
         return recording.record(planned.case, planned.preset, run, run_id, outcomes, rates)
 
     def _make_ready(self, planned: Planned, run_id: str) -> list[Outcome]:
-        """Let a process that does not count make the files and fill the caches; return it where it did not end well."""
+        """Let an uncounted process make the files and fill the caches; return its outcome if it failed."""
         outcome = self.process(planned, f"{run_id}.ready", 0)
         return [] if outcome.process.status == "ok" else [outcome]
 
@@ -83,7 +83,7 @@ class Supervisor:
         is_compared: bool = False,
         accuracy: ImageCount | None = None,
     ) -> Outcome:
-        """Run one process of a case, under our interpreter or `python`; its raw times and its log go by `name`."""
+        """Run one process of a case, under our interpreter or `python`; `name` names its raw times and its log."""
         session, samples = self.session, self.session.sampler(self.plan)
         power, period_s = samples.power(), session.config.sampling.period_s
         job = msgspec.structs.replace(
@@ -104,9 +104,9 @@ class Supervisor:
         return recording.with_samples(outcome, planned.case, samples, session.machine, period_s)
 
     def _is_to_probe(self, planned: Planned, index: int) -> bool:
-        """Say whether this process takes the device's rates: the first and the last of the run that need the same.
+        """Return whether this process probes the device's rates: the first and the last with the same settings do.
 
-        Where a search ends is not known, and each of its cases may be the last.
+        It is unknown where a search ends, so each of its cases may be the last.
         """
         rates = _rates_of(planned.case)
         if rates not in self._rates or planned.is_searched:
@@ -116,7 +116,7 @@ class Supervisor:
         return planned == last and index == planned.limits.processes - 1
 
     def _wait(self, worker: Worker, planned: Planned, index: int) -> tuple[Status | None, str | None]:
-        """Wait for the worker's end; return how we ended it and why, or (None, None) where it ended by itself."""
+        """Wait for the worker to end; return how and why we ended it, or (None, None) if it ended by itself."""
         stage: StageName | None = None
         percent: int | None = None
         announced_s = 0.0
@@ -140,7 +140,7 @@ class Supervisor:
 
 
 def _end_of_search(outcome: Outcome) -> Outcome:
-    """Return the outcome of a batch that may be too large: that it does not fit is an answer and no failure."""
+    """Return the outcome of a batch that may be too large: not fitting is a result, not a failure."""
     process = outcome.process
     if process.status != "failed" or not (process.reason or "").startswith("out of memory"):
         return outcome
@@ -148,5 +148,5 @@ def _end_of_search(outcome: Outcome) -> Outcome:
 
 
 def _rates_of(case: Case) -> tuple[Precision, int | None]:
-    """Return what the device's rates depend on beside the device."""
+    """Return the settings on which the device's rates depend."""
     return case.variant.precision, case.threads

@@ -1,4 +1,4 @@
-"""A user's own model as the command line names it: a module or an ONNX file, and its inputs."""
+"""A user's model as given on the command line: a module or an ONNX file, and its inputs."""
 
 import keyword
 import re
@@ -18,7 +18,7 @@ from benchd.daemon.records import DTYPES, InputSpec
 
 @dataclass(frozen=True)
 class UserModule:
-    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not say them."""
+    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not define them."""
 
     path: str
     inputs: list[InputSpec] = field(default_factory=list)
@@ -26,7 +26,7 @@ class UserModule:
 
     @classmethod
     def at(cls, module: str, given: Sequence[str]) -> "UserModule":
-        """Return the module as `--module` and `--input` name it; raise UsageError for one that cannot be."""
+        """Return the module that `--module` and `--input` describe; raise UsageError if it is invalid."""
         file, colon, function = module.rpartition(":")
         inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
         unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
@@ -48,7 +48,7 @@ class UserModule:
 
     @property
     def model(self) -> str:
-        """Return the name under which its records stand."""
+        """Return the model name in its records."""
         file, _, function = self.path.rpartition(":")
         name = file.rpartition(".")[2] if self.folder else Path(file).stem
         return f"own.{name}.{function}"
@@ -56,7 +56,7 @@ class UserModule:
 
 @dataclass(frozen=True)
 class UserFile:
-    """A user's ONNX file and its inputs; `batch_size` is the one it is written for, None if it takes any."""
+    """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, None if it accepts any."""
 
     path: str
     inputs: list[InputSpec]
@@ -64,7 +64,7 @@ class UserFile:
 
     @classmethod
     def at(cls, path: Path, given: Sequence[str]) -> "UserFile":
-        """Return the file with what it reads; `given` is as `--input` takes it.
+        """Return the file with its inputs; `given` has the syntax of `--input`.
 
         Raises UsageError for a file that cannot be measured.
         """
@@ -75,7 +75,7 @@ class UserFile:
 
     @property
     def model(self) -> str:
-        """Return the name under which its records stand."""
+        """Return the model name in its records."""
         return f"own.{Path(self.path).stem}"
 
 
@@ -83,9 +83,9 @@ class UserFile:
 def _file(path: Path, changed_ns: int, given: Sequence[str]) -> UserFile:
     inputs = inputs_of(given)
     try:
-        from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - the rest goes on without onnx
+        from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - everything else works without onnx
     except ImportError:
-        return UserFile(str(path), inputs)  # the worker says what to install
+        return UserFile(str(path), inputs)  # the worker reports what to install
     read = user_onnx.reads(path, inputs)
     return UserFile(str(path), read.inputs, read.batch_size)
 
@@ -100,7 +100,7 @@ def _is_argument(name: str) -> bool:
 def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
     """Return the inputs of `3x224x224`, `ids=int64:16` and `scale=float32:`, each without its batch.
 
-    Those without a name lead, as in a call. Raises UsageError for what is none of these, and for two of one name.
+    Those without a name come first, as in a call. Raises UsageError for invalid syntax and for a repeated name.
     """
     specs = [_input(text) for text in texts]
     names = [spec.name for spec in specs if spec.name]

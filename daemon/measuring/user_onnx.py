@@ -1,4 +1,4 @@
-"""What a user's own ONNX file reads, without torch: names, types and sizes of its inputs; each reason to refuse it."""
+"""The inputs of a user's ONNX file, read without torch: names, types and sizes; and each reason to refuse it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ _DOMAINS = ("", "ai.onnx")
 
 @dataclass(frozen=True)
 class Reads:
-    """What a file reads; `batch_size` is the one it is written for, None if it takes any."""
+    """The inputs of a file; `batch_size` is its fixed batch size, None if it accepts any."""
 
     inputs: list[InputSpec]
     batch_size: int | None
 
 
 def reads(path: Path, given: Sequence[InputSpec]) -> Reads:
-    """Return the inputs of the file, what it leaves open taken from `given`; those without a name go by their place.
+    """Return the inputs of the file, with open sizes from `given`; those without a name are matched by position.
 
-    Raises UsageError for a file that cannot be read, has operators that are not ONNX's own, or whose inputs do not fit.
+    Raises UsageError for an unreadable file, for operators that are not part of ONNX, and for inputs that do not fit.
     """
     values = _values(path)
     by_name = _by_name(path, [value.name for value in values], given)
@@ -80,13 +80,15 @@ def _read(path: Path) -> onnx.ModelProto:
         raise UsageError(f"{path}: {error.strerror}") from error
     except Exception as error:  # protobuf's own have no types
         reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"{path}: truncated, or no valid ONNX file: {reason}") from error
+        raise UsageError(f"{path}: truncated or not a valid ONNX file: {reason}") from error
     outside = [tensor.name for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
-    if outside:  # what the file's hash does not cover could change between two runs
-        raise UsageError(f"{path}: weights such as {outside[0]} lie in another file; save it with them inside")
+    if outside:  # anything outside the file's hash could change between two runs
+        raise UsageError(
+            f"{path}: weights such as {outside[0]} are in another file; save the model with its weights inside"
+        )
     foreign = sorted({node.domain for node in model.graph.node} - {*_DOMAINS, *(f.domain for f in model.functions)})
     if foreign:
-        raise UsageError(f"{path}: operators of {', '.join(foreign)} are not ONNX's own; export it without them")
+        raise UsageError(f"{path}: operators of {', '.join(foreign)} are not part of ONNX; export it without them")
     return model
 
 
@@ -94,16 +96,16 @@ def _dtype(path: Path, value: onnx.ValueInfoProto) -> Dtype:
     kind = value.type.tensor_type.elem_type
     if kind not in _TYPES:
         name = TensorProto.DataType.Name(kind)
-        raise UsageError(f"{path}: input {value.name} is {name}; it must be a tensor of plain numbers")
+        raise UsageError(f"{path}: input {value.name} is {name}; it must be a tensor of numbers")
     return _TYPES[kind]
 
 
 def _sizes(path: Path, value: onnx.ValueInfoProto) -> list[int]:
-    """Return the sizes in the file, the batch's first and 0 for an open one."""
+    """Return the sizes in the file, the batch size first; 0 for an open one."""
     sizes = [size.dim_value if size.HasField("dim_value") else 0 for size in value.type.tensor_type.shape.dim]
-    _dtype(path, value)  # text has no sizes either, and is refused for what it is
+    _dtype(path, value)  # text has no sizes either, but is refused as text
     if not sizes:
-        raise UsageError(f"{path}: input {value.name} is a scalar; export the file so that the batch leads every input")
+        raise UsageError(f"{path}: input {value.name} is a scalar; export it with the batch as first dimension")
     return sizes
 
 
@@ -114,14 +116,14 @@ def _input(path: Path, value: onnx.ValueInfoProto, sizes: Sequence[int], given: 
     shape = given.shape if given else inner
     if given and len(shape) == len(sizes) and shape[0] == (batch or shape[0]) and _fits(inner, shape[1:]):
         without = InputSpec(given.name, given.dtype, shape[1:])
-        raise UsageError(f"--input {given}: leave the batch out: --input {without} --batch-sizes {shape[0]}")
+        raise UsageError(f"--input {given}: omit the batch: --input {without} --batch-sizes {shape[0]}")
     if given and not _fits(inner, shape):
-        raise UsageError(f"--input {given}: {path.name} takes {_text(inner)} behind the batch, not {_text(shape)}")
+        raise UsageError(f"--input {given}: {path.name} expects {_text(inner)} after the batch, not {_text(shape)}")
     spec = InputSpec(value.name, dtype, list(shape))
     if 0 in shape:
         example = InputSpec(value.name, None if dtype == "float32" else dtype, [size or 1 for size in inner])
         raise UsageError(
-            f"{path}: input {value.name} is {_text(inner)} behind the batch; give it as in --input {example}"
+            f"{path}: input {value.name} is {_text(inner)} after the batch; give it as in --input {example}"
         )
     return spec
 
@@ -134,7 +136,7 @@ def _batch_size(path: Path, fixed: dict[str, int]) -> int | None:
     if len(set(fixed.values())) > 1:
         sizes = ", ".join(f"{name} {size}" for name, size in fixed.items())
         raise UsageError(
-            f"{path}: its inputs have different first sizes ({sizes}); export it so that the batch leads every one"
+            f"{path}: its inputs have different first sizes ({sizes}); export it with the batch as first dimension"
         )
     return next(iter(fixed.values()), None)
 

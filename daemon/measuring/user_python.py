@@ -1,4 +1,4 @@
-"""What a user's own Python file says of itself unread by Python: whether it runs as a file, and what it defines."""
+"""What a user's Python file reveals without running it: whether it runs as a file, and what it defines."""
 
 import ast
 import os
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from benchd.daemon.errors import UsageError
 
-# with one of these a file may define what it does not write down
+# with one of these a file may define names that do not appear in it
 _DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
 
 
 def refuse(path: Path, function: str) -> None:
-    """Raise UsageError for a file that is no Python, imports relatively, or does not define `function`."""
+    """Raise UsageError if the file is not Python, uses relative imports, or does not define `function`."""
     option = f"--module {path}:{function}"
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError) as error:  # ValueError of a file that is no text
+    except (SyntaxError, ValueError) as error:  # ValueError if the file is not text
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UsageError(f"{option}: {path.name}{line}: {error}") from error
     level = _relative_level(tree, function)
@@ -24,7 +24,7 @@ def refuse(path: Path, function: str) -> None:
         folder, module = _package(path.resolve(), level)
         where = "" if folder == Path.cwd() else f" in the folder {os.path.relpath(folder)}"
         raise UsageError(
-            f"{option}: {path.name} imports relatively, as only a part of a package can; give --module "
+            f"{option}: {path.name} uses relative imports, which need a package; give --module "
             f"{module}:{function}{where}"
         )
     if not {function, *_DYNAMIC} & set(_names(tree)):
@@ -32,14 +32,14 @@ def refuse(path: Path, function: str) -> None:
 
 
 def _relative_level(tree: ast.Module, function: str) -> int:
-    """Return how many folders up the relative imports reach that run in any case; 0 if there are none."""
+    """Return how many folders up the unconditional relative imports reach; 0 if there are none."""
     called = [node.body for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     statements = [*tree.body, *(statement for body in called for statement in body)]
     return max((node.level for node in statements if isinstance(node, ast.ImportFrom)), default=0)
 
 
 def _package(path: Path, level: int) -> tuple[Path, str]:
-    """Return the folder that holds the file's package, `level` folders up at least, and the module's name in it."""
+    """Return the folder that contains the file's package, at least `level` folders up, and the module's name in it."""
     folder, names = path.parent, [path.stem]
     while len(names) <= level or (folder / "__init__.py").is_file():
         names.insert(0, folder.name)
@@ -48,7 +48,7 @@ def _package(path: Path, level: int) -> tuple[Path, str]:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield every name that the file may bind, and each that it reads."""
+    """Yield every name that the file may bind, and every name that it reads."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id

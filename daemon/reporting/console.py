@@ -1,4 +1,4 @@
-"""What a person sees: progress while cases run, then one table; or one JSON line a record for a program."""
+"""Terminal output: progress while cases run, then one table; for programs one JSON line per record."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -36,11 +36,11 @@ from benchd.daemon.verdicts.statistics import median
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
-PLAIN_WIDTH = 180  # columns where no terminal says how wide it is
+PLAIN_WIDTH = 180  # columns if there is no terminal
 
 
 class Screen(Sink):
-    """A progress bar and a table, on a terminal; plain lines elsewhere. The bar moves between stages, never in one."""
+    """A progress bar and a table on a terminal, else plain lines. The bar moves between stages, never during one."""
 
     def __init__(self, out: TextIO, err: TextIO, as_json: bool, requirements: Requirements | None = None) -> None:
         self._out, self._json = console_on(out), as_json
@@ -60,12 +60,12 @@ class Screen(Sink):
             self._task = self._progress.add_task("starting", total=self._total, left=self._left())
 
     def _left(self) -> str:
-        """Return how long the cases that are still to come take at most."""
+        """Return the longest time that the remaining cases can take."""
         return _clock(sum(self._seconds[self._place :]))
 
     def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
-        """Show which case runs, in which of its processes, and its stage."""
-        case, self._place = planned.case, self._plan.index(planned)  # a search may leave cases out
+        """Show the running case, its process and its stage."""
+        case, self._place = planned.case, self._plan.index(planned)  # a search may skip cases
         of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
         text = f"{case.model} {case.variant.label} b{case.batch_size} {case.direction}{of}: {stage.replace('_', ' ')}"
         text += "" if percent is None else f" {percent} %"
@@ -75,7 +75,7 @@ class Screen(Sink):
             self._err.print(f"[{self._place + 1}/{self._total}] {text}", markup=False)
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Count the case as done; print its JSON where that was asked for."""
+        """Count the case as done; print its JSON if requested."""
         self._records.append(record)
         if self._progress:
             self._place += 1
@@ -85,7 +85,7 @@ class Screen(Sink):
             self._out.file.flush()
 
     def end(self) -> None:
-        """Take the bar away and print the table, then which variants to ship; beside JSON only why nothing may."""
+        """Remove the bar and print the table, then which variants to ship; with JSON only why nothing may ship."""
         if self._progress:
             self._progress.stop()
         decisions = decide(self._records, self._requirements)
@@ -99,7 +99,7 @@ class Screen(Sink):
 
 
 def console_on(file: TextIO) -> Console:
-    """Return rich's console on this file: as wide as the terminal, and elsewhere in lines that nothing wraps."""
+    """Return rich's console on this file: as wide as the terminal, without line wrapping elsewhere."""
     terminal = file.isatty()
     return Console(file=file, width=None if terminal else PLAIN_WIDTH, highlight=False, soft_wrap=not terminal)
 
@@ -119,11 +119,11 @@ def _clock(seconds: float) -> str:
 
 
 def print_table(console: Console, records: Sequence[Record]) -> None:
-    """Print one row a record, then the notes that explain what a row alone does not."""
+    """Print one row per record, then notes on what the rows cannot show."""
     table = Table(title=_title(records[0].environment), title_justify="left", title_style="")
     for heading in ("model", "variant", "batch"):
         table.add_column(heading, no_wrap=heading != "model", overflow="fold")
-    # in two lines, so that a row fits 160 columns
+    # headings on two lines, so that a row fits 160 columns
     figures = ("median ms\n[95 %]", "p99\nms", "x of\nfloor", "per\nsecond", "energy\nmJ", "power\nW", "memory\nMiB")
     for heading in figures:
         table.add_column(heading, justify="right")
@@ -177,14 +177,14 @@ def _median(timing: Timing) -> str:
 
 
 def _figure(value: float | None) -> str:
-    """Return four significant digits, or a dash for what was not measured."""
+    """Return four significant digits, or a dash if not measured."""
     if value is None:
         return "-"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _x_of_floor(record: Record) -> str:
-    """Return how many times the floor a run takes, and which of its times the floor is."""
+    """Return the run time as a multiple of the roofline, and which resource bounds it."""
     if record.x_of_floor is None or record.floor is None:
         return "-"
     return f"{record.x_of_floor:.3g} ({record.floor.bound_by.replace('exponentials', 'exp')})"
@@ -206,14 +206,14 @@ def _check(check: Check | None) -> str:
     if check is None:
         return "-"
     flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
-    is_counted = check.images_off <= check.images_off_allowed or not check.passed  # else the mean decides
+    is_counted = check.images_off <= check.images_off_allowed or not check.passed  # otherwise the mean decides
     off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
     verdict = "ok" if check.passed else "void" if check.void else "FAILED"
     return f"{verdict} {check.typical_error_share:.1e}{off}{flipped}{agreement(check)}"
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
-    """Return the reasons of what did not run, and what the figures do not say."""
+    """Return why cases did not run, and what the figures cannot show."""
     notes = [
         f"{record.status}: {record.case.model} {record.case.variant.label} b{record.case.batch_size}: {record.reason}"
         for record in records
@@ -224,26 +224,27 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += _accuracy_notes(measured)
     notes += [note for record in measured if (note := scenario_note(record))]
     if any(record.timing and record.timing.p99_ms is None for record in measured):
-        notes.append("p99: a dash where fewer than 662 runs a process back it")
+        notes.append("p99: shown only with at least 662 runs per process")
     notes += _file_notes(measured)
     notes += _energy_notes(measured)
     notes += [note for record in measured if (note := _disturbed_note(record))]
     notes += _audit_notes(measured)
     busy = [record.case.model for record in measured if "busy_machine" in record.flags]
     if busy:
-        notes.append(f"busy machine: others used the CPU while {', '.join(dict.fromkeys(busy))} ran; run it again")
+        names = ", ".join(dict.fromkeys(busy))
+        notes.append(f"busy machine: other processes used the CPU while {names} ran; run it again")
     below = [record.case.model for record in measured if "faster_than_floor" in record.flags]
     if below:
         names = ", ".join(dict.fromkeys(below))
-        notes.append(f"x of floor: {names} below 1: it ran in the caches, skipped zeros, or the probes were disturbed")
+        notes.append(f"x of floor: {names} below 1: it fits in caches or skips zeros, or the probes were disturbed")
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
-        notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the half-width that was asked for")
+        notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")
     return notes
 
 
 def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
-    """Return what each variant loses against plain fp32, of which images, and why some have no accuracy."""
+    """Return each variant's loss against plain fp32, on which images, and why some have no accuracy."""
     found = [(record, record.accuracy) for record in measured if record.accuracy]
     notes = sorted({f"top-1: over {one.data}" for _, one in found})
     notes += [
@@ -256,7 +257,7 @@ def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
 
 
 def _check_notes(records: Sequence[Record]) -> list[str]:
-    """Return what the checks note, each with the models that it is said of."""
+    """Return the notes of the checks, each with its models."""
     models: dict[str, dict[str, None]] = {}
     for record in records:
         if record.check and record.check.note:
@@ -269,50 +270,51 @@ def _disturbed_note(record: Record) -> str | None:
     if found is None:
         return None
     return (
-        f"interference: {record.case_id}: {found.disturbed} of {found.blocks} blocks by {', '.join(found.reasons)}: "
-        f"{_figure(found.clean_ms)} ms without them, {_figure(found.as_experienced_ms)} ms with them"
+        f"interference: {record.case_id}: {found.disturbed} of {found.blocks} blocks disturbed by "
+        f"{', '.join(found.reasons)}: {_figure(found.clean_ms)} ms excluding them, "
+        f"{_figure(found.as_experienced_ms)} ms including them"
     )
 
 
 def _audit_notes(measured: Sequence[Record]) -> list[str]:
-    """Return what the audits found, of the device and of the cases."""
+    """Return what the audits found about the device and the cases."""
     cached = [record.case_id for record in measured if "repeated_input_faster" in record.flags]
-    notes = [f"audit: {name} is faster on inputs that it has seen before: it keeps answers" for name in cached]
+    notes = [f"audit: {name} is faster on inputs that it has seen before: it caches answers" for name in cached]
     if any("probes_moved" in record.flags for record in measured):
-        notes.append("x of floor: the device's own rates moved by over 3 % in this pass: other clocks, or other load")
+        notes.append("x of floor: probed peak rates changed by more than 3 % during this run (clocks or load)")
     return notes
 
 
 def _file_notes(measured: Sequence[Record]) -> list[str]:
-    """Return which files were there before, and which had to be made first."""
+    """Return how many files existed already, and how long the others took to make."""
     files = {artifact.key: artifact for record in measured for artifact in record.artifacts}
     if not files:
         return []
     made = [artifact for artifact in files.values() if not artifact.reused]
     seconds = sum(artifact.seconds for artifact in made)
-    text = f"{len(files) - len(made)} of {len(files)} were there before"
+    text = f"{len(files) - len(made)} of {len(files)} existed already"
     told = sorted({f"exported files: {artifact.note}" for artifact in files.values() if artifact.note})
     return [f"exported files: {text}" + (f", the others took {seconds:.1f} s" if made else ""), *told]
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:
-    """Return of what the energies are, and why some are not there; energies of two scopes do not compare."""
+    """Return the scope of each energy, and why some are missing; energies of different scopes are not comparable."""
     reasons = {r.missing.get("energy", "") for r in measured if r.energy is None}
     if reasons and reasons <= {"no_sensor", ""}:
-        return ["energy: no power sensor was read; `benchd doctor` says why"]
+        return ["energy: no power sensor was read; run `benchd doctor` for the reason"]
     scopes: dict[str, list[Energy]] = {}
     for record in measured:
         if record.energy:
             scopes.setdefault(f"{record.energy.scope}, by {record.energy.source}", []).append(record.energy)
     notes = [f"energy: {scope}{_net(energies)}" for scope, energies in scopes.items()]
     if len(scopes) > 1:
-        notes.append("energy: what has another scope does not compare")
-    return notes + [f"energy: none where {reason}" for reason in sorted(reasons - {""})]
+        notes.append("energy: different scopes are not comparable")
+    return notes + [f"energy: not measured: {reason}" for reason in sorted(reasons - {""})]
 
 
 def _net(energies: Sequence[Energy]) -> str:
     idle = [energy.idle_w for energy in energies if energy.idle_w is not None]
-    return f", gross; idle takes {min(idle):.3g} to {max(idle):.3g} W" if idle else ", gross; idle not known"
+    return f", gross; idle power {min(idle):.3g} to {max(idle):.3g} W" if idle else ", gross; idle power unknown"
 
 
 def _unconverged(record: Record) -> list[bool]:
@@ -320,7 +322,7 @@ def _unconverged(record: Record) -> list[bool]:
 
 
 def print_decisions(out: TextIO, decisions: Sequence[Decision], as_json: bool) -> None:
-    """Print one line a model, what excluded each variant, and what the lines do not say; or JSON."""
+    """Print one line per model, what excluded each variant, and notes; or JSON."""
     if as_json:
         out.write(msgspec.json.encode([_plain(decision) for decision in decisions]).decode() + "\n")
     else:
@@ -328,7 +330,7 @@ def print_decisions(out: TextIO, decisions: Sequence[Decision], as_json: bool) -
 
 
 def _plain(decision: Decision) -> dict[str, Any]:
-    """Return the decision with the run_id in place of each record."""
+    """Return the decision with each record replaced by its run_id."""
     candidates = {name: record.run_id for name, record in decision.candidates.items()}
     return msgspec.structs.asdict(decision) | {"candidates": candidates}
 
@@ -343,11 +345,11 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
             console.print(f"    not tried: {', '.join(left)} (--variants)", markup=False)
     compared = [record for decision in decisions if decision.ratio for record in decision.candidates.values()]
     if any(record.timing and record.timing.interval_basis == "within_process" for record in compared):
-        console.print("ship: from one process a variant, though processes differ; --processes 5 confirms it")
+        console.print("ship: based on one process per variant, but processes differ; confirm with --processes 5")
 
 
 def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: bool) -> None:
-    """Print one row a comparison, and the reason of each that is inconclusive; or JSON."""
+    """Print one row per comparison, and why any is inconclusive; or JSON."""
     if as_json:
         out.write(msgspec.json.encode(comparisons).decode() + "\n")
         return
@@ -382,7 +384,7 @@ def _comparison_row(one: Comparison) -> list[str]:
 
 
 def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
-    """Print how many runs of each case a baseline holds, and where it lies."""
+    """Print how many runs of each case a baseline has, and its path."""
     console = console_on(out)
     table = Table(title=f"baseline of {kept[0].device_id}", title_justify="left", title_style="")
     for heading in ("case", "runs", "processes", "median ms"):
@@ -392,11 +394,11 @@ def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
         runs, times_ms = {record.suite_id for record in of_case}, process_medians_ms(of_case)
         table.add_row(escape(case_id), str(len(runs)), str(len(times_ms)), _figure(median(times_ms)))
     console.print(table)
-    console.print(f"kept in {path}", markup=False)
+    console.print(f"stored in {path}", markup=False)
 
 
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
-    """Print every case of a plan, which variants cannot run here by reason, and how long the pass takes at most."""
+    """Print every case of a plan, the variants that cannot run here by reason, and the longest time it can take."""
     console = console_on(out)
     table = Table(title="plan", title_justify="left", title_style="")
     for heading in ("case", "processes", "at most"):
@@ -408,7 +410,7 @@ def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Se
     longest = _clock(sum(planned.seconds for planned in plan))
     console.print(f"{_cases(len(plan))}, at most about {longest}")
     if any(planned.accuracy for planned in plan):
-        console.print("accuracy comes on top: it takes as long as its images do")
+        console.print("plus accuracy, whose time depends on the number of images")
     for reason, names in cannot_run.items():
         console.print(f"cannot run here: {reason}: {', '.join(names)}", markup=False)
 
@@ -438,7 +440,7 @@ def _options(model: Model) -> dict[str, dict[str, Any]]:
 
 
 def print_kernels(out: TextIO, err: TextIO, as_json: bool) -> None:
-    """Compile the Triton kernels for every architecture; print what each takes and how much of an SM it can fill."""
+    """Compile the Triton kernels for every architecture; print the resources of each and its occupancy of an SM."""
     try:
         rows, version = _compiled(console_on(err)), triton_version()
     except CannotCompile as error:
@@ -463,9 +465,9 @@ def _kernel_table(rows: Sequence[Compiled], version: str) -> Table:
 
 
 def _compiled(console: Console) -> list[Compiled]:
-    """Return the compiled kernels, with a bar while that lasts, or a line where there is no terminal."""
+    """Return the compiled kernels; shows a progress bar meanwhile, or a line if there is no terminal."""
     if not console.is_terminal:
-        console.print("compiling the kernels: up to a minute, seconds once they are in Triton's cache")
+        console.print("compiling the kernels: up to a minute, or seconds if Triton has cached them")
         return compile_all()
     columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=console, transient=True) as progress:

@@ -1,4 +1,4 @@
-"""The frame of a page that needs no network: its style, its charts and their script, light or dark."""
+"""The frame of a self-contained page: style, charts and their script, light or dark."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,5 +18,5 @@ def render(template: Path, title: str, charts: Sequence[Chart], **values: object
     """Return the page of this template, which extends `page.html`; every value is escaped."""
     loader = jinja2.FileSystemLoader([template.parent, FOLDER])
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    plotly = Markup(get_plotlyjs())  # noqa: S704 - the library's own text, which must not be escaped
+    plotly = Markup(get_plotlyjs())  # noqa: S704 - the library's source, which must not be escaped
     return pages.get_template(template.name).render(title=title, charts=charts, plotly=plotly, **values)

@@ -20,7 +20,7 @@ from benchd.daemon.verdicts.rows import Cell, row
 def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> int:
     """Write the records of these files as `report.FORMAT` into `output`; print the decisions and the paths.
 
-    Raises NotAvailable where the page's packages are absent.
+    Raises NotAvailable if the page's packages are absent.
     """
     found = sorted(results.read_all(paths), key=lambda record: record.t_wall)
     decisions = decide(found, Requirements())
@@ -42,7 +42,7 @@ def page(folder: Path) -> Path:
 
 
 def require_page() -> None:
-    """Raise NotAvailable where the page's packages are absent."""
+    """Raise NotAvailable if the page's packages are absent."""
     for package in ("plotly", "jinja2"):
         if importlib.util.find_spec(package) is None:
             raise NotAvailable(f"a page needs the package {package}: pip install 'benchd[report]'")
@@ -85,11 +85,11 @@ COLUMNS = {
     "accuracy_drop": "drop % [95 %]",
     "status": "status",
 }
-"""What a person is shown of a row, and under which heading."""
+"""The columns of a row that a person sees, and their headings."""
 
 
 def cells(record: Record) -> list[str]:
-    """Return what a person is shown of a record."""
+    """Return a record's cells as a person sees them."""
     flat = row(record)
     if record.accuracy:
         flat |= {"accuracy_top1": accuracy.top1(record.accuracy), "accuracy_drop": accuracy.drop(record.accuracy)}
@@ -112,7 +112,7 @@ def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return the text as Markdown shows it in a cell of a table."""
+    """Return the text escaped for a table cell in Markdown."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 

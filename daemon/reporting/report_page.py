@@ -1,4 +1,4 @@
-"""The page of a report: five charts and the table in one HTML file that needs no network, light or dark."""
+"""The page of a report: five charts and a table in one self-contained HTML file, light or dark."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -21,20 +21,20 @@ from benchd.daemon.verdicts.recommend import (
 )
 
 Point = tuple[float | str, float, str]
-"""Where a record lies in a chart, and what it is called there."""
+"""A record's position and name in a chart."""
 
 ROWS = 500
-"""Of more records the newest are shown in the table; the charts hold them all."""
+"""The table shows at most this many records, the newest; the charts show them all."""
 
 RING: Chart = {"marker": {"symbol": "circle-open", "size": 14}, "showlegend": False}
 CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
-CROSSED = "A cross marks what cannot win: its check failed, or it did not run as asked for."
+CROSSED = "A cross marks a record that cannot win: its check failed, or it did not run as requested."
 
 
 def page(
     found: Sequence[Record], decisions: Sequence[Decision], headings: Sequence[str], table: Sequence[Sequence[str]]
 ) -> str:
-    """Return the page of these records, at least one and in order of time, with the decisions on top."""
+    """Return the page of these records (at least one, in order of time), with the decisions on top."""
     measured = [record for record in found if record.status == "ok" and record.timing and not impossible(record)]
     return render(
         FOLDER / "report.html",
@@ -64,19 +64,19 @@ def _grouped(records: Sequence[Record], key: Callable[[Record], str]) -> Iterato
 
 
 def _subject(record: Record) -> list[str]:
-    """Return the parts of the case that variants share: model, batch size, and what else is not the default."""
+    """Return what variants of a case share: model, batch size and any other non-default settings."""
     model, _, *others = msgspec.structs.replace(record.case, provider=None).case_id.split(",")
     return [model, *others]
 
 
 def _named(records: Sequence[Record]) -> Callable[[Record], str]:
-    """Return what names the subject of a record among these, and its place where they have several."""
+    """Return the name of a record's subject among these, with its place if they have several."""
     where = place_names(records)
     return lambda record: " ".join(_subject(record)) + where[place(record)]
 
 
 def _by_fitness(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return the records that may win and those that cannot."""
+    """Return the records that can win and those that cannot."""
     able = [record for record in records if not disqualified(record)]
     return able, [record for record in records if disqualified(record)]
 
@@ -97,10 +97,10 @@ def _latency_against_energy(measured: Sequence[Record]) -> Chart:
         points = sorted(map(_spent, group))
         traces.append(_trace(name, points, mode="markers"))
         traces.append(_trace(f"{name}: front", list(_pareto(points)), mode="lines+markers") | RING)
-    note = f"A ring marks what no other variant beats in both; lower left is better. {CROSSED}"
+    note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
     return {
         "title": "Latency against energy",
-        "note": note if known else "No record holds energy.",
+        "note": note if known else "No record has energy.",
         "data": traces + _crosses(map(_spent, unable)),
         "layout": {"xaxis": _log_axis("median latency, ms"), "yaxis": _log_axis("energy per inference, mJ")},
     }
@@ -111,7 +111,7 @@ def _spent(record: Record) -> Point:
 
 
 def _text(record: Record) -> str:
-    """Return what a point is called: its case, and why it cannot win where it cannot."""
+    """Return a point's name: its case and, if it cannot win, the reason."""
     why = disqualified(record)
     return f"{record.case_id}: {why}" if why else record.case_id
 
@@ -127,7 +127,7 @@ def _trace(name: str, points: Sequence[Point], mode: str) -> Chart:
 
 
 def _pareto(points: Sequence[Point]) -> Iterator[Point]:
-    """Yield the points that no other one beats in both, of points in ascending order."""
+    """Yield the points (given in ascending order) that no other beats in both."""
     least = float("inf")
     for point in points:
         if point[1] < least:
@@ -148,7 +148,7 @@ def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
         for name, group in _grouped(able, lambda record: _at_any_batch(record) + where[place(record)])
     ]
     batches = {"tickvals": sorted({record.case.batch_size for record in known})}
-    axes = {"xaxis": _log_axis("batch size") | batches, "yaxis": _log_axis("images a second")}
+    axes = {"xaxis": _log_axis("batch size") | batches, "yaxis": _log_axis("images per second")}
     return {
         "title": "Throughput by batch size",
         "note": f"The newest record of each case. {CROSSED}",
@@ -185,7 +185,7 @@ def _variants_by_model(measured: Sequence[Record]) -> Chart:
 
 
 def _consistency(measured: Sequence[Record]) -> Chart:
-    """Return how far the processes of each case lie from its median."""
+    """Return the deviation of each process from the median of its case."""
     traces, where = [], place_names(measured)
     for name, group in _grouped(measured, lambda record: record.case_id + where[place(record)]):
         shares = [
@@ -195,13 +195,13 @@ def _consistency(measured: Sequence[Record]) -> Chart:
             if process.timing
         ]
         traces.append({"type": "box", "name": name, "y": shares, "boxpoints": "all", "showlegend": False})
-    layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "off the case's median, %"}}}
-    note = "One point a process, against the median of its own run."
+    layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "deviation from median, %"}}}
+    note = "One point per process, relative to the median of its run."
     return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
 
 
 def _history(measured: Sequence[Record]) -> Chart:
-    """Return each case over time by device and fingerprint, with a ring where a new level begins."""
+    """Return each case over time by device and fingerprint, with a ring at the start of each new level."""
     traces: list[Chart] = []
     for name, group in _grouped(measured, lambda r: f"{r.device_id} {r.case_id} {r.environment.fingerprint}"):
         if len(group) < 2:

@@ -1,4 +1,4 @@
-"""What the table's one median does not say of a scenario, in one line."""
+"""The figures of a scenario that the table's one median does not show, in one line."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,9 +9,9 @@ _STAGES = ("spawn", "import", "build", "load", "first_run", "second_run")
 
 
 def scenario_note(record: Record) -> str | None:
-    """Return the line of a record with more than one figure to tell, None for the others."""
-    told = _NOTES.get(record.case.scenario)
-    return f"{record.case.scenario}: {record.case_id}: {told(record)}" if told else None
+    """Return the line of a record whose scenario has more than one figure, else None."""
+    note = _NOTES.get(record.case.scenario)
+    return f"{record.case.scenario}: {record.case_id}: {note(record)}" if note else None
 
 
 def _periodic(record: Record) -> str:
@@ -40,7 +40,7 @@ def _sustained(record: Record) -> str:
     first, last = timeline[0], timeline[-1]
     seen = [name for name in last.telemetry if name.startswith(("cpu_clock_hz", "gpu_clock_hz", "power_w"))]
     changes = [f"{name} {first.telemetry.get(name, 0):.4g} to {last.telemetry[name]:.4g}" for name in sorted(seen)]
-    return ", ".join([f"{first.median_ms:.4g} ms at first, {last.median_ms:.4g} ms at {last.end_s:.0f} s", *changes])
+    return ", ".join([f"{first.median_ms:.4g} ms at start, {last.median_ms:.4g} ms at {last.end_s:.0f} s", *changes])
 
 
 _NOTES: dict[str, Callable[[Record], str]] = {

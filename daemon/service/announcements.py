@@ -1,4 +1,4 @@
-"""What the service says of itself: who it is, how it is, what its status line reads, and what stands on the broker."""
+"""What the service reports about itself: identity, health, status line, and what it retains on the broker."""
 
 import os
 import shutil
@@ -22,12 +22,12 @@ from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.schedule import Progress
 
 LATEST = "latest"
-MAX_GONE = 200  # cases that have left the plan and are still taken away
+MAX_GONE = 200  # cases that have left the plan and are still cleared on the broker
 
 
 @dataclass
-class Doing:
-    """What the service is at: the case that runs, what a pass waits for, and what is wrong, None for nothing each."""
+class ServiceActivity:
+    """What the service is doing: the running case, what a run waits for, and what is wrong; each may be None."""
 
     running: tuple[Progress, Planned] | None = None
     waiting_for: str | None = None
@@ -37,12 +37,12 @@ class Doing:
 
     @property
     def problems(self) -> str | None:
-        """Return all that is wrong."""
+        """Return all problems."""
         return "; ".join(filter(None, (self.problem, self.slower))) or None
 
     @property
     def case_id(self) -> str | None:
-        """Return the case that runs."""
+        """Return the running case."""
         return self.running[1].case.case_id if self.running else None
 
 
@@ -52,7 +52,7 @@ def suites(agenda: Agenda) -> list[SuiteInfo]:
 
 
 def info(named: DeviceConfig, device_id: str, boot_id: str, machine: Machine, agenda: Agenda) -> Info:
-    """Return who the device is, and what it measures on."""
+    """Return the device's identity and what it measures on."""
     return Info(
         device_id=device_id,
         boot_id=boot_id,
@@ -68,10 +68,10 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, machine: Machine, ag
 
 
 def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, home_assistant: bool) -> list[str]:
-    """Retain info and discovery, and take away what belongs to those of the `known` cases that have left the plan.
+    """Retain info and discovery, and clear what belongs to `known` cases that have left the plan.
 
-    Returns the cases to be known the next time. Those that have left stay among them: the broker may be away until the
-    next start, and one that dies forgets what it was told.
+    Returns the cases to pass as `known` next time. Those that have left remain in it: the broker may be unreachable
+    until the next start, or may crash and lose the update.
     """
     link.retain(topics.of("info"), msgspec.json.encode(said))
     if home_assistant:
@@ -83,22 +83,24 @@ def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, h
     return gone[-MAX_GONE:] + sorted(planned)
 
 
-def health(doing: Doing, agenda: Agenda, device_id: str, link: Link | None, outbox: Outbox, state: Path) -> Health:
-    """Return how the service is; `state` is its folder."""
+def health(
+    activity: ServiceActivity, agenda: Agenda, device_id: str, link: Link | None, outbox: Outbox, state: Path
+) -> Health:
+    """Return the service's health; `state` is its folder."""
     now_s = time.monotonic()
     counts, unstored = outbox.backlog()
     due = agenda.next_due(device_id)
     return Health(
         t_wall=wall_now(),
-        uptime_s=round(now_s - doing.started_s, 1),
+        uptime_s=round(now_s - activity.started_s, 1),
         rss_bytes=_rss_bytes(),
-        activity="measuring" if doing.running else "waiting" if doing.waiting_for else "idle",
-        case_id=doing.case_id,
+        activity="measuring" if activity.running else "waiting" if activity.waiting_for else "idle",
+        case_id=activity.case_id,
         cases_left=sum(len(entry.left) for entry in agenda.state.passes),
         next_suite=due[0] if due else None,
         next_suite_in_s=round(due[1] - time.time(), 1) if due else None,
-        waiting_for=doing.waiting_for,
-        problem=doing.problems,
+        waiting_for=activity.waiting_for,
+        problem=activity.problems,
         outbox_pending=counts.pending,
         outbox_unstored=unstored,
         outbox_refused=counts.refused,
@@ -109,10 +111,10 @@ def health(doing: Doing, agenda: Agenda, device_id: str, link: Link | None, outb
     )
 
 
-def status_line(doing: Doing, link: Link | None) -> str:
+def status_line(activity: ServiceActivity, link: Link | None) -> str:
     """Return what `systemctl status` shows."""
-    parts = [f"measuring {doing.case_id}" if doing.running else doing.waiting_for or "idle"]
-    parts += [doing.problems] if doing.problems else []
+    parts = [f"measuring {activity.case_id}" if activity.running else activity.waiting_for or "idle"]
+    parts += [activity.problems] if activity.problems else []
     parts += [] if link is None else ["mqtt up" if link.seen.connected else f"mqtt down: {link.seen.reason}"]
     return "; ".join(parts)
 

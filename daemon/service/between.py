@@ -32,7 +32,7 @@ class Between:
     """Handles everything except the cases; `ask_reload`, which may raise BenchdError, serves the command."""
 
     def __init__(self, base: Base, now: Configured, ask_reload: Callable[[], None]) -> None:
-        self._base, self._now, self._doing, self._every = base, now, base.doing, base.every
+        self._base, self._now, self._activity, self._every = base, now, base.activity, base.every
         self._link = now.publisher.link
         self._saved: dict[str, bytes] = {}
         self._status = ""
@@ -52,7 +52,7 @@ class Between:
         if not session:
             self._keep_house()
         self.feed_watchdog()
-        running = self._doing.running
+        running = self._activity.running
         cancelled = running is not None and not self._now.agenda.is_under_way(running[0].suite_id)
         return "cancelled by a command" if cancelled else None
 
@@ -73,7 +73,7 @@ class Between:
         if self._link is None or self._now.settings.mqtt.telemetry == "off" or (timed and crowded):
             return
         samples = session.latest_samples() if self._every.is_due("telemetry", TELEMETRY_S) else []
-        case_id = self._doing.case_id
+        case_id = self._activity.case_id
         if samples and case_id:
             self._link.telemetry(msgspec.json.encode(Telemetry(case_id=case_id, samples=samples)))
 
@@ -81,7 +81,7 @@ class Between:
         """Return the service's health."""
         base, now = self._base, self._now
         device_id = now.topics.device_id
-        return announcements.health(self._doing, now.agenda, device_id, self._link, base.outbox, base.places.state)
+        return announcements.health(self._activity, now.agenda, device_id, self._link, base.outbox, base.places.state)
 
     def publish_health(self) -> None:
         """Publish the service's health, retained."""
@@ -110,7 +110,7 @@ class Between:
 
     def feed_watchdog(self) -> None:
         """Report to systemd that loop, outbox and connection are alive; a worker has its own deadline."""
-        status = announcements.status_line(self._doing, self._link)
+        status = announcements.status_line(self._activity, self._link)
         if status != self._status:
             self._base.notifier.status(status)
             self._status = status

@@ -33,7 +33,7 @@ class Cases:
     """Measures the agenda's cases one by one; `session` lasts until the configuration changes."""
 
     def __init__(self, base: Base, now: Configured, between: Between, artifacts: Path | None) -> None:
-        self._base, self._now, self._between, self._doing = base, now, between, base.doing
+        self._base, self._now, self._between, self._activity = base, now, between, base.activity
         self.session = Session(
             now.settings,
             now.machine,
@@ -51,7 +51,7 @@ class Cases:
         if not self._now.agenda.state.passes:
             self._wait_for(None)
             return None
-        if self._doing.waiting_for and not self._base.every.is_due("judge", LOOK_S):
+        if self._activity.waiting_for and not self._base.every.is_due("judge", LOOK_S):
             return None
         found = self._disk_problem() or self._now.agenda.next(self._unmet)
         if isinstance(found, tuple):
@@ -60,10 +60,10 @@ class Cases:
         return found if isinstance(found, tuple) else None
 
     def _wait_for(self, reason: str | None) -> None:
-        if reason and not self._doing.waiting_for and reason != self._waited_for:
+        if reason and not self._activity.waiting_for and reason != self._waited_for:
             log(f"waiting: {reason}")
             self._waited_for = reason
-        self._doing.waiting_for = reason
+        self._activity.waiting_for = reason
 
     def _unmet(self, entry: Progress) -> str | None:
         if entry.by_command or entry.suite.conditions == Conditions():
@@ -78,13 +78,13 @@ class Cases:
             with suppress(UsageError):  # a full disk, which is reported below
                 outbox.forget_sent(time.time(), keep_rows=0)
         full = outbox.used_bytes() > quota_bytes or not self._base.reserve.hold()
-        self._doing.problem = "degraded:disk" if full else None
-        return self._doing.problem
+        self._activity.problem = "degraded:disk" if full else None
+        return self._activity.problem
 
     def measure(self, entry: Progress, left: Sequence[Planned]) -> None:
         """Measure the first remaining case, under the machine's lock."""
         session, publisher, planned = self.session, self._now.publisher, left[0]
-        self._doing.running = (entry, planned)
+        self._activity.running = (entry, planned)
         self._between.publish_health()  # subscribers need not wait for the next half minute
         supervisor = self._supervisor(entry, left)
         try:
@@ -96,18 +96,18 @@ class Cases:
         except Busy as busy:  # another process was faster
             self._wait_for(str(busy))
         except BenchdError as error:
-            self._doing.problem = str(error)
+            self._activity.problem = str(error)
             self._between.event("pass_failed", f"{entry.suite.name or 'run'}: {error}")
             self._now.agenda.cancel(entry.suite_id)
             self._between.save()
         finally:
             publisher.end()
-            self._doing.running = None
-            self._doing.slower = self._now.regressions.problem()
+            self._activity.running = None
+            self._activity.slower = self._now.regressions.problem()
             self._between.publish_health()
         while session.failures:
-            self._doing.problem = session.failures.pop(0)
-            log(f"not kept: {self._doing.problem}")
+            self._activity.problem = session.failures.pop(0)
+            log(f"not kept: {self._activity.problem}")
 
     def _supervisor(self, entry: Progress, left: Sequence[Planned]) -> Supervisor:
         """Return the supervisor of the run, which keeps its probed rates; drop those of other runs."""

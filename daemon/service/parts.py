@@ -15,7 +15,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.machine.systemd_notify import Notifier
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.announcements import Doing
+from benchd.daemon.service.announcements import ServiceActivity
 from benchd.daemon.service.conditions import Judge
 from benchd.daemon.service.publisher import Publisher
 from benchd.daemon.service.regressions import Regressions
@@ -66,7 +66,7 @@ class Base:
     outbox: Outbox
     journal: JournalSink
     notifier: Notifier = field(default_factory=Notifier)
-    doing: Doing = field(default_factory=Doing)
+    activity: ServiceActivity = field(default_factory=ServiceActivity)
     every: Every = field(default_factory=Every)
     judge: Judge = field(default_factory=Judge)
     clock: Clock = field(default_factory=Clock)

@@ -20,7 +20,7 @@ from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Case, Record
 from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.regressions import Followed, Regressions, Told
+from benchd.daemon.service.regressions import Notice, Regressions, Update
 
 SCHEDULE, RUNNING, STANDINGS = "schedule", "running", "standings"
 TIMED: tuple[StageName, ...] = ("warm_up", "measure")
@@ -82,31 +82,31 @@ class Publisher(Sink):
         A full disk uses the reserve.
         """
         self._hold(False)
-        followed = self._followed(record)
-        state = self._agenda.after(record, time.monotonic() - self._begun_s, again=followed.again)
+        update = self._update(record)
+        state = self._agenda.after(record, time.monotonic() - self._begun_s, again=update.again)
         result = Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body)
-        self._take(followed, {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}, result)
+        self._apply(update, {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}, result)
         self._agenda.state = state
         if self.link and record.case_id in self.planned_cases:
-            shown = latest(record, followed.judgement)
+            shown = latest(record, update.judgement)
             self.link.retain(self.topics.latest(record.case_id), msgspec.json.encode(shown))
 
-    def _followed(self, record: Record) -> Followed:
+    def _update(self, record: Record) -> Update:
         """Return the consequences of a result; cases listed in a command do not count as results of the plan."""
         if record.case_id in self.planned_cases and self._agenda.is_of_suite(record.suite_id):
             return self._regressions.after(record)
-        return Followed(self._regressions.standings)
+        return Update(self._regressions.standings)
 
     def plan(self, case_ids: Collection[str]) -> None:
         """Set the planned cases: they have a `latest`, and regressions of other cases are cleared."""
         self.planned_cases = set(case_ids)
-        self._take(self._regressions.of_plan(self.planned_cases), {})
+        self._apply(self._regressions.of_plan(self.planned_cases), {})
 
-    def _take(self, followed: Followed, kept: Mapping[str, bytes], *results: Message) -> None:
+    def _apply(self, update: Update, kept: Mapping[str, bytes], *results: Message) -> None:
         """Commit results together with their consequences."""
-        standings = msgspec.json.encode(followed.standings)
-        self._commit([*results, *map(self._event, followed.told)], {**kept, STANDINGS: standings})
-        self._regressions.standings = followed.standings
+        standings = msgspec.json.encode(update.standings)
+        self._commit([*results, *map(self._event, update.notices)], {**kept, STANDINGS: standings})
+        self._regressions.standings = update.standings
 
     def end(self) -> None:
         """Let the link send again, whatever the result of the case."""
@@ -124,11 +124,11 @@ class Publisher(Sink):
 
     def event(self, name: str, detail: str) -> None:
         """Publish an event."""
-        self._commit([self._event(Told(name, detail))], {})
+        self._commit([self._event(Notice(name, detail))], {})
 
-    def _event(self, told: Told) -> Message:
-        log(f"{told.event}: {told.detail}")
-        event = Event(**told._asdict(), t_wall=wall_now(), boot_id=self._boot_id)
+    def _event(self, notice: Notice) -> Message:
+        log(f"{notice.event}: {notice.detail}")
+        event = Event(**notice._asdict(), t_wall=wall_now(), boot_id=self._boot_id)
         key = f"{self.topics.device_id}:event:{self._boot_id}:{time.monotonic_ns()}"
         return Message(key, self.topics.of("event"), RESULT_QOS, msgspec.json.encode(event))
 

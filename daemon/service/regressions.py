@@ -1,7 +1,7 @@
-"""Which cases have become slower than the runs they are pinned to: a verdict on each result, and what follows from it.
+"""Which cases have become slower than their pinned runs: a verdict on each result, and what follows from it.
 
-SLOWER is doubted until the case, measured once more, is SLOWER again; then it is a regression, until a verdict says
-otherwise. The caller keeps the standings in the commit of the result that changed them.
+The first SLOWER is doubted and the case measured once more; if it is SLOWER again, it is a regression until a verdict
+differs. The caller stores the standings in the same commit as the result that changed them.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import baseline, noise_floor
 
-REASON_CHARACTERS = 500  # latest/<case> is to stay small
+REASON_CHARACTERS = 500  # keeps latest/<case> small
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """What is known of a case: the run that was SLOWER once, a regression, the fingerprint that no pinned run has."""
+    """The state of a case: the run that was SLOWER once, a regression, the fingerprint that no pinned run has."""
 
     doubted: str | None = None
     slower: Judgement | None = None
@@ -28,10 +28,10 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 Standings = Mapping[str, Standing]
-"""By case; one that nothing is known of is left out."""
+"""By case; cases in their default state are left out."""
 
 
-class Told(NamedTuple):
+class Notice(NamedTuple):
     """An event to publish."""
 
     event: str
@@ -39,19 +39,19 @@ class Told(NamedTuple):
     judgement: Judgement | None = None
 
 
-class Followed(NamedTuple):
-    """What one result leads to; `again` asks for one more measurement of its case."""
+class Update(NamedTuple):
+    """The consequences of one result; `again` requests one more measurement of its case."""
 
     standings: Standings
     judgement: Judgement | None = None
-    told: Sequence[Told] = ()
+    notices: Sequence[Notice] = ()
     again: bool = False
 
 
 class Regressions:
-    """Holds results against the records in `runs`, files or folders; without any, against the stored baseline.
+    """Compares results with the records in `runs`, files or folders; without any, with the stored baseline.
 
-    Raises UsageError for a run that is not there.
+    Raises UsageError for a missing run.
     """
 
     def __init__(self, runs: Sequence[str], standings: Standings) -> None:
@@ -61,32 +61,32 @@ class Regressions:
         self.standings = standings
         self._runs = runs
 
-    def after(self, record: Record) -> Followed:
-        """Return what a result leads to; one that did not end well, or a baseline that cannot be read, to nothing new.
+    def after(self, record: Record) -> Update:
+        """Return the consequences of a result; none for a failed one or if the baseline cannot be read.
 
-        The runs are read anew each time, so that they take no memory in between.
+        The runs are read anew each time, so that they use no memory in between.
         """
         if record.status != "ok":
-            return Followed(self.standings)
+            return Update(self.standings)
         case_id = record.case_id
         try:
             pinned = baseline.of_case(self._runs, case_id)
             judgement = judge(record, pinned)
         except BenchdError as error:
             reason = str(error)[:REASON_CHARACTERS]
-            return Followed(self.standings, Judgement(case_id=case_id, verdict="inconclusive", reason=reason))
+            return Update(self.standings, Judgement(case_id=case_id, verdict="inconclusive", reason=reason))
         before = self.standings.get(case_id, Standing())
         after = follow(before, record, pinned, judgement)
-        told = list(_told(case_id, before, after, judgement))
+        notices = list(_notices(case_id, before, after, judgement))
         known = {name: one for name, one in {**self.standings, case_id: after}.items() if one != Standing()}
-        return Followed(known, judgement, told, again=after.doubted is not None)
+        return Update(known, judgement, notices, again=after.doubted is not None)
 
-    def of_plan(self, case_ids: Collection[str]) -> Followed:
-        """Return what a new plan leads to: a case that has left it gets no verdict any more."""
+    def of_plan(self, case_ids: Collection[str]) -> Update:
+        """Return the consequences of a new plan: a case that has left it gets no more verdicts."""
         kept = {case_id: one for case_id, one in self.standings.items() if case_id in case_ids}
         gone = [case_id for case_id, one in self.standings.items() if one.slower and case_id not in kept]
-        told = [Told("regression_cleared", f"{case_id}: it has left the plan") for case_id in gone]
-        return Followed(kept, told=told)
+        notices = [Notice("regression_cleared", f"{case_id}: it has left the plan") for case_id in gone]
+        return Update(kept, notices=notices)
 
     def problem(self) -> str | None:
         """Return what is wrong, None while no case is slower."""
@@ -99,9 +99,9 @@ class Regressions:
 
 
 def judge(record: Record, pinned: Sequence[Record]) -> Judgement | None:
-    """Return what is said of a result against the pinned runs of its case; None where there is none.
+    """Return the verdict on a result against the pinned runs of its case; None without any.
 
-    Runs of another environment are left aside, unless there is no other.
+    Runs of another environment are ignored unless there are no others.
     """
     if not pinned:
         return None
@@ -124,7 +124,7 @@ def judge(record: Record, pinned: Sequence[Record]) -> Judgement | None:
 
 
 def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement: Judgement | None) -> Standing:
-    """Return how a case stands after a result."""
+    """Return the state of a case after a result."""
     is_stale = bool(pinned) and not any(_is_alike(one, record) for one in pinned)
     stale = record.environment.fingerprint if is_stale else None
     if judgement is None or judgement.verdict != "slower":
@@ -139,18 +139,18 @@ def _is_alike(one: Record, other: Record) -> bool:
     return one.environment.fingerprint == other.environment.fingerprint
 
 
-def _told(case_id: str, before: Standing, after: Standing, judgement: Judgement | None) -> Iterator[Told]:
+def _notices(case_id: str, before: Standing, after: Standing, judgement: Judgement | None) -> Iterator[Notice]:
     said = _said(judgement) if judgement else "no run of it is pinned any more"
     if after.slower and not before.slower:
-        yield Told("regression", f"{case_id}: {said}", after.slower)
+        yield Notice("regression", f"{case_id}: {said}", after.slower)
     if before.slower and not after.slower:
-        yield Told("regression_cleared", f"{case_id}: {said}", judgement)
+        yield Notice("regression_cleared", f"{case_id}: {said}", judgement)
     if after.stale and after.stale != before.stale:
-        yield Told("baseline_stale", f"{case_id}: {said}", judgement)
+        yield Notice("baseline_stale", f"{case_id}: {said}", judgement)
 
 
 def _said(judgement: Judgement) -> str:
-    """Return a judgement as a line for people."""
+    """Return a judgement as a readable line."""
     if judgement.median_ms is None or judgement.baseline_ms is None or judgement.effect is None:
         return f"{judgement.verdict}, {judgement.reason}"
     return (

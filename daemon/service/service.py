@@ -173,7 +173,7 @@ class Service:
             self._introduce(publisher.link)
         planned = {case for cases in agenda.cases.values() for case in cases}
         self._between.attempt(lambda: publisher.plan(planned))
-        self._base.doing.slower = regressions.problem()
+        self._base.activity.slower = regressions.problem()
         self._between.save()
 
     def _introduce(self, link: Link) -> None:

@@ -1,20 +1,20 @@
-"""Top-1 of a variant: from counts to the field of a record, the words for it, and whether its drop is small enough."""
+"""Top-1 of a variant: the record's field from counts, its text, and whether the drop is small enough."""
 
 from benchd.daemon.records import Accuracy
 from benchd.daemon.verdicts import proportions
 from benchd.daemon.verdicts.statistics import Interval
 
 NOT_ASKED = "no images with labels were given, or no trained weights"
-"""The reason in `missing` where nobody asked for it."""
+"""The reason in `missing` if accuracy was not requested."""
 
 
 def counted(
     *, right: int, gained: int, lost: int, images: int, data: str, data_sha256: str, is_reference: bool = False
 ) -> Accuracy:
-    """Return the accuracy of a variant that is right on so many images, and not on the same ones as fp32.
+    """Return the accuracy of a variant from its number of correct images and its differences from fp32.
 
-    `gained` are those that only the variant gets right, `lost` those that only fp32 does. Plain fp32 itself
-    (`is_reference`) loses nothing, however few the images.
+    `gained` counts the images that only the variant gets right, `lost` those that only fp32 gets right. Plain fp32
+    itself (`is_reference`) loses nothing, however few the images.
     """
     share, reference_right = proportions.wilson(right, images), right - gained + lost
     drop = Interval(0.0, 0.0) if is_reference else proportions.paired_difference(lost, gained, images)
@@ -47,7 +47,7 @@ def drop(accuracy: Accuracy) -> str:
 
 
 def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
-    """Return why the drop is not shown to be below `limit`, else None: the upper end of its interval decides."""
+    """Return why the drop is not proven below `limit`, else None: the upper end of its interval decides."""
     if accuracy is None:
         return "accuracy was not measured"
     if accuracy.drop_high < limit:
@@ -57,12 +57,12 @@ def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
     if needed is None:
         return f"{found} is not below {100 * limit:.4g} %"
     return (
-        f"{found} on {accuracy.images} images is not shown to be below {100 * limit:.4g} %: "
-        f"that takes about {_round_up(needed)} images at these rates"
+        f"{found} on {accuracy.images} images is not proven below {100 * limit:.4g} %: "
+        f"that needs about {_round_up(needed)} images at these rates"
     )
 
 
 def _round_up(count: int) -> int:
-    """Return the number with two significant digits, not less than it was."""
+    """Return the number rounded up to two significant digits."""
     step = int(10 ** max(0, len(str(count)) - 2))
     return -(-count // step) * step

@@ -1,4 +1,4 @@
-"""The baseline of this machine: the records of at least three runs that later ones are held against."""
+"""The baseline of this machine: the records of at least three runs, with which later runs are compared."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,25 +16,25 @@ FEWEST_RUNS = 3
 
 
 def path() -> Path:
-    """Return where the baseline is kept."""
+    """Return the path of the stored baseline."""
     return folders.state() / FILE
 
 
 def set_(files: Sequence[Path]) -> list[Record]:
-    """Keep what ended well in these files in place of the present baseline, and return it.
+    """Replace the stored baseline with the successful records in these files, and return it.
 
-    Raises UsageError for fewer than three runs (passes of bench-once) and for records of several devices.
+    Raises UsageError for fewer than three runs of bench-once and for records of several devices.
     """
     kept = [record for record in results.read_all(files) if record.status == "ok"]
     runs = {record.suite_id for record in kept}
     if len(runs) < FEWEST_RUNS:
         raise UsageError(
-            f"a baseline is at least {FEWEST_RUNS} runs, because they differ by more than processes do, and this is "
+            f"a baseline needs at least {FEWEST_RUNS} runs, because runs differ more than processes do, and these are "
             f"{len(runs)}; run bench-once again with the same --output"
         )
     devices = sorted({record.device_id for record in kept})
     if len(devices) > 1:
-        raise UsageError(f"a baseline is of one device and this is of {', '.join(devices)}")
+        raise UsageError(f"a baseline covers one device, and these records are of {', '.join(devices)}")
     _write(kept)
     return kept
 
@@ -47,28 +47,28 @@ def _write(kept: Sequence[Record]) -> None:
 
 
 def read(name: str) -> list[Record]:
-    """Return the baseline in a file, in a folder or, for "stored", of this machine; raise UsageError for none."""
+    """Return the baseline in a file, in a folder or, for "stored", of this machine; raise UsageError without one."""
     if name != STORED:
         return results.read(Path(name))
     if not path().exists():
-        raise UsageError("no baseline is stored; `benchd baseline set RUN...` stores one")
+        raise UsageError("no baseline is stored; store one with `benchd baseline set RUN...`")
     return results.read(path())
 
 
 def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
-    """Return the records of a case in these files and folders; without any, in the stored baseline, if there is one."""
+    """Return the records of a case in these files and folders or, without any, in the stored baseline if it exists."""
     paths = [Path(run) for run in runs] or [path()] * path().exists()
     found = [record for one in paths for record in results.of_case(one, case_id)]
     return list({record.key: record for record in found}.values())
 
 
 def against(stored: Sequence[Record], measured: Sequence[Record], min_effect: float) -> list[Comparison]:
-    """Return what is said of each measured case against the baseline."""
+    """Return the comparison of each measured case with the baseline."""
     return compare(alike(stored, measured), measured, min_effect, FEWEST_RUNS)
 
 
 def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
-    """Return the stored runs of the measured cases; of a case those of another environment only if it has no other."""
+    """Return the stored runs of the measured cases; runs of another environment only if a case has no others."""
     case_ids, measured_in = {record.case_id for record in measured}, set(map(_place, measured))
     same_cases = [record for record in stored if record.case_id in case_ids]
     has_alike = {record.case_id for record in same_cases if _place(record) in measured_in}
@@ -80,7 +80,7 @@ def _place(record: Record) -> tuple[str, str]:
 
 
 def clear() -> bool:
-    """Forget the baseline; return whether there was one."""
+    """Delete the baseline; return whether there was one."""
     was_there = path().exists()
     path().unlink(missing_ok=True)
     return was_there

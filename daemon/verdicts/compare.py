@@ -1,4 +1,4 @@
-"""Records against records: which cases may be compared, what is said of each, and the exit code that follows; pure."""
+"""Two sets of records: which cases may be compared, the verdict on each, and the exit code that follows; pure."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,16 @@ from benchd.daemon.verdicts.statistics import (
 from benchd.models import catalog, demo
 
 CLOCK_SHARE = 0.03
-"""Clocks further apart than this are other clocks."""
+"""Clocks that differ by more than this share count as different."""
 
 FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
-"""What may fail a run, and its exit code, the first that holds."""
+"""What may fail a run, and its exit code; the first that applies counts."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What is said of `second` against `first`. The medians are those of the process medians of each side.
+    """The verdict on `second` against `first`. The medians are over the process medians of each side.
 
-    `notes` say what sets the sides apart though they are compared.
+    `notes` are differences between the sides that do not prevent a comparison.
     """
 
     first: str
@@ -59,7 +59,7 @@ def compare(
 ) -> list[Comparison]:
     """Return one Comparison for each case of either side, corrected for their number.
 
-    A case that may not be compared is inconclusive with the reason and, where there is one, the line to type. One that
+    A case that may not be compared is inconclusive, with the reason and, if there is one, the command to run. One that
     is unsupported on both sides is left out. `fewest_runs` is how many runs of a case the first side needs.
     """
     arms = {case_id: (_of(first, case_id), _of(second, case_id)) for case_id in _case_ids(first, second)}
@@ -92,7 +92,7 @@ def comparison(
     times_ms: tuple[Sequence[float], Sequence[float]],
     records: tuple[Sequence[Record], Sequence[Record]],
 ) -> Comparison:
-    """Return the Comparison of two sides; what `recommend` would not ship has no time, and a void check never wins."""
+    """Return the Comparison of two sides; times that `recommend` rejects do not count, and a void check never wins."""
     doubt = _doubt(records, verdict)
     if doubt:
         verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
@@ -109,7 +109,7 @@ def comparison(
 
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
-    """Return why the times of these records do not compare, or why B cannot win; else None."""
+    """Return why the times of these records are not comparable, or why B cannot win; else None."""
     doubts = [f"{side}: {reason}" for side, found in zip("AB", records, strict=True) for reason in _each(unfit, found)]
     if verdict.answer == "faster" and any(_each(void, records[1])):
         doubts.append("faster, but its check is void")
@@ -117,12 +117,12 @@ def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict)
 
 
 def _each(why: Callable[[Record], str | None], found: Sequence[Record]) -> list[str]:
-    """Return the reasons of the records that ended well."""
+    """Return the reasons that apply to the successful records."""
     return [reason for record in _measured(found) if (reason := why(record))]
 
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
-    """Return the exit code of the first of `FAIL_ON` that holds and is to fail, else 0."""
+    """Return the exit code of the first of `FAIL_ON` that applies and is in `fail_on`, else 0."""
     holds = {one.verdict.answer for one in comparisons} | {"check" for one in comparisons if one.check_failed}
     return next((code for word, code in FAIL_ON.items() if word in holds and word in fail_on), 0)
 
@@ -148,32 +148,32 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
         if not times_ms:
             return f"{side} {_absence(found)}"
         if min(times_ms) <= 0.0:
-            return f"{side} holds a time of {min(times_ms):g} ms"
+            return f"{side} has a time of {min(times_ms):g} ms"
     difference = next(_differences(_measured([*first, *second])), None)
     if difference:
         return f"{difference}; {_both_here(_measured(second)[-1])}"
     reason = _other_network(first, second) or _mixed(first, second) or _too_few(first, second, fewest_runs)
-    # what is pinned by a baseline and void may still be told to have become slower
+    # a void record pinned by a baseline may still turn out slower
     return reason or (_void(first, second) if fewest_runs == 1 else None)
 
 
 def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
-    """Return what makes B another network than A, whose weights may have been trained further; else None."""
+    """Return what makes B a different network from A, whose weights may have been trained further; else None."""
     a, b = _measured(first)[-1].model, _measured(second)[-1].model
     return one_model.other_network(a, b) if a and b else None
 
 
 def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
-    """Return what sets B apart from A though their times are compared."""
+    """Return the differences of B from A that do not prevent a comparison."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
-    notes = [f"a run is of {a} inputs in A and of {b} in B" for a, b in sizes if a != b]
+    notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
     models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]
-    return notes + ["B has other weights than A" for a, b in models if a.weights_sha256 != b.weights_sha256]
+    return notes + ["B has different weights from A" for a, b in models if a.weights_sha256 != b.weights_sha256]
 
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
-    """Return why the records of a side are not all of one model, which need not be the other side's; else None."""
+    """Return why the records of one side are not all of one model, else None; the sides may differ."""
     found = [one_model.difference(record.model for record in _measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
 
@@ -190,16 +190,16 @@ def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     for side, found in (("A", first), ("B", second)):
         count = len(process_medians_ms(found))
         if count < FEWEST_PROCESSES:
-            return f"{side} has {count} of {FEWEST_PROCESSES} processes: {command(_measured(found)[-1])}"
+            return f"{side} has {count} of {FEWEST_PROCESSES} processes: run {command(_measured(found)[-1])}"
     runs = len({record.suite_id for record in _measured(first)})
     if runs >= fewest_runs:
         return None
-    again = f"{command(_measured(first)[-1])} for each that is missing, then benchd baseline set RUN..."
+    again = f"run {command(_measured(first)[-1])} for each that is missing, then benchd baseline set RUN..."
     return f"the baseline has {runs} of {fewest_runs} runs of it in this environment: {again}"
 
 
 def _differences(measured: Sequence[Record]) -> Iterator[str]:
-    """Yield what the records do not share though comparable ones must."""
+    """Yield the differences between the records that prevent a comparison."""
     one = measured[0]
     for other in measured[1:]:
         if other.device_id != one.device_id:
@@ -219,7 +219,7 @@ def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
 
 
 def _clocks(one: Record, other: Record) -> Iterator[str]:
-    """Yield the measured clocks of the device that are not those of the other record."""
+    """Yield the measured clocks of the device that differ from the other record's."""
     name = "cpu_clock_hz" if one.environment.device == "cpu" else "gpu_clock_hz"
     if name in one.clocks and name in other.clocks:
         before, after = one.clocks[name].mean, other.clocks[name].mean
@@ -228,7 +228,7 @@ def _clocks(one: Record, other: Record) -> Iterator[str]:
 
 
 def command(record: Record) -> str:
-    """Return the line that measures the case of a record with as many processes as a comparison needs."""
+    """Return the command that measures a record's case with as many processes as a comparison needs."""
     case = record.case
     words = ["bench-once", *_subject(record), "--variants", case.variant.name, "--batch-sizes", str(case.batch_size)]
     for name, value in sorted(case.options.items()):
@@ -242,7 +242,7 @@ def command(record: Record) -> str:
 
 
 def _subject(record: Record) -> list[str]:
-    """Return the words that name a model; of a user's own the file without its folder, which no record holds."""
+    """Return the arguments that name a model; a user's file without its folder, which no record has."""
     if catalog.find(record.case.model):
         return ["--models", record.case.model]
     onnx = _own_file(record)
@@ -250,7 +250,7 @@ def _subject(record: Record) -> list[str]:
 
 
 def _weights(record: Record) -> list[str]:
-    """Return the words that give the weights where they are not the model's own; of a file without its folder."""
+    """Return the arguments for weights that are not the model's defaults; a file without its folder."""
     if record.model is None or _own_file(record) or record.model.weights in (demo.DEMO, OF_MODULE):
         return []
     if _is_random(record):
@@ -263,7 +263,7 @@ def _is_random(record: Record) -> bool:
 
 
 def _own_file(record: Record) -> str | None:
-    """Return a user's own ONNX file, which stands in the record as its weights; None for a module."""
+    """Return a user's ONNX file, which the record stores as the weights; None for a module."""
     name = record.model.weights if record.model else ""
     return name if record.case.model == f"own.{Path(name).stem}" else None
 
@@ -274,7 +274,7 @@ def _user_module(record: Record) -> str:
 
 
 def _read(record: Record) -> list[str]:
-    """Return the words that say what a user's own model reads."""
+    """Return the arguments that describe the inputs of a user's model."""
     if record.model is None:
         return []
     of_old = [] if _own_file(record) else [InputSpec(shape=record.model.input_shape)]
@@ -283,17 +283,17 @@ def _read(record: Record) -> list[str]:
 
 
 def _device(record: Record) -> list[str]:
-    """Return the words that keep a case off the GPU where there is one."""
+    """Return the arguments that keep a case off an existing GPU."""
     return ["--device", "cpu"] if record.environment.device == "cpu" and record.environment.gpu else []
 
 
 def _both_here(record: Record) -> str:
-    """Return the line that measures both sides of a case here and now: two installs, or two modules of one's own."""
+    """Return the command that measures both sides of a case here: two installs, or two of the user's modules."""
     if _own_file(record):
-        return f"{command(record)} for both, here and now"
+        return f"{command(record)} for both on this machine"
     words = ["benchd", "compare", "--live", record.case_id]
     if catalog.find(record.case.model):
         words += ["--python", "A/bin/python", "--python", "B/bin/python"]
     else:
         words += [word for side in "AB" for word in ("--module", f"{side}/{_user_module(record)}")] + _read(record)
-    return f"{shlex.join([*words, *_device(record)])} measures both here and now"
+    return f"{shlex.join([*words, *_device(record)])} measures both on this machine"

@@ -1,4 +1,4 @@
-"""What disturbed the processes of a case together, from the interference in their results."""
+"""What disturbed the processes of a case as a whole, from the interference in their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from benchd.daemon.verdicts.statistics import combine
 
 @dataclass(frozen=True)
 class Disturbed:
-    """How many blocks of a case's processes were disturbed and by what, and its median without and with them."""
+    """How many of a case's blocks were disturbed and by what, and the median excluding and including them."""
 
     disturbed: int
     blocks: int
@@ -19,7 +19,7 @@ class Disturbed:
 
 
 def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
-    """Return what disturbed the processes of a case, None where no block was; one with a time of 0 is left out."""
+    """Return what disturbed the processes of a case, None if nothing did; a process with a time of 0 is left out."""
     told = [process.interference for process in processes if process.interference]
     found = [one for one in told if min(one.clean.median_ms, one.as_experienced.median_ms) > 0.0]
     by_block = [reasons for one in found for reasons in one.reasons]

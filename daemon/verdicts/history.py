@@ -1,4 +1,4 @@
-"""Where the speed of a case shifted from one run to the next: new levels in a series of medians; pure."""
+"""Where the speed of a case shifted between runs: new levels in a series of medians; pure."""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from itertools import accumulate
 from benchd.daemon.verdicts.statistics import ALPHA, MIN_EFFECT, student_t_quantile
 
 FEWEST_RUNS = 4
-"""A level is at least so many runs long."""
+"""The least number of runs in a level."""
 
 
 def shifts(medians_ms: Sequence[float]) -> list[int]:
     """Return the indices at which a new level begins, in order; the medians are in order of time.
 
-    One that is not positive is no time and is passed over.
+    A median that is not positive is not a time and is skipped.
 
-    Each span is cut where the two sides differ most, by Student's t against a bound that is corrected for the number of
-    places tried (Bonferroni), and each side is looked at again: binary segmentation. Runs count as independent.
+    Binary segmentation: each span is split where the two sides differ most, if Student's t exceeds a bound corrected
+    for the number of places tried (Bonferroni), and each side is examined again. Runs count as independent.
     """
     places = [i for i, value in enumerate(medians_ms) if value > 0.0]
     logs = [math.log(medians_ms[i]) for i in places]
@@ -32,7 +32,7 @@ def shifts(medians_ms: Sequence[float]) -> list[int]:
 
 
 def _shift(logs: Sequence[float]) -> int | None:
-    """Return where the two sides of one span differ most, None where that is not beyond noise."""
+    """Return where the two sides of a span differ most, None if the difference is within noise."""
     count = len(logs)
     places = range(FEWEST_RUNS, count - FEWEST_RUNS + 1)
     if not places:
@@ -40,7 +40,7 @@ def _shift(logs: Sequence[float]) -> int | None:
     centre = math.fsum(logs) / count
     centred = [value - centre for value in logs]
     sums, squares = list(accumulate(centred)), math.fsum(value * value for value in centred)
-    # the centred sum is 0, so that the sum before a place fixes both means and what variance they explain
+    # the centred values sum to 0, so the sum before a place determines both means and the variance they explain
     place = max(places, key=lambda n: sums[n - 1] ** 2 * count / (n * (count - n)))
     step = -sums[place - 1] * count / (place * (count - place))
     left = max(squares - sums[place - 1] ** 2 * count / (place * (count - place)), 0.0)

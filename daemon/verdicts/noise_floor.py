@@ -1,4 +1,4 @@
-"""By how much this machine calls identical code different: effects of A/A comparisons, and the floor made of them."""
+"""How different this machine finds identical code: effects of A/A comparisons, and the noise floor from them."""
 
 from contextlib import closing
 from typing import TextIO
@@ -27,38 +27,38 @@ class AaEffect(Struct, frozen=True, kw_only=True):
 
 
 def add(effect: AaEffect) -> None:
-    """Keep one effect; a crash cannot take it back."""
+    """Store one effect, safe against a crash."""
     with closing(journal.Journal(folders.state() / FILE)) as kept:
         kept.append(msgspec.json.encode(effect))
 
 
 def effects(device_id: str, device: str) -> list[AaEffect]:
-    """Return what was kept of this device (cpu or cuda), the oldest first; raise SchemaError at a damaged line."""
+    """Return the stored effects of this device (cpu or cuda), oldest first; raise SchemaError at a damaged line."""
     path = folders.state() / FILE
     if not path.exists():
         return []
     try:
         kept = [msgspec.json.decode(line, type=AaEffect) for line in journal.read(path)]
     except msgspec.DecodeError as error:
-        raise SchemaError(f"{path}: {error}; remove the line that is not an effect") from error
+        raise SchemaError(f"{path}: {error}; remove the damaged line") from error
     return [effect for effect in kept if (effect.device_id, effect.device) == (device_id, device)]
 
 
 def floor(device_id: str, device: str) -> float | None:
-    """Return the 95th percentile of the effects' sizes; None where no A/A comparison had as many pairs as a look.
+    """Return the 95th percentile of the effects' sizes; None if no A/A comparison had enough pairs for a look.
 
-    From fewer pairs the size of an effect is that of single processes.
+    With fewer pairs an effect reflects the noise of single processes, not that of a comparison.
     """
     sizes = sorted(abs(effect.effect) for effect in effects(device_id, device) if effect.pairs >= LOOKS[0])
     return percentile(sizes, 95) if sizes else None
 
 
 def min_effect(device_id: str, device: str, asked: float = MIN_EFFECT) -> float:
-    """Return the least effect that counts on this device: what was asked for, at least twice the floor."""
+    """Return the smallest effect that counts on this device: the user's, but at least twice the noise floor."""
     return max(asked, 2 * (floor(device_id, device) or 0.0))
 
 
-def tell(least: float, asked: float, err: TextIO) -> None:
-    """Say by how much must differ what counts, where the floor asks for more than the user does."""
+def report(least: float, asked: float, err: TextIO) -> None:
+    """Print the smallest effect that counts if the noise floor raises it above the user's."""
     if least > asked:
-        err.write(f"the least effect that counts is {100 * least:.2g} %, twice the noise floor of this device\n")
+        err.write(f"the smallest effect that counts is {100 * least:.2g} %, twice the noise floor of this device\n")

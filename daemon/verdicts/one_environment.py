@@ -7,14 +7,14 @@ from benchd.daemon.records import Environment
 
 
 def difference(one: Environment, other: Environment) -> str | None:
-    """Return what the environments do not share though those of comparable records do; else None."""
-    if (one.fingerprint, one.threads) == (other.fingerprint, other.threads):  # the threads are those of the case
+    """Return how the environments differ in ways that prevent a comparison, else None."""
+    if (one.fingerprint, one.threads) == (other.fingerprint, other.threads):  # the case determines the threads
         return None
     return f"another environment ({_changed(one, other)})"
 
 
 def _changed(one: Environment, other: Environment) -> str:
-    """Return the names and values of what differs, as far as the fingerprint is made of it."""
+    """Return the names and values that differ, of those in the fingerprint."""
     before, after = (_flat(comparable(environment)) for environment in (one, other))
     names = [name for name in before | after if before.get(name) != after.get(name)]
     was, now = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))

@@ -1,21 +1,21 @@
-"""Whether what was measured is one model: of the same code, weights and inputs, in every process and every variant."""
+"""Whether every process and every variant measured one model: the same code, weights and inputs."""
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from benchd.daemon.records import OF_MODULE, ModelFacts
 
-_AGAIN = "leave it alone until the run ends, and measure every variant again"
+_AGAIN = "do not change it during a run, and measure every variant again"
 
 
 def difference(found: Iterable[ModelFacts | None]) -> str | None:
-    """Return what these measurements of a model do not share though they must, and what to do; else None."""
+    """Return how these measurements of a model differ though they must agree, and what to do; else None."""
     known = [facts for facts in found if facts]
     return next((words for one, other in combinations(known, 2) for words in _differences(one, other)), None)
 
 
 def older(found: ModelFacts | None, newer: ModelFacts | None) -> str | None:
-    """Return in what an earlier measurement is of another model than a later one of another run, else None."""
+    """Return how the model of an earlier measurement differs from that of a later one in another run, else None."""
     if not found or not newer:
         return None
     if found.code_sha256 and newer.code_sha256 and found.code_sha256 != newer.code_sha256:
@@ -25,7 +25,7 @@ def older(found: ModelFacts | None, newer: ModelFacts | None) -> str | None:
 
 
 def other_network(one: ModelFacts, other: ModelFacts) -> str | None:
-    """Return what makes another network of it, whatever its code and the values of its weights; else None."""
+    """Return what makes it a different network, regardless of its code and the values of its weights; else None."""
     if one.options != other.options:
         names = sorted(name for name in one.options | other.options if one.options.get(name) != other.options.get(name))
         return f"other options ({', '.join(f'{n} {one.options.get(n)} and {other.options.get(n)}' for n in names)})"
@@ -62,12 +62,12 @@ def _other_weights(one: ModelFacts, other: ModelFacts) -> str:
     if not one.weights.startswith(("random", OF_MODULE)):
         return _replaced(one)
     return (
-        "its weights are others each time it is built: seed what build draws without torch, leave the files alone that "
-        "it reads, and measure every variant again"
+        "its weights differ each time it is built: seed all random numbers that build draws, do not change the "
+        "files it reads, and measure every variant again"
     )
 
 
 def _inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:
-    """Return what the model reads; of a set of images the name, as a larger batch takes more of them."""
+    """Return what the model reads; for a set of images its name, because a larger batch takes more of them."""
     images = facts.data.rpartition(" images of ")[2].partition(", fewer than ")[0]
     return [str(spec) for spec in facts.inputs] or facts.input_shape, images

@@ -1,8 +1,7 @@
 """Intervals of shares that were counted: one share, and the difference of two on the same items; pure.
 
-Both are score intervals: they stay inside their range and have a width where nothing was observed to differ, which is
-where a good variant lies. tests/daemon/verdicts/test_proportions.py holds them to their coverage by counting all
-outcomes.
+Both are score intervals: they stay within their range and have a width even if no difference was observed, the usual
+case for a good variant. tests/daemon/verdicts/test_proportions.py checks their coverage by enumerating all outcomes.
 """
 
 import math
@@ -27,10 +26,10 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
 
 
 def paired_difference(first_only: float, second_only: float, items: float, confidence: float = 0.95) -> Interval:
-    """Return the interval of the first share less the second one, both over the same items.
+    """Return the interval of the first share minus the second, both over the same items.
 
-    `first_only` counts the items that only the first one has, `second_only` those that only the second one has: the
-    two off-diagonal cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998.
+    `first_only` counts the items that only the first has, `second_only` those that only the second has: the two
+    off-diagonal cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998.
     Counts need not be whole. Raises ValueError for no items.
     """
     if min(first_only, second_only) < 0 or items < max(1, first_only + second_only):
@@ -42,7 +41,7 @@ def paired_difference(first_only: float, second_only: float, items: float, confi
 
 
 def _score(first_only: float, second_only: float, items: float, difference: float) -> float:
-    """Return Tango's score: how many standard errors the observed difference lies above the one supposed."""
+    """Return Tango's score: how many standard errors the observed difference lies above the assumed one."""
     excess = first_only - second_only - items * difference
     b = (2 * items - first_only + second_only) * difference - first_only - second_only
     c = -second_only * difference * (1 - difference)
@@ -59,7 +58,7 @@ def _where_zero(rising: Callable[[float], float], low: float, high: float) -> fl
 
 
 def items_needed(first_only: int, second_only: int, items: int, limit: float) -> int | None:
-    """Return how many items show the difference to lie below `limit` if the shares stay what they are.
+    """Return how many items prove the difference below `limit` if the shares stay the same.
 
     None if no number does: the difference itself is not below the limit.
     """

@@ -1,4 +1,4 @@
-"""Which variant of each model to ship: what the records allow to say, what excluded each other variant; pure."""
+"""Which variant of each model to ship according to the records, and what excluded the others; pure."""
 
 import math
 from collections import Counter
@@ -14,23 +14,23 @@ from benchd.daemon.verdicts import accuracy, one_environment, one_model
 
 Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
-"""The least share of images, ties aside, to which a variant that ships gives float64's class."""
+"""The least share of images, except ties, for which a shipped variant gives float64's class."""
 
 LONGER = "run longer, as with --preset standard"
 FALLBACKS = {"weak_typing", "provider_fallback"}
 CHEATS = {
     "repeated_input_faster": "answers repeated inputs faster",
-    "output_changed": "answered otherwise while it was timed",
+    "output_changed": "gave different answers while it was timed",
 }
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
-"""Where a case ran: the device_id, which device of that machine, and its power mode, empty where it has none."""
+"""Where a case ran: the device_id, the device of that machine, and its power mode, empty if it has none."""
 
 
 class Requirements(Struct, frozen=True, kw_only=True):
-    """What a variant must keep to be shipped, and what decides among those that do; None asks for nothing.
+    """The limits a variant must meet to ship, and the objective that decides among those that do; None is no limit.
 
-    Without a `min_agreement` it is MIN_AGREEMENT of the images that are no ties, and half of all if most are ties.
+    The default `min_agreement` is MIN_AGREEMENT of the images that are not ties, or half of all if most are ties.
     """
 
     max_latency_ms: float | None = None
@@ -42,12 +42,12 @@ class Requirements(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What is said of one model, by the names of its variants. `ship` is None where nothing can be said.
+    """The decision on one model, by the names of its variants. `ship` is None if no variant can be chosen.
 
-    `candidates` are ranked, the best first; `tied` are those whose intervals overlap the best one's; `excluded` gives
-    the reason of each other variant. `ratio` is the runner-up's figure over the best one's. `unsettled` are those
-    excluded for want of a usable interval that could be better than the best one. `mixed` says how the variants are
-    not all of one model: then nothing ships.
+    `candidates` are ranked, best first; `tied` are those whose intervals overlap the best one's; `excluded` gives the
+    reason for each other variant. `ratio` is the runner-up's figure over the best one's. `unsettled` are variants
+    excluded because they lack a usable interval, although they could be better than the best one. `mixed` is the reason
+    if the variants are not all of one model: then nothing ships.
     """
 
     subject: str
@@ -61,7 +61,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 class _Figure(Struct, frozen=True):
-    """What a variant is ranked by, with its interval; less is better."""
+    """The figure that ranks a variant, with its interval; less is better."""
 
     point: float
     low: float
@@ -71,8 +71,8 @@ class _Figure(Struct, frozen=True):
 def decide(records: Sequence[Record], requirements: Requirements) -> list[Decision]:
     """Return one Decision for each model, and for each of its options, batch sizes, scenarios and places.
 
-    Of several records of a case in one place the newest counts. Batch sizes compete where throughput is the objective,
-    which it is in `offline` in place of latency. Training is left out: it is not shipped.
+    If a case has several records in one place, the newest counts. Batch sizes compete if throughput is the objective,
+    which replaces latency in `offline`. Training is left out: it is not shipped.
     """
     known = [record for record in records if record.case.direction == "inference"]
     found = newest(known)
@@ -88,12 +88,12 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
 
 
 def place(record: Record) -> Place:
-    """Return where the record was measured; what was measured elsewhere does not compete with it."""
+    """Return where the record was measured; records from elsewhere do not compete with it."""
     return record.device_id, record.environment.device, record.environment.power_mode or ""
 
 
 def place_names(records: Iterable[Record]) -> dict[Place, str]:
-    """Return what tells the places of these records apart, such as ` on cuda at 15W`; nothing where there is one."""
+    """Return what distinguishes the places of these records, such as ` on cuda at 15W`; empty if there is only one."""
     found = {place(record) for record in records}
     of_many = [len({one[i] for one in found}) > 1 for i in range(3)]
     words = ("on", "on", "at")
@@ -106,7 +106,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
 
 
 def in_time(records: Iterable[Record]) -> list[Record]:
-    """Return the records, the oldest first: within a boot by the monotonic clock, as the wall clock may be set."""
+    """Return the records, oldest first: within a boot by the monotonic clock, because the wall clock may be changed."""
     known = list(records)
     ends: dict[str, str] = {}
     for record in known:
@@ -115,12 +115,12 @@ def in_time(records: Iterable[Record]) -> list[Record]:
 
 
 def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
-    """Return the records whose energy is not of what most others' is: joules of two scopes do not compare."""
+    """Return the records whose energy scope differs from the majority's: joules of two scopes are not comparable."""
     scopes = {name: record.energy.scope for name, record in named.items() if record.energy}
     if len(set(scopes.values())) < 2:
         return {}
     usual = Counter(scopes.values()).most_common(1)[0][0]
-    return {name: f"energy is of {scope}, not of {usual}" for name, scope in scopes.items() if scope != usual}
+    return {name: f"energy scope is {scope}, not {usual}" for name, scope in scopes.items() if scope != usual}
 
 
 def _is_by_throughput(record: Record, objective: Objective) -> bool:
@@ -128,7 +128,7 @@ def _is_by_throughput(record: Record, objective: Objective) -> bool:
 
 
 def _subject(record: Record, objective: Objective) -> str:
-    """Return what all variants that compete share."""
+    """Return the name of what all competing variants share."""
     case = record.case
     parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
     parts += [] if _is_by_throughput(record, objective) else [f"b{case.batch_size}"]
@@ -169,7 +169,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
 
 
 def _stale(named: Mapping[str, Record]) -> dict[str, str]:
-    """Return the variants whose records do not compare with the newest of this model, and why."""
+    """Return the variants whose records are not comparable with the newest of this model, and why."""
     ended = {name: record for name, record in named.items() if record.status == "ok"}
     last = in_time(ended.values())[-1:]
     newest_name = next((name for name, record in ended.items() if record in last), "")
@@ -178,14 +178,14 @@ def _stale(named: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _than(older: Record, newer: Record) -> str | None:
-    """Return how the older was measured otherwise; in one run another model is a reason against all of its variants."""
+    """Return how the older measurement differs; two models within one run are a reason against all variants."""
     changed = one_environment.difference(older.environment, newer.environment)
     other = one_model.older(older.model, newer.model) if older.suite_id != newer.suite_id else None
     return f"in {changed}" if changed else f"with {other}" if other else None
 
 
 def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, str]:
-    """Return the older records of these cases that have other weights, one for each weights, and what they have."""
+    """Return the older records of these cases with other weights, one for each set of weights, and the difference."""
     last = {(place(record), record.case_id): record for record in group}
     reasons: dict[tuple[str, str], tuple[str, str]] = {}
     for record in known:
@@ -194,19 +194,19 @@ def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, s
             other = one_model.other_network(record.model, newer.model) or "other weights"
             reasons[record.case_id, record.model.weights_sha256] = (
                 f"{variant_name(record)} of {record.t_wall}",
-                f"a newer record of it has {other}",
+                f"a newer record has {other}",
             )
     return dict(reasons.values())
 
 
 def _name(record: Record, objective: Objective) -> str:
-    """Return the variant, and the batch size where that competes."""
+    """Return the variant, and the batch size if batch sizes compete."""
     name = variant_name(record)
     return f"{name} b{record.case.batch_size}" if _is_by_throughput(record, objective) else name
 
 
 def variant_name(record: Record) -> str:
-    """Return the variant, whose kernels it ran, and ONNX Runtime's provider where one was asked for."""
+    """Return the variant, the kernels it ran, and ONNX Runtime's provider if one was requested."""
     label = record.case.variant.label
     if record.kernels_ran:
         label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
@@ -214,7 +214,7 @@ def variant_name(record: Record) -> str:
 
 
 def _why_not(record: Record, requirements: Requirements) -> str | None:
-    """Return the first reason for which the record cannot be shipped, else None."""
+    """Return the first reason why the record cannot be shipped, else None."""
     reasons = (
         disqualified(record),
         _too_slow(record, requirements.max_latency_ms),
@@ -228,26 +228,26 @@ def _why_not(record: Record, requirements: Requirements) -> str | None:
 
 
 def disqualified(record: Record) -> str | None:
-    """Return why the record wins under no requirement, else None."""
+    """Return why the record cannot win whatever the requirements, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
     return impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
 
 
 def unfit(record: Record) -> str | None:
-    """Return why the time of a record that ended well is not that of what was asked for, in a comparison too."""
+    """Return why the time of a successful record is not that of the requested case, else None; also for `compare`."""
     return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
 
 
 def impossible(record: Record) -> str | None:
-    """Return what the record holds that no measurement gives and no ratio or logarithm takes, else None."""
+    """Return the impossible value in the record that would break a ratio or a logarithm, else None."""
     if record.timing and record.timing.median_ms <= 0:
-        return f"holds a time of {record.timing.median_ms:g} ms"
-    return f"holds a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
+        return f"has a time of {record.timing.median_ms:g} ms"
+    return f"has a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
 
 
 def wrong(record: Record) -> str | None:
-    """Return why its time is not that of the model: it answers something else, or not every time; else None."""
+    """Return why its time is not that of the model: its answers are wrong or vary; else None."""
     if record.check and record.check.verdict == "failed":
         return f"fails its numerical check{_because(record.check.note)}"
     return next((words for flag, words in CHEATS.items() if flag in record.flags), None)
@@ -258,7 +258,7 @@ def _unchecked(record: Record) -> str | None:
 
 
 def void(record: Record) -> str | None:
-    """Return why the check of a record tells nothing, else None."""
+    """Return why the check of a record proves nothing, else None."""
     return f"its check is void{_because(record.check.note)}" if record.check and record.check.void else None
 
 
@@ -268,12 +268,12 @@ def _because(note: str) -> str:
 
 def _fallback(record: Record) -> str | None:
     found = FALLBACKS & set(record.flags)
-    return f"did not run as asked for ({', '.join(sorted(found))})" if found else None
+    return f"did not run as requested ({', '.join(sorted(found))})" if found else None
 
 
 def _too_slow(record: Record, limit: float | None) -> str | None:
     if limit is not None and latency_ms(record) is None:
-        return f"has no interval to hold against {limit:.4g} ms: {LONGER}"
+        return f"has no interval to compare with {limit:.4g} ms: {LONGER}"
     by_p99 = record.timing and record.timing.p99_ms
     return _above("p99" if by_p99 else "latency", latency_ms(record), limit, "ms")
 
@@ -287,7 +287,7 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
 
 
 def _disagrees(record: Record, least: float | None) -> str | None:
-    """Return why too few images get float64's class; the check alone decides if the classes say nothing."""
+    """Return why too few images get float64's class; the check alone decides if the classes prove nothing."""
     check = record.check
     if check is None or check.void or check.agreeing is None or check.argmax_disagreements is None:
         return None
@@ -304,7 +304,7 @@ def _disagrees(record: Record, least: float | None) -> str | None:
 
 
 def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
-    """Return that the interval is missing or wider than the time itself: it may be anything, and nobody knows."""
+    """Return a reason if the interval is missing or wider than the time itself, which leaves the time unknown."""
     timing = record.timing
     if timing is None:
         return None
@@ -330,23 +330,23 @@ def _unmeasured_energy(record: Record, objective: Objective) -> str | None:
     if record.energy is None:
         return f"energy was not measured ({record.missing.get('energy', 'no reason given')})"
     least_j = min(record.energy.energy_j, record.energy.gross_per_inference_j)
-    return f"holds an energy of {least_j:g} J" if least_j <= 0 else None
+    return f"has an energy of {least_j:g} J" if least_j <= 0 else None
 
 
 def energy_error_share(energy: Energy | None) -> float | None:
-    """Return the error bar as a share of the energy; None where there is no energy."""
+    """Return the error bar as a share of the energy; None if there is no energy."""
     return energy.energy_err_j / energy.energy_j if energy and energy.energy_j > 0 else None
 
 
 def latency_ms(record: Record) -> float | None:
-    """Return p99 where enough runs back it, else the upper end of the median's interval, else nothing."""
+    """Return p99 if enough runs back it, else the upper end of the median's interval, else None."""
     return (record.timing.p99_ms or record.timing.high_ms) if record.timing else None
 
 
 def power_w(record: Record) -> float | None:
-    """Return the mean power of the rail that draws the most, which is the input's where there is one.
+    """Return the mean power of the rail that draws the most, which is the input rail if there is one.
 
-    Where no rail was read but energy was counted it is that over its window, and of its scope.
+    If no rail was read but energy was counted, it is that energy over its window, with its scope.
     """
     rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
     return max(rails) if rails else _counted_power_w(record)
@@ -359,7 +359,7 @@ def _counted_power_w(record: Record) -> float | None:
 
 
 def memory_mib(record: Record) -> float | None:
-    """Return the peak memory of the device that ran: the accelerator's, or on a CPU the process's."""
+    """Return the peak memory of the device used: the accelerator's, or on a CPU the process's."""
     if record.memory is None:
         return None
     on_cpu = record.environment.device == "cpu"
@@ -382,7 +382,7 @@ def _figure(record: Record, objective: Objective) -> _Figure:
 
 
 def _scaled(timing: Timing, share: float) -> _Figure:
-    # Without an interval nothing can be told apart from it.
+    # Without an interval it ties with everything.
     low = 0.0 if timing.low_ms is None else timing.low_ms
     high = math.inf if timing.high_ms is None else timing.high_ms
     return _Figure(timing.median_ms * share, low * share, high * share)
@@ -394,7 +394,7 @@ def line(decision: Decision) -> str:
         words = [decision.ship, *_figures(decision.candidates[decision.ship])]
         runner_up = list(decision.candidates)[1:2]
         words += [f"({decision.ratio:.2g}x {runner_up[0]})"] if runner_up else []
-        words += [f"({', '.join(decision.unsettled)} could be better: {LONGER})"] if decision.unsettled else []
+        words += [f"({', '.join(decision.unsettled)} may be better: {LONGER})"] if decision.unsettled else []
         return f"{decision.subject}: ship: {'  '.join(words)}"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
@@ -403,16 +403,16 @@ def line(decision: Decision) -> str:
 
 
 def exclusions(decision: Decision) -> list[str]:
-    """Return what excluded each other variant, in a line each."""
+    """Return what excluded each other variant, one line each."""
     return [f"not {name}: {reason}" for name, reason in decision.excluded.items()]
 
 
 def untried(decision: Decision) -> list[str]:
-    """Return the names of the variants that a module of the user's own could run too, and that nobody asked for."""
+    """Return the names of the variants that the user's module could also run but that were not requested."""
     record = next(iter(decision.candidates.values()), None)
     if record is None or record.model is None or not record.case.model.startswith("own."):
         return []
-    if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file, whose precision is its own
+    if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file, whose precision is fixed
         return []
     tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
     elsewhere = () if record.environment.device != "cpu" else ("cudagraph", "tensorrt")
@@ -431,7 +431,7 @@ def _figures(record: Record) -> list[str]:
 
 
 def agreement(check: Check | None) -> str:
-    """Return, behind a comma, how many images get float64's class if not all do, ties apart; else nothing."""
+    """Return, after a comma, how many images except ties get float64's class; empty if all do."""
     if check is None or not check.argmax_disagreements or check.agreeing is None:
         return ""
     if not check.decided:

@@ -1,4 +1,4 @@
-"""Result files read back: the records of a pass, or what is wrong with the first line that is none."""
+"""Reads result files: the records of a run, or the error in the first line that is not a record."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,26 +11,26 @@ JOURNAL = "records.jsonl"
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in a file, or in the `records.jsonl` of a folder, each once, those of profiles left out.
+    """Return the records in a file, or in the `records.jsonl` of a folder, each once, without those of profiles.
 
-    Raises UsageError where there is none, SchemaError that names file and line at the first that is not one.
+    Raises UsageError if there is none, and SchemaError with file and line at the first line that is not a record.
     """
     file = _file(path)
     found = _measured(_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1))
     if not found:
-        raise UsageError(f"{file}: holds no record; give a file or a folder that bench-once has written")
+        raise UsageError(f"{file}: contains no record; give a file or folder written by bench-once")
     return found
 
 
 def of_case(path: Path, case_id: str) -> list[Record]:
-    """Return the records of one case as `read` does; lines of others are not decoded, and there may be none."""
+    """Return the records of one case as `read` does, possibly none; lines of other cases are not decoded."""
     file, name = _file(path), case_id.encode()
     found = _measured(_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1) if name in line)
     return [record for record in found if record.case_id == case_id]
 
 
 def _measured(found: Iterable[Record]) -> list[Record]:
-    """Return the records without those of profiles, each once: what is delivered twice stands in a file twice."""
+    """Return the records without those of profiles, each once: a record delivered twice is in the file twice."""
     return _once(record for record in found if PROFILED not in record.flags)
 
 
@@ -60,6 +60,6 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
 
 
 def process_medians_ms(found: Sequence[Record]) -> list[float]:
-    """Return the median of every process that ended well of the records that did."""
+    """Return the median of every successful process of the successful records."""
     processes = [process for record in found if record.status == "ok" for process in record.processes]
     return [process.timing.median_ms for process in processes if process.timing and process.status == "ok"]

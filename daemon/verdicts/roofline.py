@@ -1,4 +1,4 @@
-"""How far a case is from the least time that its device allows: its cost by formula over the rates that were probed."""
+"""How close a case comes to the roofline, the least time its device allows: cost by formula over probed rates."""
 
 from benchd.daemon.records import Bound, Case, Floor, ModelFacts, Probes
 from benchd.models import catalog
@@ -6,7 +6,7 @@ from benchd.models.cost import Cost, cost, parameters
 
 
 def of(case_cost: Cost, probes: Probes) -> Floor:
-    """Return the floor of one run: the longest of its three times, because a device does all three at once."""
+    """Return the roofline of one run: the longest of its three times, because a device does all three at once."""
     times_ms: dict[Bound, float] = {
         "matrix": 1e3 * case_cost.matrix_flops / probes.matrix_flops_per_s,
         "bytes": 1e3 * case_cost.bytes / probes.copy_bytes_per_s,
@@ -28,18 +28,18 @@ def of(case_cost: Cost, probes: Probes) -> Floor:
 
 
 def cost_of(case: Case, model: ModelFacts) -> Cost | str:
-    """Return the cost of one run of the case, or why it is not known."""
+    """Return the cost of one run of the case, or why it is unknown."""
     if case.model not in catalog.MODELS:
-        whose = "a library's model" if catalog.find(case.model) else "a module of your own"
-        return f"the cost of {whose} is not known"
+        whose = "a library's model" if catalog.find(case.model) else "your own module"
+        return f"the cost of {whose} is unknown"
     expected = parameters(case.model, model.options)
     if model.parameters != expected:
-        return f"the cost is known for the catalog's {expected} parameters, and these weights make {model.parameters}"
+        return f"the cost is known for the catalog's {expected} parameters, but these weights have {model.parameters}"
     return cost(case.model, model.options, case.batch_size, case.variant.precision, case.direction)
 
 
 def change(first: Probes, last: Probes) -> float:
-    """Return by what share the rate that changed most is another one."""
+    """Return the relative change of the rate that changed most."""
     pairs = (
         (first.copy_bytes_per_s, last.copy_bytes_per_s),
         (first.matrix_flops_per_s, last.matrix_flops_per_s),

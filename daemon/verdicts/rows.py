@@ -1,4 +1,4 @@
-"""A record as one flat row, from which CSV, Markdown, the dashboard and `latest` take their columns."""
+"""A record as one flat row, the source of the columns of CSV, Markdown, the dashboard and `latest`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Row = dict[str, Cell]
 
 
 def row(record: Record) -> Row:
-    """Return the record as one flat row; what was not measured is None."""
+    """Return the record as one flat row; a value that was not measured is None."""
     case, timing, check = record.case, record.timing, record.check
     environment, energy, top1 = record.environment, record.energy, record.accuracy
     found = disturbed(record.processes)
@@ -75,7 +75,7 @@ def _options(options: dict[str, OptionValue]) -> str:
 
 
 def columns(record: Record, names: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of these names as far as a row has them, energy in millijoules too."""
+    """Return the columns of these names that a row has, with energy in millijoules too."""
     flat: dict[str, Any] = {"energy_mj": None, "energy_err_mj": None} | row(record)
     if flat["energy_per_inference_j"] is not None:
         flat["energy_mj"] = 1e3 * flat["energy_per_inference_j"]

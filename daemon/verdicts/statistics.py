@@ -1,9 +1,9 @@
 """Statistics of run durations: intervals on block medians, percentiles, the stop rule, verdicts on two arms; pure.
 
-Neighbouring runs resemble each other, so that an interval on single runs is far too narrow. Runs are grouped into
-blocks instead, and what correlation is left between block medians is measured and paid for (`median_interval`).
-Processes differ as well, so that a verdict stands on process medians alone. tests/daemon/verdicts/ holds the intervals
-(test_statistics_coverage.py) and the verdicts (test_error_rates.py) to their word, through the complete rules.
+Neighbouring runs are correlated, so an interval on single runs is far too narrow. Runs are grouped into blocks instead,
+and the remaining correlation between block medians widens the interval (`median_interval`). Processes differ too, so a
+verdict uses process medians only. tests/daemon/verdicts/ checks the coverage of the intervals
+(test_statistics_coverage.py) and the error rates of the verdicts (test_error_rates.py) through the complete rules.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Literal
 import msgspec
 
 LAG1_BOUND = 0.3
-"""Blocks are merged where the lag-1 autocorrelation of their medians, corrected for its bias, reaches this."""
+"""Blocks are merged if the bias-corrected lag-1 autocorrelation of their medians reaches this."""
 
 STEADY_BLOCKS = 10
 STEADY_SHARE = 0.005
 
-_LAG1_BLOCKS = 8  # from fewer medians a lag-1 coefficient is noise: its bias correction alone doubles it
+_LAG1_BLOCKS = 8  # with fewer medians a lag-1 coefficient is noise: its bias correction alone doubles it
 _MERGED_BLOCKS = 20  # merging to fewer makes the next lag-1 test worse than the correlation it removes
 _MAX_LAG1 = 0.95
 _DOUBT = 1.25  # standard errors: with 1 quick covers 97 % at AR 0.9, with 1.5 and spikes 93 %
 _BLOCK_PIECES = 16
 _LOOK_SPACING = 8  # looks are an eighth of the blocks apart: fewer chances to stop by luck, and cheap
-_FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile runs away, and no coverage is gained
+_FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile explodes without any gain in coverage
 
 
 LOOKS = (7, 11, 15)
-"""After how many pairs a live comparison may end."""
+"""Numbers of pairs after which a live comparison may end."""
 
 LOOK_ALPHA = 0.022
-"""Two-sided error of each of three looks, 5 % over all of them: S. J. Pocock, Biometrika 64, 1977."""
+"""Two-sided error per look, so that three looks together err in 5 %: S. J. Pocock, Biometrika 64, 1977."""
 
 ALPHA = 0.05
 MIN_EFFECT = 0.005
@@ -55,7 +55,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Combined(msgspec.Struct, frozen=True):
-    """What the processes of a case say together; `basis` names the variation that `interval` covers."""
+    """The combined result of a case's processes; `basis` names the variation that `interval` covers."""
 
     centre: float
     interval: Interval | None
@@ -65,7 +65,7 @@ class Combined(msgspec.Struct, frozen=True):
 class StopRule(msgspec.Struct, frozen=True):
     """When a measuring loop may stop; `half_width` is relative to the median, None runs until the cap.
 
-    A block holds at least `min_block_runs` runs and lasts at least `min_block_s`. The cap wins over `min_blocks`.
+    A block has at least `min_block_runs` runs and lasts at least `min_block_s`. The cap overrides `min_blocks`.
     """
 
     min_blocks: int
@@ -87,7 +87,7 @@ class BlockSummary(msgspec.Struct, frozen=True):
     """A measuring loop's result. `half_width` is the achieved one, relative to `median_ns`.
 
     `median_ns` is the centre of `interval_ns`, the mean of the block medians. `runs_per_block` counts the shortest
-    block. `converged` says that the half-width asked for was reached, which a rule that asks for none never is. `lag1`
+    block. `converged` means that the requested half-width was reached; it is never true without a request. `lag1`
     is None for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two.
     `ends` counts the runs up to the end of each block.
     """
@@ -109,7 +109,7 @@ class BlockSummary(msgspec.Struct, frozen=True):
 def median(values: Sequence[float]) -> float:
     """Return the median of one value or more; raise ValueError for none."""
     if not values:
-        raise ValueError("the median of no values")
+        raise ValueError("no values, so no median")
     ordered = sorted(values)
     middle = len(ordered) // 2
     if len(ordered) % 2:
@@ -172,7 +172,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 def median_interval(block_medians: Sequence[float], confidence: float = 0.95) -> Interval | None:
     """Return the t interval on the median from the medians of successive blocks; None for fewer than two.
 
-    Its centre is the mean of the block medians. Correlated medians count for fewer than they are: n becomes
+    Its centre is the mean of the block medians. Correlation lowers the effective number of medians: n becomes
     n (1 - r) / (1 + r) with the lag-1 autocorrelation r, as in Skart (Tafazzoli and Wilson, IIE Transactions 43,
     2011), applied where r exceeds 1.25 standard errors. Fewer than eight medians are taken as independent.
     """
@@ -190,7 +190,7 @@ def _t_interval(values: Sequence[float], effective: float, confidence: float) ->
 
 
 def _effective_count(medians: Sequence[float], expected_lag1: float = 0.0, inflation: float = 1.0) -> float:
-    # What the runs let expect holds unless the medians show clearly more.
+    # The correlation expected from the runs applies unless the medians show clearly more.
     count = float(len(medians))
     lag1 = _unbiased_lag1(medians)
     if lag1 is not None and lag1 > expected_lag1 + _DOUBT / math.sqrt(count):
@@ -260,7 +260,7 @@ def percentile(sorted_values: Sequence[float], q: float) -> float:
     Raises ValueError for no values and for `q` outside [1, 100).
     """
     if not sorted_values:
-        raise ValueError("a percentile of no values")
+        raise ValueError("no values, so no percentile")
     below, share = divmod((1.0 - _tail(q)) * (len(sorted_values) - 1), 1.0)
     low = sorted_values[int(below)]
     high = sorted_values[min(int(below) + 1, len(sorted_values) - 1)]
@@ -268,14 +268,14 @@ def percentile(sorted_values: Sequence[float], q: float) -> float:
 
 
 def backed_percentile(sorted_values: Sequence[float], q: float) -> float | None:
-    """Return the `q` percentile of ascending values, None where they are too few to back it (`minimum_samples`)."""
+    """Return the `q` percentile of ascending values, None if they are too few to back it (`minimum_samples`)."""
     return percentile(sorted_values, q) if len(sorted_values) >= minimum_samples(q) else None
 
 
 def percentile_upper_bound(sorted_values: Sequence[float], q: float, confidence: float = 0.99) -> float | None:
     """Return the smallest of the ascending values that exceeds the true `q` percentile with `confidence`.
 
-    Distribution-free: the count above the true percentile is binomial. None where not even the largest value will do.
+    Distribution-free: the count above the true percentile is binomial. None if even the largest value is too small.
     """
     count, tail = len(sorted_values), _tail(q)
     odds, above = 0.0, 0
@@ -288,7 +288,7 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float, confidence:
 
 
 def share_upper_bound(successes: int, trials: int, confidence: float = 0.95) -> float:
-    """Return the largest share under which so few successes still have a chance of 1 - `confidence`.
+    """Return the largest share for which at most `successes` still has a probability of 1 - `confidence`.
 
     One-sided and exact: C. J. Clopper and E. S. Pearson, Biometrika 26, 1934. Needs at least one trial.
     """
@@ -328,7 +328,7 @@ def tukey_outliers(values: Sequence[float]) -> tuple[int, int]:
 
 
 def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[bool, float | None]:
-    """Say whether warm-up has settled, and the share of the median by which the last 10 blocks still drift.
+    """Return whether warm-up has settled, and the drift over the last 10 blocks as a share of the median.
 
     Takes (median, time) pairs in order of time. The share is the Theil-Sen slope times the span over the median, with
     its sign; settled is below 0.5 % either way. (False, None) for fewer than 10 blocks.
@@ -344,9 +344,9 @@ def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[boo
 class Blocks:
     """The runs of one measuring loop, grouped into blocks, and the decision to stop.
 
-    Call `add` after each run and, where it says that a block has ended, `stop_reason`. Every value is kept; blocks are
-    merged, never trimmed, and the last one takes what does not fill another. What correlation the medians keep is
-    judged twice, by their own lag-1 coefficient and by what that of the runs, as an AR(1), leaves between blocks.
+    Call `add` after each run and, if it returns that a block has ended, `stop_reason`. Every value is kept; blocks are
+    merged, never trimmed, and the last one absorbs an incomplete block. The correlation between medians is assessed
+    twice: by their own lag-1 coefficient, and by what the runs' coefficient, as an AR(1), leaves between blocks.
     """
 
     def __init__(self, rule: StopRule) -> None:
@@ -358,7 +358,7 @@ class Blocks:
         self._block_ns = 0.0
         self._doublings = 0
         self._merged_medians: list[float] = []
-        self._pieces: list[float] = []  # medians of sixteenths of blocks, single runs where a block has fewer
+        self._pieces: list[float] = []  # medians of sixteenths of blocks, single runs if a block has fewer
         self._cut_blocks = 0
         self._next_look = self._fewest = max(rule.min_blocks, _LAG1_BLOCKS)
         self._converged = False
@@ -370,7 +370,7 @@ class Blocks:
         return self._values
 
     def add(self, run_duration_ns: float) -> bool:
-        """Take one run's duration and return whether it ended a block; cheap enough to call between timed runs."""
+        """Add one run's duration and return whether it ended a block; cheap enough to call between timed runs."""
         self._values.append(run_duration_ns)
         self._block_ns += run_duration_ns
         if self._block_ns < self._min_block_ns or len(self._values) - self._block_start < self._rule.min_block_runs:
@@ -381,7 +381,7 @@ class Blocks:
         return True
 
     def stop_reason(self, elapsed_s: float) -> str | None:
-        """Return "half_width" or "cap" where measuring is to stop after `elapsed_s`, else None; for block ends."""
+        """Return "half_width" or "cap" if measuring should stop after `elapsed_s`, else None; call at block ends."""
         capped = elapsed_s >= self._rule.cap_s
         if self._half_width_reached(capped):
             self._converged, self._stop_reason = True, "half_width"
@@ -422,7 +422,7 @@ class Blocks:
         return settled and target is not None and half_width is not None and half_width <= target
 
     def _uncorrelated(self, medians: Sequence[float], runs_lag1: float) -> bool:
-        # One test alone passes correlated medians by luck, and stopping at the first pass collects just those:
+        # One test alone passes correlated medians by luck, and stopping at the first success selects those:
         # with the medians' own coefficient only, coverage at AR 0.9 falls to 90 %.
         measured = _unbiased_lag1(medians)
         expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
@@ -469,7 +469,7 @@ def combine(process_medians: Sequence[float], within: Sequence[Interval | None])
     """Combine the medians of a case's processes, and their own intervals, into one centre and 95 % interval.
 
     The centre is the geometric mean, the point that a t interval on logarithms is about; processes differ by factors
-    (memory layout, clocks), which their own intervals do not see. One process has only its own interval to offer.
+    (memory layout, clocks), which their own intervals do not cover. A single process has only its own interval.
     Raises ValueError for no processes, lists of different lengths or a median that is not positive.
     """
     if not process_medians or len(process_medians) != len(within) or min(process_medians) <= 0.0:
@@ -483,9 +483,9 @@ def combine(process_medians: Sequence[float], within: Sequence[Interval | None])
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """By how much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
+    """How much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
 
-    `between_runs` is how much of it may come from what differs from run to run, which the error does not see.
+    `between_runs` is the part that variation between runs may explain, which the error does not cover.
     """
 
     log_ratio: float
@@ -505,7 +505,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of B against A. `effect` is B over A minus 1; None, with the reason, where nothing was compared."""
+    """The verdict on B against A. `effect` is B over A minus 1; None, with the reason, if nothing was compared."""
 
     answer: Answer
     effect: float | None = None
@@ -537,7 +537,7 @@ def welch_effect(first: Sequence[float], second: Sequence[float], between_runs: 
 
 
 def further_run(runs: Sequence[Sequence[float]]) -> float:
-    """Return how far one more run may lie from these, each given by its process medians, as a log ratio; 0 for one run.
+    """Return how far one more run may deviate from these, as a log ratio; 0 for one run. A run is its process medians.
 
     This is the half-width of the 95 % prediction interval from the runs' own centres.
     """
@@ -550,7 +550,7 @@ def further_run(runs: Sequence[Sequence[float]]) -> float:
 
 def _require_positive(*arms: Sequence[float], fewest: int) -> None:
     if any(len(arm) < fewest or not all(math.isfinite(v) and v > 0.0 for v in arm) for arm in arms):
-        raise ValueError(f"a comparison needs at least {fewest} positive times of each side: {arms}")
+        raise ValueError(f"a comparison needs at least {fewest} positive times per side: {arms}")
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
@@ -561,28 +561,26 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
 def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> Verdict:
     """Return the verdict on one effect at the two-sided error `alpha`.
 
-    Faster or slower: the interval excludes 0, and the effect is at least `min_effect` and more than may come from what
-    differs between runs. Same: the 90 % interval lies within 1 % either way.
+    Faster or slower: the interval excludes 0, and the effect is at least `min_effect` and exceeds the variation between
+    runs. Same: the 90 % interval lies within 1 % either way.
     """
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(0.9)
     differs, exceeds_runs = _excludes_zero(interval), abs(effect.log_ratio) >= effect.between_runs
     answer: Answer = "inconclusive"
-    reason = f"the interval holds 0 and reaches beyond {100 * SAME_MARGIN:g} %"
+    reason = f"the interval contains 0 and reaches beyond {100 * SAME_MARGIN:g} %"
     if differs and exceeds_runs and abs(effect.share) >= min_effect:
         answer, reason = "slower" if effect.share > 0.0 else "faster", ""
     elif narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN:
         answer, reason = "same", ""
     elif differs and exceeds_runs:
-        reason = f"a difference below the least that counts here, {100 * min_effect:.2g} %"
+        reason = f"the difference is below the smallest that counts here, {100 * min_effect:.2g} %"
     elif differs:
-        reason = (
-            f"a difference below the {100 * math.expm1(effect.between_runs):.2g} % by which another run of A may differ"
-        )
+        reason = f"the difference is below the run-to-run variation of A, {100 * math.expm1(effect.between_runs):.2g} %"
     return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
 
 
 def look(first: Sequence[float], second: Sequence[float], min_effect: float = MIN_EFFECT) -> Verdict | None:
-    """Return the verdict of a live comparison after so many pairs, None where more are to be measured."""
+    """Return the verdict of a live comparison after these pairs, None if more are needed."""
     if len(first) not in LOOKS:
         return None
     verdict = judge(paired_effect(first, second), LOOK_ALPHA, min_effect)
@@ -590,10 +588,10 @@ def look(first: Sequence[float], second: Sequence[float], min_effect: float = MI
 
 
 def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> list[Verdict]:
-    """Return one verdict an effect, with at most 5 % for any false difference among all of them.
+    """Return one verdict per effect, with a probability of at most 5 % for any false difference among all of them.
 
-    Takes the p-values from the smallest on, each against 5 % over how many are left (S. Holm, Scandinavian Journal of
-    Statistics 6, 1979). All below the present bound go in one step here, and the bound is taken anew.
+    Compares p-values from the smallest up with 5 % over the number left (S. Holm, Scandinavian Journal of Statistics
+    6, 1979). Here each step settles all below the current bound, and then the bound is computed again.
     """
     verdicts: dict[int, Verdict] = {}
     while len(verdicts) < len(effects):

@@ -64,7 +64,9 @@ def test_an_onnx_file_is_taken_from_a_configuration_that_nobody_else_can_write(t
     assert (suite.onnx, suite.inputs) == ("/etc/benchd/net.onnx", ["3x224x224"])
     for mode in (0o620, 0o602):
         (tmp_path / "benchd.toml").chmod(mode)
-        with pytest.raises(UsageError, match=r"suite.onnx: not from a file that others may write: sudo chmod go-w"):
+        with pytest.raises(
+            UsageError, match=r"suite.onnx: refused because others may write this file: sudo chmod go-w"
+        ):
             config.read(tmp_path / "benchd.toml")
 
 
@@ -73,7 +75,7 @@ def test_a_folder_in_which_others_may_replace_the_configuration_is_as_open_as_th
     (tmp_path / "root" / "etc").mkdir(parents=True)
     (tmp_path / "root" / shared).chmod(0o777)
     with pytest.raises(
-        UsageError, match=rf"from a folder that others may write: sudo chmod go-w {tmp_path}/root/?{shared}$"
+        UsageError, match=rf"refused because others may write this folder: sudo chmod go-w {tmp_path}/root/?{shared}$"
     ):
         read(tmp_path / "root" / "etc", ONNX)
     (tmp_path / "root" / shared).chmod(0o1777)
@@ -86,7 +88,7 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
         os.chown(tmp_path / "benchd.toml", 4242, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with pytest.raises(UsageError, match=r"suite.onnx: not from a file of another user: sudo chown root"):
+    with pytest.raises(UsageError, match=r"suite.onnx: refused because another user owns this file: sudo chown root"):
         config.read(tmp_path / "benchd.toml")
 
 
@@ -96,9 +98,9 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
         ("[devise]\nid = 'x'", r"unknown configuration key 'devise'; did you mean 'device'\? Valid: device, mqtt"),
         ("[mqtt]\nurI = 'x'", r"unknown configuration key 'mqtt.urI'; did you mean 'mqtt.url'\?"),
         ("[[suite]]\nmodel = ['x']", r"unknown configuration key 'suite.model'; did you mean 'suite.models'\?"),
-        ("[[suite]]\nonnx = 'net.onnx'", r"suite.onnx 'net.onnx': give the whole path, beginning with /"),
-        ("[[suite]]\nonnx = '/net.onnx'\nmodels = ['square']", r"suite.onnx: the file takes the place of models"),
-        ("[[suite]]\ninputs = ['3x4x4']", r"suite.inputs: they are for suite.onnx"),
+        ("[[suite]]\nonnx = 'net.onnx'", r"suite.onnx 'net.onnx': give an absolute path, beginning with /"),
+        ("[[suite]]\nonnx = '/net.onnx'\nmodels = ['square']", r"suite.onnx: the file replaces models"),
+        ("[[suite]]\ninputs = ['3x4x4']", r"suite.inputs: only for suite.onnx"),
         ("[[suite]]\nonnx = '/a/net.onnx'\n[[suite]]\nonnx = '/b/net.onnx'", r"suite.onnx: two files are called 'net'"),
         ("[sampling]\nperiod_s = '1s'", r"Expected `float`, got `str` - at `sampling.period_s`"),
         ("[[suite]]\nbatch_sizes = ['1']", r"Expected `int`, got `str` - at `suite\[0\].batch_sizes\[0\]`"),
@@ -108,7 +110,7 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
         ("suite = [", r"benchd.toml: "),
         (
             "[mqtt]\nurl = 'mqtt://h'\nca_file = 'x'",
-            r"mqtt.ca_file: of no use without TLS; the URL begins with mqtts://",
+            r"mqtt.ca_file: needs TLS; use a URL that begins with mqtts://",
         ),
     ],
 )

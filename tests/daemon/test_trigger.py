@@ -74,7 +74,7 @@ def test_an_hour_that_the_clock_repeats_comes_twice():
     [
         (("6 hours", None, None), "every '6 hours': expected a number and one of s, min, h, d"),
         (("1.h", None, None), "every '1.h': expected"),
-        (("30s", None, None), "at least a minute"),
+        (("30s", None, None), "expected at least one minute"),
         ((None, "24:00", None), "at '24:00': expected hours and minutes"),
         ((None, None, "* * * *"), "cron .*: not five fields; expected minute, hour, day of month"),
         ((None, None, "* * * * * *"), "cron .*: not five fields"),
@@ -83,7 +83,7 @@ def test_an_hour_that_the_clock_repeats_comes_twice():
         ((None, None, "* 5-1 * * *"), "bad hour"),
         ((None, None, "* * * * x"), "bad day-of-week"),
         ((None, None, "0 0 30 2 *"), "bad day-of-month"),
-        (("6h", "02:30", None), "every and at: give one of them"),
+        (("6h", "02:30", None), "every and at: give only one of them"),
     ],
 )
 def test_a_mistake_is_named(given, words):

@@ -8,8 +8,9 @@ from contextlib import closing
 
 import pytest
 from broker import program, running_broker
-from links import WAIT_S, linked, wait_for
+from links import linked
 from proxy import forward, proxying, refuse_5
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import Ended, parse_url
 from benchd.daemon.delivery.commands import Command, Gate

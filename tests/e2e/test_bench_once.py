@@ -284,7 +284,7 @@ def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tm
     arguments = ("--module", user_module(tmp_path), "--variants", "eager", "--data", "imagefolder:images")
     done = once(*arguments, "--accuracy", "full")
     assert done.returncode == 6, done.stderr
-    assert "error: no accuracy of own.net.build,eager,b1, which was asked for: imagefolder:" in done.stderr
+    assert "error: requested accuracy of own.net.build,eager,b1 was not measured: imagefolder:" in done.stderr
     assert "has 3 classes and the model has 5" in done.stderr
     assert [record.status for record in written(tmp_path)] == ["ok"]
     assert once(*arguments).returncode == 0
@@ -428,7 +428,7 @@ def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, tmp_path, child
     line = [Path(sys.executable).parent / program, *words, "--wait", "--device", "cpu"]
     with MachineLock():
         process = subprocess.Popen(line, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True)
-        assert "waiting: this machine is being measured already: process " in process.stderr.readline()
+        assert "waiting: this machine is already being measured: process " in process.stderr.readline()
         held_until = datetime.now(timezone.utc)
     with process:
         process.stderr.read()

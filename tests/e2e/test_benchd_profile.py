@@ -71,7 +71,7 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
 
     again = profile(*SMALL)
     assert again.returncode == 2
-    assert "is there already and not empty; name a new folder" in again.stderr
+    assert "is not empty; give a new folder" in again.stderr
 
 
 def test_the_evaluation_s_profile_as_json(profile, tmp_path):

@@ -108,8 +108,8 @@ def test_an_a_a_comparison_raises_the_least_effect_that_counts(compare, stub, tm
     floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, effect | {"effect": 0.02, "pairs": 7})))
     done = compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
     assert done.returncode == 4
-    assert done.stderr.startswith("the least effect that counts is 4 %, twice the noise floor of this device\n")
-    assert "below the least that counts here, 4 %" in said(done)["verdict"]["reason"]
+    assert done.stderr.startswith("the smallest effect that counts is 4 %, twice the noise floor of this device\n")
+    assert "below the smallest that counts here, 4 %" in said(done)["verdict"]["reason"]
 
 
 def test_both_records_go_to_the_broker_of_the_configuration(compare, stub, tmp_path, mosquitto):

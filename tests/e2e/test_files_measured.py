@@ -79,7 +79,7 @@ def test_a_damaged_file_of_ones_own_is_told_before_anything_is_measured(once, tm
     os.truncate(user_onnx(tmp_path), 50)
     done = once("--onnx", "own.onnx")
     assert done.returncode == 2
-    assert "truncated, or no valid ONNX file" in done.stderr
+    assert "truncated or not a valid ONNX file" in done.stderr
 
 
 def test_an_own_file_runs_where_files_run(once, tmp_path):

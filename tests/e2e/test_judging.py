@@ -30,7 +30,7 @@ def test_files_in_which_nothing_was_measured_exit_6(command, tmp_path):
     for before in ("before", "failed"):
         done = command("benchd", "compare", before, "after")
         assert done.returncode == 6
-        assert f"nothing was measured: no record in {before} and after has ended well" in done.stderr
+        assert f"nothing was measured: no record in {before} or after succeeded" in done.stderr
 
 
 def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(command, results):
@@ -57,7 +57,7 @@ def test_a_baseline_is_set_shown_and_cleared(command, results):
     assert "baseline of bench-abc123" in shown
     assert "vim_tiny,custom,b1" in shown
     assert len(command("benchd", "baseline", "show", "--json").stdout.splitlines()) == 6
-    assert command("benchd", "baseline", "clear").stdout == "the baseline is cleared\n"
+    assert command("benchd", "baseline", "clear").stdout == "baseline cleared\n"
     gone = command("benchd", "baseline", "show")
     assert (gone.returncode, gone.stdout) == (2, "")
     assert "benchd baseline set RUN..." in gone.stderr
@@ -72,7 +72,7 @@ def test_a_run_is_held_against_its_baseline(once, tmp_path):
     held = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
     assert held.returncode == 4, held.stdout + held.stderr
     assert "INCONCLUSIVE" in held.stdout
-    assert "A has 1 of 5 processes: bench-once --models square" in held.stdout
+    assert "A has 1 of 5 processes: run bench-once --models square" in held.stdout
 
 
 def test_the_page_is_written_after_the_run_and_its_path_comes_last(once, tmp_path):

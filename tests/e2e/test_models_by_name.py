@@ -33,7 +33,7 @@ def test_a_classifier_and_a_segmentation_net_run_in_eager_and_as_a_file(measured
     assert [(r.case.model, r.case.variant.name) for r in found] == [(name, one) for name in names for one in variants]
     assert all(record.check.passed and record.model.input_shape == [3, 64, 64] for record in found)
     assert {record.check.note for record in found} == {"agreement on random weights, accuracy unknown"}
-    assert found[0].missing["floor"] == "the cost of a library's model is not known"
+    assert found[0].missing["floor"] == "the cost of a library's model is unknown"
     assert found[0].case_id == "torchvision_mobilenet_v3_small,eager,b1,image_size=64"
 
 

@@ -15,13 +15,13 @@ CASE = "square,eager,b1,size=64"
     ("arguments", "words"),
     [
         (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
-        (["--models", ","], "',' names nothing: give values separated by commas"),
-        (["--models", "square", "--module", "none.py:build"], "--models beside --module or --onnx"),
+        (["--models", ","], "',' has no values: give values separated by commas"),
+        (["--models", "square", "--module", "none.py:build"], "--models with --module or --onnx"),
         (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
         (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
         (["--direction", "sideways"], "unknown direction 'sideways'"),
         (["--batch-sizes", "one"], "--batch-sizes one: expected whole numbers"),
-        (["--weights", "nowhere.pth"], "nowhere.pth: no such file; demo and random need none"),
+        (["--weights", "nowhere.pth"], "nowhere.pth: no such file; demo and random need no file"),
         (["--weights", "demo", "--models", "vim_small"], "--weights demo: vim_small has none; choose one of vim_tiny"),
         (
             ["--weights", "demo", "--models", "vim_tiny", "--option", "depth=3"],
@@ -34,8 +34,8 @@ CASE = "square,eager,b1,size=64"
         (["--module", "none.py:build", "--dry-run"], "--module none.py:build: none.py has no 'build'"),
         (["--module", "none.py:build", "--input", "a.b=3"], "--input a.b: not a valid argument name"),
         (["--module", "net.py:build", "--input", "x=3", "--input", "x=4"], "--input x: given twice"),
-        (["--onnx", "tiny.toml"], "tiny.toml: truncated, or no valid ONNX file"),
-        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts holds files of the catalog's models; measure"),
+        (["--onnx", "tiny.toml"], "tiny.toml: truncated or not a valid ONNX file"),
+        (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts is for files of the catalog's models; measure"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),
     ],
@@ -63,10 +63,10 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, ar
             2,
             "--module nowhere.py:build: nowhere.py: no such file",
         ),
-        (["--live", CASE, "square,offline"], 2, "square,offline names 4 cases; give its batch size"),
+        (["--live", CASE, "square,offline"], 2, "square,offline matches 4 cases; add the batch size"),
         (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
         (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
-        ([CASE], 2, "two result files are compared"),
+        ([CASE], 2, "compare takes two result files"),
         (["nowhere", "nowhere"], 2, "nowhere: No such file"),
     ],
 )
@@ -103,10 +103,10 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--accuracy", "some"], "--accuracy some: expected full, or how many images"),
+        (["--accuracy", "some"], "--accuracy some: expected full or a number of images"),
         (["--accuracy", "0"], "--accuracy 0: expected full"),
-        (["--accuracy", "full"], "accuracy needs images with labels: give --data"),
-        (["--labels", "net.py"], "accuracy needs images with labels: give --data"),
+        (["--accuracy", "full"], "accuracy needs images with labels: also give --data"),
+        (["--labels", "net.py"], "accuracy needs images with labels: also give --data"),
         (["--data", "imagefolder:none"], "none is not a folder"),
         (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
         (
@@ -117,7 +117,7 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
         (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
         (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
         (["--max-accuracy-drop", "-1%"], "expected more than 0 %"),
-        (["--max-accuracy-drop", "1%"], "no accuracy would be measured; give --data"),
+        (["--max-accuracy-drop", "1%"], "no accuracy is measured; add --data"),
     ],
 )
 def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
@@ -132,7 +132,7 @@ def test_accuracy_of_random_weights_is_refused(once, tmp_path):
     (tmp_path / "images").mkdir()
     done = once("--models", "snn_onepass", "--data", "imagefolder:images", "--accuracy", "full")
     assert done.returncode == 2
-    assert "accuracy needs trained weights, and these would be random: give --weights FILE" in done.stderr
+    assert "accuracy needs trained weights, but these would be random: also give --weights FILE" in done.stderr
 
 
 def test_help_names_every_option_and_list_every_model(command):

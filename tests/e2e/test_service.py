@@ -438,7 +438,7 @@ def test_a_machine_that_another_measures_is_waited_for_and_nothing_is_said_to_ru
             health = site.command("status")["health"]
             while not health["waiting_for"]:
                 health = site.command("status")["health"]
-        assert health["waiting_for"].startswith("this machine is being measured already")
+        assert health["waiting_for"].startswith("this machine is already being measured")
         assert "measuring" not in [health["activity"] for health in site.seen("health")]
         assert site.until("result/")["status"] == "ok"
 

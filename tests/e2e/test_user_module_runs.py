@@ -144,8 +144,8 @@ def test_a_module_that_is_edited_while_it_is_measured_ends_the_comparison(run, t
 @pytest.mark.parametrize(
     ("does", "options", "words"),
     [
-        (DRAWS, [], "its weights are others each time it is built: seed what build draws"),
-        (REPLACES, ["--weights", "own/w.safetensors"], "w.safetensors was replaced meanwhile: leave it alone"),
+        (DRAWS, [], "its weights differ each time it is built: seed all random numbers"),
+        (REPLACES, ["--weights", "own/w.safetensors"], "w.safetensors was replaced meanwhile: do not change it"),
     ],
     ids=["drawn weights", "checkpoint"],
 )
@@ -165,7 +165,7 @@ def test_an_onnx_file_that_is_replaced_between_two_processes_fails_its_case(run,
     replaced.start()
     (record,) = run("bench-once", "--onnx", "net.onnx", "--processes", "2")
     assert (record.status, record.timing, len(record.processes)) == ("failed", None, 2)
-    assert record.reason.startswith("net.onnx was replaced meanwhile: leave it alone")
+    assert record.reason.startswith("net.onnx was replaced meanwhile: do not change it")
 
 
 def replace_when(folder, pattern):

@@ -75,7 +75,7 @@ def test_what_is_not_usable_says_what_to_do(machine, torch_of):
     torch_of()
     for finding in doctor.examine(machine):
         assert finding.detail
-        assert finding.usable or finding.cure or finding.kind == "source", finding
+        assert finding.usable or finding.remedy or finding.kind == "source", finding
 
 
 def test_a_source_that_cannot_be_read_says_why(machine, torch_of):
@@ -83,7 +83,7 @@ def test_a_source_that_cannot_be_read_says_why(machine, torch_of):
     assert findings(machine)["procfs"].usable
     (machine / "proc/stat").unlink()
     procfs = findings(machine)["procfs"]
-    assert (procfs.usable, procfs.cure) == (False, "mount /proc")
+    assert (procfs.usable, procfs.remedy) == (False, "mount /proc")
     assert "proc/stat" in procfs.detail
 
 
@@ -129,7 +129,7 @@ def test_why_cuda_cannot_be_used(machine, torch_of):
     write(machine, {"dev/nvidia0": ""})
     cuda = findings(machine)["cuda"]
     assert cuda.detail == "the driver is too old"
-    assert "CUDA 13.0" in cuda.cure
+    assert "CUDA 13.0" in cuda.remedy
 
 
 def test_an_integrated_gpu_is_known_by_the_node_that_everyone_opens(machine, torch_of):
@@ -138,7 +138,7 @@ def test_an_integrated_gpu_is_known_by_the_node_that_everyone_opens(machine, tor
     write(machine, {"dev/nvgpu/igpu0/sched": ""})
     assert "no NVIDIA GPU" in findings(machine)["cuda"].detail
     write(machine, {"dev/nvgpu/igpu0/ctrl": ""})
-    assert findings(machine)["cuda"].detail == "torch does not say why"
+    assert findings(machine)["cuda"].detail == "torch gives no reason"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
@@ -147,8 +147,8 @@ def test_a_device_that_may_not_be_opened_names_the_group(machine, torch_of):
     write(machine, {"dev/nvidia0": ""})
     (machine / "dev/nvidia0").chmod(0)
     cuda = findings(machine)["cuda"]
-    assert "nvidia0 may not be opened" in cuda.detail
-    assert "usermod -aG video,render" in cuda.cure
+    assert "no permission to open " in cuda.detail
+    assert "usermod -aG video,render" in cuda.remedy
 
 
 def test_two_onnx_runtimes_are_refused(machine, torch_of, tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_two_onnx_runtimes_are_refused(machine, torch_of, tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path / "two")
     found = findings(machine)["onnxruntime"]
     assert (found.usable, found.detail) == (False, "installed twice: onnxruntime, onnxruntime-gpu")
-    assert found.cure.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
+    assert found.remedy.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
 
 
 def test_nothing_installed():

@@ -29,7 +29,7 @@ GPU MAX_FREQ 612000000
 """
 AGX = "".join(f"< POWER_MODEL ID={i} NAME={name} >\n" for i, name in enumerate(["MAXN", "MODE_15W", "MODE_30W"]))
 
-# Keeps its mode in a file; mode 3 wants a reboot and asks, mode 2 takes a while.
+# Keeps its mode in a file; mode 3 needs a reboot and asks, mode 2 takes a while.
 NVPMODEL = """#!/bin/sh
 read mode < {folder}/mode
 case "$1" in
@@ -93,10 +93,10 @@ def test_each_mode_is_measured_once_it_is_in_force_and_the_former_one_comes_back
     assert lines(board.folder / "asked") == ["0", "1", "2", "1"]
     assert current().name == "25W"
     assert out.getvalue().splitlines() == [
-        "power-sweep: 15W is in force",
-        "power-sweep: 25W is in force",
-        "power-sweep: MAXN_SUPER is in force",
-        "power-sweep: 25W is in force, as before",
+        "power-sweep: 15W is active",
+        "power-sweep: 25W is active",
+        "power-sweep: MAXN_SUPER is active",
+        "power-sweep: 25W is active, as before",
     ]
 
 
@@ -110,7 +110,7 @@ def test_a_mode_that_wants_a_reboot_is_left_out_by_name_and_not_confirmed(board)
     assert run(["7W", "15W"], measure(board), out, board.root) == 7
     assert lines(board.folder / "answer") == ["no"]
     assert lines(board.measured) == ["0"]
-    assert "7W left out: it wants a reboot (sudo nvpmodel -m 3)" in out.getvalue()
+    assert "7W skipped: it needs a reboot (sudo nvpmodel -m 3)" in out.getvalue()
     assert current().name == "25W"
 
 
@@ -139,13 +139,13 @@ def test_an_exception_brings_the_former_mode_back(board):
 def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, board):
     command = [sys.executable, "-c", SWEEP, str(board.root), "/bin/sh", "-c", "echo started; exec sleep 6000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
-        assert sweep.stdout.readline() == "power-sweep: 15W is in force\n"
+        assert sweep.stdout.readline() == "power-sweep: 15W is active\n"
         assert sweep.stdout.readline() == "started\n"
         assert current().name == "15W"
         sweep.send_signal(number)
         told, _ = sweep.communicate(timeout=WAIT_S)
     assert sweep.returncode == 130
-    assert told == "power-sweep: 25W is in force, as before\n"
+    assert told == "power-sweep: 25W is active, as before\n"
     assert current().name == "25W"
 
 
@@ -157,7 +157,7 @@ def test_the_signal_handlers_are_put_back(board):
 
 def test_a_board_that_cannot_go_back_says_how_to_by_hand(board):
     command = ["/bin/sh", "-c", f": > {board.folder}/broken"]
-    with pytest.raises(NotAvailable, match=r"Error opening a file: 13.*to go back to 25W: sudo nvpmodel -m 1"):
+    with pytest.raises(NotAvailable, match=r"Error opening a file: 13.*to restore 25W: sudo nvpmodel -m 1"):
         run(["15W"], command, io.StringIO(), board.root)
 
 
@@ -192,7 +192,7 @@ def test_agx_orin_s_names_are_found_without_their_prefix(board):
         run(["7"], measure(board), out, board.root)
     write(board.root, {"etc/nvpmodel.conf": AGX})
     assert run(["15W"], measure(board, "0 0"), out, board.root) == 0
-    assert "MODE_15W is in force" in out.getvalue()
+    assert "MODE_15W is active" in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ RUN_ID = RunId("r1", "2026-01-01T00:00:00.000Z", 1)
         (["snn_onepass", "--workload", "evil"], 2, "did you mean 'eval'"),
         (["snn_onepass", "--sort", "self_cpu"], 2, "did you mean 'self_cpu_ns'"),
         (["snn_onepass", "--preset", "quik"], 2, "did you mean 'quick'"),
-        (["snn_onepass", "--variants", "eager,amp"], 2, "a profile is of one case"),
-        (["snn_onepass", "--kernel-regex", "x", "--snn-kernels"], 2, "one of the two"),
+        (["snn_onepass", "--variants", "eager,amp"], 2, "a profile covers one case"),
+        (["snn_onepass", "--kernel-regex", "x", "--snn-kernels"], 2, "only one of them"),
         (["snn_onepass", "--input", "3x4x4"], 2, "--input is for --module"),
-        (["snn_onepass", "--module", "net.py:build"], 2, "one of the two"),
+        (["snn_onepass", "--module", "net.py:build"], 2, "only one of them"),
         (["--module", "net.py:build"], 2, "net.py: no such file"),
         (["--module", "net.py"], 2, "expected FILE.py:FUNCTION or package.module:FUNCTION"),
         (["snn_onepass", "--steps", "0"], 2, "greater than or equal to 1"),
@@ -65,7 +65,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, monkeypatch, caps
     with pytest.raises(SystemExit) as end:
         cli.benchd()
     assert end.value.code == 2
-    assert "name a new folder, or remove this one" in capsys.readouterr().err
+    assert "give a new folder, or remove this one" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -118,5 +118,5 @@ def test_a_profile_is_never_ranked_or_compared(tmp_path):
     path.write_bytes(encode(kept) + b"\n" + encode(profiled) + b"\n")
     assert results.read(path) == [kept]
     path.write_bytes(encode(profiled) + b"\n")
-    with pytest.raises(UsageError, match="holds no record"):
+    with pytest.raises(UsageError, match="contains no record"):
         results.read(tmp_path)

@@ -133,7 +133,7 @@ def test_what_was_measured_while_no_broker_was_configured_is_sent_too_and_what_t
 
 
 def test_a_folder_without_results_is_a_usage_error(folder):
-    with pytest.raises(UsageError, match=r"holds neither outbox\.db nor records\.jsonl"):
+    with pytest.raises(UsageError, match=r"contains neither outbox\.db nor records\.jsonl"):
         send(folder, "mqtt://h", 1.0, io.StringIO())
     with pytest.raises(UsageError, match="MQTT URL, scheme"):
         send(folder, "h", 1.0, io.StringIO())

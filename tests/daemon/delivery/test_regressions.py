@@ -171,7 +171,7 @@ def test_too_few_processes_are_undecided_with_the_line_to_type(tmp_path, link):
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
         assert one.take("r1", 3.0, processes=3) == [[OTHER.case_id]]
         assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"].startswith("B has 3 of 5 processes: bench-once --models square ")
+        assert verdict(one)["verdict_reason"].startswith("B has 3 of 5 processes: run bench-once --models square ")
 
 
 def test_what_nobody_pinned_or_planned_has_no_verdict(tmp_path, link):
@@ -209,7 +209,7 @@ def test_a_baseline_that_cannot_be_read_is_the_reason_and_no_end(tmp_path, link)
         pinned.write_bytes(pinned.read_bytes()[:-9])
         one.take("r1", 3.0)
         assert verdict(one)["verdict"] == "inconclusive"
-        assert "pinned.jsonl line 6: cut off in the middle" in verdict(one)["verdict_reason"]
+        assert "pinned.jsonl line 6: truncated" in verdict(one)["verdict_reason"]
         pinned.unlink()
         one.take("r2", 3.0)
         assert "pinned.jsonl: No such file" in verdict(one)["verdict_reason"]

@@ -110,7 +110,7 @@ def as_nobody(path):
         "try:\n"
         "    MachineLock(Path(sys.argv[1])).__enter__()\n"
         "except NotAvailable as error:\n"
-        "    sys.exit(7 if 'measured already' in str(error) else 1)\n"
+        "    sys.exit(7 if 'already being measured' in str(error) else 1)\n"
     )
     return subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode
 
@@ -146,7 +146,7 @@ def test_what_the_service_measures_and_how_long_is_told_until_that_is_over(tmp_p
     path = tmp_path / "activity.json"
     assert lock._doing(path) == ""
     path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() + 99.9)))
-    assert re.fullmatch(r" and measures square,eager,b1, at most \d+ s more", lock._doing(path))
+    assert re.fullmatch(r" and is measuring square,eager,b1, for at most \d+ s more", lock._doing(path))
     path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() - 1)))
     assert lock._doing(path) == ""
     path.write_bytes(b"half a fi")

@@ -57,7 +57,7 @@ def test_a_device_that_no_line_names_is_shown_with_the_line_to_add(root):
     driver(root, "nvidia-new")
     (access,) = sandbox.examine(root)
     assert access.reason == "DevicePolicy=closed, and no DeviceAllow= names it"
-    assert access.cure == "DeviceAllow=char-nvidia-new rw"
+    assert access.remedy == "DeviceAllow=char-nvidia-new rw"
     drop_in(root, (SYSTEMD / "drop-ins/jetson.conf").read_text())
     assert reasons(root) == {"nvidia0": None}
 
@@ -74,7 +74,7 @@ def test_a_group_that_the_unit_lacks_is_named(root):
     (root / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0o400)
     found = reasons(root)
     assert found["jtop.sock"] == f"SupplementaryGroups= lacks {GROUP.gr_name}"
-    assert "owner alone" in found["energy_uj"]
+    assert "only its owner" in found["energy_uj"]
     drop_in(root, f"SupplementaryGroups={GROUP.gr_name}")
     assert reasons(root)["jtop.sock"] is None
 
@@ -101,8 +101,8 @@ def test_the_group_root_is_never_proposed(root):
     write(root, {"dev/nvgpu/igpu0/ctrl": ""})
     (root / "dev/nvgpu/igpu0/ctrl").chmod(0o660)
     (access,) = (access for access in sandbox.examine(root) if access.path.name == "ctrl")
-    assert "owner alone" in access.reason
-    assert access.cure.startswith(f"sudo chmod a+rw {access.path}")
+    assert "only its owner" in access.reason
+    assert access.remedy.startswith(f"sudo chmod a+rw {access.path}")
 
 
 def test_the_doctor_prints_them_and_exits_with_7(root):

@@ -181,7 +181,7 @@ def test_without_a_formula_there_are_probes_and_a_reason():
     own = record(outcome(timing=timing(), model=VIM, probes=probes()), case=Case(model="own.net.build"))
     assert (own.x_of_floor, own.floor) == (None, None)
     assert own.probes is not None
-    assert "module of your own" in own.missing["x_of_floor"]
+    assert "your own module" in own.missing["x_of_floor"]
     assert own.missing["floor"] == own.missing["x_of_floor"]
 
 

@@ -45,7 +45,7 @@ def test_a_part_of_a_package_is_to_be_given_by_its_name(text, tmp_path, monkeypa
     for folder in ("pkg", "pkg/sub"):
         (tmp_path / folder / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"imports relatively, .* give --module pkg\.sub\.net:build$"):
+    with pytest.raises(UsageError, match=r"uses relative imports, .* give --module pkg\.sub\.net:build$"):
         user_python.refuse(path, "build")
     monkeypatch.chdir(tmp_path / "pkg")
     with pytest.raises(UsageError, match=r"give --module pkg\.sub\.net:build in the folder \.\.$"):

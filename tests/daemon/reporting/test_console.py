@@ -71,11 +71,11 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     found = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
     process = ProcessResult(status="ok", timing=timing(), interference=found)
     out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
-    assert "vim_tiny,eager,b1: 1 of 3 blocks by steal: 5 ms without them, 5.5 ms with them" in out
+    assert "vim_tiny,eager,b1: 1 of 3 blocks disturbed by steal: 5 ms excluding them, 5.5 ms including them" in out
     assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
-    assert "the device's own rates moved by over 3 % in this pass" in out
+    assert "probed peak rates changed by more than 3 % during this run" in out
     plain, _ = shown(made())
-    assert not any(word in plain for word in ("blocks by", "audit:", "rates moved"))
+    assert not any(word in plain for word in ("blocks disturbed", "audit:", "rates changed"))
 
 
 def test_on_a_gpu_the_provider_is_named_and_the_process_s_memory_is_not_the_device_s():
@@ -141,7 +141,7 @@ def test_a_full_row_fits_160_columns_and_180_with_its_accuracy():
 
 def test_what_was_not_measured_is_a_dash_with_its_note():
     table, _ = shown(made())
-    assert "p99: a dash where fewer than 662 runs" in table
+    assert "p99: shown only with at least 662 runs per process" in table
     assert "energy: no power sensor was read" in table
     assert " - " in table
 
@@ -220,7 +220,7 @@ def test_the_plan_says_what_runs_what_cannot_and_how_long():
     assert "cannot run here: not today: tensorrt, tensorrt-fp16" in out.getvalue()
     assert "accuracy" not in out.getvalue()
     print_plan(out, [replace(PLAN[0], accuracy="full")], {})
-    assert "accuracy comes on top: it takes as long as its images do" in out.getvalue()
+    assert "plus accuracy, whose time depends on the number of images" in out.getvalue()
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -287,10 +287,10 @@ def test_kernels_that_cannot_be_compiled_are_unavailable(monkeypatch):
     assert out.getvalue() == ""
 
 
-@pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 were there before"), (False, "the others took 14.5 s")])
+@pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 existed already"), (False, "the others took 14.5 s")])
 def test_the_files_of_a_variant_say_whether_they_were_there_before(reused, said):
     file = ArtifactFacts(
         key="k", format="onnx", bytes=1, sha256="s", made_at="t", made_on="m", versions={}, reused=reused, seconds=14.5
     )
     table, _ = shown(made(artifacts=[file]))
-    assert f"exported files: {'' if reused else '0 of 1 were there before, '}{said}" in table
+    assert f"exported files: {'' if reused else '0 of 1 existed already, '}{said}" in table

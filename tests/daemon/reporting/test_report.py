@@ -200,7 +200,7 @@ def test_what_cannot_win_is_a_cross_and_neither_ringed_nor_joined(drawn):
         record(2, "eager", 1.0, batch=4, flags=["provider_fallback"]),
     )
     crosses = ["vim_tiny,custom,b1: fails its numerical check"]
-    crosses += ["vim_tiny,eager,b4: did not run as asked for (provider_fallback)"]
+    crosses += ["vim_tiny,eager,b4: did not run as requested (provider_fallback)"]
     energy, batches, variants = list(by_title.values())[:3]
     assert points(energy)["vim_tiny b1: front"] == ["vim_tiny,eager,b1"]
     assert points(batches) == {"vim_tiny eager": ["vim_tiny,eager,b1"], "cannot win": crosses}
@@ -233,7 +233,7 @@ def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
     zeros = [record(run, "custom", 0.0, throughput_per_s=None, processes=stopped) for run in (1, 2)]
     by_title, words = drawn(record(1, "eager", 9.0), record(2, "eager", 9.0), *zeros)
     assert points(by_title["Variants by model"]) == {"eager": ["vim_tiny,eager,b1"]}
-    assert "Left out of the charts: vim_tiny,custom,b1 holds a time of 0 ms." in words
+    assert "Left out of the charts: vim_tiny,custom,b1 has a time of 0 ms." in words
     assert "vim_tiny b1: ship: eager" in words
 
 
@@ -242,10 +242,10 @@ def test_records_without_energy_say_so(page, tmp_path):
     path.write_bytes(encode(made()) + b"\n")
     report.report([path], ["html"], tmp_path / "bare-out", StringIO())
     bare = Page((tmp_path / "bare-out" / "report.html").read_text())
-    assert "No record holds energy." in "".join(bare.words)
+    assert "No record has energy." in "".join(bare.words)
 
 
 def test_no_records_are_no_report(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(UsageError, match="holds no record"):
+    with pytest.raises(UsageError, match="contains no record"):
         report.report([tmp_path / "empty"], ["csv"], tmp_path, StringIO())

@@ -36,7 +36,7 @@ COURSE = [
         (
             "sustained",
             {"processes": [ProcessResult(status="ok", timing=timing(), timeline=COURSE)]},
-            "4 ms at first, 5 ms at 600 s, gpu_clock_hz 6e+08 to 5e+08, power_w@VDD_IN 7 to 6",
+            "4 ms at start, 5 ms at 600 s, gpu_clock_hz 6e+08 to 5e+08, power_w@VDD_IN 7 to 6",
         ),
     ],
 )

@@ -24,8 +24,8 @@ def test_the_counts_give_shares_intervals_and_the_drop():
         (
             counted(images=100),
             0.01,
-            "accuracy drop 0.00 [-3.70, 3.70] % on 100 images is not shown to be below 1 %: "
-            "that takes about 390 images at these rates",
+            "accuracy drop 0.00 [-3.70, 3.70] % on 100 images is not proven below 1 %: "
+            "that needs about 390 images at these rates",
         ),
         (counted(lost=30, images=100), 0.01, "accuracy drop 30.00 [21.89, 39.58] % is not below 1 %"),
         (counted(gained=30, images=100), 0.01, None),

@@ -45,7 +45,7 @@ def test_a_file_or_a_folder_serves_as_a_baseline(tmp_path):
 def test_fewer_than_three_runs_are_refused_and_the_old_baseline_stays(tmp_path):
     baseline.set_([written(tmp_path / "old", *three_runs())])
     few = written(tmp_path / "few", *three_runs()[:2])
-    with pytest.raises(UsageError, match=r"at least 3 runs, .* this is 2; run bench-once again"):
+    with pytest.raises(UsageError, match=r"at least 3 runs, .* these are 2; run bench-once again"):
         baseline.set_([few])
     assert len(baseline.read("stored")) == 3
 
@@ -59,8 +59,8 @@ def test_mixed_devices_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        (b"", UsageError, "holds no record"),
-        (encode(made()) + b"\n" + encode(made())[:50], SchemaError, "line 2: cut off in the middle"),
+        (b"", UsageError, "contains no record"),
+        (encode(made()) + b"\n" + encode(made())[:50], SchemaError, "line 2: truncated"),
         (
             encode(made()).replace(b"benchd.record/1", b"benchd.record/2") + b"\n",
             SchemaError,
@@ -135,15 +135,15 @@ def test_effects_of_few_pairs_are_no_noise_floor():
 
 def test_a_least_effect_that_the_noise_floor_raised_is_told():
     err = io.StringIO()
-    noise_floor.tell(0.005, 0.005, err)
+    noise_floor.report(0.005, 0.005, err)
     assert err.getvalue() == ""
-    noise_floor.tell(0.012, 0.005, err)
-    assert err.getvalue() == "the least effect that counts is 1.2 %, twice the noise floor of this device\n"
+    noise_floor.report(0.012, 0.005, err)
+    assert err.getvalue() == "the smallest effect that counts is 1.2 %, twice the noise floor of this device\n"
 
 
 def test_a_damaged_noise_floor_is_named(tmp_path):
     noise_floor.add(effect(0.001))
     with (tmp_path / "state" / "benchd" / noise_floor.FILE).open("a") as file:
         file.write("{}\n")
-    with pytest.raises(SchemaError, match="remove the line"):
+    with pytest.raises(SchemaError, match="remove the damaged line"):
         noise_floor.floor("d", "cpu")

@@ -61,11 +61,11 @@ def test_another_network_is_not_compared(changes, reason):
 
 def test_it_is_noted_if_the_weights_or_the_batch_differ():
     trained = run(model=msgspec.structs.replace(MODEL, weights_sha256="1"))
-    assert only([run(model=MODEL)], [trained]).notes == ["B has other weights than A"]
+    assert only([run(model=MODEL)], [trained]).notes == ["B has different weights from A"]
     assert only([run(model=MODEL)], [run(model=MODEL)]).notes == []
     larger = run(case=Case(model="vim_tiny", batch_size=4))
     live = comparison(("A", "B"), Verdict(answer="slower"), (FAST, SLOW), ([run()], [larger]))
-    assert live.notes == ["a run is of 1 inputs in A and of 4 in B"]
+    assert live.notes == ["a run covers 1 inputs in A and 4 in B"]
 
 
 def test_the_other_way_round_is_faster_and_exits_0():
@@ -91,8 +91,8 @@ def test_what_fails_its_check_cannot_win():
         ({"check": WRONG}, {"check": WRONG}, "A: fails its numerical check"),
         ({"check": WRONG}, {}, "A: fails its numerical check"),
         ({}, {"flags": ["repeated_input_faster"]}, "B: answers repeated inputs faster"),
-        ({"flags": ["output_changed"]}, {}, "A: answered otherwise while it was timed"),
-        ({}, {"flags": ["provider_fallback"]}, "B: did not run as asked for (provider_fallback)"),
+        ({"flags": ["output_changed"]}, {}, "A: gave different answers while it was timed"),
+        ({}, {"flags": ["provider_fallback"]}, "B: did not run as requested (provider_fallback)"),
         ({}, {"check": None}, "B: was not checked"),
         ({"check": VOID}, {}, "A: its check is void"),
         ({}, {"check": VOID}, "B: its check is void"),
@@ -131,10 +131,10 @@ def clock(hz):
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ([run()], [run(FAST[:4])], "B has 4 of 5 processes: bench-once --models vim_tiny --variants eager"),
+        ([run()], [run(FAST[:4])], "B has 4 of 5 processes: run bench-once --models vim_tiny --variants eager"),
         ([run([])], [run()], "A ok: None"),
         ([run(status="failed", reason="no memory")], [run()], "A failed: no memory"),
-        ([run([0.0, *FAST])], [run()], "A holds a time of 0 ms"),
+        ([run([0.0, *FAST])], [run()], "A has a time of 0 ms"),
         (
             [run()],
             [run(device_id="orin-2")],
@@ -160,7 +160,9 @@ def test_a_baseline_of_too_few_runs_is_no_baseline():
     runs = [run(FAST, f"r{number}") for number in range(3)]
     assert only(runs, [run()], fewest_runs=3).verdict.answer == "same"
     reason = only(runs[:2], [run()], fewest_runs=3).verdict.reason
-    assert reason.startswith("the baseline has 2 of 3 runs of it in this environment: bench-once --models vim_tiny ")
+    assert reason.startswith(
+        "the baseline has 2 of 3 runs of it in this environment: run bench-once --models vim_tiny "
+    )
     assert reason.endswith(" --processes 5 for each that is missing, then benchd baseline set RUN...")
 
 
@@ -169,7 +171,7 @@ def test_a_change_that_a_further_run_may_show_too_is_no_change():
     runs = [run([value * scale for value in FAST], f"r{number}") for number, scale in enumerate((1, 1.01, 1.02))]
     verdict = only(runs, [run([value * 1.03 for value in FAST])]).verdict
     assert verdict.answer == "inconclusive"
-    assert verdict.reason == "a difference below the 5 % by which another run of A may differ"
+    assert verdict.reason == "the difference is below the run-to-run variation of A, 5 %"
     assert only(runs, [run([value * 1.08 for value in FAST])]).verdict.answer == "slower"
     assert only(runs[:1], [run([value * 1.03 for value in FAST])]).verdict.answer == "slower"
 
@@ -187,7 +189,7 @@ def test_the_line_to_type_names_all_of_the_case():
     wanted = (
         "--models square --variants eager --batch-sizes 4 --option t=2 --direction training --scenario offline --seed 3"
     )
-    assert reason == f"B has 1 of 5 processes: bench-once {wanted} --processes 5"
+    assert reason == f"B has 1 of 5 processes: run bench-once {wanted} --processes 5"
 
 
 ON_GPU_HOST = msgspec.structs.replace(ENVIRONMENT, gpu="H200")

@@ -31,8 +31,8 @@ def test_the_same_facts_are_one_model_whatever_is_not_known():
     ("one", "two", "words"),
     [
         (FACTS, other(code_sha256="d", weights_sha256="b"), "its code was edited meanwhile: "),
-        (FACTS, other(weights_sha256="b"), "its weights are others each time it is built: seed what build draws"),
-        (FACTS, other(parameters=8), "its weights are others each time it is built: "),
+        (FACTS, other(weights_sha256="b"), "its weights differ each time it is built: seed all random numbers"),
+        (FACTS, other(parameters=8), "its weights differ each time it is built: "),
         (other(weights="w.pt"), other(weights="w.pt", weights_sha256="b"), "w.pt was replaced meanwhile: "),
         (FACTS, other(weights="w.pt", weights_sha256="b"), "other weights (random, seed 0 and w.pt): "),
         (

@@ -106,7 +106,7 @@ def test_a_figure_without_an_interval_cannot_be_told_apart():
     assert only([unsure, candidate("eager", 1.0)]).candidates.keys() == {"eager"}
     assert only([unsure]).ship == "eager-fp16"
     reason = only([unsure], max_latency_ms=10.0).excluded["eager-fp16"]
-    assert reason == "has no interval to hold against 10 ms: run longer, as with --preset standard"
+    assert reason == "has no interval to compare with 10 ms: run longer, as with --preset standard"
 
 
 LONGER = "run longer, as with --preset standard"
@@ -121,7 +121,7 @@ def test_one_of_unknown_time_is_out_alone_and_the_line_says_that_it_could_be_bet
     decision = only([candidate("eager", 4.0), candidate("compile", 9.0), unknown])
     assert (decision.ship, list(decision.candidates)) == ("eager", ["eager", "compile"])
     assert decision.excluded == {"eager-bf16": reason}
-    assert line(decision).endswith(f"(2.2x compile)  (eager-bf16 could be better: {LONGER})")
+    assert line(decision).endswith(f"(2.2x compile)  (eager-bf16 may be better: {LONGER})")
     assert only([unknown, candidate("fp16", 3.0, timing=unknown.timing)]).ship is None
 
 
@@ -147,7 +147,7 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
         ({"check": None}, {}, "was not checked"),
         ({"check": VOID}, {}, "its check is void: rounding alone moves the output"),
         ({"flags": ["repeated_input_faster"]}, {}, "answers repeated inputs faster"),
-        ({"flags": ["output_changed"]}, {}, "answered otherwise while it was timed"),
+        ({"flags": ["output_changed"]}, {}, "gave different answers while it was timed"),
         ({"status": "failed", "reason": "no memory", "timing": None}, {}, "failed: no memory"),
         ({}, {"max_latency_ms": 4.0}, "latency 4.04 ms is above 4 ms"),
         ({"timing": timing(4.0, p99_ms=9.0)}, {"max_latency_ms": 5.0}, "p99 9 ms is above 5 ms"),
@@ -184,9 +184,9 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
         ),
         ({"missing": {"accuracy": "no data"}}, {"max_accuracy_drop": 0.01}, "accuracy was not measured (no data)"),
         ({"missing": {"energy": "no_sensor"}}, {"objective": "energy"}, "energy was not measured (no_sensor)"),
-        ({"energy": NOTHING}, {"objective": "energy"}, "holds an energy of 0 J"),
-        ({"timing": timing(0.0)}, {}, "holds a time of 0 ms"),
-        ({"batch": 0}, {"objective": "throughput"}, "holds a batch size of 0"),
+        ({"energy": NOTHING}, {"objective": "energy"}, "has an energy of 0 J"),
+        ({"timing": timing(0.0)}, {}, "has a time of 0 ms"),
+        ({"batch": 0}, {"objective": "throughput"}, "has a batch size of 0"),
     ],
 )
 def test_what_excludes_a_variant_is_named(fields, requirements, reason):
@@ -272,7 +272,7 @@ def test_devices_are_decided_apart():
 def test_what_did_not_run_as_asked_for_is_not_ranked(flag):
     decision = only([candidate("tensorrt", 4.0, flags=[flag]), candidate("eager", 9.0)])
     assert decision.ship == "eager"
-    assert decision.excluded == {"tensorrt": f"did not run as asked for ({flag})"}
+    assert decision.excluded == {"tensorrt": f"did not run as requested ({flag})"}
 
 
 FACTS = ModelFacts(
@@ -318,7 +318,7 @@ def test_an_older_record_of_other_weights_is_named():
     decision = only(records)
     assert (decision.ship, decision.candidates["eager"]) == ("eager", records[0])
     assert decision.excluded == {
-        "eager of 2026-01-01T00:00:00.000Z": "a newer record of it has other weights (random, seed 0 and demo)"
+        "eager of 2026-01-01T00:00:00.000Z": "a newer record has other weights (random, seed 0 and demo)"
     }
 
 
@@ -330,7 +330,7 @@ def test_variants_of_more_than_one_model_do_not_ship():
     later = msgspec.structs.replace(facts, weights_sha256="1")
     decision = only([of(facts, "eager", 9.0), of(later, "fp16", 4.0)])
     assert (decision.ship, decision.candidates) == (None, {})
-    assert line(decision).startswith("vim_tiny b1: nothing to ship: a.pt was replaced meanwhile: leave it alone")
+    assert line(decision).startswith("vim_tiny b1: nothing to ship: a.pt was replaced meanwhile: do not change it")
     failed = of(later, "fp16", 4.0, status="failed", reason="gone")
     assert only([of(facts, "eager", 9.0), failed]).ship == "eager"
 
@@ -344,7 +344,7 @@ def test_joules_of_another_scope_are_not_ranked():
     ]
     decision = only(records, objective="energy")
     assert decision.ship == "eager-fp16"
-    assert decision.excluded == {"tensorrt": "energy is of GPU board, not of module"}
+    assert decision.excluded == {"tensorrt": "energy scope is GPU board, not module"}
 
 
 def test_of_a_module_of_one_s_own_it_is_said_what_was_not_tried():

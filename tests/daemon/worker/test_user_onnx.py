@@ -105,19 +105,23 @@ def text(graph):
 
 REFUSED = {
     "absent": (lambda folder: folder / "net.onnx", [], r"net\.onnx: No such file or directory"),
-    "truncated": (damaged(lambda content: content[:-30]), [], r"net\.onnx: truncated, or no valid ONNX file: "),
-    "empty": (damaged(lambda content: b""), [], r"net\.onnx: truncated, or no valid ONNX file: "),
-    "not ONNX": (damaged(lambda content: b"\x89PNG" * 9), [], r"net\.onnx: truncated, or no valid ONNX file: "),
+    "truncated": (damaged(lambda content: content[:-30]), [], r"net\.onnx: truncated or not a valid ONNX file: "),
+    "empty": (damaged(lambda content: b""), [], r"net\.onnx: truncated or not a valid ONNX file: "),
+    "not ONNX": (damaged(lambda content: b"\x89PNG" * 9), [], r"net\.onnx: truncated or not a valid ONNX file: "),
     "foreign": (
         text("g (float[2,4] x) => (float[2,4] y) { y = here.Lif(x) }"),
         [],
-        "operators of here are not ONNX's own; export it without them",
+        "operators of here are not part of ONNX; export it without them",
     ),
-    "weights outside": (with_external_data, [], "weights such as bias lie in another file; save it with them inside"),
+    "weights outside": (
+        with_external_data,
+        [],
+        "weights such as bias are in another file; save the model with its weights",
+    ),
     "weights missing": (
         lambda folder: (with_external_data(folder), (folder / "net.data").unlink())[0],
         [],
-        r"net\.onnx: truncated, or no valid ONNX file: .*net\.data",
+        r"net\.onnx: truncated or not a valid ONNX file: .*net\.data",
     ),
     "no inputs": (
         text("g () => (float y) <float one = {1}> { y = Neg(one) }"),
@@ -127,16 +131,20 @@ REFUSED = {
     "text": (
         text("g (string[2] x) => (string[2] y) { y = Identity(x) }"),
         [],
-        "input x is STRING; it must be a tensor of plain numbers",
+        "input x is STRING; it must be a tensor of numbers",
     ),
     "unknown input": (text(FIXED), ["images=4"], r"--input images: the inputs of net\.onnx are x$"),
     "one too many": (text(FIXED), ["4", "5"], r"--input 5: the inputs of net\.onnx are x$"),
-    "other rank": (text(FIXED), ["x=4x1"], r"--input x=4x1: net\.onnx takes 4 behind the batch, not 4x1$"),
-    "other size": (text(OPEN), ["x=5"], r"--input x=5: net\.onnx takes 4 behind the batch, not 5$"),
+    "other rank": (text(FIXED), ["x=4x1"], r"--input x=4x1: net\.onnx expects 4 after the batch, not 4x1$"),
+    "other size": (text(OPEN), ["x=5"], r"--input x=5: net\.onnx expects 4 after the batch, not 5$"),
     "other type": (text(OPEN), ["x=int64:4"], r"--input x=int64:4: input x of net\.onnx is float32, not int64$"),
-    "with the batch": (text(OPEN), ["x=3x4"], r"--input x=3x4: leave the batch out: --input x=4 --batch-sizes 3$"),
-    "open size": (text(PAIR), ["x=4"], r"input z is \? behind the batch; give it as in --input z=1$"),
-    "no batch": (text("g (float x) => (float y) { y = Neg(x) }"), [], "input x is a scalar; .* the batch leads every"),
+    "with the batch": (text(OPEN), ["x=3x4"], r"--input x=3x4: omit the batch: --input x=4 --batch-sizes 3$"),
+    "open size": (text(PAIR), ["x=4"], r"input z is \? after the batch; give it as in --input z=1$"),
+    "no batch": (
+        text("g (float x) => (float y) { y = Neg(x) }"),
+        [],
+        "input x is a scalar; .* batch as first dimension",
+    ),
     "two batches": (
         text("g (float[2,4] x, float[1] z) => (float[2,4] y) { y = Add(x, z) }"),
         [],

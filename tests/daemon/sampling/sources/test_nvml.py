@@ -304,5 +304,5 @@ def test_its_place_among_the_samplers():
     assert isinstance(Nvml(FIRST), Watcher)
     assert not isinstance(Gpm(FIRST), Metered)
     for sampler in (Nvml, Gpm):
-        with pytest.raises(UsageError, match="names no GPU"):
+        with pytest.raises(UsageError, match="is not a GPU"):
             sampler(Path("/sys"))
