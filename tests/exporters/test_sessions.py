@@ -60,7 +60,7 @@ def test_a_provider_that_this_build_lacks_is_refused(provider, tmp_path):
     name = sessions.PROVIDERS[provider]
     if name in ort.get_available_providers():
         pytest.skip(f"this build has {name}")
-    with pytest.raises(Unavailable, match=f"has no {name}: pip install onnxruntime-gpu in its place"):
+    with pytest.raises(Unavailable, match=f"has no {name}: pip install onnxruntime-gpu instead"):
         open_session(written(tmp_path, RELU), provider)
 
 

@@ -191,7 +191,7 @@ def test_a_set_with_labels_of_its_own_takes_no_others(cifar10):
 
 def test_images_outside_class_folders_are_a_wrong_layout(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "flat.png")
-    with pytest.raises(DataError, match="one folder a class"):
+    with pytest.raises(DataError, match="one folder per class"):
         open_data(f"imagefolder:{tmp_path}", (3, 32, 32))
 
 
