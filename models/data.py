@@ -113,7 +113,7 @@ def open_data(
     images, classes = found.read(found.spread(count))
     source = f"{len(images)} of the {len(found)} images of {spec}"
     if len(images) < count:
-        source = f"all {len(images)} images of {spec}, fewer than the {count} requested"
+        source = f"all {len(images)} images of {spec}, fewer than the {count} asked for"
     return Images(images, source, classes, found)
 
 

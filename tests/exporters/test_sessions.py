@@ -105,8 +105,8 @@ def test_both_distributions_are_refused_with_the_fix(tmp_path, child_environment
     why_not, refusal = opened_in_a_child(child_environment | paths, tmp_path / "model.onnx")
     assert why_not == refusal
     assert refusal == (
-        "onnxruntime onnxruntime-gpu overwrite each other: pip uninstall -y onnxruntime onnxruntime-gpu, then pip "
-        "install the one you want"
+        "onnxruntime onnxruntime-gpu overwrite each other's files: pip uninstall -y onnxruntime onnxruntime-gpu, then "
+        "pip install the one you want"
     )
 
 
