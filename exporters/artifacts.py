@@ -1,12 +1,12 @@
-"""What was exported once, kept in a folder by what it was made of, and believed only after its bytes were checked.
+"""A store of exported files: a folder keyed by everything a file was made from; its bytes are verified at each use.
 
     FOLDER/vim_tiny-fp16-onnx-3f2a91c04b7d5e60a1b2c3d4e5f60718/
         model.onnx       the content
         metadata.json    the facts, size, SHA-256, and when and where it was made; touched at each use
-    FOLDER/.making/      what is being written; after a crash, what was
+    FOLDER/.making/      files being written, or left by a crash
     FOLDER/.locks/       one empty file per key, for flock; removed with its entry
 
-An entry appears whole, by one rename, or not at all. Locks go with the process that holds them, however it ends.
+An entry appears complete, by one rename, or not at all. A lock is released when its process ends, for any reason.
 """
 
 import errno
@@ -31,12 +31,12 @@ SCHEMA = "benchd.artifact/1"
 Writer = Callable[[Path], object]
 
 _METADATA = "metadata.json"
-_LABELS = ("model", "precision", "format")  # the facts that a key begins with, where they are given
+_LABELS = ("model", "precision", "format")  # the facts at the start of a key, if given
 _KEY = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*-[0-9a-f]{32}")
 _DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "onnxruntime", "tensorrt")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 2**20
-_RUN = "suite_id"  # the fact that an artifact is for one run alone
+_RUN = "suite_id"  # the fact that limits an artifact to one run
 
 
 class ArtifactError(Exception):
@@ -44,7 +44,7 @@ class ArtifactError(Exception):
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an artifact; `facts` is what its key was computed from, `measured` what its writer found."""
+    """An artifact's metadata; its key was computed from `facts`, and `measured` comes from its writer."""
 
     schema: str = SCHEMA
     bytes: int
@@ -57,7 +57,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
-    """A file in the store. `reused` says that it was there before; `note`, why an earlier one was thrown away."""
+    """A file in the store. `reused` says that it already existed; `note` says why an earlier one was discarded."""
 
     key: str
     path: Path
@@ -68,11 +68,11 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Damaged(Exception):
-    """An entry is there and cannot be believed; the message says why."""
+    """An entry exists but is damaged; the message says how."""
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """Return the name of the artifact made of these facts: readable labels, then a hash of everything.
+    """Return the name of the artifact with these facts: readable labels, then a hash of everything.
 
     Facts are JSON values; their order does not matter. "model", "precision" and "format" are the labels.
     """
@@ -82,11 +82,11 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """The artifacts in `folder`, made at the first write; together they take at most `limit_bytes`, if given.
+    """The artifacts in `folder`, created at the first write; together they take at most `limit_bytes`, if given.
 
-    What a store has handed out is in use until it is closed or its process ends: no store removes it. For one thread,
-    and a context manager that closes it. `notes` says what was thrown away as damaged, and why. `read_only` is for
-    somebody else's folder: nothing in it is touched.
+    An artifact returned by a store is in use until the store is closed or its process ends: no store removes it. For
+    one thread, and a context manager that closes it. `notes` lists what was discarded as damaged, and why. `read_only`
+    is for another owner's folder: nothing in it is touched.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None, *, read_only: bool = False) -> None:
@@ -97,9 +97,9 @@ class Store:
         self.notes: list[str] = []
 
     def get(self, key: str) -> Artifact | None:
-        """Return the artifact if it is there and its bytes are those that were written, else None.
+        """Return the artifact if it exists and its bytes are intact, else None.
 
-        A damaged one is removed, with a line in `notes`. A folder that can only be read will do.
+        A damaged one is removed, with a line in `notes`. Read access to the folder is enough.
         """
         try:
             return self._verified(key)
@@ -107,16 +107,16 @@ class Store:
             if self._read_only or not os.access(self._folder, os.W_OK):
                 self.notes.append(f"{key}: {damage}")
                 return None
-        # damaged, or seen while it was being replaced: behind the lock it is one or the other
+        # damaged, or seen during replacement: holding the lock decides which
         with self._locked(key):
             return self._verified_or_removed(key)
 
     def put(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
-        """Return the artifact that `writer(path)` writes, in the place of any earlier one.
+        """Return the artifact that `writer(path)` writes, replacing any earlier one.
 
-        `path` is of a file that is not there yet; its name ends in the fact "format". A mapping of JSON
-        values that the writer returns is kept as `measured`. Raises ArtifactError, leaving
-        nothing behind, where the disk is full or cannot be written, and what the writer raises.
+        `path` does not exist yet; its name ends in the fact "format". A mapping of JSON values that the writer returns
+        is stored as `measured`. Raises ArtifactError, leaving nothing behind, if the disk is full or not writable, and
+        the writer's errors.
         """
         with self._locked(key):
             made = self._make(key, facts, writer)
@@ -124,9 +124,9 @@ class Store:
         return made
 
     def produce(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
-        """Return the artifact, made by `writer` where it is not there; raises as `put` does.
+        """Return the artifact, made by `writer` if it does not exist; raises as `put` does.
 
-        Where another process is making it, this waits and takes that one's.
+        If another process is making it, this waits and returns that one.
         """
         known = len(self.notes)
         found = self.get(key)
@@ -141,15 +141,15 @@ class Store:
         return msgspec.structs.replace(made, note="; ".join(self.notes[known:]))
 
     def list(self) -> tuple[Artifact, ...]:
-        """Return what is there by name, its bytes unchecked; without what has no readable metadata."""
+        """Return the artifacts sorted by name, bytes unverified, without entries that have no readable metadata."""
         found = ((entry, _metadata(entry)) for entry in self._entries())
         return tuple(_artifact(entry, metadata) for entry, metadata in found if metadata is not None)
 
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
-        """Remove the artifacts not used for longest until the rest take at most `limit_bytes`; return their keys.
+        """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        What is in use stays. Remains of processes that were killed, and entries without metadata, go first; with `run`,
-        whatever is for another run alone goes too.
+        Artifacts in use stay. Leftovers of killed processes, and entries without metadata, go first; with `run`,
+        artifacts limited to another run go too.
         """
         with self._explaining():
             self._sweep()
@@ -164,7 +164,7 @@ class Store:
             return tuple(removed)
 
     def close(self) -> None:
-        """Give back what this store has handed out; the files stay until somebody needs their room."""
+        """Release the artifacts in use; the files stay until their space is needed."""
         while self._in_use:
             os.close(self._in_use.pop())
 
@@ -175,7 +175,7 @@ class Store:
         self.close()
 
     def _verified(self, key: str) -> Artifact | None:
-        """Return the artifact, in use from here on, or None where there is none; raise _Damaged."""
+        """Return the artifact, now in use, or None if there is none; raise _Damaged."""
         entry = self._entry(key)
         if not entry.is_dir():
             return None
@@ -188,18 +188,18 @@ class Store:
             fcntl.flock(fd, fcntl.LOCK_SH)
             _require_content(fd, metadata)
             if not _is_at(fd, artifact.path):
-                raise _Damaged("it was removed while it was read")
+                raise _Damaged("it was removed during reading")
         except BaseException:
             os.close(fd)
             raise
         self._in_use.append(fd)
         if not self._read_only:
-            with suppress(OSError):  # a folder that can only be read keeps no order of use
+            with suppress(OSError):  # a read-only folder records no order of use
                 os.utime(entry / _METADATA)
         return artifact
 
     def _verified_or_removed(self, key: str) -> Artifact | None:
-        """Do as `_verified`, behind the lock: what is damaged goes."""
+        """Do as `_verified` while holding the lock, and remove a damaged entry."""
         try:
             return self._verified(key)
         except _Damaged as damage:
@@ -219,7 +219,7 @@ class Store:
             self._require_one_file(path)
             fd = _opened(path)
             self._in_use.append(fd)
-            # the lock stays with the file when it gets its name: nobody removes what was just made
+            # the lock stays with the renamed file, so nobody removes what was just made
             fcntl.flock(fd, fcntl.LOCK_SH)
             metadata = _describe(fd, facts, found if isinstance(found, Mapping) else {})
             _write_synced(scratch / _METADATA, msgspec.json.format(msgspec.json.encode(metadata)))
@@ -239,7 +239,7 @@ class Store:
 
     @contextmanager
     def _removing(self, scratch: Path) -> Iterator[None]:
-        """Start without `scratch` and, after an error, end without it; tell a full disk with the size it takes."""
+        """Remove `scratch` first, and again after an error; report a full disk with the size needed."""
         shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed: the lock is ours
         try:
             yield
@@ -255,8 +255,8 @@ class Store:
     def _refuse_full(self, written: int, error: BaseException) -> NoReturn:
         needed = max(written, shutil.disk_usage(self._folder).free) / 1e6
         raise ArtifactError(
-            f"artifact store {self._folder}: disk full, and this artifact takes more than {needed:.1f} MB; free some "
-            "space, drop old ones with `benchd export --prune`, or choose another folder"
+            f"artifact store {self._folder}: disk full, and this artifact needs more than {needed:.1f} MB; free some "
+            "space, delete old ones with `benchd export --prune`, or choose another folder"
         ) from error
 
     def _refuse(self, error: OSError) -> NoReturn:
@@ -272,7 +272,7 @@ class Store:
 
     @contextmanager
     def _locked(self, key: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the key's lock over a block; yield whether it was to be had, which without `wait` it may not be."""
+        """Hold the key's lock during a block; yield whether it was acquired, which may fail without `wait`."""
         path = self._entry(key).parent / ".locks" / key
         with self._explaining():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -308,7 +308,7 @@ class Store:
                 os.close(fd)
 
     def _entries(self) -> Iterator[Path]:
-        """Yield the folders of entries, whole or not; what else lies here is nobody's business."""
+        """Yield the folders of entries, complete or not, and ignore everything else."""
         if self._folder.is_dir():
             yield from (path for path in sorted(self._folder.iterdir()) if _KEY.fullmatch(path.name))
 
@@ -323,7 +323,7 @@ def _file_name(facts: Mapping[str, Any]) -> str:
 
 
 def _metadata(entry: Path) -> Metadata | None:
-    """Return the metadata of an entry where it can be read and is this entry's own."""
+    """Return the metadata of an entry if it is readable and belongs to this entry."""
     try:
         metadata = msgspec.json.decode((entry / _METADATA).read_bytes(), type=Metadata)
     except (OSError, msgspec.MsgspecError):
@@ -342,7 +342,7 @@ def _artifact(entry: Path, metadata: Metadata) -> Artifact:
 
 def _opened(path: Path) -> int:
     try:
-        # without waiting for the other end, should there be a named pipe
+        # non-blocking, in case it is a named pipe
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise _Damaged(f"its content cannot be opened: {error.strerror}") from error
@@ -353,7 +353,7 @@ def _require_content(fd: int, metadata: Metadata) -> None:
     if size != metadata.bytes:
         raise _Damaged(f"it holds {size} bytes, not {metadata.bytes}")
     if _sha256(fd) != metadata.sha256:
-        raise _Damaged("its bytes are not those that were written (SHA-256)")
+        raise _Damaged("its bytes have changed since it was written (SHA-256)")
 
 
 def sha256_of(path: Path) -> str:
@@ -379,13 +379,13 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _lock(path: Path, *, wait: bool) -> tuple[int, bool]:
-    """Return the open file with its lock, and whether that was to be had."""
+    """Return the open lock file, and whether the lock was acquired."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         free = _flocked(fd, fcntl.LOCK_EX, wait=wait)
         if not free or _is_at(fd, path):
             return fd, free
-        os.close(fd)  # whoever held it removed it: the next one to ask gets another file
+        os.close(fd)  # its holder removed it: the next process gets a new file
 
 
 def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
@@ -409,7 +409,7 @@ def _describe(fd: int, facts: Mapping[str, Any], measured: Mapping[str, Any]) ->
 
 
 def _machine() -> str:
-    """Return the board's name where it has one, else the kind of machine."""
+    """Return the board's name if it has one, else the machine type."""
     try:
         return Path("/proc/device-tree/model").read_text().strip("\0\n ")
     except OSError:
@@ -436,7 +436,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _disk_full(error: BaseException | None) -> bool:
-    """Return whether a full disk is behind the error, be it wrapped in others."""
+    """Return whether a full disk caused the error, possibly wrapped in others."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True

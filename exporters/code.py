@@ -1,4 +1,4 @@
-"""Which code of benchd and which versions a kept file is made by, for its key and its facts. Torch-free."""
+"""The code of benchd and the versions that made a stored file, for its key and facts. Torch-free."""
 
 import functools
 import hashlib
@@ -13,9 +13,9 @@ _SUFFIXES = (".py", ".c")
 
 @functools.cache
 def sha256(*places: str) -> str:
-    """Return a hash over the source in these files and folders of benchd: the same for a checkout and an install.
+    """Return a hash over the source in these files and folders of benchd, the same for a checkout and an install.
 
-    Without arguments it is that of what builds, runs and exports the models.
+    Without arguments it covers the code that builds, runs and exports the models.
     """
     digest = hashlib.sha256()
     for place in places or SHIPPED:
@@ -28,7 +28,7 @@ def sha256(*places: str) -> str:
 
 @functools.cache
 def versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of those of these distributions that are installed."""
+    """Return the versions of the installed ones among these distributions."""
     found = {}
     for name in distributions:
         with suppress(PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Which file of a model is meant: what it is made of, and which form of the scan suits who runs it. Needs no ONNX."""
+"""The identity of a model's file: what it is made from, and the form of the scan for its target. Needs no ONNX."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -16,14 +16,14 @@ FORMS: tuple[Form, ...] = ("scan", "two_level")
 OPSET = 18
 # whose version shows in the file; torchvision brings the layers of the ResNets
 EXPORTERS = ("torch", "torchvision", "timm", "onnx", "onnx-ir", "onnxscript")
-ONLY_OUTPUT = "outputs"  # the name in the file of what a model answers as one tensor
+ONLY_OUTPUT = "outputs"  # the file's output name for a model with a single tensor
 
-# measured on a CPU, where one Scan node keeps its state in the cache; the others launch kernels for each turn of a loop
+# measured: on a CPU one Scan node keeps its state in the cache; the others launch kernels for each loop iteration
 _BEST: dict[Target, Form] = {"cpu": "scan", "cuda": "two_level", "tensorrt": "two_level"}
 
 
 def form(options: Mapping[str, Any], target: Target) -> Form | None:
-    """Return the form of the scan for this target, None for a model that has none; `options` are all of the model."""
+    """Return the form of the scan for this target, None for a model without one; `options` are all the model's."""
     if "scan" not in options:
         return None
     return "two_level" if options["scan"] == "two_level" else _BEST[target]
@@ -37,10 +37,10 @@ def onnx_facts(
     batch: int | None,
     form: Form | None,
 ) -> dict[str, Any]:
-    """Return what an ONNX file is made of: the facts of its key in `benchd.exporters.artifacts.Store`.
+    """Return the facts of an ONNX file's key in `benchd.exporters.artifacts.Store`.
 
-    `batch` None is a dynamic batch. What makes the file is among them: `code_sha256` of benchd, and `versions`, which a
-    file from another machine need not share.
+    `batch` None means a dynamic batch. The facts include what makes the file: `code_sha256` of benchd, and `versions`,
+    which may differ for a file from another machine.
     """
     return {
         "model": model,

@@ -1,8 +1,8 @@
-"""A built model to an ONNX file of standard operators, and the proof that the file is that model.
+"""Exports a built model to an ONNX file of standard operators, and proves that the file computes that model.
 
-The precision stands in the graph: an fp16 file has float16 weights, inputs and outputs, and keeps in float32 what the
-model keeps there. A model that draws random numbers is exported from behind its encoder. Nothing is believed of
-torch's exporter: it may declare a batch size dynamic and have traced one, or write another opset than it was asked.
+The precision is part of the graph: an fp16 file has float16 weights, inputs and outputs, and keeps in float32 what the
+model keeps there. A model that draws random numbers is exported without its encoder. torch's exporter is not trusted:
+it may declare a batch size dynamic but have traced a fixed one, or write a different opset than requested.
 """
 
 import copy
@@ -33,19 +33,19 @@ DYNAMIC_BATCHES = (1, 2, 5)
 LEAST_IMAGES = 8
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-_TRACED_BATCH = 2  # torch takes a batch of one for a constant
+_TRACED_BATCH = 2  # torch treats a batch of one as a constant
 
 
 class ExportError(Exception):
-    """A model cannot be exported, or the file is not what was asked for; the message says what is wrong."""
+    """A model cannot be exported, or the file is not as requested; the message says what is wrong."""
 
 
 class NotExportable(ExportError):
-    """torch makes no file of the model; the message says why."""
+    """torch cannot export the model; the message says why."""
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What is known of a checked file; `parity` is null if ONNX Runtime is not there to run it: `unchecked` says so."""
+    """Facts about a checked file; without ONNX Runtime `parity` is null and `unchecked` says so."""
 
     opset: int
     nodes: int
@@ -68,7 +68,7 @@ def export(
     judged_by: Literal["outputs", "codes"],
     outputs: Sequence[str] = (ONLY_OUTPUT,),
 ) -> Exported:
-    """Write `module`, float32 in eval mode on the CPU, to `path`; return what was found of the file.
+    """Write `module`, float32 in eval mode on the CPU, to `path`; return facts about the file.
 
     `images` (n, ...) are inputs to compare with, several by the names that the file gives them; the module returns a
     tensor for each of `outputs`, in a tuple if there are several. `batch` None leaves the batch dynamic. Raises
@@ -103,7 +103,7 @@ def export(
 
 
 def _prepared(module: nn.Module, precision: Precision) -> nn.Module:
-    """Return a copy in this precision that derives nothing of its weights in each run."""
+    """Return a copy in this precision that does not recompute values from its weights in each run."""
     ready = copy.deepcopy(module).to(_DTYPES[precision]).eval().requires_grad_(False)
     freeze = getattr(ready, "freeze", None)
     if freeze:
@@ -123,7 +123,7 @@ class _Encoded(nn.Module):
 
 
 def _inputs(module: nn.Module, images: Tensor) -> Tensor:
-    """Return what the file reads of these images: for a model that encodes them at random, one draw."""
+    """Return the file's input for these images: for a model with random encoding, one draw."""
     encode: Any = getattr(module, "encode", None)
     inputs: Tensor = images if encode is None else encode(images, _uniforms(module, images))
     return inputs
@@ -147,7 +147,7 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 def _traced(
     module: nn.Module, examples: Sequence[Tensor], batch_axes: Sequence[int] | None, names: tuple[list[str], list[str]]
 ) -> onnx_ir.Model:
-    """Return the graph that torch writes; raise ExportError where a dynamic batch became another range."""
+    """Return the graph that torch writes; raise ExportError if a dynamic batch got another range."""
     size = torch.export.Dim("batch", min=1)
     dynamic: Any = None if batch_axes is None else tuple({axis: size} for axis in batch_axes)
     if dynamic and _gathers(module):
@@ -165,13 +165,13 @@ def _traced(
                 input_names=names[0],
                 output_names=names[1],
             )
-    except Exception as error:  # whatever its many stages meet
+    except Exception as error:  # its many stages raise anything
         raise NotExportable(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
     if program is None or program.exported_program is None:
         raise ExportError(f"torch {torch.__version__} wrote no program")
     constraints = program.exported_program.range_constraints
     if any(str(symbol).startswith("u") for symbol in constraints):
-        raise NotExportable("no file is made of a model whose sizes depend on the values of its inputs")
+        raise NotExportable("a model whose sizes depend on the values of its inputs cannot be exported")
     ranges = list(constraints.values())
     wanted = [] if batch_axes is None else [1]
     if [bounds.lower for bounds in ranges] != wanted or any(bounds.upper < 2**31 for bounds in ranges):
@@ -181,14 +181,14 @@ def _traced(
 
 
 def _gathers(module: nn.Module) -> bool:
-    """Say whether the module takes any number of inputs, which torch.export takes for one tuple of them."""
+    """Return whether the module takes any number of inputs, which torch.export treats as one tuple."""
     kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
     return inspect.Parameter.VAR_POSITIONAL in kinds
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks on what it does internally off the screen; what it cannot do it raises."""
+    """Hide the exporter's remarks on its internals; real problems are raised."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -203,14 +203,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost reason: the outer ones are advice on how to report it."""
+    """Return the innermost reason: the outer ones are advice on reporting it."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def _lowered(model: onnx_ir.Model, form: Form | None) -> None:
-    """Bring the graph down to standard operators and compute what is constant, in place."""
+    """Lower the graph to standard operators and fold constants, in place."""
     with _quiet():
         if form:
             recurrence.expand(model, form)
@@ -231,7 +231,7 @@ def _lowered(model: onnx_ir.Model, form: Form | None) -> None:
 
 
 def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int] | None) -> onnx.ModelProto:
-    """Return the file as it was read back; raise ExportError where it is not valid or not what was asked for."""
+    """Return the file as read back; raise ExportError if it is invalid or not as requested."""
     written = onnx.load(path)
     try:
         onnx.checker.check_model(written, full_check=True)
@@ -239,7 +239,7 @@ def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int] | No
         raise ExportError(f"the file is not valid ONNX: {error}") from error
     opsets = {entry.domain: entry.version for entry in written.opset_import}
     if opsets != {"": OPSET}:
-        raise ExportError(f"the file has the opsets {opsets}, not {OPSET} of the standard one alone")
+        raise ExportError(f"the file has the opsets {opsets}, not only {OPSET} of the standard one")
     wanted: list[list[int | str]] = [list(shape) for shape in shapes]
     for shape, axis in zip(wanted, batch_axes or [], strict=False):
         shape[axis] = "batch"
@@ -262,7 +262,7 @@ def _proven(
     judged_by: Literal["outputs", "codes"],
     found: Exported,
 ) -> Exported:
-    """Load the file in ONNX Runtime and compare its numbers; raise ExportError where they differ."""
+    """Load the file in ONNX Runtime and compare its numbers; raise ExportError if they differ."""
     reason = sessions.why_not()
     if reason:
         return msgspec.structs.replace(found, unchecked=f"numbers not compared: {reason}")
@@ -299,7 +299,7 @@ class _Drawn(nn.Module):
 
 
 def _batches(images: Tensor, batch: int | None) -> list[Tensor]:
-    """Return images in batches of the file's size, or of three where it takes any."""
+    """Return images in batches of the file's size, or of three if it takes any."""
     sizes = DYNAMIC_BATCHES if batch is None else (batch,) * -(-LEAST_IMAGES // batch)
     ends = np.cumsum(sizes)
     spread = _repeated(images, int(ends[-1]))

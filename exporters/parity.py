@@ -1,7 +1,7 @@
-"""How far an exported file is from its model: both against the model in float64, on the same images.
+"""The deviation of an exported file from its model: both against the model in float64, on the same images.
 
-A wrong graph is wrong on most images, while a spiking model's neuron that fires one step later, as rounding has it,
-changes few. So spiking and quantised models are judged by the image in the middle and by their answers.
+A wrong graph is wrong on most images, while a spiking neuron that fires one step later because of rounding changes few.
+So spiking and quantised models are judged by the median image and by their answers.
 """
 
 import copy
@@ -20,7 +20,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """What was found; errors are of the file's outputs, `error_share` over the largest absolute output."""
+    """The comparison; errors are of the file's outputs, `error_share` is relative to the largest absolute output."""
 
     batch_sizes: list[int]
     images: int
@@ -30,7 +30,7 @@ class Parity(msgspec.Struct, frozen=True):
 
 
 class Differs(Exception):
-    """The file computes something else than its model; the message gives the figures."""
+    """The file does not compute what its model does; the message gives the figures."""
 
 
 def compare(
@@ -40,14 +40,14 @@ def compare(
     precision: Literal["fp32", "fp16"],
     judged_by: Literal["outputs", "codes"],
 ) -> Parity:
-    """Return how `run` agrees with `module` on batches of its inputs; raise Differs where it does not.
+    """Return how `run` agrees with `module` on batches of its inputs; raise Differs if it does not.
 
-    Each output is judged by itself, and the figures are of the one that is furthest off. A model that float64 cannot
-    run is judged against itself in float32.
+    Each output is judged separately, and the figures are of the worst one. A model that cannot run in float64 is judged
+    against itself in float32.
     """
     try:
         exact = _outputs(copy.deepcopy(module).double(), batches, torch.float64)
-    except Exception:  # of whichever operator has no such kernel
+    except Exception:  # some operators have no float64 kernel
         exact = _outputs(module, batches, torch.float32)
     plain = _outputs(copy.deepcopy(module).to(_DTYPES[precision]), batches, _DTYPES[precision])
     found = _rows([run(*batch) for batch in batches], [len(batch[0]) for batch in batches])
@@ -65,7 +65,7 @@ def _judged(
     judged_by: Literal["outputs", "codes"],
 ) -> Parity:
     if found.shape != exact.shape:
-        raise Differs(f"the file answers {found.shape} and the model {exact.shape}")
+        raise Differs(f"the file returns {found.shape}, but the model {exact.shape}")
     largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0)) or 1.0
     errors, plain_errors = (_distances(exact, outputs) / largest for outputs in (found, plain))
     parity = Parity(
@@ -89,14 +89,14 @@ def _judged(
 
 
 def _distances(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Return the largest distance in each row; between two infinities of one sign lies nothing."""
+    """Return the largest distance in each row; two infinities of the same sign do not differ."""
     with np.errstate(invalid="ignore"):  # inf - inf
         distances: np.ndarray = np.where(exact == found, 0.0, np.abs(found - exact)).max(axis=1, initial=0.0)
     return distances
 
 
 def _outputs(module: nn.Module, batches: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> list[np.ndarray]:
-    """Return for each output of the module what it is for all batches."""
+    """Return each output of the module over all batches."""
     answers = []
     with torch.inference_mode():
         for batch in batches:
@@ -107,7 +107,7 @@ def _outputs(module: nn.Module, batches: Sequence[Sequence[torch.Tensor]], dtype
 
 
 def _rows(answers: Sequence[Sequence[np.ndarray]], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Return each output (N, ...) in float64: a row for an item, or for a batch where the batch does not lead."""
+    """Return each output (N, ...) in float64: a row per item, or per batch if the batch is not the first dimension."""
     rows = [
         [
             part.reshape(size if part.shape[:1] == (size,) else 1, -1).astype(np.float64)

@@ -1,14 +1,14 @@
-"""The selective recurrence in ONNX, in two forms of standard ops; which is faster depends on who runs the file.
+"""The selective recurrence in ONNX, in two forms of standard ops; the faster one depends on the runtime.
 
     h[t] = exp(delta[t] A) h[t-1] + x[t] B[t]      y[t] = sum over n of h[t] C[t]      h[-1] = 0
 
 delta, x and y are (length, *batch, E), B and C (length, *batch, N), A broadcasts to (*batch, N, E); at most one size of
 `*batch` is dynamic.
 
-- "scan": one Scan node, a token at a time. The state stays in the cache: the fastest on a CPU.
-- "two_level": no loop. All chunks of about sqrt(length) tokens run at once from a zero state, keeping their decay so
-  far; then one step a chunk hands the states on. For runtimes that are slow at loops. Only decays in (0, 1] are
-  multiplied: dividing by them instead overflows.
+- "scan": one Scan node, one token at a time. The state stays in the cache: fastest on a CPU.
+- "two_level": no loop. All chunks of about sqrt(length) tokens run at once from a zero state, tracking their cumulative
+  decay; then one step per chunk passes the states on. For runtimes with slow loops. Only decays in (0, 1] are
+  multiplied: dividing by them would overflow.
 """
 
 import itertools
@@ -36,7 +36,7 @@ def expand(model: ir.Model, form: Form) -> None:
 
 
 class _Form:
-    """The standard nodes in the place of one; values of 6 dimensions are (chunks, chunk, *batch, ., .)."""
+    """The standard nodes that replace one node; values of 6 dimensions are (chunks, chunk, *batch, ., .)."""
 
     def __init__(self, node: ir.Node) -> None:
         self.tape = ir.tape.Tape()
@@ -96,7 +96,7 @@ class _Form:
         return self._op("Slice", y, self._int(0), self._int(self._length), self._int(0))
 
     def _handed_on(self, products: Sequence[ir.Value], states: Sequence[ir.Value]) -> ir.Value:
-        """Return the state that enters each chunk; into the first, zeros."""
+        """Return the state entering each chunk; zeros for the first."""
         entering = [self._op("Mul", states[0], self._zero())]
         for product, state in zip(products[:-1], states[:-1], strict=True):
             entering.append(self._op("Add", self._op("Mul", product, entering[-1]), state))
@@ -105,7 +105,7 @@ class _Form:
     def _chunked(self, value: ir.Value, chunks: int, chunk: int, *, axis: int) -> ir.Value:
         """Return (length, *batch, n) as (chunks, chunk, *batch, 1, n), or (..., n, 1) for the axis -1.
 
-        The tokens of zeros at the end leave the state as it is.
+        The zero tokens at the end do not change the state.
         """
         shape = _present(value).shape
         numbers = shape[-1] if shape is not None else None

@@ -1,6 +1,6 @@
-"""ONNX Runtime sessions that run where they were asked to run, or not at all.
+"""ONNX Runtime sessions that run on the requested provider, or not at all.
 
-Left alone, ONNX Runtime quietly goes on with another provider, and its two distributions overwrite each other's files.
+By default ONNX Runtime silently falls back to another provider, and its two distributions overwrite each other's files.
 """
 
 import json
@@ -26,19 +26,19 @@ _ERRORS_ONLY = 3
 
 
 class SessionError(Exception):
-    """ONNX Runtime cannot run a file, or not on the provider asked for; the message says why."""
+    """ONNX Runtime cannot run a file, or not on the requested provider; the message says why."""
 
 
 class Unavailable(SessionError):
-    """ONNX Runtime is not installed as it must be; the message says what to type."""
+    """ONNX Runtime is not installed correctly; the message says what to type."""
 
 
 def why_not() -> str | None:
-    """Return why ONNX Runtime cannot be used here, as far as that shows without importing it; else None."""
+    """Return why ONNX Runtime cannot be used here, as far as visible without importing it; else None."""
     found = installed()
     if len(found) > 1:
         both = " ".join(found)
-        return f"{both} overwrite each other: pip uninstall -y {both}, then pip install the one you want"
+        return f"{both} overwrite each other's files: pip uninstall -y {both}, then pip install the one you want"
     if find_spec("onnxruntime") is None:
         return "ONNX Runtime is not installed: pip install onnxruntime, or onnxruntime-gpu for CUDA"
     return None
@@ -63,8 +63,8 @@ def open_session(
 ) -> Any:
     """Return an onnxruntime.InferenceSession of the file on this provider, which never falls back to another.
 
-    `threads` bounds the CPU threads inside an operator; None takes those this process may run on. `options` are those
-    of the provider; not `optimised` runs the file node by node as it is. Raises SessionError where the file cannot be
+    `threads` limits the CPU threads inside an operator; None uses all CPUs of this process. `options` are the
+    provider's; without `optimised` the file runs node by node as written. Raises SessionError if the file cannot be
     loaded, and Unavailable.
     """
     settings = _settings(threads)
@@ -85,12 +85,12 @@ def _session(path: Path, provider: Provider, settings: Any, options: dict[str, A
     ort = _onnxruntime()
     name = PROVIDERS[provider]
     if name not in ort.get_available_providers():
-        raise Unavailable(f"this onnxruntime {ort.__version__} has no {name}: pip install onnxruntime-gpu in its place")
+        raise Unavailable(f"this onnxruntime {ort.__version__} has no {name}: pip install onnxruntime-gpu instead")
     if provider != "cpu" and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # CUDA's libraries out of torch's wheels
+        ort.preload_dlls()  # the CUDA libraries from torch's wheels
     try:
         session = ort.InferenceSession(str(path), settings, [(name, options)], enable_fallback=0)
-    except Exception as error:  # each kind of its failures is a class of its own, without a base
+    except Exception as error:  # its exception classes have no common base
         reason = str(error).strip().split("\n")[0]
         raise SessionError(f"{path.name}: ONNX Runtime {ort.__version__} cannot load it: {reason}") from error
     if session.get_providers()[0] != name:
@@ -100,7 +100,7 @@ def _session(path: Path, provider: Provider, settings: Any, options: dict[str, A
 
 
 def node_shares(path: Path, provider: Provider, feeds: dict[str, Any], options: dict[str, Any]) -> dict[str, float]:
-    """Return the share of nodes that each provider runs, seen in one profiled run of a session of its own."""
+    """Return the share of nodes per provider, from one profiled run of a separate session."""
     with tempfile.TemporaryDirectory() as folder:
         settings = _settings(None)
         settings.enable_profiling = True

@@ -1,7 +1,7 @@
-"""An ONNX file made into a TensorRT engine, and the engine run by device addresses; TensorRT 10.3 and newer.
+"""Builds a TensorRT engine from an ONNX file, and runs it by device addresses; TensorRT 10.3 and newer.
 
-Precision stands in the file, and networks are strongly typed: TensorRT computes in the file's own types. A plan, which
-is a serialised engine, fits one TensorRT version and one kind of GPU; how it was built travels in its name.
+The file defines the precision, and networks are strongly typed: TensorRT computes in the file's types. A plan (a
+serialised engine) fits one TensorRT version and one kind of GPU; its engine name says how it was built.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Shape = tuple[int, ...]
 T = TypeVar("T")
 
 OLDEST = (10, 3)
-FLAGS = ("strongly_typed", "no_tf32", "detailed_profiling")  # what every build asks for
+FLAGS = ("strongly_typed", "no_tf32", "detailed_profiling")  # requested by every build
 
 _OUT_OF_MEMORY = re.compile(r"out ?of ?memory|allocator error|could not be allocated", re.IGNORECASE)
 _ADVICE = (
-    "close other programs, give --workspace less, add swap, or build on another board of the same kind and bring its "
+    "close other programs, reduce --workspace, add swap, or build on another board of the same kind and use its "
     "files with --artifacts"
 )
 _ERRORS_SHOWN = 3
@@ -55,23 +55,23 @@ class Unavailable(RuntimeError):
 
 
 class BuildError(Exception):
-    """TensorRT does not build an engine of this file; the message holds what its parser or its log says."""
+    """TensorRT cannot build an engine from this file; the message quotes its parser or log."""
 
 
 class OutOfMemory(BuildError):
-    """The build needs more memory than there is; the message says what may help."""
+    """The build needs more memory than available; the message says what may help."""
 
 
 class EngineError(Exception):
-    """An engine refuses a shape, an address or a run; the message holds what its log says."""
+    """An engine refuses a shape, an address or a run; the message quotes its log."""
 
 
 class ForeignPlan(EngineError):
-    """A plan that this TensorRT on this GPU does not take; building it again helps."""
+    """A plan that this TensorRT on this GPU cannot load; rebuilding it helps."""
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The batch sizes that an engine takes and the one it is tuned for; for files whose batch is dynamic.
+    """The range of batch sizes of an engine and the one it is tuned for; for files with a dynamic batch.
 
     Raises ValueError unless 1 <= minimum <= optimum <= maximum.
     """
@@ -90,14 +90,14 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How a plan was built, as its name tells; under weak typing TensorRT chooses types itself."""
+    """How a plan was built, as encoded in its name; under weak typing TensorRT chooses types itself."""
 
     typing: Typing
     workspace_bytes: int
 
 
 class Built(NamedTuple):
-    """A finished build. `note` says why typing is weak, where it is."""
+    """A finished build. `note` says why typing is weak, if it is."""
 
     typing: Typing
     seconds: float
@@ -115,7 +115,7 @@ def engine_facts(
     flags: Sequence[str],
     profile: Profile,
 ) -> dict[str, Any]:
-    """Return what an engine is made of and for: the facts of its key in `benchd.exporters.artifacts.Store`."""
+    """Return the facts of an engine's key in `benchd.exporters.artifacts.Store`: its inputs and its target."""
     return {
         "format": "plan",
         "onnx_sha256": onnx_sha256,
@@ -131,7 +131,7 @@ def engine_facts(
 def default_workspace_bytes(root: Path = Path("/")) -> int | None:
     """Return min(1 GiB, 25 % of available memory) on a Tegra, where the GPU has the CPU's memory; else None: no limit.
 
-    Raises OSError or ValueError where a Tegra's /proc/meminfo is not as Linux writes it.
+    Raises OSError or ValueError if a Tegra's /proc/meminfo cannot be parsed.
     """
     compatible = root / "proc/device-tree/compatible"
     if not compatible.exists() or b"nvidia,tegra" not in compatible.read_bytes():
@@ -143,14 +143,14 @@ def default_workspace_bytes(root: Path = Path("/")) -> int | None:
 
 
 def timing_cache_path(version: str, gpu_name: str) -> Path:
-    """Return where the times of kernels are kept between builds, for this TensorRT on this GPU."""
+    """Return the file of kernel timings kept between builds, for this TensorRT on this GPU."""
     return folders.cache() / "tensorrt" / (re.sub(r"[^A-Za-z0-9.]+", "_", f"{version}-{gpu_name}") + ".timing")
 
 
 def load() -> TensorRT:
     """Return the tensorrt module; raise Unavailable with what to do.
 
-    Never without a working CUDA device: TensorRT's runtime then crashes the process instead of saying so.
+    Never call TensorRT without a working CUDA device: its runtime then crashes the process.
     """
     if not torch.cuda.is_available():
         raise Unavailable("TensorRT needs a CUDA device")
@@ -166,7 +166,7 @@ def load() -> TensorRT:
 
 
 def require_version(version: str) -> None:
-    """Raise Unavailable for a TensorRT older than 10.3, whose API is another."""
+    """Raise Unavailable for a TensorRT older than 10.3, which has a different API."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise Unavailable(f"TensorRT {version} is too old; benchd needs {OLDEST[0]}.{OLDEST[1]} or newer")
 
@@ -181,10 +181,10 @@ def build(
     timing_cache: Path,
     precision: str,
 ) -> Built:
-    """Build the engine of `onnx` for the current GPU, write it to `plan` and what was timed to `timing_cache`.
+    """Build the engine of `onnx` for the current GPU, write it to `plan` and kernel timings to `timing_cache`.
 
-    Where a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` takes its place and the result
-    says so. Raises BuildError, OutOfMemory among them, and Unavailable where TensorRT does not start.
+    If a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` replaces it, and the result says
+    so. Raises BuildError, including OutOfMemory, and Unavailable if TensorRT does not start.
     """
     start = time.monotonic()
     note = ""
@@ -311,7 +311,7 @@ def _failure(errors: Sequence[str]) -> BuildError:
     for line in errors:
         if _OUT_OF_MEMORY.search(line):
             return _out_of_memory(line)
-    return BuildError(f"TensorRT built no engine: {_last(errors)}")
+    return BuildError(f"TensorRT could not build the engine: {_last(errors)}")
 
 
 def _out_of_memory(told: str) -> OutOfMemory:

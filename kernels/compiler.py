@@ -1,4 +1,4 @@
-"""Compiles an op's C file with this machine's compiler at first use; kept by source, flags, compiler and CPU."""
+"""Compiles an op's C file with this machine's compiler at first use; cached by source, flags, compiler and CPU."""
 
 import ctypes
 import fcntl
@@ -19,7 +19,7 @@ from benchd.kernels.dispatch import Unavailable
 
 FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall")
 EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equation rounds twice
-# ISO C rounds every product of its own; a fused multiply-add is both faster and nearer to an equation of real numbers
+# ISO C rounds every product; a fused multiply-add is both faster and closer to the equation in real numbers
 FUSED = ("-ffp-contract=fast",)
 COMPILE_TIMEOUT_S = 300
 
@@ -28,7 +28,7 @@ COMPILE_TIMEOUT_S = 300
 def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Return the compiled C file `source` as a library, compiling it unless an earlier process has.
 
-    `flags` are further compiler flags, such as EXACT. Raises Unavailable where there is no compiler or it fails.
+    `flags` are further compiler flags, such as EXACT. Raises Unavailable if there is no compiler or it fails.
     """
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -59,15 +59,15 @@ def real(dtype: torch.dtype) -> str:
 
 
 def threads() -> int:
-    """Return how many threads a kernel may use: torch's number, and one in a forked child.
+    """Return the number of threads of a kernel: torch's, but one in a forked child.
 
-    OpenMP's pool does not survive a fork; a child that asked it for threads would wait for them forever.
+    OpenMP's pool does not survive a fork; a child that requested threads would wait forever.
     """
     return torch.get_num_threads() if os.getpid() == _PID else 1
 
 
 def in_dtype(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the tensor in `dtype`; what torch takes to convert nothing, for each argument, is felt at batch 1."""
+    """Return the tensor in `dtype`, skipping torch's no-op conversion, whose cost per argument matters at batch 1."""
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
@@ -92,7 +92,7 @@ def _key(source: Path, command: tuple[str, ...]) -> str:
 
 
 def _cpu() -> str:
-    """Return what the code is compiled for: a cache folder may travel to another machine."""
+    """Return the target CPU of the code: a cache folder may be copied to another machine."""
     wanted = ("model name", "flags", "Features", "CPU part")
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(wanted))
@@ -100,9 +100,9 @@ def _cpu() -> str:
 
 @functools.cache
 def _openmp() -> Path | None:
-    """Return the OpenMP runtime that torch brings, None where it uses the system's.
+    """Return torch's bundled OpenMP runtime, None if it uses the system's.
 
-    A second runtime would have threads of its own, which fight with torch's over the cores.
+    A second runtime would have its own threads, which compete with torch's for the cores.
     """
     return next(iter(sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))), None)
 

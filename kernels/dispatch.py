@@ -1,4 +1,4 @@
-"""Chooses the implementation of an op by name; each op's folder holds one module an implementation."""
+"""Chooses the implementation of an op by name; each op's folder holds one module per implementation."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ _WORDS = {"native": "native", "triton": "Triton"}
 
 
 class Unavailable(RuntimeError):
-    """An implementation that was asked for by name does not exist or cannot run here; the message says why."""
+    """A requested implementation does not exist or cannot run here; the message says why."""
 
 
 def require_device(op: str, kernel: Kernel, tensor: torch.Tensor) -> None:
@@ -51,14 +51,14 @@ def refuse_float64(op: str, kernel: Kernel, *tensors: torch.Tensor | None) -> No
 class Implementations:
     """The implementations of the op in `package`, imported with it: torch.compile cannot trace an import by name.
 
-    Triton's joins them where its kernels can run, because a CPU alone need not wait for its import.
+    Triton's is included only if its kernels can run, so that a CPU-only machine need not wait for its import.
     """
 
     def __init__(self, package: str, **modules: ModuleType) -> None:
         self._package, self._modules = package, modules
         self._refused: dict[str, str] = {}
         if torch.cuda.is_available() or INTERPRETED:
-            with suppress(Unavailable):  # what is missing is said when it is asked for
+            with suppress(Unavailable):  # a missing one is reported when requested
                 self._modules["triton"] = self._imported("triton")
 
     def __call__(self, implementation: str, device: torch.device) -> ModuleType:
@@ -80,7 +80,7 @@ class Implementations:
             try:
                 return importlib.import_module(name)
             except ImportError as error:
-                # kept, because a second import of what failed in its middle says something else
+                # stored, because a second import after a partial failure raises a different error
                 self._refused[implementation] = _why_not(name, error)
         op = self._package.rpartition(".")[2]
         raise Unavailable(f"{op} has no {implementation!r} implementation here: {self._refused[implementation]}")

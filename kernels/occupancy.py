@@ -1,4 +1,4 @@
-"""How many warps of a kernel a multiprocessor (SM) can hold at once, and what holds it back: arithmetic, no GPU.
+"""How many warps of a kernel fit on a multiprocessor (SM) at once, and what limits them: arithmetic, no GPU.
 
 The limits of each compute capability are those of the tables "Compute Capabilities" in the CUDA Programming Guide; how
 registers and shared memory are handed out follows NVIDIA's occupancy calculator, against which the tests hold this one.
@@ -8,14 +8,14 @@ Left out: barriers and thread block clusters, which our kernels do not use, and 
 from dataclasses import dataclass
 
 WARP_THREADS = 32
-MAX_THREADS = 1024  # a block, on every architecture
-MAX_REGISTERS = 255  # a thread, likewise
+MAX_THREADS = 1024  # per block, on every architecture
+MAX_REGISTERS = 255  # per thread, likewise
 KIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What one SM can hold at once, and the units in which it hands that out."""
+    """The resources of one SM, and their allocation units."""
 
     warps: int
     blocks: int
@@ -57,7 +57,7 @@ class Occupancy:
 
 
 def theoretical(architecture: Architecture, registers: int, shared_bytes: int, threads: int) -> Occupancy:
-    """Return the occupancy of a kernel by its registers a thread, and its shared memory and threads a block."""
+    """Return the occupancy of a kernel by its registers per thread, and its shared memory and threads per block."""
     if threads < 1:
         raise ValueError(f"a block has at least one thread, not {threads}")
     warps = -(-threads // WARP_THREADS)

@@ -1,7 +1,7 @@
 """Makes ops of torch, one for the kernels of every device: traced, compiled and profiled by name, and cheap to call.
 
-torch.library.custom_op does the same and adds checks to each call, which at batch 1 take a tenth of a small kernel's
-time; opcheck makes them in the tests.
+torch.library.custom_op does the same but adds checks to each call, which at batch 1 cost a tenth of a small kernel's
+time; in the tests opcheck does them.
 """
 
 from collections.abc import Callable, Mapping

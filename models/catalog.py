@@ -70,7 +70,7 @@ def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
 
 @dataclass(frozen=True)
 class Model:
-    """A catalogued model: where its builder lives, what it reads and which options it takes.
+    """A catalogued model: its builder, input and options.
 
     `factory` is "module:function"; the function takes `name`, `kernels` and the options as keywords and returns an
     nn.Module in eval mode. `input_shape` is one image's shape, an option's name standing for its value, or empty if the
@@ -97,7 +97,7 @@ class Model:
     batch_size: int = 1
 
     def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Return every option with its value, defaults filled in; raise UnknownName or BadOption."""
+        """Return all options with their values, defaults included; raise UnknownName or BadOption."""
         for name in options:
             if name not in self.options:
                 raise UnknownName("option", name, sorted(self.options))
@@ -127,11 +127,11 @@ _VIM_OPTIONS = {
 }
 _ONEPASS_OPTIONS = {
     "time_steps": Option(8, "T, the number of time steps", minimum=1),
-    "decay": Option(0.95, "membrane decay a step", minimum=0.0),
-    "threshold": Option(1.0, "a neuron fires where v >= threshold"),
-    "reset": Option("zero", "what firing does to v", choices=("zero", "subtract")),
+    "decay": Option(0.95, "membrane decay per step", minimum=0.0),
+    "threshold": Option(1.0, "a neuron fires if v >= threshold"),
+    "reset": Option("zero", "effect of firing on v", choices=("zero", "subtract")),
     "encoding": Option("repeat", "the image at every step, or Bernoulli spikes", choices=("repeat", "rate")),
-    "p_scale": Option(1.0, "rate encoding fires where u < clamp(p_scale * x, 0, 1)", minimum=0.0),
+    "p_scale": Option(1.0, "rate encoding fires if u < clamp(p_scale * x, 0, 1)", minimum=0.0),
     "batch_norm": Option(False, "batch norm after each convolution"),
 }
 _RESNET_OPTIONS = {
@@ -141,7 +141,7 @@ _RESNET_OPTIONS = {
 
 
 def _too_few_steps(options: Mapping[str, Any]) -> str | None:
-    """Return why T is too short: the input is spread over L//2-1 steps and would be cut off."""
+    """Return why T is too short: the input is spread over L//2-1 steps and would be truncated."""
     step = options["level"] // 2 - 1
     if options["time_steps"] >= step:
         return None
@@ -163,7 +163,7 @@ def _vim(size: str, dim: int, parameters: str, **more: Any) -> Model:
         "normal",
         "outputs",
         "imagenet",
-        {"dim": Option(dim, "channels of a token", minimum=1), **_VIM_OPTIONS},
+        {"dim": Option(dim, "channels per token", minimum=1), **_VIM_OPTIONS},
         _patch_too_large,
         custom_kernels=True,
         cost="vim",
@@ -190,7 +190,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             batch_size=64,
         ),
         "qann_resnet18": Model(
-            "quantised ResNet-18, CIFAR-10: what the ST-BIF net is converted from",
+            "quantised ResNet-18, CIFAR-10: the source of the ST-BIF net",
             "benchd.models.stbif:build_qann",
             (3, 32, 32),
             "normal",
@@ -238,7 +238,7 @@ LIBRARIES: Mapping[str, Model] = MappingProxyType(
             _OWN_SIZE,
         ),
         "timm": Model(
-            "timm's models by name, as in timm:resnet18, where timm is installed",
+            "timm's models by name, as in timm:resnet18, if timm is installed",
             "benchd.models.timm_net:build",
             (),
             "normal",
@@ -253,14 +253,14 @@ LIBRARIES: Mapping[str, Model] = MappingProxyType(
 def find(name: str) -> Model | None:
     """Return the model of this name, catalogued or of a library as in `torchvision:resnet18`, None for any other.
 
-    Which models a library has is for `libraries.refuse_unknown` to say.
+    `libraries.refuse_unknown` checks whether the library has the model.
     """
     library, colon, _ = name.partition(":")
     return LIBRARIES.get(library) if colon else MODELS.get(name)
 
 
 def trains(name: str, variant: str) -> bool:
-    """Return whether training is measured on this variant of the model; a module of a user's own trains on eager."""
+    """Return whether training is measured on this variant of the model; a user's own module trains on eager."""
     custom = name in MODELS and MODELS[name].custom_training
     return variant == "eager" or (custom and variant == "custom")
 
@@ -277,7 +277,7 @@ def build(name: str, *, kernels: Literal["torch", "custom"] = "torch", **options
     """Return the model `name` in eval mode, in float32, with seeded random weights from torch's global generator.
 
     `kernels` "torch" is the best plain PyTorch, "custom" the project's own kernels; both accept the same state dict.
-    Raises UnknownName, BadOption, or benchd.kernels.dispatch.Unavailable where the kernels cannot run here.
+    Raises UnknownName, BadOption, or benchd.kernels.dispatch.Unavailable if the kernels cannot run here.
     """
     model = entry(name)
     module, function = model.factory.split(":")

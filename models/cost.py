@@ -1,6 +1,6 @@
-"""What one run of a catalogued model has to do at the least, by formula: operations, exponentials, bytes; torch-free.
+"""The minimum work of one run of a catalogued model, by formula: operations, exponentials, bytes; torch-free.
 
-    matrix_flops       2 a multiply-add of the convolutions, linear layers and projections. A convolution is counted
+    matrix_flops       2 per multiply-add of the convolutions, linear layers and projections. A convolution is counted
                        directly, and with the taps that fall on padding, as every counter does
     elementwise_flops  the other additions, multiplications, divisions and comparisons
     exponentials       those of the scan, of softplus and of SiLU; softplus' logarithm counts as one, because the same
@@ -39,12 +39,12 @@ from benchd.models import catalog
 from benchd.models.catalog import OptionValue
 
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "amp": 4}
-SILU, NORM, LIF, QUANTISER, ST_BIF = 2, 5, 5, 7, 9  # elementwise operations a number, exponentials apart
+SILU, NORM, LIF, QUANTISER, ST_BIF = 2, 5, 5, 7, 9  # elementwise operations per number, without exponentials
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run of a batch has to do at the least; `parameters_bytes` is the parameters' part of `bytes`."""
+    """The minimum work of one run of a batch; `parameters_bytes` is the parameters' part of `bytes`."""
 
     matrix_flops: int
     elementwise_flops: int
@@ -54,7 +54,7 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """Return all floating-point operations, exponentials apart."""
+        """Return all floating-point operations except exponentials."""
         return self.matrix_flops + self.elementwise_flops
 
 
@@ -91,7 +91,7 @@ def cost(
 ) -> Cost:
     """Return the cost of one run of the catalogued model over a batch; raises UnknownName or BadOption.
 
-    The model is the catalog's: weights with a number of classes of their own make another one. `options` left out have
+    The model is the catalog's: weights with a different number of classes make another model. Omitted `options` have
     their defaults.
     """
     one = _forward(model, options)

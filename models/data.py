@@ -37,9 +37,9 @@ Preprocess = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Labelled images on this machine, each read and preprocessed when it is asked for.
+    """Labelled images on this machine, each read and preprocessed on demand.
 
-    `classes` is how many classes the set has; with labels from a file, which may leave classes out, at least so many.
+    `classes` is the number of classes; with labels from a file, which may omit classes, a lower bound.
     """
 
     spec: str
@@ -51,7 +51,7 @@ class ImageSet:
         return len(self.opened)
 
     def spread(self, count: int) -> list[int]:
-        """Return `count` indices spread evenly over the set, or all of them where it has fewer."""
+        """Return `count` indices spread evenly over the set, or all of them if it has fewer."""
         taken = min(count, len(self))
         return [i * len(self) // taken for i in range(taken)]
 
@@ -60,25 +60,25 @@ class ImageSet:
         try:
             images, labels = zip(*(self.opened[i] for i in indices), strict=True)
         except OSError as error:
-            raise DataError(f"an image of {self.spec} cannot be read, replace or remove it: {error}") from error
+            raise DataError(f"cannot read an image of {self.spec}; replace or remove it: {error}") from error
         return torch.stack(images), torch.tensor(labels)
 
     def why_unlabelled(self, classes: int) -> str | None:
-        """Return why a model of so many classes cannot be held against the labels, else None."""
+        """Return why a model with this number of classes does not fit the labels, else None."""
         if self.has_label_file:
             largest = self.classes - 1
-            return f"the labels go up to {largest} and the model has {classes} classes" if largest >= classes else None
+            return f"the labels go up to {largest}, but the model has {classes} classes" if largest >= classes else None
         if self.classes == classes:
             return None
         return (
-            f"{self.spec} has {self.classes} classes and the model has {classes}: give a folder for each class, or "
-            "name the class indices with --labels"
+            f"{self.spec} has {self.classes} classes, but the model has {classes}: provide one folder per class, or "
+            "give the class indices with --labels"
         )
 
 
 @dataclass(frozen=True)
 class Images:
-    """Float32 images (n, C, H, W), and where they come from, as a sentence; of real ones labels (n,) and the set."""
+    """Float32 images (n, C, H, W) and a description of their origin; real ones also have labels (n,) and the set."""
 
     images: torch.Tensor
     source: str
@@ -89,7 +89,7 @@ class Images:
 def random_images(shape: tuple[int, ...], count: int, inputs: Literal["unit", "normal"], seed: int) -> torch.Tensor:
     """Return `count` float32 images of `shape`: uniform in [0, 1) for "unit", standard normal for "normal".
 
-    They depend on the arguments alone: torch's global generator is neither read nor moved.
+    They depend only on the arguments: torch's global generator is neither read nor advanced.
     """
     draw = {"unit": torch.rand, "normal": torch.randn}[inputs]
     return draw((count, *shape), generator=torch.Generator().manual_seed(seed))
@@ -105,7 +105,7 @@ def open_data(
     labels: str | None = None,
     preprocess: Preprocess | None = None,
 ) -> Images:
-    """Return `count` images spread evenly over the set that `spec` names, or all where it has fewer.
+    """Return `count` images spread evenly over the set that `spec` names, or all if it has fewer.
 
     The arguments are those of `open_set`, which also says what it raises; an unreadable image is a DataError too.
     """
@@ -210,7 +210,7 @@ def _open_image_folder(folder: str) -> Any:
         return datasets.ImageFolder(folder)
     except FileNotFoundError as error:
         raise DataError(
-            f"no images in {folder}: expected {folder}/<class>/<image>, one folder a class, or --labels FILE"
+            f"no images in {folder}: expected {folder}/<class>/<image>, one folder per class, or --labels FILE"
         ) from error
 
 
@@ -223,7 +223,7 @@ def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> v
     if len(input_shape) != 3 or input_shape[0] != 3:
         sizes = "x".join(map(str, input_shape))
         raise DataError(
-            f"images have 3 channels and the model reads {sizes}: give the module an attribute `preprocess`, a "
+            f"images have 3 channels, but the model reads {sizes}: give the module an attribute `preprocess`, a "
             "function from a PIL image to such a tensor"
         )
     height, width = input_shape[1:]
@@ -240,7 +240,7 @@ def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> v
 
 
 def _checked(preprocess: Preprocess, input_shape: tuple[int, ...]) -> Preprocess:
-    """Return the user's own preprocessing; what it makes of an image is looked at."""
+    """Return the user's own preprocessing, with a check of its result."""
 
     def prepare(picture: Any) -> torch.Tensor:
         image = preprocess(picture)

@@ -1,4 +1,4 @@
-"""What `--data` and `--labels` name, read without torch: the scheme and folder of a data set, a file of labels."""
+"""The values of `--data` and `--labels`, read without torch: scheme and folder of a data set, a file of labels."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ _LINE = re.compile(r"(.*\S)\s*[\t, ]\s*(\d+)")
 
 
 class DataError(ValueError):
-    """Images that were asked for cannot be had; the message says what to do."""
+    """The requested images are not available; the message says what to do."""
 
 
 def parse(spec: str, labels: str | Path | None = None) -> tuple[str, str]:
@@ -25,9 +25,9 @@ def parse(spec: str, labels: str | Path | None = None) -> tuple[str, str]:
     if scheme not in SCHEMES or not folder:
         raise DataError(f"unknown data {spec!r}: use {expected}")
     if not Path(folder).is_dir():
-        raise DataError(f"{folder} is not a folder: give the one that holds the images, as {expected}")
+        raise DataError(f"{folder} is not a folder: give the folder of the images, as {expected}")
     if labels and scheme != "imagefolder":
-        raise DataError(f"--labels names images of imagefolder:DIR; {scheme} has labels of its own")
+        raise DataError(f"--labels names images of imagefolder:DIR; {scheme} has its own labels")
     return scheme, folder
 
 
@@ -40,14 +40,14 @@ def read_labels(path: str | Path) -> dict[str, int]:
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the labels {path} cannot be read: {error}") from error
+        raise DataError(f"cannot read the labels {path}: {error}") from error
     found: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         name, label = _entry(path, number, line)
         if name in found:
-            raise DataError(f"{path}:{number}: {name} has a label already")
+            raise DataError(f"{path}:{number}: {name} already has a label")
         found[name] = label
     if not found:
         raise DataError(f"{path} holds no labels: expected lines of a path and a class index, as in cat/1.png 0")
@@ -59,7 +59,7 @@ def read_listed(folder: str, labels: str | Path) -> dict[str, int]:
     named = read_labels(labels)
     missing = next((name for name in named if not Path(folder, name).is_file()), None)
     if missing is not None:
-        raise DataError(f"{labels} names {missing}, which is no file in {folder}")
+        raise DataError(f"{labels} names {missing}, which is not a file in {folder}")
     return named
 
 

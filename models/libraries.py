@@ -1,4 +1,4 @@
-"""Models of another library by name, as in `torchvision:resnet18`: which ones it has, without importing torch."""
+"""Models of another library by name, as in `torchvision:resnet18`: the names it has, without importing torch."""
 
 import difflib
 import importlib.util
@@ -9,21 +9,21 @@ from pathlib import Path
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # @register_model, @register_model() or @register_model(name="..."), then other decorators and the function
 _REGISTERED = re.compile(r"^@register_model\b(?:\(name=[\"'](\w+)[\"']\))?.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
-# what torchvision has and benchd does not measure: a part of the name, and why
+# torchvision models that benchd does not measure: a part of the name, and the reason
 _NOT_MEASURED = {
-    "quantized_": "its int8 modules run in eager alone; measure the float model of the same name",
-    "raft_": "optical flow reads two images; measure it as a module of your own, with --module",
-    "rcnn": "a two-stage detector proposes another number of regions for each image, and shapes are fixed here; "
+    "quantized_": "its int8 modules run only in eager; measure the float model of the same name",
+    "raft_": "optical flow reads two images; measure it as your own module, with --module",
+    "rcnn": "a two-stage detector proposes a varying number of regions per image, but shapes are fixed here; "
     "one-stage detectors (ssd, retinanet, fcos) are measured",
 }
 
 
 class NotInstalled(LookupError):
-    """The library is not there; the message says how to install it."""
+    """The library is not installed; the message says how to install it."""
 
 
 class NotMeasured(ValueError):
-    """A library has the model, and benchd does not measure it; the message says why and what to measure instead."""
+    """A library has the model, but benchd does not measure it; the message says why and what to measure instead."""
 
 
 class UnknownModel(ValueError):

@@ -180,7 +180,7 @@ def build(
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
-    """Return no argument of `build`; raise WeightsError if only one of checkpoint and net has batch norms."""
+    """Return no argument of `build`; raise WeightsError if only the checkpoint or only the net has batch norms."""
     has_norms = "bn1.weight" in state
     if has_norms != options["batch_norm"]:
         norms = "has batch norms" if has_norms else "has no batch norms"

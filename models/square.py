@@ -1,4 +1,4 @@
-"""The microbenchmark: torch.square of a tensor, a read, a write and one multiplication an element."""
+"""The microbenchmark: torch.square of a tensor, a read, a write and one multiplication per element."""
 
 from typing import Literal
 

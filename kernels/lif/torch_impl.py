@@ -1,4 +1,4 @@
-"""LIF in plain PyTorch: four in-place passes a step, one more that keeps the membrane for a gradient.
+"""LIF in plain PyTorch: four in-place operations per step, and one more to keep the membrane for a gradient.
 
 The loops keep n = -v. Then `threshold_`, which keeps what lies above a bound, is the reset to zero in one pass, and
 `<=` writes the spikes straight into the output; negation is exact, so n rounds as v does.

@@ -4,10 +4,10 @@ Inside, tokens lead, (length, *batch, channels), and the state is (*batch, N, ch
 through one recurrence is how a pair shares its steps. Only products of decays in (0, 1] are formed: dividing by the
 decay up to a token is shorter, and gives NaN once delta is large.
 
-- Blocks, on a CPU: decays and inputs of a block in two reused buffers, one in-place operation a token, one product
-  with C a block. Buffers of the whole length would fault in fresh pages at every call: 3 times slower at batch 4.
-- Two levels, on a GPU and for what compilers trace: every chunk runs at once from a zero state, keeping its decay so
-  far; then one step a chunk hands the states on. About sqrt(8 * length) operations in a row instead of `length`.
+- Blocks, on a CPU: decays and inputs of a block in two reused buffers, one in-place operation per token, one product
+  with C per block. Buffers of the whole length would fault in fresh pages at every call: 3 times slower at batch 4.
+- Two levels, on a GPU and for compilers: all chunks run at once from a zero state, tracking their cumulative decay;
+  then one step per chunk passes the states on. About sqrt(8 * length) sequential operations instead of `length`.
 """
 
 import itertools
@@ -377,7 +377,7 @@ def _backward(
         torch.matmul(h, grad[span].unsqueeze(-1), out=to_C[span].unsqueeze(-1))
         torch.matmul(g, x[span].unsqueeze(-1), out=to_B[span].unsqueeze(-1))
         torch.matmul(B[span].unsqueeze(-2), g, out=to_x[span].unsqueeze(-2))
-        # from here g is the gradient of delta * A, and h room for a product
+        # from here g is the gradient of delta * A, and h a buffer for a product
         g.mul_(decays)
         g[later].mul_(h[earlier])
         g[first].mul_(state)

@@ -3,10 +3,10 @@
 State and sums are float32 whatever the inputs are. Both forms are exact:
 
 - Serial: one program owns a tile of channels and walks over the tokens. It reads a group of them before it computes
-  and stores any, because no load may move above a store to memory that might be its own.
-- Two levels: an associative scan over the tokens of a chunk, then one step that hands the state on. Two to three times
-  the instructions, and a tenth of the operations in a row: for one image on a large GPU, which the serial form leaves
-  empty.
+  and stores any, because the compiler moves no load above a store that might alias it.
+- Two levels: an associative scan over the tokens of a chunk, then one step that passes the state on. Two to three times
+  the instructions, but a tenth of the sequential operations: for one image on a large GPU, which the serial form
+  leaves empty.
 
 `bidirectional_scan` is three launches: the projection of delta for both directions, which also lays B and C out as the
 scan reads them best, in float32 without gaps; both scans; and the gate. Doing the projection inside the scan would
@@ -56,7 +56,7 @@ def _bidirectional(
 
 
 class _Cut(NamedTuple):
-    """How a launch is cut: the channels and tokens of a tile, its warps, and whether it reads one group ahead."""
+    """The tiling of a launch: the channels and tokens of a tile, its warps, and whether it reads one group ahead."""
 
     channels: int
     tokens: int

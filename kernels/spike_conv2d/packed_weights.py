@@ -1,4 +1,4 @@
-"""What a layer needs that runs on `spike_conv2d` where it can: whether it can, and its weight packed once."""
+"""Support for layers that use `spike_conv2d` when possible: whether it is possible, and the weight packed once."""
 
 import torch
 
@@ -6,17 +6,17 @@ from benchd.kernels.spike_conv2d.native import pack
 
 
 def skips_zeros_in(x: torch.Tensor) -> bool:
-    """Return whether the native kernel is the right tool for `x`: float32 on a CPU, and nobody learns or compiles."""
+    """Return whether the native kernel suits `x`: float32 on a CPU, without gradients or compilation."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 class Packed:
-    """`pack` of a layer's weight, made at first use and again when the weight was replaced or written to.
+    """`pack` of a layer's weight, computed at first use and again after the weight was replaced or written to.
 
-    A weight that is used in another shape is packed in `shape`. What is written to an inference tensor, or through
-    `.data`, goes unseen.
+    A weight used in another shape is packed in `shape`. Writes to an inference tensor, or through `.data`, go
+    unnoticed.
     """
 
     def __init__(self, shape: tuple[int, ...] | None = None) -> None:
@@ -33,9 +33,9 @@ class Packed:
             kept, kept_version, values, packed = self._kept
             if kept is weight and kept_version == version and values.data_ptr() == weight.data_ptr():
                 return packed
-        # an ordinary tensor even where inference mode asks for one of its own: it may outlive it
+        # an ordinary tensor even in inference mode, because it may outlive that mode
         with torch.inference_mode(False), torch.no_grad():
             packed = pack(weight if self._shape is None else weight.view(self._shape))
-        # weight and values are kept, because the id and the address of what is gone may come again
+        # weight and values are kept, because the id and the address of freed tensors may be reused
         self._kept = weight, version, weight.detach(), packed
         return packed

@@ -1,4 +1,4 @@
-"""ST-BIF in plain PyTorch: seven in-place passes a step, one more that keeps the membrane for a gradient.
+"""ST-BIF in plain PyTorch: seven in-place operations per step, and one more to keep the membrane for a gradient.
 
 With k inside its bounds, the two gated comparisons are one clamp: k[t] = clamp(k[t-1] + clamp(floor(v / s), -1, 1), N,
 P). A correctly rounded v / s reaches 1 exactly where v reaches s. Compilers may divide less carefully, so what they

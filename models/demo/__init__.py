@@ -1,4 +1,4 @@
-"""The trained nets that ship, and which weights and images a case runs on; torch-free.
+"""The trained nets that ship with benchd, and the weights and images of a case; torch-free.
 
 Each is a catalogued model at the options that its checkpoint was trained with, a few layers and channels of the full
 size's code. README.md says what they learnt and how well; `train` makes them again.
@@ -53,7 +53,7 @@ def complete(model: str, options: Mapping[str, OptionValue]) -> dict[str, Option
 
 
 def _untrained(model: str, options: Mapping[str, OptionValue]) -> list[tuple[str, OptionValue, OptionValue]]:
-    """Return the options that are not the checkpoint's: their name, value, and the value that it was trained with."""
+    """Return the options that differ from the checkpoint's: name, value, and the value it was trained with."""
     entry = catalog.entry(model)
     asked, trained = entry.resolve(options), entry.resolve(CHECKPOINTS[model].options)
     return [(name, asked[name], trained[name]) for name in asked if name not in _FREE and asked[name] != trained[name]]

@@ -111,9 +111,9 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
         (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
         (
             ["--data", "imagefolder:images", "--labels", "labels", "--dry-run"],
-            "labels names a.png, which is no file in",
+            "labels names a.png, which is not a file in",
         ),
-        (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has labels of its own"),
+        (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has its own labels"),
         (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
         (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
         (["--max-accuracy-drop", "-1%"], "expected more than 0 %"),

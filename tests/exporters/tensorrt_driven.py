@@ -387,7 +387,7 @@ def test_no_plan_is_an_error_with_what_the_log_said_last(libraries, tmp_path):
     libraries.plan, libraries.errors_of_build = None, ["first", "second", "third", "no implementation for node"]
     with pytest.raises(BuildError) as told:
         build(tmp_path)
-    assert str(told.value) == "TensorRT built no engine: second; third; no implementation for node"
+    assert str(told.value) == "TensorRT could not build the engine: second; third; no implementation for node"
     assert not (tmp_path / "plan").exists()
     assert len(libraries.flags) == (2 if MAJOR == 10 else 1)
 

@@ -354,7 +354,7 @@ def test_a_full_disk_is_named_with_what_is_needed_and_leaves_nothing(small_disk)
         with pytest.raises(ArtifactError) as told:
             store.produce(key_of(facts), facts, lambda path: path.write_bytes(bytes(3_000_000)))
         assert str(small_disk) in str(told.value)
-        assert "takes more than 1.0 MB" in str(told.value)
+        assert "needs more than 1.0 MB" in str(told.value)
         assert "--prune" in str(told.value)
         assert {path.parent.name for path in files(small_disk)} == {KEY}
         assert store.get(KEY).path.read_bytes() == CONTENT

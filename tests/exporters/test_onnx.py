@@ -235,7 +235,7 @@ class Exporting(Affine):
     [
         (Branch, None, "asked for any batch from 1, torch traced the ranges"),
         (Doubling, None, "asked for any batch from 1, torch traced the ranges"),
-        (Foreign, 1, "the file has the opsets .*'foreign': 1.*, not 18 of the standard one alone"),
+        (Foreign, 1, "the file has the opsets .*'foreign': 1.*, not only 18 of the standard one"),
         (Unknown, 1, "cannot export this: .*linalg_eig"),
         (Exporting, 1, r"off by 1\.0e-02 of the largest output"),
     ],

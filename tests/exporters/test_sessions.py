@@ -60,7 +60,7 @@ def test_a_provider_that_this_build_lacks_is_refused(provider, tmp_path):
     name = sessions.PROVIDERS[provider]
     if name in ort.get_available_providers():
         pytest.skip(f"this build has {name}")
-    with pytest.raises(Unavailable, match=f"has no {name}: pip install onnxruntime-gpu in its place"):
+    with pytest.raises(Unavailable, match=f"has no {name}: pip install onnxruntime-gpu instead"):
         open_session(written(tmp_path, RELU), provider)
 
 
@@ -105,8 +105,8 @@ def test_both_distributions_are_refused_with_the_fix(tmp_path, child_environment
     why_not, refusal = opened_in_a_child(child_environment | paths, tmp_path / "model.onnx")
     assert why_not == refusal
     assert refusal == (
-        "onnxruntime onnxruntime-gpu overwrite each other: pip uninstall -y onnxruntime onnxruntime-gpu, then pip "
-        "install the one you want"
+        "onnxruntime onnxruntime-gpu overwrite each other's files: pip uninstall -y onnxruntime onnxruntime-gpu, then "
+        "pip install the one you want"
     )
 
 

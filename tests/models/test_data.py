@@ -77,7 +77,7 @@ def test_the_digits_that_ship_take_the_shape_of_the_model():
     larger = open_data("demo", (1, 224, 224), 2)
     assert larger.images.shape == (2, 1, 224, 224)
     assert larger.of.why_unlabelled(10) is None
-    assert "demo has 10 classes and the model has 1000" in larger.of.why_unlabelled(1000)
+    assert "demo has 10 classes, but the model has 1000" in larger.of.why_unlabelled(1000)
     with pytest.raises(DataError, match="reads no images"):
         open_data("demo", (64, 64))
 
@@ -155,14 +155,14 @@ def test_a_file_of_labels_names_images_and_classes_in_place_of_folders(tmp_path)
     direct = open_set(f"imagefolder:{tmp_path}", (3, 8, 8))
     torch.testing.assert_close(images[0], direct.read([1])[0][0])
     assert found.why_unlabelled(1000) is None
-    assert found.why_unlabelled(12) == "the labels go up to 12 and the model has 12 classes"
+    assert found.why_unlabelled(12) == "the labels go up to 12, but the model has 12 classes"
 
 
 def test_as_many_folders_as_classes_are_labels_and_no_other_number(tmp_path):
     write_image_folder(tmp_path, {"a": 1, "b": 1})
     found = open_set(f"imagefolder:{tmp_path}", (3, 8, 8))
     assert found.why_unlabelled(2) is None
-    assert "has 2 classes and the model has 1000: give a folder for each class" in found.why_unlabelled(1000)
+    assert "has 2 classes, but the model has 1000: provide one folder per class" in found.why_unlabelled(1000)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_as_many_folders_as_classes_are_labels_and_no_other_number(tmp_path):
     [
         ("a/000.png 1\ncat\n", "labels.txt:2: 'cat': expected a path and a class index"),
         ("a/000.png -1\n", "labels.txt:1: "),
-        ("a/000.png 1\na/000.png 2\n", "labels.txt:2: a/000.png has a label already"),
+        ("a/000.png 1\na/000.png 2\n", "labels.txt:2: a/000.png already has a label"),
         ("../images/a/000.png 1\n", "labels.txt:1: .*: expected a path inside the folder of --data, without"),
         ("/images/a/000.png 1\n", "labels.txt:1: .*: expected a path inside the folder"),
         ("\n", "holds no labels"),
-        ("a/none.png 1\n", "names a/none.png, which is no file in "),
+        ("a/none.png 1\n", "names a/none.png, which is not a file in "),
     ],
 )
 def test_labels_that_do_not_fit_name_the_line(tmp_path, text, words):
@@ -185,13 +185,13 @@ def test_labels_that_do_not_fit_name_the_line(tmp_path, text, words):
 
 
 def test_a_set_with_labels_of_its_own_takes_no_others(cifar10):
-    with pytest.raises(DataError, match="cifar10 has labels of its own"):
+    with pytest.raises(DataError, match="cifar10 has its own labels"):
         open_data(f"cifar10:{cifar10[0]}", (3, 32, 32), labels="labels.txt")
 
 
 def test_images_outside_class_folders_are_a_wrong_layout(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "flat.png")
-    with pytest.raises(DataError, match="one folder a class"):
+    with pytest.raises(DataError, match="one folder per class"):
         open_data(f"imagefolder:{tmp_path}", (3, 32, 32))
 
 

@@ -45,10 +45,10 @@ def test_each_tensor_of_an_answer_has_its_path(answer, paths):
     [
         ({"a": ONE, "name": "cat"}, "returns str at name: return dense tensors"),
         (ONE.to_sparse(), "returns a torch.sparse_coo tensor: return"),
-        ((ONE, np.ones(2)), "answers numpy.ndarray at 1: return"),
+        ((ONE, np.ones(2)), "returns numpy.ndarray at 1: return"),
         (None, "the model returns nothing"),
         ({}, "the model returns nothing"),
-        ({"a.b": ONE, "a": {"b": TWO}}, r"two values of the path a\.b"),
+        ({"a.b": ONE, "a": {"b": TWO}}, r"two values with the path a\.b"),
     ],
 )
 def test_what_is_no_answer_is_named(answer, words):

@@ -121,7 +121,7 @@ def test_fp32_answers_once_for_all_variants_of_the_same_images(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("classes", "forward", "reason"),
     [
-        (3, "return scores", "has 3 classes and the model has 5: give a folder for each class, or name"),
+        (3, "return scores", "has 3 classes, but the model has 5: provide one folder per class, or give"),
         (5, "return scores[:, :, None]", "top-1 needs one score per class, and the first output is 5x1 for each image"),
     ],
 )

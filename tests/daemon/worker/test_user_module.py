@@ -261,7 +261,7 @@ REFUSED = {
     "Counting": ([], UnfitModel, "answer to the same input changes between runs"),
     "not_a_number": ([], UnfitModel, "answer loss is NaN or infinite in float64"),
     "writes": ([], UnfitModel, "forward writes to its input"),
-    "text": ([], UnfitModel, "answers str at name"),
+    "text": ([], UnfitModel, "returns str at name"),
     "locked": (IMAGE, UnfitModel, r"copied by copy\.deepcopy \(TypeError: cannot pickle"),
     "needs": ([], UsageError, r"--module zoo\.py:needs: missing a required argument: 'depth'; give a function that"),
     "wrong": ([], UsageError, r"--module zoo\.py:wrong: it returned dict, not torch\.nn\.Module"),
@@ -306,7 +306,7 @@ def test_names_in_their_places_cost_no_wrapper(tmp_path):
 
 def test_data_is_for_a_model_of_images(tmp_path):
     a_job = msgspec.structs.replace(zoo(tmp_path, "Named", WORDS), data="imagefolder:nowhere")
-    with pytest.raises(UsageError, match="--data gives one input, and own"):
+    with pytest.raises(UsageError, match="--data gives one input, but own"):
         workload.build(a_job)
 
 
