@@ -2,7 +2,7 @@
 
 from datetime import datetime, timezone
 
-from benchd.daemon.verdicts.statistics import Verdict
+from benchd.daemon.verdicts.effects import Verdict
 from benchd.dashboard.messages import Latest, Result
 from benchd.dashboard.queries import Device, State
 

@@ -44,8 +44,8 @@ from benchd.daemon.reporting.console import Screen, print_comparisons, print_pla
 from benchd.daemon.verdicts import baseline as baselines
 from benchd.daemon.verdicts import compare, noise_floor
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
+from benchd.daemon.verdicts.effects import MIN_EFFECT
 from benchd.daemon.verdicts.recommend import Requirements, decide
-from benchd.daemon.verdicts.statistics import MIN_EFFECT
 from benchd.models import data_named
 
 app = application()

@@ -9,8 +9,8 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
+from benchd.daemon.verdicts.effects import Answer
 from benchd.daemon.verdicts.rows import columns
-from benchd.daemon.verdicts.statistics import Answer
 
 
 def wall_now() -> str:

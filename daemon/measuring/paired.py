@@ -27,9 +27,9 @@ from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts import noise_floor, statistics
+from benchd.daemon.verdicts import effects, noise_floor
 from benchd.daemon.verdicts.compare import Comparison, comparison
-from benchd.daemon.verdicts.statistics import ALPHA, LOOKS, Verdict
+from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
 
 T = TypeVar("T")
 
@@ -213,10 +213,10 @@ def _ending() -> tuple[signal.Signals, ...]:
 
 def _verdict(first: Sequence[float], second: Sequence[float], pairs: int | None, min_effect: float) -> Verdict | None:
     if pairs is None:
-        return statistics.look(first, second, min_effect)
+        return effects.look(first, second, min_effect)
     if len(first) < pairs:
         return None
-    return statistics.judge(statistics.paired_effect(first, second), ALPHA, min_effect)
+    return effects.judge(effects.paired_effect(first, second), ALPHA, min_effect)
 
 
 def _tell(sides: Sequence[Side], done: int, pairs: int | None, elapsed_s: float, err: TextIO) -> None:

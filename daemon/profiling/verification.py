@@ -10,9 +10,10 @@ from benchd.daemon.measuring import paired
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.profiling.profile import Finding, Profile
 from benchd.daemon.records import Case, Variant
-from benchd.daemon.verdicts import statistics
+from benchd.daemon.verdicts import effects
 from benchd.daemon.verdicts.compare import Comparison
-from benchd.daemon.verdicts.statistics import MIN_EFFECT, Answer, median
+from benchd.daemon.verdicts.effects import MIN_EFFECT, Answer
+from benchd.daemon.verdicts.statistics import median
 from benchd.models import catalog
 
 MOST_CASES = 3  # of the first findings
@@ -87,7 +88,7 @@ def verified(
     figures are added to the evidence, per image if the batch size differs.
     """
     images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
-    verdict = statistics.judge(statistics.paired_effect(base_ms, [ms / images for ms in variant_ms]))
+    verdict = effects.judge(effects.paired_effect(base_ms, [ms / images for ms in variant_ms]))
     measured = 1 + (verdict.effect or 0.0)
     base, variant = median(base_ms), median(variant_ms)
     predicted = "no prediction" if finding.expected is None else f"predicted {finding.expected:.3g} of the time"

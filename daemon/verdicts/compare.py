@@ -9,17 +9,10 @@ from msgspec import Struct
 
 from benchd.daemon.records import OF_MODULE, InputSpec, Record
 from benchd.daemon.verdicts import one_environment, one_model
+from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Effect, Verdict, further_run, judge_plan, welch_effect
 from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.statistics import (
-    FEWEST_PROCESSES,
-    Effect,
-    Verdict,
-    further_run,
-    judge_plan,
-    median,
-    welch_effect,
-)
+from benchd.daemon.verdicts.statistics import median
 from benchd.models import catalog, demo
 
 CLOCK_SHARE = 0.03

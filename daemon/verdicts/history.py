@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from benchd.daemon.verdicts.statistics import ALPHA, MIN_EFFECT, student_t_quantile
+from benchd.daemon.verdicts.effects import ALPHA, MIN_EFFECT
+from benchd.daemon.verdicts.statistics import student_t_quantile
 
 FEWEST_RUNS = 4
 """The least number of runs in a level."""

@@ -9,7 +9,8 @@ from msgspec import Struct
 from benchd.daemon import journal
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.machine import folders
-from benchd.daemon.verdicts.statistics import LOOKS, MIN_EFFECT, Answer, percentile
+from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, Answer
+from benchd.daemon.verdicts.statistics import percentile
 
 FILE = "noise_floor.jsonl"
 

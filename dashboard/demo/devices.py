@@ -26,7 +26,8 @@ from benchd.daemon.delivery.session import Session, Terms, connect
 from benchd.daemon.delivery.topics import RESULT_QOS, Kind, Topics
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Energy, Environment, ProcessResult, Record, Sample, Timing, decode, encode
-from benchd.daemon.verdicts.statistics import FEWEST_PROCESSES, combine
+from benchd.daemon.verdicts.effects import FEWEST_PROCESSES
+from benchd.daemon.verdicts.statistics import combine
 from benchd.dashboard.feed import CONNECT_S, MAX_PACKET_BYTES
 
 TICK_S = 1.0

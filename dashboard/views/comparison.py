@@ -7,7 +7,7 @@ from nicegui import ui
 
 from benchd.daemon.records import PROFILED, Record
 from benchd.daemon.verdicts.compare import compare
-from benchd.daemon.verdicts.statistics import MIN_EFFECT, Verdict
+from benchd.daemon.verdicts.effects import MIN_EFFECT, Verdict
 from benchd.dashboard import queries
 from benchd.dashboard.layout import frame, notice, record_path
 from benchd.dashboard.messages import Result

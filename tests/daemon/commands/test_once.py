@@ -12,7 +12,7 @@ from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, Check, Variant, encode
 from benchd.daemon.verdicts import noise_floor
 from benchd.daemon.verdicts.compare import comparison
-from benchd.daemon.verdicts.statistics import Verdict
+from benchd.daemon.verdicts.effects import Verdict
 
 CPU = Machine("cpu", has_cxx=True)
 FAILED_CHECK = Check(

@@ -6,7 +6,7 @@ from records_made import ENVIRONMENT, PASSED, made, timing
 
 from benchd.daemon.records import Case, Check, ModelFacts, ProcessResult, Summary, Variant
 from benchd.daemon.verdicts.compare import command, compare, comparison, exit_code
-from benchd.daemon.verdicts.statistics import Verdict
+from benchd.daemon.verdicts.effects import Verdict
 
 FAST = [5.0, 5.01, 4.99, 5.02, 4.98]
 SLOW = [value * 1.05 for value in FAST]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from benchd.daemon.verdicts.statistics import LOOKS, further_run, judge, judge_plan, look, paired_effect, welch_effect
+from benchd.daemon.verdicts.effects import LOOKS, further_run, judge, judge_plan, look, paired_effect, welch_effect
 
 OFFSET = 0.003
 BLOCKS, BLOCK_NOISE, CORRELATION = 20, 0.004, 0.5  # 0.15 % between repetitions in one process

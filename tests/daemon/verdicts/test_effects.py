@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchd.daemon.verdicts.statistics import (
+from benchd.daemon.verdicts.effects import (
     LOOK_ALPHA,
     LOOKS,
     Effect,
