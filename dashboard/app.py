@@ -1,4 +1,4 @@
-"""`benchd dashboard`: a collector as a process of its own, and the pages that read what it has stored."""
+"""`benchd dashboard`: a collector in its own process, and the pages that read what it stores."""
 
 import multiprocessing
 import os
@@ -22,8 +22,8 @@ def serve(broker: Broker, database: str, name: str, host: str, port: int, *, col
     """Serve the pages until a signal; beyond the loopback interface only with a token in BENCHD_DASHBOARD_TOKEN."""
     token = os.environ.get(TOKEN_VARIABLE) or None
     if not is_loopback(host) and token is None:
-        raise UsageError(f"--host {host}: beyond this machine a token is asked for; set {TOKEN_VARIABLE}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn ends on it, and then raises it once more
+        raise UsageError(f"--host {host}: access from other machines needs a token; set {TOKEN_VARIABLE}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn stops on it and then raises it again
     store = Store(database)
     child = _start_collector(broker, database, name) if collect else None
     try:

@@ -1,7 +1,7 @@
-"""A process that takes what devices publish into the store: first the commit, then the acknowledgements.
+"""A process that stores what devices publish: first the commit, then the acknowledgements.
 
-What was not acknowledged comes again, after a crash of this process, of the broker or of the database; its key makes
-that harmless. Several collectors share the work: each has a name of its own.
+Unacknowledged messages come again after a crash of this process, the broker or the database; their keys make that
+harmless. Several collectors can share the work: each has its own name.
 """
 
 import re
@@ -26,7 +26,7 @@ from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import Row, acknowledged_key, rows
 from benchd.dashboard.store import Store
 
-SESSION_S = 7 * 86400  # how long a broker keeps messages for a collector that is away
+SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collector
 IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
@@ -34,14 +34,16 @@ MAX_DELAY_S = 30.0
 
 
 def default_name() -> str:
-    """Return this host's name as a topic level takes it."""
+    """Return this host's name as a valid topic level."""
     return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-") or "collector"
 
 
 def run(broker: Broker, database: str, name: str) -> None:
     """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        raise UsageError(f"collector name {name!r}: use lower-case letters, digits, '-' and '_', a letter first")
+        raise UsageError(
+            f"collector name {name!r}: use lower-case letters, digits, '-' and '_', starting with a letter"
+        )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -50,14 +52,14 @@ def run(broker: Broker, database: str, name: str) -> None:
 
 
 class Collector:
-    """Moves messages from a broker into a store; `name` is the broker's name for the session, and the devices'."""
+    """Moves messages from a broker into a store; `name` identifies the session to the broker and the devices."""
 
     def __init__(self, store: Store, broker: Broker, name: str) -> None:
         self._store, self._broker, self._name = store, broker, name
         self._presence_due = self._tidy_due = 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Collect until `stop`; what is lost on the way is tried again, ever less often."""
+        """Collect until `stop`; lost connections are retried at growing intervals."""
         delay_s = 1.0
         while not _ended(stop):
             began = time.monotonic()
@@ -79,7 +81,7 @@ class Collector:
             self._keep_house()
 
     def _confirm(self, feed: Feed, arrived: Sequence[Arrived]) -> None:
-        """Tell each device which of its results are stored: the broker's acknowledgement does not say that."""
+        """Inform each device which of its results are stored: the broker's acknowledgement does not show that."""
         stored = defaultdict(list)
         for one in arrived:
             confirmed = acknowledged_key(one.topic)
@@ -101,7 +103,7 @@ class Collector:
     def _report(self, error: Exception) -> None:
         sys.stderr.write(f"collector {self._name}: {error}; trying again\n")
         if isinstance(error, Ended):
-            with suppress(DBAPIError):  # the next attempt will say so itself
+            with suppress(DBAPIError):  # the next attempt will report it
                 self._store.add([self._presence(str(error))])
 
     def _presence(self, problem: str | None) -> Row:
@@ -109,6 +111,6 @@ class Collector:
 
 
 def _ended(stop: threading.Event) -> bool:
-    """Say whether to stop: a collector that a page has started ends with it."""
+    """Return whether to stop: a collector started by the pages ends with them."""
     parent = parent_process()
     return stop.is_set() or (parent is not None and not parent.is_alive())

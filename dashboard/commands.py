@@ -1,4 +1,4 @@
-"""Asks a device to run one of its own suites: names it has published, and nothing else."""
+"""Asks a device to run one of its own suites: only names that it has published."""
 
 import time
 import uuid
@@ -17,14 +17,14 @@ CLIENT = "page"
 
 
 class Answer(Struct, frozen=True):
-    """What the device says; `reason` where it does not do it."""
+    """The device's answer; `reason` if it refuses."""
 
     accepted: bool
     reason: str | None = None
 
 
 def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANSWER_S) -> Answer:
-    """Ask for one suite and return the device's answer; without one, an answer that says so."""
+    """Request one suite and return the device's answer, or an answer that reports a timeout."""
     command_id, topics = uuid.uuid4().hex, Topics(device_id)
     command = {"id": command_id, "client": CLIENT, "suite": suite, "sent_s": time.time()}
     deadline = time.monotonic() + timeout_s
@@ -46,4 +46,4 @@ def _answer(body: bytes) -> Answer:
     try:
         return msgspec.json.decode(body, type=Answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Answer(accepted=False, reason="an answer that cannot be read")
+        return Answer(accepted=False, reason="unreadable answer")

@@ -1,4 +1,4 @@
-"""Results as CSV, for spreadsheets: one flat row a record, the unit in the column's name."""
+"""Results as CSV, for spreadsheets: one flat row per record, with units in the column names."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter, results
 from benchd.dashboard.store import Store
 
-ROWS = 1000  # a query; a fleet's history need not fit into memory
+ROWS = 1000  # rows per query; a fleet's history need not fit in memory
 
 
 def lines(store: Store, which: Filter) -> Iterator[str]:
@@ -21,7 +21,7 @@ def lines(store: Store, which: Filter) -> Iterator[str]:
 
 
 def _cell(value: object) -> object:
-    # a spreadsheet would take such a text for a formula
+    # a spreadsheet would interpret such text as a formula
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 

@@ -1,4 +1,4 @@
-"""What devices publish, received over one connection and acknowledged by hand, once it is safe."""
+"""Receives what devices publish over one connection; messages are acknowledged explicitly, once they are safe."""
 
 import time
 
@@ -7,22 +7,22 @@ from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.session import Arrived, Terms, Unsendable, connect
 
 BATCH = 256
-BATCH_S = 0.1  # how long the first message of a batch waits at most for more
-PAUSE_S = 0.02  # a batch ends when nothing more came for so long
+BATCH_S = 0.1  # longest time that the first message of a batch waits for more
+PAUSE_S = 0.02  # a batch ends after this time without a message
 CONNECT_S = 10.0
-MAX_PACKET_BYTES = 2**21  # a broker drops what is larger before it gets here
+MAX_PACKET_BYTES = 2**21  # a broker drops larger messages
 
 
 class Feed:
     """One connection, for one thread. Raises Ended if it cannot be made, or ends.
 
-    With `session_s` the broker keeps what arrives for this client id for so long after the connection has ended, and
-    the work is split among all such feeds; with 0 the feed sees everything, from now on. MQTT 3.1.1 cannot split it:
-    each feed gets everything, and the store knows what it has by its key.
+    With `session_s` the broker queues messages for this client id for that long after the connection has ended, and
+    the work is split among all such feeds; with 0 the feed sees everything from now on. MQTT 3.1.1 cannot split it:
+    each feed gets everything, and the store recognises duplicates by their keys.
     """
 
     def __init__(self, broker: Broker, client_id: str, session_s: int) -> None:
-        # one batch on its way while the other is stored
+        # one batch in transit while the other is stored
         terms = Terms(keep_s=session_s, receive_maximum=2 * BATCH, max_packet_bytes=MAX_PACKET_BYTES)
         self._session = connect(broker, client_id, time.monotonic() + CONNECT_S, terms)
         try:
@@ -33,9 +33,9 @@ class Feed:
         self._session.endure()
 
     def batch(self, wait_s: float) -> list[Arrived]:
-        """Return what has arrived, in order; nothing if nothing came in `wait_s`."""
-        self._session.take_acknowledged()  # devices send again what they do not see confirmed
-        arrived = self._session.take_received()  # what came before the answer to a subscription
+        """Return the messages that have arrived, in order; empty if none came within `wait_s`."""
+        self._session.take_acknowledged()  # devices resend what is not confirmed
+        arrived = self._session.take_received()  # messages that came before the answer to a subscription
         arrived += self._more(0.0 if arrived else wait_s)
         deadline = time.monotonic() + BATCH_S
         while 0 < len(arrived) < BATCH and time.monotonic() < deadline and (more := self._more(PAUSE_S)):
@@ -43,18 +43,18 @@ class Feed:
         return arrived
 
     def acknowledge(self, arrived: list[Arrived]) -> None:
-        """Tell the broker that it need not keep these any more."""
+        """Acknowledge these, so that the broker can drop them."""
         self._session.acknowledge(arrived)
 
     def publish(self, topic: str, body: bytes) -> None:
-        """Hand over one message with QoS 1."""
+        """Publish one message with QoS 1."""
         try:
             self._session.publish(topic, body, 1)
         except Unsendable as error:
             raise Ended(str(error)) from error
 
     def close(self) -> None:
-        """Say goodbye and let go of the socket."""
+        """Disconnect and close the socket."""
         self._session.close()
 
     def _more(self, wait_s: float) -> list[Arrived]:

@@ -1,4 +1,4 @@
-"""Who may talk to the pages: the right host name, the same origin, and beyond loopback a token; strict headers for all.
+"""Access to the pages: the right host name, same origin, and beyond loopback a token; strict headers for all.
 
 NiceGUI compiles its templates in the browser, so that scripts need 'unsafe-inline' and 'unsafe-eval'; tests open every
 view under this policy.
@@ -28,7 +28,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a name or an address is this machine itself."""
+    """Return whether a name or an address is this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -36,7 +36,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware. Without a `token` it answers to loopback names alone, so that no other name leads here."""
+    """ASGI middleware. Without a `token` it answers only to loopback names, so that no other name leads here."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app, self._token = app, token
@@ -49,7 +49,7 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if not self._same_origin(headers):
-            await _refuse(scope, send, 403, "This address is not for other sites or names.")
+            await _refuse(scope, send, 403, "This server does not accept requests from other sites or host names.")
         elif self._token is None or self._matches(_cookie(headers)) or self._matches(_bearer(headers)):
             await self._app(scope, receive, _with_headers(send))
         elif scope["type"] == "http" and self._matches(given):
@@ -76,7 +76,7 @@ def _cookie(headers: dict[str, str]) -> str:
 
 
 def _bearer(headers: dict[str, str]) -> str:
-    """Return the token as programs send it that keep no cookies, such as Prometheus."""
+    """Return the token as sent by programs without cookies, such as Prometheus."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else ""
 

@@ -1,6 +1,6 @@
-"""What all pages share: the frame, the style, and how a number is written.
+"""What all pages share: the frame, the style, and the format of numbers.
 
-What a device says is shown as text, of bounded length, and never as HTML.
+Text from a device is shown as text of bounded length, never as HTML.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -23,8 +23,8 @@ CSS = Path(__file__).with_suffix(".css")
 def frame(title: str) -> Iterator[None]:
     """Lay out a page: the header with its links, then the content under one heading."""
     ui.add_css(CSS)
-    ui.dark_mode(None)  # as the system has it
-    ui.colors(primary="#0b57d0")  # its white text is readable, the default's is not
+    ui.dark_mode(None)  # follows the system
+    ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
     ui.page_title(f"{title} - benchd")
     with ui.header().classes("bar row").props("role=banner"):
         ui.link("benchd", "/").classes("brand")
@@ -37,12 +37,12 @@ def frame(title: str) -> Iterator[None]:
         try:
             yield
         except DBAPIError as error:
-            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. See that it runs; then load this page again.")
+            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. Check that it is running, then reload this page.")
             trouble.set_visibility(True)
 
 
 async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRESH_S) -> None:
-    """Call `refresh` now and every `period_s`; while the database does not answer the page stays and says so."""
+    """Call `refresh` now and every `period_s`; while the database does not answer, the page stays and reports that."""
     trouble = notice("")
     trouble.move(target_index=1)  # below the heading
 
@@ -50,7 +50,7 @@ async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRE
         try:
             await refresh()
         except DBAPIError as error:
-            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. It is asked again and again.")
+            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. The page keeps retrying.")
             trouble.set_visibility(True)
         else:
             trouble.set_visibility(False)
@@ -60,7 +60,7 @@ async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRE
 
 
 def heading(text: str, level: int = 2) -> None:
-    """Show a heading that a screen reader finds as one."""
+    """Show a heading that screen readers recognise."""
     with ui.element(f"h{level}"):
         ui.label(text)
 
@@ -71,7 +71,7 @@ def notice(text: str) -> ui.label:
 
 
 def facts(pairs: dict[str, object]) -> None:
-    """Show names and values, those without a value left out."""
+    """Show names and values, except those without a value."""
     with ui.element("dl").classes("facts"):
         for name, value in pairs.items():
             if value not in (None, "", [], {}):
@@ -82,10 +82,10 @@ def facts(pairs: dict[str, object]) -> None:
 
 
 def record_path(key: str) -> str:
-    """Return where the raw record is shown."""
+    """Return the path of the raw record."""
     return f"/record/{quote(key, safe='')}"
 
 
 def history_path(device_id: str, case_id: str) -> str:
-    """Return where a case on a device is shown over time."""
+    """Return the path of a case's history on a device."""
     return f"/history/{quote(device_id)}/{quote(case_id)}"

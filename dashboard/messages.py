@@ -1,4 +1,4 @@
-"""What devices publish, taken apart into rows for the store: pure, and no body can make it raise."""
+"""Parses what devices publish into rows for the store: pure, and never raises whatever the body."""
 
 import hashlib
 import math
@@ -15,10 +15,10 @@ from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Record, Sample, decode
 from benchd.daemon.verdicts.rows import columns
 
-TEXT_LIMIT = 512  # characters in a column that is searched; PostgreSQL indexes no more than 2,704 bytes
-INTEGER_LIMIT = 2**63  # what both databases hold
-SENSOR_RANGE = (1e-30, 1e30)  # whatever the unit; sums of such values stay finite
-BATCH_S = 60.0  # no batch of telemetry spans more; a stamp that says so is wrong
+TEXT_LIMIT = 512  # characters in a searchable column; PostgreSQL indexes no more than 2,704 bytes
+INTEGER_LIMIT = 2**63  # the range of both databases
+SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
+BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
 
 
 class Row(NamedTuple):
@@ -64,15 +64,15 @@ class Result(NamedTuple):
 
 
 class _Unreadable(Exception):
-    """A body that is not what its topic says; the message is the reason."""
+    """A body that does not match its topic; the message is the reason."""
 
 
 def rows(message: Arrived) -> list[Row]:
-    """Return the rows of one message; a body that cannot be read is one row for the quarantine, with the reason."""
+    """Return the rows of one message; an unreadable body becomes one row in quarantine, with the reason."""
     address = topics.parse(message.topic)
     try:
         if address is None or address.kind not in _READERS:
-            raise _Unreadable("not a topic of benchd")
+            raise _Unreadable("not a benchd topic")
         found = [Row(*row) for row in _READERS[address.kind](address, message)]
         for row in found:
             _refuse_unstorable(row)
@@ -83,9 +83,9 @@ def rows(message: Arrived) -> list[Row]:
 
 
 def acknowledged_key(topic: str) -> tuple[str, str] | None:
-    """Return the device and the delivery key of a message that waits for its storage; None where none does.
+    """Return the device and the delivery key of a message that awaits confirmation of storage; None for others.
 
-    The key comes from the topic: a result in quarantine is stored too and need not come again.
+    The key comes from the topic: a quarantined result is stored too and need not be sent again.
     """
     address = topics.parse(topic)
     if address is None or address.kind != "result":
@@ -140,7 +140,7 @@ class SuiteInfo(Struct, frozen=True):
 
 
 class Info(Struct, frozen=True):
-    """Who a device says it is, as far as a page shows it."""
+    """The part of a device's identity that a page shows."""
 
     name: str = ""
     site: str = ""
@@ -151,7 +151,7 @@ class Info(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True):
-    """What a device's service does and what waits there, as far as a page shows it."""
+    """The part of a service's activity and backlog that a page shows."""
 
     activity: str = ""
     case_id: str | None = None
@@ -175,7 +175,7 @@ def _health(address: topics.Address, message: Arrived) -> Iterator[tuple[str, di
 
 
 class Latest(Struct, frozen=True):
-    """The last result of a planned case, as far as a page shows it; no verdict without a baseline."""
+    """The part of a planned case's last result that a page shows; no verdict without a baseline."""
 
     case_id: str = ""
     verdict: str | None = None
@@ -189,7 +189,7 @@ class Latest(Struct, frozen=True):
 
 
 def _latest(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a document a case; an empty body, which takes a case away, leaves one without a verdict."""
+    """Yield one document per case; an empty body, which removes a case, leaves one without a verdict."""
     document = _document(address, message) | {"kind": f"latest/{address.leaf}", "body": message.body or b"{}"}
     latest = msgspec.json.decode(document["body"], type=Latest)
     yield "document", document | {"state": latest.verdict}
@@ -211,12 +211,12 @@ class _Telemetry(Struct):
 
 
 def _telemetry(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield one row a sample; the last one counts as taken on arrival, the others by the device's own clock."""
+    """Yield one row per sample; the last is timed at its arrival, the others relative to it by the device's clock."""
     samples = msgspec.json.decode(message.body, type=_Telemetry).samples
     last_ns = max((sample.t_ns for sample in samples), default=0)
     for sample in samples:
         if sample.value and not SENSOR_RANGE[0] < abs(sample.value) < SENSOR_RANGE[1]:
-            raise _Unreadable(f"{sample.value} is no sensor's value")
+            raise _Unreadable(f"{sample.value} is not a sensor value")
         yield (
             "telemetry",
             {
@@ -229,7 +229,7 @@ def _telemetry(address: topics.Address, message: Arrived) -> Iterator[tuple[str,
 
 
 class Judgement(Struct, frozen=True):
-    """What a device says of a case against its baseline; `effect` is the result over the baseline, minus 1."""
+    """A device's verdict on a case against its baseline; `effect` is the result over the baseline, minus 1."""
 
     case_id: str
     verdict: str
@@ -271,12 +271,12 @@ _READERS: dict[str, Callable[[topics.Address, Arrived], Iterator[tuple[str, dict
 
 
 def _refuse_unstorable(row: Row) -> None:
-    """Raise for a value that SQLite or PostgreSQL would not take: both keep the same."""
+    """Raise for a value that either SQLite or PostgreSQL would reject, so that both store the same."""
     for column, value in row.values.items():
         if isinstance(value, str) and (len(value) > TEXT_LIMIT or re.search("\0", value)):
             raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} characters or holds a NUL")
         if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
-            raise _Unreadable(f"{column} does not fit 64 bits")
+            raise _Unreadable(f"{column} does not fit in 64 bits")
         if isinstance(value, float) and not math.isfinite(value):
             raise _Unreadable(f"{column} is not a finite number")
 

@@ -1,6 +1,7 @@
-"""`/metrics`: the fleet as Prometheus reads it.
+"""`/metrics`: the fleet for Prometheus.
 
-Gauges of a device are called as in the file that a service writes for node_exporter, so that one set of alerts does.
+The gauges of a device have the same names as in the file that a service writes for node_exporter, so that one set of
+alerts covers both.
 """
 
 import time
@@ -24,32 +25,32 @@ _Gauges = dict[str, tuple[str, Callable[[_Thing], float | None]]]
 
 
 class Verdict(NamedTuple):
-    """What a device says of the last result of a case against its baseline."""
+    """A device's verdict on the last result of a case against its baseline."""
 
     device_id: str
     case_id: str
     answer: str
 
 
-# by name: what it says, and its value, None where there is none
+# by name: its help text and its value, None if unknown
 DEVICE: _Gauges[Device] = {
-    "online": ("1 while the device is heard.", lambda device: device.state == "online"),
+    "online": ("1 while the device is online.", lambda device: device.state == "online"),
     "problem": ("1 while something is wrong.", lambda device: device.health.problem is not None),
     "throttled": ("1 while its clocks are held down.", lambda device: device.throttled),
-    "power_watts": ("Power of the whole device, as its sensors know it.", lambda device: device.power_w),
-    "cases_left": ("Cases of the passes that have begun.", lambda device: device.health.cases_left),
+    "power_watts": ("Power of the whole device, from its sensors.", lambda device: device.power_w),
+    "cases_left": ("Cases left in the runs that have begun.", lambda device: device.health.cases_left),
     "outbox_pending": ("Messages that no broker has acknowledged.", lambda device: device.health.outbox_pending),
     "outbox_unstored": ("Results that no collector has stored.", lambda device: device.health.outbox_unstored),
 }
 CASE: _Gauges[Result] = {
-    "case_ok": ("1 where the last result of the case ended well.", lambda result: result.status == "ok"),
+    "case_ok": ("1 if the last result of the case succeeded.", lambda result: result.status == "ok"),
     "case_arrived_timestamp_seconds": ("When the last result arrived.", lambda result: result.arrived_s),
     "case_median_seconds": ("Median time of one batch.", lambda result: _scaled(result.median_ms)),
     "case_low_seconds": ("Lower end of the median's interval.", lambda result: _scaled(result.low_ms)),
     "case_high_seconds": ("Upper end of the median's interval.", lambda result: _scaled(result.high_ms)),
     "case_energy_joules": ("Energy of one inference, gross.", lambda result: _scaled(result.energy_mj)),
     "case_energy_error_joules": ("Error bar of that energy.", lambda result: _scaled(result.energy_err_mj)),
-    "case_check_passed": ("1 where the outputs were right.", lambda result: _passed(result.checked)),
+    "case_check_passed": ("1 if the outputs were correct.", lambda result: _passed(result.checked)),
 }
 CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
 VERDICT: _Gauges[Verdict] = {
@@ -64,7 +65,7 @@ class Fleet(Collector):
         self._store, self._now_s = store, now_s
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield each gauge with its values; without one where nothing is known."""
+        """Yield each gauge with its values, empty if none are known."""
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield from _families(CASE, CASE_LABELS, _newest(self._store))
         yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))

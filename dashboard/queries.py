@@ -1,4 +1,4 @@
-"""What the pages ask of the store; every answer is a plain tuple, made from one state of the database."""
+"""The pages' queries to the store; each answer is a plain tuple from one consistent state of the database."""
 
 import math
 from collections import defaultdict
@@ -12,14 +12,14 @@ from benchd.daemon.verdicts.statistics import combine
 from benchd.dashboard.messages import Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 
-STALE_S = 75.0  # a service says how it is every 30 s
+STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
 
 State = Literal["online", "stale", "offline", "unknown"]
 
 
 class Device(NamedTuple):
-    """One device as the fleet shows it. `age_s` is the time since it last said something itself, None for never."""
+    """One device as the fleet shows it. `age_s` is the time since its last message of its own, None for never."""
 
     device_id: str
     state: State
@@ -39,7 +39,7 @@ class Happened(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which results to show; an empty text takes all. `text` is looked for in model, variant, case and flags."""
+    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags."""
 
     device_id: str = ""
     model: str = ""
@@ -49,14 +49,14 @@ class Filter(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some of the results, and how many there are in all."""
+    """One page of results, and the total number."""
 
     results: list[Result]
     total: int
 
 
 def fleet(store: Store, now_s: float) -> list[Device]:
-    """Return every device that was ever heard of, by id."""
+    """Return every known device, by id."""
     device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
     watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
     with store.reading() as connection:
@@ -82,13 +82,13 @@ def _device(
         age_s=age_s,
         info=msgspec.json.decode(info.body, type=Info) if info else Info(),
         health=msgspec.json.decode(health.body, type=Health) if health else Health(),
-        power_w=max(powers, default=None),  # a total is above its parts; they are never added up
+        power_w=max(powers, default=None),  # a total is larger than its parts; they are never summed
         throttled=any(throttles(value) for metric, value in live.items() if "throttle_reasons" in metric),
     )
 
 
 def latest(store: Store, device_id: str) -> list[Latest]:
-    """Return what the device says of the last result of each planned case, by case."""
+    """Return the device's verdict on the last result of each planned case, by case."""
     table = store.tables["document"]
     mine = (table.c.device_id == device_id, table.c.kind.startswith("latest/"))
     with store.reading() as connection:
@@ -97,7 +97,7 @@ def latest(store: Store, device_id: str) -> list[Latest]:
 
 
 def presence(said: str | None, age_s: float | None) -> State:
-    """Return how a device stands: what it said last, unless that is too long ago to be believed."""
+    """Return the state of a device: its last report, unless that is too old to rely on."""
     if said == "offline":
         return "offline"
     if said is None or age_s is None:
@@ -141,7 +141,7 @@ def choices(store: Store, column: str) -> list[str]:
 
 
 def result(store: Store, key: str) -> Result | None:
-    """Return one result; None where there is none of this key."""
+    """Return one result; None if the key is unknown."""
     table = store.tables["result"]
     with store.reading() as connection:
         row = connection.execute(select(*_columns(table)).where(table.c.key == key)).first()
@@ -149,7 +149,7 @@ def result(store: Store, key: str) -> Result | None:
 
 
 def body(store: Store, key: str) -> bytes | None:
-    """Return the original bytes of a record; None where there is none of this key."""
+    """Return the original bytes of a record; None if the key is unknown."""
     table = store.tables["body"]
     with store.reading() as connection:
         found = connection.execute(select(table.c.body).where(table.c.key == key)).scalar()
@@ -157,13 +157,13 @@ def body(store: Store, key: str) -> bytes | None:
 
 
 def record(store: Store, key: str) -> Record | None:
-    """Return one whole record; None where there is none of this key."""
+    """Return one whole record; None if the key is unknown."""
     found = body(store, key)
     return None if found is None else decode(found)
 
 
 def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
-    """Return the median in ms without the disturbed blocks, by key, of those records that have disturbed ones."""
+    """Return the median in ms excluding disturbed blocks, by key, for the records that have any."""
     table = store.tables["body"]
     with store.reading() as connection:
         bodies = connection.execute(select(table.c.body).where(table.c.key.in_(keys))).scalars().all()
@@ -180,7 +180,7 @@ def _clean_ms(record: Record) -> float | None:
 
 
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
-    """Return the newest results of one case on one device that were measured, the oldest first."""
+    """Return the newest measured results of one case on one device, oldest first."""
     table = store.tables["result"]
     measured = (table.c.median_ms > 0, ~table.c.flags.contains(PROFILED))
     mine = (table.c.device_id == device_id, table.c.case_id == case_id, *measured)
@@ -190,7 +190,7 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
 
 
 def newest_of_each_case(store: Store, model: str) -> list[Result]:
-    """Return the last good result of every case of a model on every device."""
+    """Return the last successful result of every case of a model on every device."""
     table = store.tables["result"]
     good = (table.c.model == model, table.c.status == "ok", ~table.c.flags.contains(PROFILED))
     place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=table.c.arrived_s.desc())
@@ -200,11 +200,11 @@ def newest_of_each_case(store: Store, model: str) -> list[Result]:
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
-    """Return (Unix time, value) by metric: minutes' means where that is all there is, then samples."""
+    """Return (Unix time, value) by metric: means per minute as far as only those remain, then samples."""
     raw, minutes = store.tables["telemetry"], store.tables["telemetry_minute"]
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with store.reading() as connection:
-        mask = minutes.c.metric.like("%throttle_reasons%")  # of masks a mean says nothing
+        mask = minutes.c.metric.like("%throttle_reasons%")  # the mean of a bit mask is meaningless
         means = case((mask, minutes.c.maximum), else_=minutes.c.total / minutes.c.samples)
         old = select(minutes.c.metric, minutes.c.t_s, means)
         new = select(raw.c.metric, raw.c.t_s, raw.c.value)
@@ -229,7 +229,7 @@ def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
 
 
 def problems(store: Store, now_s: float) -> list[str]:
-    """Return what keeps data from arriving here, in sentences; nothing where all is well."""
+    """Return what prevents data from arriving here, in sentences; empty if nothing does."""
     table = store.tables["collector"]
     with store.reading() as connection:
         collectors = connection.execute(select(table)).all()

@@ -1,4 +1,4 @@
-"""Starts what `benchd dashboard`, `benchd demo` and `benchd watch` were asked for, or says which package is missing."""
+"""Starts `benchd dashboard`, `benchd demo` and `benchd watch`, or reports which package is missing."""
 
 import sys
 import uuid

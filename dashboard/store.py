@@ -1,7 +1,7 @@
-"""What the collectors have received, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
+"""The store of the collectors, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
 
-Every row has a key of its own, so that a second delivery changes nothing, and both databases have the same schema.
-Records stay for good, each with its original bytes; telemetry is rolled up to minutes and ends.
+Every row has a unique key, so that a second delivery changes nothing, and both databases have the same schema.
+Records stay forever, each with its original bytes; telemetry is aggregated to minutes and then expires.
 """
 
 import os
@@ -36,13 +36,13 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.dashboard.messages import Row
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
-RAW_S = 3600.0  # telemetry as it came
+RAW_S = 3600.0  # raw telemetry
 MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
 QUARANTINE_ROWS = 10_000
 
-_LOCK = 0x62636864  # PostgreSQL's advisory lock of whoever migrates
+_LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
 
-# Entry n takes a database of version n to n + 1; an entry that was released is never edited.
+# Entry n migrates a database from version n to n + 1; released entries are never edited.
 _MIGRATIONS = (
     (
         """CREATE TABLE result(
@@ -57,7 +57,7 @@ _MIGRATIONS = (
         )""",
         "CREATE INDEX result_case ON result(device_id, case_id, id)",
         "CREATE INDEX result_model ON result(model, variant)",
-        "CREATE TABLE body(key TEXT PRIMARY KEY, body {bytes} NOT NULL)",  # apart: tables never read it
+        "CREATE TABLE body(key TEXT PRIMARY KEY, body {bytes} NOT NULL)",  # separate, because tables never read it
         "CREATE TABLE device(device_id TEXT PRIMARY KEY, seen_s DOUBLE PRECISION)",
         """CREATE TABLE document(
             device_id TEXT NOT NULL, kind TEXT NOT NULL, body {bytes} NOT NULL, arrived_s DOUBLE PRECISION NOT NULL,
@@ -105,17 +105,17 @@ _KEYS = {
 
 
 def default_url() -> str:
-    """Return the URL of the database where nobody names one: a file in the state folder."""
+    """Return the default database URL: a file in the state folder."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     folder = os.environ.get("STATE_DIRECTORY") or Path(home, "benchd")
     return f"sqlite:///{Path(folder).absolute()}/dashboard.db"
 
 
 class Store:
-    """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, made or migrated where it is older.
+    """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, created, or migrated if older.
 
-    Raises UsageError for a URL that cannot be used, a foreign database and one of a newer benchd, NotAvailable where
-    the driver is missing. Later failures of the database are SQLAlchemy's DBAPIError.
+    Raises UsageError for an invalid URL, a foreign database and one of a newer benchd, NotAvailable if the driver is
+    missing. Later failures of the database raise SQLAlchemy's DBAPIError.
     """
 
     def __init__(self, url: str) -> None:
@@ -135,20 +135,20 @@ class Store:
         return self._engine.connect()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Commit rows in one transaction; those whose key is stored already change nothing but what is kept latest."""
+        """Commit rows in one transaction; a row with a known key changes only tables that store the latest."""
         by_table: dict[str, list[dict[str, Any]]] = {}
         for table, values in rows:
             by_table.setdefault(table, []).append(values)
         with self._writing() as connection:
             for name, found in sorted(by_table.items()):
-                # in the order of their keys, so that two collectors never wait for each other in a ring
+                # in the order of their keys, so that two collectors cannot deadlock
                 found.sort(key=itemgetter(*_KEYS[name]))
                 connection.execute(_insertion(connection, self.tables[name]), found)
 
     def tidy(self, now_s: float) -> None:
-        """Roll telemetry of more than an hour ago up to minutes and drop what is past its time."""
+        """Aggregate telemetry older than an hour to minutes and delete what has expired."""
         with self._writing() as connection:
-            # the first to write here holds other collectors off, so that nothing is rolled up twice
+            # the first to write here blocks other collectors, so that nothing is aggregated twice
             connection.execute(update(_VERSION).values(tidied_s=now_s))
             self._roll_up(connection, now_s - RAW_S)
             for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")):
@@ -159,7 +159,7 @@ class Store:
             connection.execute(delete(quarantine).where(quarantine.c.id <= newest - QUARANTINE_ROWS))
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._engine.dispose()
 
     @contextmanager
@@ -173,7 +173,7 @@ class Store:
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             version = _version(connection)
             if version > len(_MIGRATIONS):
-                raise UsageError(f"written by a newer benchd (version {version}); use that one")
+                raise UsageError(f"written by a newer benchd (version {version}); upgrade benchd")
             for statement in (statement for entry in _MIGRATIONS[version:] for statement in entry):
                 connection.exec_driver_sql(statement.format(**_WORDS[connection.dialect.name]))
             connection.execute(update(_VERSION).values(number=len(_MIGRATIONS)))
@@ -219,7 +219,7 @@ def _engine(address: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # transactions begin where SQLAlchemy says so
+        connection.isolation_level = None  # SQLAlchemy begins transactions
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
 
@@ -237,7 +237,7 @@ def _version(connection: Connection) -> int:
         _VERSION.create(connection)
         connection.execute(insert(_VERSION).values(number=0))
     elif "version" not in present or "quarantine" not in present:
-        raise UsageError("holds tables of another program; name an empty one")
+        raise UsageError("contains tables of another program; give an empty database")
     return int(connection.execute(select(_VERSION.c.number)).scalar_one())
 
 
@@ -247,7 +247,7 @@ def _insert(connection: Connection) -> Any:
 
 
 def _insertion(connection: Connection, table: Table) -> Any:
-    """Return the INSERT of rows into `table`: the first of a key stays, but of devices and documents the latest."""
+    """Return the INSERT of rows into `table`: the first row of a key stays, in devices and documents the latest."""
     insertion, keys = _insert(connection)(table), _KEYS[table.name]
     new, kept = insertion.excluded, table.c
     if table.name == "device":
@@ -257,7 +257,7 @@ def _insertion(connection: Connection, table: Table) -> Any:
         changed = {"seen_s": new.seen_s, "problem": new.problem}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
     if table.name == "document":
-        # a broker may send the will of a session after the next one has begun
+        # a broker may send a session's will after the next session has begun
         late_will = (new.state == "offline") & (new.session < kept.session)
         later = (new.arrived_s >= kept.arrived_s) & ~func.coalesce(late_will, False)
         changed = {name: new[name] for name in ("body", "arrived_s", "state", "session")}

@@ -1,4 +1,4 @@
-"""How numbers, times and what a device says are written, on pages and in the terminal."""
+"""Formats numbers, times and text from devices for pages and the terminal."""
 
 from datetime import datetime, timezone
 
@@ -6,7 +6,7 @@ from benchd.daemon.verdicts.effects import Verdict
 from benchd.dashboard.messages import Latest, Result
 from benchd.dashboard.queries import Device, State
 
-TEXT = 200  # characters of a device's text in one place
+TEXT = 200  # characters of a device's text shown at once
 SIGNS: dict[State, str] = {
     "online": "● online",
     "stale": "◐ stale",
@@ -23,7 +23,7 @@ def short(value: object) -> str:
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Return four significant digits and the unit, a dash for what was not measured."""
+    """Return four significant digits and the unit, a dash if not measured."""
     if value is None:
         return "-"
     number = f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
@@ -36,7 +36,7 @@ def count(number: int, noun: str) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return how long ago, as people say it."""
+    """Return how long ago, in words."""
     if seconds is None:
         return "never"
     if seconds < 5:
@@ -53,12 +53,12 @@ def clock(unix_s: float) -> str:
 
 
 def doing(device: Device) -> str:
-    """Return what a device is at."""
+    """Return what a device is doing."""
     health = device.health
     if health.case_id:
         left = f", {count(health.cases_left, 'case')} left" if health.cases_left else ""
         return short(f"measuring {health.case_id}{left}")
-    return short(health.waiting_for or health.activity or "no service reports here")
+    return short(health.waiting_for or health.activity or "no service is reporting")
 
 
 def median(result: Result) -> str:
@@ -75,7 +75,7 @@ def energy(result: Result) -> str:
 
 
 def top1(found: Result | Latest) -> str:
-    """Return the share of right answers with its interval, and the drop against plain fp32, in percent."""
+    """Return the share of correct answers with its interval, and the drop against plain fp32, in percent."""
     if found.accuracy_top1 is None or found.accuracy_low is None or found.accuracy_high is None:
         return "-"
     interval = f"{100 * found.accuracy_low:.1f}, {100 * found.accuracy_high:.1f}"
@@ -84,10 +84,10 @@ def top1(found: Result | Latest) -> str:
 
 
 def verdict(found: Verdict) -> str:
-    """Return what is said of B against A: the answer, the change of the time with its interval, and any reason."""
+    """Return the verdict on B against A: the answer, the change in time with its interval, and any reason."""
     text = found.answer.upper()
     if found.effect is not None:
-        text += f": the time of B against A {100 * found.effect:+.2f} %"
+        text += f": time of B relative to A {100 * found.effect:+.2f} %"
     if found.interval and found.confidence:
         interval = f"{100 * found.interval.low:+.2f}, {100 * found.interval.high:+.2f}"
         text += f" [{interval} at {100 * found.confidence:.4g} %]"

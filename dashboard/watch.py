@@ -1,4 +1,4 @@
-"""`benchd watch --mqtt`: the fleet as a table in the terminal, live, and the results as they come."""
+"""`benchd watch --mqtt`: the fleet as a live table in the terminal, and the results as they arrive."""
 
 import time
 from contextlib import closing
@@ -20,13 +20,13 @@ from benchd.dashboard.text import SIGNS, age, energy, figure, median, short
 
 REFRESH_S = 1.0
 RESULTS = 10
-PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
+PLAIN_WIDTH = 160  # columns if there is no terminal
 
 
 def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) -> None:
-    """Show what arrives, for `seconds` or until interrupted; raise NotAvailable where the broker cannot be had.
+    """Show what arrives, for `seconds` or until interrupted; raise NotAvailable if the broker cannot be reached.
 
-    A store in memory keeps it, so that what is shown is what the pages show.
+    It goes through a store in memory, so that the terminal shows the same as the pages.
     """
     width = None if out.isatty() else PLAIN_WIDTH
     console = Console(file=out, width=width, highlight=False)
@@ -58,12 +58,12 @@ def _screen(store: Store) -> Group:
     fleet = _table("device", "state", "last data", "doing", "power", "backlog", "problem")
     for device in queries.fleet(store, now_s):
         fleet.add_row(*map(_plain, _device(device)))
-    last = _table("model", "variant", "batch", "device", "median [95 %]", "energy an inference", "check", "status")
+    last = _table("model", "variant", "batch", "device", "median [95 %]", "energy per inference", "check", "status")
     for result in newest:
         cells = [short(result.model), result.variant, str(result.batch_size), result.device_id]
         cells += [median(result), energy(result), result.checked or "-", result.status]
         last.add_row(*map(_plain, cells))
-    return Group(fleet, last if newest else "no result since this began")
+    return Group(fleet, last if newest else "no result since the start")
 
 
 def _table(*headings: str) -> Table:
@@ -83,5 +83,5 @@ def _device(device: Device) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a device's text without what a terminal would obey."""
+    """Return a device's text without terminal control characters."""
     return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))

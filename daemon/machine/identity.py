@@ -64,7 +64,7 @@ def boot_id(root: Path = Path("/")) -> str:
 
 
 def is_placeholder(value: str) -> bool:
-    """Say whether a vendor left this in place of a serial or a name."""
+    """Return whether this is a vendor placeholder for a serial or a name."""
     digits = re.sub(r"[^0-9a-z]", "", value.lower())
     return value.strip().lower() in _PLACEHOLDERS or len(set(digits)) < 2
 

@@ -1,7 +1,7 @@
-"""A broker in memory for `benchd demo`: as much of MQTT 5 as benchd's own processes speak to each other.
+"""An in-memory broker for `benchd demo`: the part of MQTT 5 that benchd's own processes use.
 
 QoS 0 and 1, retained messages, wills. A session ends with its connection, a shared subscription is a plain one, and
-properties of a publication are passed on as they came. Names are those of the OASIS standard, version 5.0.
+properties of a publication are forwarded unchanged. Names follow the OASIS standard, version 5.0.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ MAX_PACKET_BYTES = 2**21
 
 
 class _Malformed(Exception):
-    """A packet that this broker does not take; its connection ends."""
+    """A packet that this broker rejects; its connection ends."""
 
 
 class _Message(NamedTuple):
-    """A publication: `rest` is its properties and its payload, as they came."""
+    """A publication: `rest` is its properties and its payload, unchanged."""
 
     topic: str
     qos: int
@@ -52,7 +52,7 @@ class _Fields:
         return int.from_bytes(self.take(count), "big")
 
     def data(self) -> bytes:
-        """Return the next binary data, or UTF-8 text: two bytes of length, then so many."""
+        """Return the next binary data or UTF-8 text: two bytes of length, then that many bytes."""
         return self.take(self.number(2))
 
     def properties(self) -> bytes:
@@ -64,7 +64,7 @@ class _Fields:
         return self.take(length | byte << shift)
 
     def rest(self) -> bytes:
-        """Return all that is left."""
+        """Return the rest."""
         return self.take(len(self._body))
 
 
@@ -144,7 +144,7 @@ class Broker:
 
 
 class _Connection:
-    """One client: what it has subscribed to, and its will until it says goodbye."""
+    """One client: its subscriptions, and its will until it disconnects."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -156,7 +156,7 @@ class _Connection:
         self._packet_ids = itertools.cycle(range(1, 65536))
 
     async def open(self) -> None:
-        """Take the CONNECT packet and answer it."""
+        """Receive the CONNECT packet and answer it."""
         kind, _, fields = await self.packet()
         if kind != CONNECT or (fields.data(), fields.number(1)) != (b"MQTT", VERSION):
             raise _Malformed
@@ -165,14 +165,14 @@ class _Connection:
         self.client_id = fields.data().decode() or self.client_id
         self._patience_s = 1.5 * keep_alive_s or None
         if flags & 0x04:
-            fields.properties()  # of the will: a delay and the like
+            fields.properties()  # properties of the will, such as a delay
             will = _Message(fields.data().decode(), (flags >> 3) & 1, b"\0" + fields.data())
             self.will = (will, bool(flags & 0x20))
         said = SESSION_EXPIRY + bytes(4) + MAXIMUM_QOS + b"\x01" + ASSIGNED_CLIENT_ID + _data(self.client_id)
         self.send(CONNACK, b"\0\0" + _length(len(said)) + said)
 
     async def packet(self) -> tuple[int, int, _Fields]:
-        """Return the next packet's type, flags and fields; a client that is silent for too long is given up."""
+        """Return the next packet's type, flags and fields; a client that is silent for too long is dropped."""
         return await asyncio.wait_for(self._packet(), self._patience_s)
 
     async def _packet(self) -> tuple[int, int, _Fields]:
@@ -187,13 +187,13 @@ class _Connection:
         return first >> 4, first & 0x0F, _Fields(await self._reader.readexactly(length))
 
     def send(self, kind: int, body: bytes, flags: int = 0) -> None:
-        """Hand over one packet."""
+        """Send one packet."""
         self.writer.write(bytes([kind << 4 | flags]) + _length(len(body)) + body)
 
     def published(self, flags: int, fields: _Fields) -> tuple[_Message, bool]:
         """Return what the client publishes and whether to retain it, and acknowledge it."""
         topic, qos = fields.data().decode(), (flags >> 1) & 3
-        if qos > 1 or not topic:  # MAXIMUM_QOS and the absent maximum of topic aliases have told it
+        if qos > 1 or not topic:  # MAXIMUM_QOS and the missing maximum of topic aliases announced this
             raise _Malformed
         if qos:
             self.send(PUBACK, fields.take(2))
@@ -212,7 +212,7 @@ class _Connection:
         return new
 
     def deliver(self, message: _Message, filters: dict[str, int], *, retained: bool) -> None:
-        """Send a message that one of `filters` takes."""
+        """Send a message that matches one of `filters`."""
         granted = [qos for wanted, qos in filters.items() if _takes(wanted, message.topic)]
         if granted:
             qos = min(max(granted), message.qos)
@@ -221,7 +221,7 @@ class _Connection:
 
 
 def _takes(wanted: str, topic: str) -> bool:
-    """Say whether a filter takes a topic; `#` stands for its parent level too."""
+    """Return whether a filter matches a topic; `#` also matches its parent level."""
     pattern = re.escape(wanted).replace(r"\+", "[^/]*").replace(r"/\#", "(/.*)?").replace(r"\#", ".*")
     return re.fullmatch(pattern, topic, re.DOTALL) is not None
 

@@ -1,7 +1,7 @@
 """Three simulated devices for `benchd demo`: python -m benchd.dashboard.demo.devices URL DEVICE_ID.
 
-They publish what a service would, derived from each record of the real device with that id, and say everywhere that
-they are simulated: in their ids and names, a tag, the flags of their records and the scope of their energy.
+They publish what a service would, derived from each record of the real device with that id, and are marked as
+simulated everywhere: in their ids and names, a tag, the flags of their records and the scope of their energy.
 """
 
 import math
@@ -31,12 +31,12 @@ from benchd.daemon.verdicts.statistics import combine
 from benchd.dashboard.feed import CONNECT_S, MAX_PACKET_BYTES
 
 TICK_S = 1.0
-LISTEN_S = 0.2  # within which a signal is obeyed
+LISTEN_S = 0.2  # within which a signal takes effect
 RESULT_TICKS = 4  # between two results of a device
 HEALTH_TICKS = 5
 NOISE = 0.004
-STEP_RUNS, STEP = 8, 1.12  # a device that grows slow is so much slower after so many runs of a case
-HOT_TICKS = 60  # a device that runs hot is throttled in the last quarter of each
+STEP_RUNS, STEP = 8, 1.12  # a degrading device is this much slower after this many runs of a case
+HOT_TICKS = 60  # a hot device is throttled in the last quarter of each
 SIMULATED = "simulated"
 
 
@@ -52,7 +52,7 @@ class Device(NamedTuple):
 
     @property
     def device_id(self) -> str:
-        """Return an id that says what it is."""
+        """Return an id that shows that the device is simulated."""
         return f"{SIMULATED}-{self.name.lower().replace(' ', '-')}"
 
 
@@ -97,7 +97,7 @@ def derived(record: Record, device: Device, run: int, chance: random.Random) -> 
 
 
 def _timing(timing: Timing, factor: float) -> Timing:
-    """Return a timing that is `factor` times as long."""
+    """Return the timing multiplied by `factor`."""
     changed = {
         name: value * factor
         for name, value in msgspec.structs.asdict(timing).items()
@@ -107,7 +107,7 @@ def _timing(timing: Timing, factor: float) -> Timing:
 
 
 def _combined(timing: Timing, factors: list[float]) -> Timing:
-    """Return the timing over processes that took these times as long."""
+    """Return the timing over processes slowed by these factors."""
     found = combine([timing.median_ms * factor for factor in factors], [None] * len(factors))
     whole = _timing(timing, found.centre / timing.median_ms)
     low_ms, high_ms = (found.interval.low, found.interval.high) if found.interval else (None, None)
@@ -132,7 +132,7 @@ def _energy(device: Device, median_ms: float) -> Energy:
 
 
 def samples(device: Device, tick: int, chance: random.Random) -> Iterator[Sample]:
-    """Yield what the sensors of a device would say at a tick."""
+    """Yield what the sensors of a device would read at a tick."""
     hot = is_hot(device, tick)
     load = 0.9 + 0.1 * math.sin(tick / 7)
     values = {
@@ -149,7 +149,7 @@ def samples(device: Device, tick: int, chance: random.Random) -> Iterator[Sample
 
 
 def is_hot(device: Device, tick: int) -> bool:
-    """Say whether the device is throttled at a tick."""
+    """Return whether the device is throttled at a tick."""
     return device.runs_hot and tick % HOT_TICKS >= 0.75 * HOT_TICKS
 
 
@@ -179,12 +179,12 @@ class Publisher:
             self._retain("health", msgspec.json.encode(self._health(tick)))
 
     def close(self) -> None:
-        """Say `offline` and end."""
+        """Publish `offline` and disconnect."""
         self._retain("status", self._status("offline"))
         self._session.close()
 
     def _publish_next(self) -> None:
-        """Publish a result of the case whose turn it is."""
+        """Publish a result of the next case."""
         self._case_id = min(sorted(self._records), key=lambda case_id: self._runs[case_id])
         self._runs[self._case_id] += 1
         record = derived(self._records[self._case_id], self._device, self._runs[self._case_id], self._chance)

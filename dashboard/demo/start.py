@@ -41,14 +41,14 @@ LOOK_S = 0.2
 ANSWER_S = 2.0
 END_S = 20.0
 LAST_LINES = 8
-# what would make a part another one's: systemd's folders, the token of pages beyond loopback
+# variables that would redirect a part: systemd's folders, the token of pages beyond loopback
 NOT_PASSED_ON = ("BENCHD_DASHBOARD_TOKEN", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "RUNTIME_DIRECTORY")
 
 Children = dict[str, Process]
 
 
 def run(port: int, err: TextIO) -> int:
-    """Run until SIGINT or SIGTERM and return 0, or 1 where a part has ended by itself; nothing stays behind."""
+    """Run until SIGINT or SIGTERM and return 0, or 1 if a part ended by itself; nothing is left running."""
     _require_free(port)
     with TemporaryDirectory(prefix="benchd-demo-") as folder:
         return asyncio.run(_run(Path(folder), port, err))
@@ -60,7 +60,7 @@ def _require_free(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise UsageError(f"--port {port}: {error.strerror}; give another one") from error
+            raise UsageError(f"--port {port}: {error.strerror}; give another port") from error
 
 
 async def _run(folder: Path, port: int, err: TextIO) -> int:
@@ -85,7 +85,7 @@ async def _run(folder: Path, port: int, err: TextIO) -> int:
 
 
 def _on_signals() -> asyncio.Event:
-    """Return what SIGINT and the others set."""
+    """Return the event that SIGINT and the other signals set."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -93,7 +93,7 @@ def _on_signals() -> asyncio.Event:
 
 
 def _parts(folder: Path, url: str, port: int) -> dict[str, list[str]]:
-    """Return the arguments of Python by the name of the part."""
+    """Return Python's arguments for each part, by name."""
     database = f"sqlite:///{folder}/dashboard.db"
     command = ["-m", "benchd.daemon.cli"]
     return {
@@ -104,7 +104,7 @@ def _parts(folder: Path, url: str, port: int) -> dict[str, list[str]]:
 
 
 async def _start(folder: Path, name: str, arguments: list[str]) -> Process:
-    """Start a part in a session of its own, so that a terminal's Ctrl-C reaches this process alone."""
+    """Start a part in its own session, so that a terminal's Ctrl-C reaches only this process."""
     environment = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
     environment |= {"STATE_DIRECTORY": f"{folder}/state", "NICEGUI_STORAGE_PATH": str(folder)}
     with _log(folder, name).open("wb") as log:
@@ -114,10 +114,10 @@ async def _start(folder: Path, name: str, arguments: list[str]) -> Process:
 
 
 async def _welcome(url: str, port: int, err: TextIO) -> None:
-    """Say where the pages are once they answer, and have the service begin."""
+    """Print the address of the pages once they answer, and start the service."""
     while not await _listens(port):
         await asyncio.sleep(LOOK_S)
-    _say(err, f"http://{HOST}:{port}/ shows this machine and three simulated devices; Ctrl-C ends it all")
+    _say(err, f"http://{HOST}:{port}/ shows this machine and three simulated devices; Ctrl-C stops everything")
     while not (await asyncio.to_thread(run_suite, parse_url(url), DEVICE, SUITE, ANSWER_S)).accepted:
         await asyncio.sleep(LOOK_S)
 
@@ -139,11 +139,11 @@ async def _first_end(children: Children) -> None:
 def _last_words(children: Children, folder: Path) -> str:
     name, code = next((name, child.returncode) for name, child in children.items() if child.returncode is not None)
     words = _log(folder, name).read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return "\n".join([f"the {name} ended by itself, exit status {code}; so all ends", *words])
+    return "\n".join([f"the {name} ended by itself, exit status {code}; stopping everything", *words])
 
 
 async def _end(children: Children) -> None:
-    """End every part and whatever it has left running."""
+    """End every part and everything it has left running."""
     for child in children.values():
         if child.returncode is None:
             child.terminate()

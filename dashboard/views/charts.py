@@ -1,4 +1,4 @@
-"""Options of the charts, as Apache ECharts takes them; NiceGUI brings the library along."""
+"""Options of the charts for Apache ECharts, which NiceGUI includes."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from benchd.daemon.records import throttles
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
 
-GREY = "#808891"  # readable on light and on dark ground
+GREY = "#808891"  # readable on light and dark backgrounds
 COLOURS = ["#4c8bf5", "#e8710a", "#12a594", "#d6409f", "#8e6cef", "#b8860b"]
-POINTS = 600  # of one line; a screen shows no more
+POINTS = 600  # per line; a screen shows no more
 
 CHANGED = "setup changed"
 STEP = {"label": {"show": True, "formatter": "{b}", "color": GREY}, "lineStyle": {"color": COLOURS[1], "type": "solid"}}
@@ -17,7 +17,7 @@ TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second
 
 Series = dict[str, list[tuple[float, float]]]
 
-# a chart's title, its unit, the factor to it, the ending of the metrics it takes
+# a chart's title, its unit, the factor to that unit, the suffix of its metrics
 PANELS = (
     ("Power", "W", 1.0, "power_w"),
     ("Clocks", "MHz", 1e-6, "_clock_hz"),
@@ -65,13 +65,13 @@ def panel(series: Series, marks: list[Happened], unit: str, factor: float, endin
 
 
 def thinned(values: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return every n-th value, the last one included, so that a line has at most POINTS."""
+    """Return every n-th value, including the last, so that a line has at most POINTS."""
     step = -(-len(values) // POINTS)
     return values[::-step][::-1] if step > 1 else values
 
 
 def throttled(series: Series) -> list[tuple[float, float]]:
-    """Return the spans, in Unix time, in which a clock was held down."""
+    """Return the spans, in Unix time, in which a clock was throttled."""
     spans: list[tuple[float, float]] = []
     for name, values in series.items():
         began_s: float | None = None
@@ -97,7 +97,7 @@ def _bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def history(results: list[Result], clean: dict[str, float], marks: list[Happened]) -> dict[str, Any]:
-    """Return medians with their intervals over time, those of `clean` blocks beside them, and a line a mark."""
+    """Return medians with their intervals over time, those of `clean` blocks beside them, and one line per mark."""
     options = base("ms")
     points = [[result.arrived_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(result) for result in results if result.low_ms is not None and result.high_ms is not None]
@@ -128,8 +128,8 @@ def _interval(result: Result) -> dict[str, Any]:
 
 
 def trade_off(results: list[Result], front: list[Result]) -> dict[str, Any]:
-    """Return energy over latency, a point a variant of a device, and the line of those that none beats."""
-    options = base("mJ an inference")
+    """Return energy over latency, one point per variant and device, and the line through the unbeaten ones."""
+    options = base("mJ per inference")
     options["grid"]["bottom"] = 48
     options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28}
     options["tooltip"] = {"trigger": "item"}

@@ -1,4 +1,4 @@
-"""Two results beside each other, and the verdict on them: that of `benchd compare` on result files."""
+"""Two results side by side, with the verdict that `benchd compare` gives on result files."""
 
 import shlex
 from asyncio import to_thread
@@ -24,10 +24,10 @@ def add(store: Store) -> None:
             pair = [await to_thread(queries.result, store, key) for key in (a, b)]
             records = [await to_thread(queries.record, store, key) for key in (a, b)]
             if pair[0] is None or pair[1] is None or records[0] is None or records[1] is None:
-                notice("Choose two results: mark them in Results, then press Compare two.")
+                notice("Choose two results: select them in Results, then press Compare two.")
                 return
             if any(PROFILED in side.flags for side in pair if side):
-                notice("A profile is not compared: measure the case with bench-once.")
+                notice("Profiles cannot be compared: measure the case with bench-once.")
                 return
             found = judged(records[0], records[1])
             ui.label(verdict(found)).classes(f"verdict {found.answer}").mark("verdict")
@@ -36,10 +36,10 @@ def add(store: Store) -> None:
 
 
 def judged(a: Record, b: Record) -> Verdict:
-    """Return what may be said of B against A, inconclusive with the reason where nothing may."""
+    """Return the verdict on B against A, inconclusive with the reason if they cannot be compared."""
     if a.case_id != b.case_id:
         line = shlex.join(["benchd", "compare", "--live", a.case_id, b.case_id])
-        return Verdict(answer="inconclusive", reason=f"two cases; on one device {line} measures them by turns")
+        return Verdict(answer="inconclusive", reason=f"two cases; on one device {line} measures them alternately")
     found = compare([a], [b], MIN_EFFECT)
     return found[0].verdict if found else Verdict(answer="inconclusive", reason="unsupported on both sides")
 
@@ -54,8 +54,8 @@ def _side_by_side(a: Result, b: Result) -> None:
         "median [95 %]": (median(a), median(b)),
         "p99": (figure(a.p99_ms, "ms"), figure(b.p99_ms, "ms")),
         "throughput": (figure(a.throughput_per_s, "/s"), figure(b.throughput_per_s, "/s")),
-        "energy an inference": (energy(a), energy(b)),
-        "energy of": (a.energy_scope or "-", b.energy_scope or "-"),
+        "energy per inference": (energy(a), energy(b)),
+        "energy scope": (a.energy_scope or "-", b.energy_scope or "-"),
         "check": (a.checked or "-", b.checked or "-"),
         "x of floor": (figure(a.x_of_floor, "x"), figure(b.x_of_floor, "x")),
         "flags": (a.flags or "-", b.flags or "-"),
@@ -75,7 +75,7 @@ def _headings() -> list[tuple[str, str]]:
 
 
 def _ratio(a: Result, b: Result) -> str:
-    """Return how the medians stand to each other."""
+    """Return the ratio of the medians in words."""
     if not a.median_ms or b.median_ms is None:
-        return "One of the two was not measured, so that there is no ratio."
+        return "One of the two was not measured, so there is no ratio."
     return f"The median of B is {figure(b.median_ms / a.median_ms)} times that of A."

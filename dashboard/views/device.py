@@ -1,4 +1,4 @@
-"""One device: what its sensors say now, its cases and events, who it is, and the suites it can be asked to run."""
+"""One device: its sensors, cases and events, its identity, and the suites that it can run."""
 
 import time
 from asyncio import to_thread
@@ -20,7 +20,7 @@ from benchd.dashboard.views import charts
 
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
 EVENTS = 20
-QUIET = "No telemetry in this time: a device sends it while a case runs and a sensor can be read."
+QUIET = "No telemetry in this period: a device sends it while a case runs and a sensor can be read."
 
 
 _Line = tuple[str, str, str]
@@ -41,7 +41,7 @@ def add(store: Store, broker: Broker) -> None:
         with frame(short(device_id)):
             first = await to_thread(_read, store, device_id, min(SPANS))
             if first.device is None:
-                notice("This device has never been heard of here. The fleet shows those that were.")
+                notice("This device is unknown here. The fleet page lists the known devices.")
                 return
             state = ui.label().mark("state")
             ui.link("its results", f"/results?device={quote(device_id)}").classes("link")
@@ -50,10 +50,10 @@ def add(store: Store, broker: Broker) -> None:
             with ui.column().style("width: 100%") as live:
                 panels = _panels()
             _suites(broker, device_id, first.device.info.suites)
-            verdicts = _Lines("Against the baseline", "no case is held against one: benchd baseline set")
-            accuracies = _Lines("Accuracy", "no case was measured on images with labels")
+            verdicts = _Lines("Against the baseline", "no case has a baseline: benchd baseline set")
+            accuracies = _Lines("Accuracy", "no case was measured on labelled images")
             _about(first.device)
-            events = _Lines("Events", "none in this time")
+            events = _Lines("Events", "none in this period")
 
             async def refresh() -> None:
                 now = await to_thread(_read, store, device_id, span.value)
@@ -107,7 +107,7 @@ def _panels() -> list[tuple[ui.column, ui.echart, tuple[str, float, str]]]:
 def _suites(broker: Broker, device_id: str, suites: list[SuiteInfo]) -> None:
     heading("Suites")
     if not suites:
-        notice("This device has published no suite. Its configuration lists them under [[suite]].")
+        notice("This device has published no suites. Its configuration lists them under [[suite]].")
     for suite in suites:
         with ui.row().style("align-items: center; gap: .75rem"):
             ui.button("Run", on_click=partial(_run, broker, device_id, suite.name)).props(
@@ -119,7 +119,7 @@ def _suites(broker: Broker, device_id: str, suites: list[SuiteInfo]) -> None:
 async def _run(broker: Broker, device_id: str, suite: str) -> None:
     answer = await to_thread(run_suite, broker, device_id, suite)
     if answer.accepted:
-        ui.notify(f"{device_id} runs {short(suite)}; its state above follows it", type="positive")
+        ui.notify(f"{device_id} is running {short(suite)}; see its state above", type="positive")
     else:
         ui.notify(f"not run: {short(answer.reason)}", type="warning", multi_line=True)
 
@@ -142,7 +142,7 @@ def _about(device: Device) -> None:
 
 
 class _Lines:
-    """A heading and lines below it, each a text, its class and where it leads to; only a change reaches the browser."""
+    """A heading with lines below it, each a text, its class and its link; only changes are sent to the browser."""
 
     def __init__(self, title: str, empty: str) -> None:
         heading(title)
@@ -150,7 +150,7 @@ class _Lines:
         self._shown: list[_Line] | None = None
 
     def show(self, lines: list[_Line]) -> None:
-        """Replace what is shown."""
+        """Replace the lines."""
         if lines == self._shown:
             return
         self._shown = lines

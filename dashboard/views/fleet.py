@@ -1,4 +1,4 @@
-"""The fleet: a card a device, with its state, the age of its last word, what it runs and what waits there."""
+"""The fleet: one card per device, with its state, the age of its last message, its activity and its backlog."""
 
 import time
 from asyncio import to_thread
@@ -12,9 +12,7 @@ from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, count, doing, figure, short
 
-EMPTY = (
-    "No device has been heard of yet. On a device: bench-once --mqtt URL, or the service benchd run with this broker."
-)
+EMPTY = "No device is known yet. On a device run bench-once --mqtt URL, or the service (benchd run) with this broker."
 
 
 def add(store: Store) -> None:
@@ -47,7 +45,7 @@ def _read(store: Store) -> tuple[list[Device], list[str]]:
 
 
 class _Card:
-    """One device; only what changed goes to the browser."""
+    """One device; only changes are sent to the browser."""
 
     def __init__(self, device_id: str) -> None:
         self._card = ui.link(target=f"/device/{quote(device_id)}").classes("card column").mark(f"card-{device_id}")
@@ -62,7 +60,7 @@ class _Card:
             self._problem = ui.label().classes("bad")
 
     def show(self, device: Device) -> None:
-        """Bring the card up to what is known now."""
+        """Update the card."""
         health = device.health
         self._card.classes(replace=f"card column {device.state}")
         self._name.set_text(short(device.info.name or device.device_id))

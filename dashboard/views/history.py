@@ -1,4 +1,4 @@
-"""One case on one device over time: its levels, where they shift, and what disturbed blocks make of it."""
+"""One case on one device over time: its levels, where they shift, and the effect of disturbed blocks."""
 
 from asyncio import to_thread
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from benchd.dashboard.views import charts
 
 RUNS = 200
 CAPTION = (
-    f"Median with its 95 % interval, as experienced; the newest {RUNS} runs. A labelled line: a new level begins. "
+    f"Median with its 95 % interval, as experienced; the newest {RUNS} runs. A labelled line: start of a new level. "
     "A grey line: the device's fingerprint or benchd changed."
 )
-CLEAN = " A hollow point: the same run without its disturbed blocks."
+CLEAN = " A hollow point: the same run excluding its disturbed blocks."
 
 
 def add(store: Store) -> None:
@@ -32,7 +32,7 @@ def add(store: Store) -> None:
         with frame(short(f"{case_id} on {device_id}")):
             found = await to_thread(queries.history, store, device_id, case_id, RUNS)
             if not found:
-                notice("This case has not been measured on this device. Results lists those that were.")
+                notice("This case has not been measured on this device. Results lists the measured ones.")
                 return
             clean = await to_thread(queries.clean_medians, store, [result.key for result in found])
             marks = [*steps(found), *changes(found)]
@@ -47,7 +47,7 @@ def add(store: Store) -> None:
 
 
 def steps(results: list[Result]) -> Iterator[Happened]:
-    """Yield where a new level of the median begins, by how much it lies off the one before."""
+    """Yield where a new level of the median begins, and its change from the previous level."""
     times_ms = [result.median_ms or 0.0 for result in results]
     places = shifts(times_ms)
     levels = [median(times_ms[begin:end]) for begin, end in pairwise([0, *places, len(times_ms)])]
@@ -57,9 +57,9 @@ def steps(results: list[Result]) -> Iterator[Happened]:
 
 
 def changes(results: list[Result]) -> Iterator[Happened]:
-    """Yield where the fingerprint or the version of benchd became another."""
+    """Yield where the fingerprint or the version of benchd changed."""
     for before, after in pairwise(results):
         if before.tool_version != after.tool_version:
             yield Happened(after.arrived_s, charts.CHANGED, f"benchd {before.tool_version} to {after.tool_version}")
         elif before.fingerprint != after.fingerprint:
-            yield Happened(after.arrived_s, charts.CHANGED, "the device's fingerprint: the raw records say what")
+            yield Happened(after.arrived_s, charts.CHANGED, "the device's fingerprint: see the raw records")

@@ -15,7 +15,7 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import energy, figure, median, short, top1
 
 ROWS = 25
-EMPTY = "No result matches. Clear the filters, or measure something: bench-once --mqtt URL."
+EMPTY = "No results match. Clear the filters, or measure something: bench-once --mqtt URL."
 COLUMNS = (
     ("model", "Model"),
     ("variant", "Variant"),
@@ -23,7 +23,7 @@ COLUMNS = (
     ("device_id", "Device"),
     ("median_ms", "Median [95 %]"),
     ("throughput_per_s", "Per second"),
-    ("energy_mj", "Energy an inference"),
+    ("energy_mj", "Energy per inference"),
     ("checked", "Check"),
     ("accuracy_top1", "Top-1 [95 %]"),
     ("x_of_floor", "x of floor"),
@@ -35,7 +35,7 @@ NARROW = "max-width: 8rem"
 
 
 class _Table(ui.table, component="results_table.js"):
-    """Quasar's table, for the keyboard and for who does not see it."""
+    """Quasar's table, made usable by keyboard and screen reader."""
 
 
 def add(store: Store) -> None:
@@ -80,7 +80,7 @@ def add(store: Store) -> None:
                     await show()
                     seen[:] = [newest]
 
-            def keep_total() -> None:  # a browser's echo of an older page must not stand
+            def keep_total() -> None:  # a browser's echo of an older page must not win
                 if table.pagination["rowsNumber"] != total[0]:
                     table.pagination = {**table.pagination, "rowsNumber": total[0]}
 
@@ -120,7 +120,7 @@ def _table() -> _Table:
 
 def _page(store: Store, which: Filter, paging: dict[str, Any]) -> queries.Page:
     rows = min(int(paging["rowsPerPage"]) or ROWS, 100)
-    # by arrival where a device's own clock would decide
+    # by arrival, not by a device's own clock
     sort = "arrived_s" if paging["sortBy"] in (None, "t_wall") else str(paging["sortBy"])
     return queries.results(store, which, sort, bool(paging["descending"]), (int(paging["page"]) - 1) * rows, rows)
 
@@ -154,5 +154,5 @@ def _compare(table: ui.table) -> None:
 def _raw(store: Store, key: str) -> Response:
     body = queries.body(store, key)
     if body is None:
-        return Response("no such record", status_code=404, media_type="text/plain")
+        return Response("unknown record", status_code=404, media_type="text/plain")
     return Response(body, media_type="application/json")

@@ -1,5 +1,5 @@
-// Quasar's table with headings and boxes that have a key, a direction and a name for those who do not see them.
-// A component and no slots given from Python: those are made anew at each update, which takes the keyboard's focus.
+// Quasar's table with headings and checkboxes that have keys, sort directions and names for keyboard and screen readers.
+// A component, because slots given from Python are recreated at each update, which loses the keyboard focus.
 export default {
   template: `
     <q-table>
@@ -8,10 +8,10 @@ export default {
           @keydown.enter="props.col.sortable && props.sort(props.col)">{{ props.col.label }}</q-th>
       </template>
       <template #header-selection="props">
-        <q-checkbox v-model="props.selected" dense aria-label="choose all that are shown" />
+        <q-checkbox v-model="props.selected" dense aria-label="select all shown" />
       </template>
       <template #body-selection="props">
-        <q-checkbox v-model="props.selected" dense :aria-label="'choose ' + props.key" />
+        <q-checkbox v-model="props.selected" dense :aria-label="'select ' + props.key" />
       </template>
       <template #body-cell-links="props">
         <q-td :props="props">

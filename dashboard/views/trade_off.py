@@ -1,4 +1,4 @@
-"""All variants of a model by latency and energy, and those that none beats in both."""
+"""All variants of a model by latency and energy, and those that no other beats in both."""
 
 from asyncio import to_thread
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
 from benchd.dashboard.views import charts
 
-NO_ENERGY = "No result of this model has both a latency and an energy. Energy needs a power sensor on the device."
+NO_ENERGY = "No result of this model has both latency and energy. Energy needs a power sensor on the device."
 
 
 def add(store: Store) -> None:
@@ -23,7 +23,7 @@ def add(store: Store) -> None:
         with frame("Trade-off"):
             models = await to_thread(queries.choices, store, "model")
             if not models:
-                notice("There is no result yet. Measure something: bench-once --mqtt URL.")
+                notice("No results yet. Measure something: bench-once --mqtt URL.")
                 return
             chosen = model if model in models else models[0]
             ui.select(models, label="model", value=chosen, on_change=lambda event: _open(event.value))
@@ -35,14 +35,14 @@ def _open(model: str) -> None:
 
 
 def _by_scope(results: list[Result]) -> None:
-    """Show a chart an energy scope: energies of different scope are not compared."""
+    """Show one chart per energy scope: energies of different scopes are not comparable."""
     measured = [result for result in results if result.median_ms is not None and result.energy_mj is not None]
     if not measured:
         notice(NO_ENERGY)
     for scope in sorted({result.energy_scope or "" for result in measured}):
         points = [result for result in measured if (result.energy_scope or "") == scope]
         front = queries.pareto(points)
-        heading(short(f"Energy of {scope}"))
+        heading(short(f"Energy, {scope}"))
         ui.echart(charts.trade_off(points, front)).style("height: 24rem; width: 100%")
         ui.label(
             "Not beaten in both: " + short(", ".join(f"{r.variant} b{r.batch_size} on {r.device_id}" for r in front))

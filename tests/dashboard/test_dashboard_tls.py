@@ -77,7 +77,7 @@ def test_the_terminal_view_takes_the_same_files(trusted, tmp_path):
     with command(tmp_path, trusted, "watch", "--seconds", "1") as process:
         shown, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
-    assert "no result since this began" in shown
+    assert "no result since the start" in shown
 
 
 @pytest.mark.parametrize(

@@ -190,13 +190,13 @@ def test_results_are_paged_filtered_and_sorted_on_the_server(site, browser):
         page.get_by_label("search").fill("custom-fp16")
         page.get_by_text("1-20 of 20").wait_for()
         page.get_by_label("search").fill("nothing like it")
-        page.get_by_text("No result matches").wait_for()
+        page.get_by_text("No results match").wait_for()
 
 
 def test_two_results_are_compared_by_the_rule_for_files(site, browser):
     said = {
-        ("orin-1:r0", "orin-1:r30"): "SLOWER: the time of B against A +300.00 % [+29",
-        ("orin-1:r30", "orin-1:r0"): "FASTER: the time of B against A -75.00 % [-75.",
+        ("orin-1:r0", "orin-1:r30"): "SLOWER: time of B relative to A +300.00 % [+29",
+        ("orin-1:r30", "orin-1:r0"): "FASTER: time of B relative to A -75.00 % [-75.",
         ("orin-1:r0", "orin-1:r1"): "INCONCLUSIVE: two cases; on one device benchd compare --live vim_tiny,eager,b1",
         ("orin-1:r0", "none"): "Choose two results",
     }
@@ -241,7 +241,7 @@ def connected(mosquitto, **callbacks):
 
 def test_an_open_page_follows_what_is_published(site, browser, mosquitto):
     with opened(browser, site, "/results?device=newcomer") as page, connected(mosquitto) as device:
-        page.get_by_text("No result matches").wait_for()
+        page.get_by_text("No results match").wait_for()
         device.publish("benchd/v1/newcomer/result/r7", record("newcomer", 7), qos=1)
         page.get_by_text("1-1 of 1").wait_for()
         device.publish("benchd/v1/newcomer/result/r8", record("newcomer", 8), qos=1)
@@ -324,7 +324,7 @@ def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed
         try:
             page.get_by_role("link", name="real-1").click()
             page.get_by_role("button", name="run suite").click()
-            page.get_by_text("real-1 runs small").wait_for()
+            page.get_by_text("real-1 is running small").wait_for()
             page.get_by_text("case ok square,eager,b1,size=16").wait_for(timeout=WAIT_S * 1000)
             page.get_by_role("link", name="its results").click()
             row = page.get_by_role("row").filter(has_text="real-1")
@@ -355,7 +355,7 @@ def test_a_keyboard_sorts_and_chooses_results(site, browser):
         page.get_by_role("cell", name="10 [9.9, 10.1] ms").wait_for()
         assert heading.get_attribute("aria-sort") == "ascending"
         for number in (0, 3):
-            box = page.get_by_role("checkbox", name=f"choose orin-1:r{number}", exact=True)
+            box = page.get_by_role("checkbox", name=f"select orin-1:r{number}", exact=True)
             box.press("Space")
             box.and_(page.locator("[aria-checked=true]:focus")).wait_for()  # the server has heard, the focus stays
         button = page.get_by_role("button", name="Compare two")

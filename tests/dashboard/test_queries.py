@@ -142,7 +142,7 @@ def test_a_change_of_the_setup_is_marked_with_what_changed():
     one = point("eager", 1.0, 1.0)
     other, newer = one._replace(fingerprint="other"), one._replace(fingerprint="other", tool_version="9")
     details = [mark.detail for mark in history.changes([one, one, other, other, newer])]
-    assert details == ["the device's fingerprint: the raw records say what", "benchd 0.1.0 to 9"]
+    assert details == ["the device's fingerprint: see the raw records", "benchd 0.1.0 to 9"]
 
 
 def test_a_step_is_marked_at_its_first_run_with_its_size():
