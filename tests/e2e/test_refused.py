@@ -29,7 +29,7 @@ CASE = "square,eager,b1,size=64"
         ),
         (["--weights", "tiny.toml"], "--weights is for one model; name it with --models"),
         (["--module", "nowhere.py:build"], "--module nowhere.py:build: nowhere.py: no such file"),
-        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is no .py file"),
+        (["--module", "tiny.toml:build"], "--module tiny.toml:build: tiny.toml is not a .py file"),
         (["--module", "nowhere.net:build"], "--module nowhere.net:build: no module 'nowhere' in this folder"),
         (["--module", "none.py:build", "--dry-run"], "--module none.py:build: none.py has no 'build'"),
         (["--module", "none.py:build", "--input", "a.b=3"], "--input a.b: no argument of a function has this name"),
