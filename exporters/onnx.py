@@ -171,7 +171,7 @@ def _traced(
         raise ExportError(f"torch {torch.__version__} wrote no program")
     constraints = program.exported_program.range_constraints
     if any(str(symbol).startswith("u") for symbol in constraints):
-        raise NotExportable("a model whose sizes depend on the values of its inputs cannot be exported")
+        raise NotExportable("cannot export a model whose sizes depend on the values of its inputs")
     ranges = list(constraints.values())
     wanted = [] if batch_axes is None else [1]
     if [bounds.lower for bounds in ranges] != wanted or any(bounds.upper < 2**31 for bounds in ranges):

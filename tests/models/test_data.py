@@ -107,7 +107,7 @@ def test_an_image_folder_of_ten_classes_is_labelled_for_a_cifar_model(tmp_path):
         ("mnist:{root}", "unknown data 'mnist:.*use demo, cifar10:DIR or imagefolder:DIR"),
         ("cifar10", "unknown data 'cifar10'"),
         ("cifar10:", "unknown data 'cifar10:'"),
-        ("imagefolder:{root}/none", "none is not a folder: give the one that holds the images"),
+        ("imagefolder:{root}/none", "none is not a folder: give the folder of the images"),
         ("cifar10:{root}", "unpack the python version so that .*/cifar-10-batches-py/ exists"),
         ("imagefolder:{root}", "expected .*/<class>/<image>"),
     ],
@@ -198,7 +198,7 @@ def test_images_outside_class_folders_are_a_wrong_layout(tmp_path):
 def test_a_file_that_is_no_image_is_named(tmp_path):
     write_image_folder(tmp_path, {"a": 1})
     (tmp_path / "a" / "bad.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"cannot be read, replace or remove it: .*"):
+    with pytest.raises(DataError, match=r"cannot read an image of .*; replace or remove it: .*"):
         open_data(f"imagefolder:{tmp_path}", (3, 32, 32))
 
 

@@ -1,4 +1,4 @@
-"""Profiling with torch: the methods that `benchd profile` runs in a child, and `profiled` for a loop of one's own."""
+"""Profiling with torch: the methods that `benchd profile` runs in a child, and `profiled` for your own loop."""
 
 from benchd.daemon.worker.profiling.torch_profiler import profiled
 

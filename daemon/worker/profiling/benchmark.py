@@ -1,4 +1,4 @@
-"""Speed without a profiler: of a whole step, of its passes apart, and how much the torch profiler adds to a step."""
+"""Speed without a profiler: a whole step, its passes separately, and the cost that the torch profiler adds."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from benchd.daemon.worker.measure import no_collection
 from benchd.daemon.worker.profiling.torch_profiler import activities, module_ranges
 from benchd.daemon.worker.profiling.work import Work
 
-LEAST_S = 1.0  # a figure is of so much time, and of no fewer than the job's runs
+LEAST_S = 1.0  # measured time per figure, with at least the job's runs
 BLOCKS = 10
 
 
@@ -34,7 +34,7 @@ def run(work: Work) -> BenchmarkProfile:
 
 
 def _by_turns(work: Work, calls: Sequence[Callable[[], object]]) -> list[list[int]]:
-    """Return the nanoseconds of each call's runs; the calls take turns, and each ends when the device has."""
+    """Return the nanoseconds of each call's runs; the calls alternate, and each ends when the device is done."""
     values: list[list[int]] = [[] for _ in calls]
     until = time.monotonic() + LEAST_S
     with no_collection():
@@ -69,7 +69,7 @@ def _distribution(values_ns: Sequence[int]) -> Distribution:
 
 
 def _overhead(work: Work) -> float:
-    """Return what recording adds to a step, as a share of it; starting and reading the profiler does not count.
+    """Return the cost of recording as a share of a step; starting and reading the profiler does not count.
 
     The plain steps come first, all of them: on a GPU the profiler's library stays attached and slows later launches.
     """

@@ -1,9 +1,8 @@
-"""What each part of a forward pass has to do at the least, taken as a step of its own.
+"""The minimum work of each part of a forward pass, as a separate step.
 
 A part reads its parameters and its inputs and writes its outputs once, in the types they have. Products are counted
-from the shapes that are seen, 2 a multiply-add, and with the taps that fall on padding; neurons, norms and the parts of
-Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the sum of
-those of its parts.
+from the observed shapes, 2 per multiply-add, including taps on padding; neurons, norms and the parts of Vision Mamba by
+the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the sum of its parts' floors.
 """
 
 from collections import defaultdict

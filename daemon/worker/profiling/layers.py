@@ -1,6 +1,6 @@
-"""The method `layers`: where the time of a forward pass goes, by component and by layer.
+"""The method `layers`: the time of a forward pass by component and by layer.
 
-Ranges have the names that the published profile of the ST-BIF network gave them, and lie where the work is:
+Ranges are named as in the published profile of the ST-BIF network, and placed around the actual work:
 
     Complete_Profiling_Session
         Model_Loading                        QANN_Creation, SNN_Wrapper_Creation
@@ -37,10 +37,10 @@ from benchd.models.vim import Vim
 MIN_RUNS = 5
 COMPONENTS = (segments.RESET, segments.ENCODING, segments.RESHAPING, segments.FORWARD, segments.OUTPUT)
 IDLE = {
-    "Model_Reset": "no state outlives a forward pass, so that there is nothing to reset",
+    "Model_Reset": "no state outlives a forward pass, so there is nothing to reset",
     "Time_Encoding": "the model has no time steps to encode for",
-    "Input_Reshaping": "the input takes its shape without work of its own",
-    "Output_Processing": "the output is what the last layer gives",
+    "Input_Reshaping": "reshaping the input costs no work",
+    "Output_Processing": "the output is the last layer's",
 }
 
 Of = TypeVar("Of")
@@ -81,7 +81,7 @@ def run(work: Work) -> LayersProfile:
 
 def _require_modules(work: Work) -> None:
     if work.job.workload == "train":
-        raise Unsupported("layers are those of a forward pass without gradients: profile the workload forward or eval")
+        raise Unsupported("layers needs a forward pass without gradients: profile the workload forward or eval")
     if work.job.case.variant.backend != "eager":
         raise Unsupported(
             f"the modules of {work.job.case.variant.name} do not run one by one: profile eager, fp16, amp or custom"
@@ -89,7 +89,7 @@ def _require_modules(work: Work) -> None:
 
 
 def _load(work: Work) -> list[LayerRow]:
-    """Make the ST-BIF network once more, for the time that each half takes; other models are made in one piece."""
+    """Build the ST-BIF network once more to time each half; other models are built in one piece."""
     if not isinstance(work.module, SpikingNetwork) or work.job.module:
         return []
     options = work.job.options
@@ -100,7 +100,7 @@ def _load(work: Work) -> list[LayerRow]:
                 name="qann_resnet18", kernels="torch", level=int(options["level"]), width=int(options["width"])
             )
         made = time.monotonic_ns()
-        with named_range("SNN_Wrapper_Creation"), torch.device(work.device):  # on which it tries its kernels
+        with named_range("SNN_Wrapper_Creation"), torch.device(work.device):  # the device of its kernels' trial run
             stbif.convert(qann, int(options["time_steps"]), kernels=work.job.case.variant.kernels)
     ended = time.monotonic_ns()
     times = {"QANN_Creation": made - begun, "SNN_Wrapper_Creation": ended - made}
@@ -115,7 +115,7 @@ def _warm_up(work: Work) -> None:
 
 
 def _timed(work: Work, split: Segments, number: int) -> tuple[int, dict[Path, int], dict[Path, int]]:
-    """Return the nanoseconds of a pass that nothing interrupts, of the components of one and of the parts of one."""
+    """Return the nanoseconds of an uninterrupted run, of a run by component and of a run by part."""
     fused_ns = _fused(work)
     with named_range(f"Main_Inference_Timing_Run_{number}"):
         coarse = dict.fromkeys(COMPONENTS, 0)
@@ -138,7 +138,7 @@ def _fused(work: Work) -> int:
 
 
 def _repeated(work: Work) -> tuple[Window | None, int]:
-    """Repeat the pass for the sensor that samples beside this process; return when and how often."""
+    """Repeat the run for the power sensor sampled beside this process; return the window and the count."""
     if not work.job.energy_s:
         return None, 0
     _passes(work, work.job.hold_s)
@@ -169,25 +169,25 @@ def _placed(parts: Iterable[tuple[Path, Of]]) -> list[tuple[Path, Of]]:
 
 
 def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow]) -> Iterator[str]:
-    """Yield what a reader has to know of these figures."""
+    """Yield the notes that a reader needs for these figures."""
     for row in components:
         if not row.ns:
             yield f"{row.name}: {IDLE[row.name]}."
-    yield "Memory_Profiling_Run is an empty range: the method memory measures it."
-    yield "Bytes are those of each part as a step of its own: its parameters, inputs and outputs, once."
+    yield "Memory_Profiling_Run is an empty range: use the method memory."
+    yield "Bytes count each part as a separate step: its parameters, inputs and outputs, once each."
     if any(row.x_of_floor is not None and row.x_of_floor < 1 for row in layers):
-        yield "A part below its floor has its data in the caches, beyond which bytes are probed, or skips zeros."
+        yield "A part below its floor has its data in the caches (probes exceed them) or skips zeros."
     yield from _model_notes(work.module, work.job.case.variant.precision in spikes.JOULES)
 
 
 def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
     if isinstance(module, Vim):
-        yield "FLOPs of the layers are by formula. A scan is the projection of delta, both directions and the gate."
+        yield "The layers' FLOPs are by formula. A scan includes the projection of delta, both directions and the gate."
         return
-    yield "FLOPs are the products that were seen, with taps on padding, and the neurons' by formula."
+    yield "FLOPs count the observed products, including taps on padding, and the neurons' by formula."
     if isinstance(module, SpikingNetwork):
-        yield "Time_Encoding lies within the forward pass, behind conv1, which sees one image for all time steps."
+        yield "Time_Encoding is inside the forward pass, after conv1, which sees one image for all time steps."
     if isinstance(module, OnePass | SpikingNetwork):
-        yield "Wasted spikes cancel another of their neuron or reach no synapse; pools and shortcuts have no synapses."
+        yield "Wasted spikes cancel one of the same neuron or reach no synapse; pools and shortcuts have no synapses."
         unknown = "" if has_energy_model else "; there is none for this precision"
-        yield f"Modelled energy is of the synapses alone, at 45 nm{unknown}."
+        yield f"Modelled energy covers only the synapses, at 45 nm{unknown}."

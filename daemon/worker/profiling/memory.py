@@ -1,12 +1,12 @@
-"""Memory over one step: its peak and course by what the memory is for, the largest allocations, a snapshot file.
+"""Memory over one step: peak and course by purpose, the largest allocations, a snapshot file.
 
-All of it comes from the allocations that torch.profiler records and from what was going on around each:
+All of it comes from the allocations that torch.profiler records and the calls around each:
 
-- parameters: what the model holds, buffers too; inputs: the batch, and what loading and copying one takes;
-- gradients: those of parameters that the step leaves behind;
-- activations: taken in a module's call and held beyond it; temporaries: given back within it, or taken in a backward
+- parameters: the model's, including buffers; inputs: the batch, and memory for loading and copying one;
+- gradients: the parameters' gradients that remain after the step;
+- activations: allocated in a module's call and held beyond it; temporaries: freed within it, or allocated in a backward
   pass;
-- other: taken outside every module, or held before by something unknown.
+- other: allocated outside every module, or held before by something unknown.
 """
 
 import tempfile
@@ -41,7 +41,7 @@ _ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_")  # called by t
 
 @dataclass(kw_only=True)
 class Block:
-    """One piece of memory, held from `start_ns` up to `end_ns`; None is before and after the step."""
+    """One allocation, held from `start_ns` to `end_ns`; None means before or after the step."""
 
     address: int
     bytes: int
@@ -52,13 +52,13 @@ class Block:
 
 
 def run(work: Work) -> MemoryProfile:
-    """Profile one step, behind one that fills the caches; raise Unsupported where no allocation is recorded."""
+    """Profile one step after one that fills the caches; raise Unsupported if no allocation is recorded."""
     is_cuda = work.device.type == "cuda"
     work.step()
-    work.module.zero_grad(set_to_none=True)  # nobody records that a CPU gives back what it took before
+    work.module.zero_grad(set_to_none=True)  # a CPU's freeing of earlier memory is not recorded
     held = _held(work)
     if isinstance(work.module, Whole):
-        work.missing["parameters"] = "this backend keeps its weights to itself: on a GPU they count as other memory"
+        work.missing["parameters"] = "this backend hides its weights: on a GPU they count as other memory"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
         rest = torch.cuda.memory_allocated() - sum(block.bytes for block in held)
@@ -71,7 +71,7 @@ def run(work: Work) -> MemoryProfile:
 
 
 def _held(work: Work) -> list[Block]:
-    """Return what the model and the batch hold before the step."""
+    """Return the memory of the model and the batch before the step."""
     by_category: dict[str, Iterable[Tensor | None]] = {
         "parameters": [*work.module.parameters(), *work.module.buffers()],
         "inputs": [*values(work.images), work.labels],
@@ -103,9 +103,9 @@ def _traced(work: Work) -> Trace:
 
 
 def traced_blocks(traced: Trace, held: Sequence[Block], is_cuda: bool) -> tuple[Nesting, list[Block], int]:
-    """Return the calls of a trace, the memory of its step, that of before included, and when the step began.
+    """Return the calls of a trace, the memory of its step including earlier memory, and the begin of the step.
 
-    What is given back and was not known is other memory of before. Raises Unsupported where nothing was recorded.
+    Unknown memory that is freed counts as other, earlier memory. Raises Unsupported if nothing was recorded.
     """
     step = next(row for row in traced.annotations if row.name == STEP_RANGE)
     events = [
@@ -114,7 +114,7 @@ def traced_blocks(traced: Trace, held: Sequence[Block], is_cuda: bool) -> tuple[
         if event.on_gpu == is_cuda and step.start_ns <= event.t_ns < step.end_ns
     ]
     if not events:
-        raise Unsupported("torch.profiler recorded no allocation of the step: this backend has memory of its own")
+        raise Unsupported("torch.profiler recorded no allocation in the step: this backend manages its own memory")
     nesting = Nesting(traced)
     return nesting, _blocks(events, held, nesting), step.start_ns
 
@@ -136,7 +136,7 @@ def _blocks(events: Iterable[MemoryEvent], held: Sequence[Block], nesting: Nesti
 
 
 def categorise(nesting: Nesting, blocks: Iterable[Block], gradients: set[int]) -> None:
-    """Say of each block of the step what it is for; `gradients` are the addresses of those that the step left."""
+    """Set the purpose of each block of the step; `gradients` are the addresses of gradients left by the step."""
     for block in blocks:
         if block.start_ns is not None:
             is_gradient = block.end_ns is None and block.address in gradients
@@ -159,7 +159,7 @@ def _category(nesting: Nesting, block: Block) -> str:
 def table(
     nesting: Nesting, blocks: Sequence[Block], start_ns: int, device: str, peak_bytes: int | None, snapshot: str | None
 ) -> MemoryProfile:
-    """Return what the blocks add up to over time; `peak_bytes` is the allocator's, None for the sum of the blocks."""
+    """Return the sums of the blocks over time; `peak_bytes` is the allocator's, None for the sum of the blocks."""
     t_ns, held = _course(blocks, start_ns)
     total = held.sum(axis=1)
     peak = int(total.argmax())
@@ -176,7 +176,7 @@ def table(
 
 
 def _course(blocks: Sequence[Block], start_ns: int) -> tuple[Ints, Ints]:
-    """Return times since the step's begin, and the bytes held from each on, a column a category."""
+    """Return times since the step began, and the bytes held from each on, one column per category."""
     changes = [(0, CATEGORIES.index(block.category), block.bytes) for block in blocks if block.start_ns is None]
     for block in blocks:
         column = CATEGORIES.index(block.category)
@@ -187,7 +187,7 @@ def _course(blocks: Sequence[Block], start_ns: int) -> tuple[Ints, Ints]:
     times, columns, sizes = np.array(sorted(changes, key=lambda change: change[0]), np.int64).T
     added = np.zeros((len(times), len(CATEGORIES)), np.int64)
     added[np.arange(len(times)), columns] = sizes
-    last = np.append(times[1:] != times[:-1], True)  # of several changes at once the state behind all of them counts
+    last = np.append(times[1:] != times[:-1], True)  # of simultaneous changes the state after all of them counts
     return times[last], added.cumsum(axis=0)[last]
 
 
@@ -211,7 +211,7 @@ def _allocation(nesting: Nesting, block: Block) -> Allocation:
 def _snapshot(work: Work) -> str | None:
     """Write the allocator's snapshot of one more step, for https://docs.pytorch.org/memory_viz, and return its name."""
     if work.device.type != "cuda":
-        work.missing["snapshot"] = "the CUDA allocator alone writes one"
+        work.missing["snapshot"] = "only the CUDA allocator writes one"
         return None
     try:
         torch.cuda.memory._record_memory_history()

@@ -1,15 +1,15 @@
-"""What the spikes of one batch cause: how many there are, how many are for nothing, and the operations behind them.
+"""The effects of one batch's spikes: their number, how many are wasted, and the operations they cause.
 
-    spike rate           spikes a neuron and time step, of either sign
+    spike rate           spikes per neuron and time step, of either sign
     wasted spikes        a pair of +1 and -1 of one neuron within the T steps, which cancel, and a spike that reaches no
                          synapse of any layer that reads it, as between the strides of a convolution
-    synaptic operations  one a spike and synapse that it reaches: borders, strides and groups in mind. A synapse is a
+    synaptic operations  one per spike and synapse that it reaches, given borders, strides and groups. A synapse is a
                          weight, so that pools and the shortcuts of a residual net have none
-    modelled energy      of the synapses alone: a multiply-add where a layer reads plain values, an addition where it
+    modelled energy      of the synapses only: a multiply-add if a layer reads plain values, an addition if it
                          reads spikes. 4.6 and 0.9 pJ in float32, 1.5 and 0.4 pJ in float16, at 45 nm (Horowitz,
                          ISSCC 2014), as is usual for spiking networks. No memory, neuron or leak is in it
 
-A spike of a max pool over running sums counts where it arrives. Figures are of one image, the mean over the batch.
+A spike of a max pool over running sums counts where it arrives. Figures are per image, the mean over the batch.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ Network = OnePass | SpikingNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class Spikes:
-    """A part's spikes: of `neurons` times steps so many fired; `operations` are those of its synapses; joules."""
+    """A part's spikes over `neurons` times steps, the `operations` of its synapses, and joules."""
 
     chances: float = 0.0
     fired: float = 0.0
@@ -43,14 +43,14 @@ class Spikes:
 
     @property
     def rate(self) -> float | None:
-        """Spikes a neuron and time step, None without neurons."""
+        """Spikes per neuron and time step, None without neurons."""
         return self.fired / self.chances if self.chances else None
 
 
 def count(
     network: Network, forward: Callable[[], object], images: int, precision: Precision
 ) -> dict[nn.Module, Spikes]:
-    """Return what each layer of neurons and of weights does in one forward pass over so many images."""
+    """Return the figures of each layer of neurons and of weights in one forward pass over `images` images."""
     seen = _Seen()
     with ExitStack() as hooks:
         for neuron in network.neurons():
@@ -76,7 +76,7 @@ def total(parts: Iterable[Spikes]) -> Spikes:
 def fan_out(layer: nn.Conv2d | nn.Linear, shape: torch.Size) -> Tensor:
     """Return how many synapses each number of one input (..., of this shape) reaches, in float64.
 
-    It is the gradient of the layer's sum where every weight is 1: the transposed layer of ones.
+    It is the gradient of the layer's sum with every weight 1: the transposed layer of ones.
     """
     if isinstance(layer, nn.Linear):
         return torch.full(shape, float(layer.out_features), dtype=torch.float64)
@@ -93,7 +93,7 @@ class _Seen:
     def __init__(self) -> None:
         self._left: list[tuple[nn.Module, Tensor, Tensor, int]] = []
         self._arrived: list[tuple[Synapses, Tensor, nn.Module | None]] = []
-        # the outputs are kept, so that nothing else comes to lie at the address that tells who sent what
+        # the outputs are kept, so that nothing else reuses the addresses that identify their senders
         self._senders: dict[int, tuple[nn.Module, Tensor]] = {}
 
     def leaves(self, neuron: nn.Module, _: object, output: Tensor) -> None:
@@ -133,8 +133,8 @@ def _operations(synapses: Synapses, count: float, joules: tuple[float, float] | 
 
 
 def _wasted(fired: Tensor, net: Tensor, reached: list[Tensor]) -> float:
-    """Return how many of the spikes (B, ...) cancel, or reach nothing in any of the layers that read them."""
-    cancelled = fired - net  # no neuron of these ends with more -1 than +1
+    """Return how many of the spikes (B, ...) cancel, or reach nothing in any layer that reads them."""
+    cancelled = fired - net  # these neurons never end with more -1 than +1
     if not reached:
         return float(cancelled.sum())
     read = torch.stack([reach.reshape(fired.shape[1:]) for reach in reached]).any(0)
@@ -142,7 +142,7 @@ def _wasted(fired: Tensor, net: Tensor, reached: list[Tensor]) -> float:
 
 
 def _events(x: Tensor, receives: Received) -> Tensor:
-    """Return how many spikes, or values, each number stands for."""
+    """Return the number of spikes, or values, that each number represents."""
     if receives == "counts":
         return (x * WINDOW).round()
     return torch.ones_like(x) if receives == "values" else x != 0

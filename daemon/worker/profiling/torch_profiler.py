@@ -1,4 +1,4 @@
-"""What torch.profiler sees of the active steps: a Chrome trace as it wrote it, each call of a module a range in it."""
+"""torch.profiler over the active steps: its Chrome trace, with a range for each call of a module."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,7 +32,7 @@ def run(work: Work) -> str:
 
 @contextmanager
 def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: int = 1) -> Iterator[profile]:
-    """Profile a loop of one's own into the folder `output`; call `step()` of what this gives after each step.
+    """Profile your own loop into the folder `output`; call `step()` of the returned profiler after each step.
 
     The first `warm_up` steps are run with the profiler and forgotten, the `steps` behind them are kept, and further
     ones run without it. Each call of `modules`, and of the modules in them, becomes a range of its class. Afterwards
@@ -48,7 +48,7 @@ def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: i
     """
     path = Path(output) / TRACE
     if path.exists():
-        raise UsageError(f"{path} is there already: name another folder")
+        raise UsageError(f"{path} already exists: name another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with module_ranges(modules), _recorded(path, device, warm_up, steps) as profiler:

@@ -192,7 +192,7 @@ def test_an_own_file_may_compute_with_other_types(graph, dtype, tmp_path):
 
 def test_an_output_that_is_no_number_makes_the_case_unsupported(tmp_path):
     built = user_onnx(tmp_path, "g (float[2,4] x) => (string[2,4] y) { y = Cast<to = 8>(x) }")
-    with pytest.raises(Unsupported, match=r"y of the file is a tensor\(string\)"):
+    with pytest.raises(Unsupported, match=r"y in the file is a tensor\(string\)"):
         backend.load(built.source, "fp32", CPU, built.images[:2])
 
 
