@@ -39,7 +39,7 @@ PLAIN_WIDTH = 180
 app = application()
 
 
-@app.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --out artifacts")
+@app.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --output artifacts")
 def export(
     models: Annotated[str | None, typer.Argument(help="Models, separated by commas.", metavar="[MODEL,...]")] = None,
     to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
@@ -49,7 +49,7 @@ def export(
     option: Option = None,
     weights: Weights = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, max=2**62)] = 0,
-    out: Annotated[
+    output: Annotated[
         Path | None, typer.Option(help="Write here instead of to the store.", metavar="FILE.onnx|DIR")
     ] = None,
     workspace: Workspace = None,
@@ -59,7 +59,7 @@ def export(
 ) -> None:
     """Export models to files and check each one.
 
-    A file must be valid, numerically equal to its model and readable by TensorRT.
+    A file must be valid and numerically equal to its model.
     """
     if list_:
         return list_store(sys.stdout, json)
@@ -74,7 +74,7 @@ def export(
         options=options(option or []),
         weights=weights,
         seed=seed,
-        out=str(out) if out else None,
+        out=str(output) if output else None,
         workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
     )
     raise typer.Exit(run(request, sys.stdout, json))
@@ -118,7 +118,7 @@ def _refuse(request: ExportRequest) -> None:
     count = len(request.models) * len(request.precisions) * len(request.batches)
     count *= math.prod(map(len, request.options.values()))
     if request.single and (count > 1 or request.to == "tensorrt"):
-        raise UsageError(f"--out {request.out}: give a folder for engines or several files")
+        raise UsageError(f"--output {request.out}: give a folder for engines or several files")
 
 
 def list_store(out: TextIO, as_json: bool) -> None:

@@ -209,7 +209,7 @@ def _user_model(
 
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
-        raise UsageError(f"--artifacts {path}: no such folder; create it with `benchd export MODEL --out {path}`")
+        raise UsageError(f"--artifacts {path}: no such folder; create it with `benchd export MODEL --output {path}`")
     return path and path.resolve()
 
 

@@ -122,7 +122,7 @@ def _copy(source: Path, target: Path) -> None:
         Path(file.name).chmod(0o644)
         os.replace(file.name, target)  # noqa: PTH105 - the atomic rename
     except OSError as error:
-        raise UsageError(f"--out {target}: {error.strerror}") from error
+        raise UsageError(f"--output {target}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def state(folder):
 
 
 def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_next_time(command, tmp_path):
-    done = command("benchd", "export", *SMALL, "--out", "net.onnx")
+    done = command("benchd", "export", *SMALL, "--output", "net.onnx")
     assert done.returncode == 0, done.stderr
     assert "[1/1] snn_onepass fp32 batch 1" in done.stderr
     assert "made" in done.stdout
@@ -36,7 +36,7 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
     assert (tmp_path / "net.onnx").stat().st_mode & 0o777 == 0o644
     sessions.open_session(tmp_path / "net.onnx")
 
-    again = command("benchd", "export", *SMALL, "--out", "deeper/net.onnx", "--json")
+    again = command("benchd", "export", *SMALL, "--output", "deeper/net.onnx", "--json")
     assert again.returncode == 0, again.stderr
     (told,) = json.loads(again.stdout)
     assert told["reused"]
@@ -61,7 +61,7 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
         (("snn_onepass", "--option", "time_steps=0"), 2, "time_steps=0: must be at least 1"),
         (("square", "--weights", "demo"), 2, "--weights demo: square has none; choose one of vim_tiny"),
         (("square", "--to", "tensorrt"), 7, "an engine is built on the GPU that will run it, for one batch size"),
-        (("square", "--option", "size=16", "--out", "taken/net.onnx"), 2, "--out taken/net.onnx: "),
+        (("square", "--option", "size=16", "--output", "taken/net.onnx"), 2, "--output taken/net.onnx: "),
     ],
 )
 def test_what_does_not_work_ends_with_its_code_and_its_reason(command, tmp_path, arguments, code, words):
@@ -87,7 +87,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(command, small_disk):
-    done = command("benchd", "export", "snn_onepass,square", "--out", str(small_disk))
+    done = command("benchd", "export", "snn_onepass,square", "--output", str(small_disk))
     assert done.returncode == 1
     assert "error: snn_onepass fp32 batch 1: artifact store" in done.stderr
     assert "disk full, and this artifact needs more than 1.0 MB" in done.stderr
@@ -97,14 +97,14 @@ def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(comman
 
 
 def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(command, tmp_path, child_environment):
-    line = [Path(sys.executable).parent / "benchd", "export", *SMALL, "--out", "artifacts"]
+    line = [Path(sys.executable).parent / "benchd", "export", *SMALL, "--output", "artifacts"]
     with subprocess.Popen(line, cwd=tmp_path, env=child_environment, start_new_session=True) as process:
         wait_for(lambda: list(tmp_path.glob("artifacts/.making/*")), process)
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     with Store(tmp_path / "artifacts") as store:
         assert store.list() == ()
-    again = command("benchd", "export", *SMALL, "--out", "artifacts")
+    again = command("benchd", "export", *SMALL, "--output", "artifacts")
     assert again.returncode == 0, again.stderr
     with Store(tmp_path / "artifacts") as store:
         (whole,) = store.list()

@@ -25,7 +25,7 @@ def state(folder):
 
 
 def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_path):
-    done = command("benchd", "export", *SMALL, "--batch-sizes", "dynamic", "--out", "artifacts", "--json")
+    done = command("benchd", "export", *SMALL, "--batch-sizes", "dynamic", "--output", "artifacts", "--json")
     assert done.returncode == 0, done.stderr
     (artifact,) = json.loads(done.stdout)
     assert not state(tmp_path).exists()

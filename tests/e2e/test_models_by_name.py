@@ -95,7 +95,7 @@ def test_two_cases_of_a_library_are_compared_live_by_their_ids(command, tmp_path
 def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch(command):
     pytest.importorskip("onnxruntime", reason="runs the files")
     arguments = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32", "--batch-sizes", "dynamic")
-    done = command("benchd", "export", *arguments, "--out", "files", "--json")
+    done = command("benchd", "export", *arguments, "--output", "files", "--json")
     assert done.returncode == 0, done.stderr
     (file,) = json.loads(done.stdout)
     assert (file["metadata"]["facts"]["batch"], file["metadata"]["measured"]["input_shape"][0]) == ("dynamic", "batch")
