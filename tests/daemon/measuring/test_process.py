@@ -42,7 +42,7 @@ def test_a_worker_that_does_its_work(tmp_path):
         ({"build": "torch.empty(10**15)"}, "failed", r"out of memory: "),
         ({"build": "raise ValueError('no such net')"}, "failed", r"ValueError: no such net"),
         ({"build": "return 3"}, "failed", r"returned int, not torch.nn.Module"),
-        ({"forward": "sys.exit(4)"}, "failed", r"in forward: .*it ends the process with sys\.exit\(4\): raise an error"),
+        ({"forward": "sys.exit(4)"}, "failed", r"in forward: .*ends the process with sys\.exit\(4\): raise an error"),
     ],
     ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn", "memory", "raise", "no-module", "sys-exit"],
 )
