@@ -50,7 +50,8 @@ def run(path: Path, artifacts: Path | None = None) -> int:
     Exported files in `artifacts` are used before new ones are made.
     """
     if artifacts is not None and not artifacts.is_dir():
-        raise UsageError(f"--artifacts {artifacts}: no such folder; `benchd export MODEL --output {artifacts}` makes one")
+        made_by = f"`benchd export MODEL --output {artifacts}`"
+        raise UsageError(f"--artifacts {artifacts}: no such folder; {made_by} makes one")
     places = Places.here()
     with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
         Service(path, places, artifacts and artifacts.resolve()).run()

@@ -34,7 +34,7 @@ def test_a_worker_that_does_its_work(tmp_path):
         (
             {"build": "os._exit(3)"},
             "failed",
-            r"status 3 and no result in stage build; remove os\._exit from the module",
+            r"status 3 and no result in stage build; leave os\._exit out of the module",
         ),
         ({"build": "print('the last words'); os._exit(3)"}, "failed", r"in stage build: the last words"),
         ({"build": "os.write(int(sys.argv[1]), b'{rubbish\\n'); os._exit(0)"}, "failed", r"wrote rubbish to its pipe"),
@@ -42,7 +42,7 @@ def test_a_worker_that_does_its_work(tmp_path):
         ({"build": "torch.empty(10**15)"}, "failed", r"out of memory: "),
         ({"build": "raise ValueError('no such net')"}, "failed", r"ValueError: no such net"),
         ({"build": "return 3"}, "failed", r"returned int, not torch.nn.Module"),
-        ({"forward": "sys.exit(4)"}, "failed", r"in forward: .*it ends the process with sys\.exit\(4\): raise"),
+        ({"forward": "sys.exit(4)"}, "failed", r"in forward: .*ends the process with sys\.exit\(4\): raise an error"),
     ],
     ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn", "memory", "raise", "no-module", "sys-exit"],
 )
