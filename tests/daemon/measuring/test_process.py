@@ -34,7 +34,7 @@ def test_a_worker_that_does_its_work(tmp_path):
         (
             {"build": "os._exit(3)"},
             "failed",
-            r"status 3 and no result in stage build; leave os\._exit out of the module",
+            r"status 3 and no result in stage build; remove os\._exit from the module",
         ),
         ({"build": "print('the last words'); os._exit(3)"}, "failed", r"in stage build: the last words"),
         ({"build": "os.write(int(sys.argv[1]), b'{rubbish\\n'); os._exit(0)"}, "failed", r"wrote rubbish to its pipe"),
