@@ -261,7 +261,7 @@ def test_a_device_that_goes_off_is_seen_to_do_so(site, browser, mosquitto):
 @pytest.mark.parametrize(
     ("answer", "shown"),
     [
-        ({"accepted": True}, "orin-1 runs nightly"),
+        ({"accepted": True}, "orin-1 is running nightly"),
         ({"accepted": False, "reason": HOSTILE}, f"not run: {HOSTILE}"),
     ],
 )
