@@ -82,6 +82,6 @@ def test_a_damaged_noise_floor_is_said_before_anything_is_measured(tmp_path, mon
     (tmp_path / "state" / noise_floor.FILE).write_text("{}\n")
     (tmp_path / "before.jsonl").write_bytes(encode(OK) + b"\n")
     stored, out = str(tmp_path / "before.jsonl"), tmp_path / "out"
-    with pytest.raises(SchemaError, match="remove the line"):
+    with pytest.raises(SchemaError, match="remove the damaged line"):
         once.once(models="square", option=["size=16"], variants="eager", device="cpu", baseline=stored, output=out)
     assert not (tmp_path / "out").exists()

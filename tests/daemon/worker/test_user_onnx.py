@@ -198,5 +198,5 @@ def test_a_file_that_is_replaced_while_it_is_measured_is_refused(tmp_path):
 
 def test_another_batch_size_than_the_file_s_is_refused(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=1)
-    with pytest.raises(UsageError, match=r"net\.onnx is written for batches of 2: give --batch-sizes 2$"):
+    with pytest.raises(UsageError, match=r"net\.onnx has a fixed batch size of 2: give --batch-sizes 2$"):
         workload.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, FIXED))))
