@@ -74,8 +74,8 @@ def compare(
         finally:
             session.end()
     print_comparisons(sys.stdout, [made], json)
-    sys.stderr.writelines(f"warning: not stored: {failure}\n" for failure in session.failures)
-    raise typer.Exit(code or exit_code([made], list(FAIL_ON)) or int(bool(session.failures)))
+    unstored = session.unstored(sys.stderr)
+    raise typer.Exit(code or exit_code([made], list(FAIL_ON)) or unstored)
 
 
 def _refuse(cases: Sequence[str], pythons: Sequence[Path], modules: Sequence[UserModule], *, is_aa: bool) -> None:

@@ -166,9 +166,9 @@ def once(
     sys.stderr.writelines(
         f"error: requested accuracy of {case_id} was not measured: {reason}\n" for case_id, reason in unscored.items()
     )
-    sys.stderr.writelines(f"warning: not stored: {failure}\n" for failure in session.failures)
+    unstored = session.unstored(sys.stderr)
     code = exit_code(planned, records, session.interrupted, fails, comparisons, lacks_accuracy=bool(unscored))
-    raise typer.Exit(code or int(bool(session.failures)))
+    raise typer.Exit(code or unstored)
 
 
 def _unscored(records: Sequence[Record]) -> dict[str, str]:

@@ -159,7 +159,8 @@ def profile(
         session.end()
     _show(made, sort, job, json, sys.stdout)
     sys.stderr.writelines(f"error: {failed}: {found.missing[failed]}\n" for failed in found.failed)
-    raise typer.Exit(exit_code(made, found, by_name=bool(methods) and "all" not in methods))
+    unstored = session.unstored(sys.stderr)
+    raise typer.Exit(exit_code(made, found, by_name=bool(methods) and "all" not in methods) or unstored)
 
 
 def _user_module(model: str | None, module: str | None, inputs: list[str]) -> UserModule | None:

@@ -193,6 +193,11 @@ class Session:
         for sink in self.sinks:
             sink.end()
 
+    def unstored(self, err: TextIO) -> int:
+        """Warn of each record that a sink could not store; return the exit code for that, 1 or 0."""
+        err.writelines(f"warning: not stored: {failure}\n" for failure in self.failures)
+        return int(bool(self.failures))
+
 
 def writable(folder: Path, name: str) -> Path:
     """Create the folder, test that it is writable before anything is measured, and return it."""

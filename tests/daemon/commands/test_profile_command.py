@@ -1,5 +1,6 @@
 """The command `benchd profile`: what it refuses, its exit code, and the Record that it publishes."""
 
+import subprocess
 import sys
 
 import pytest
@@ -120,3 +121,25 @@ def test_a_profile_is_never_ranked_or_compared(tmp_path):
     path.write_bytes(encode(profiled) + b"\n")
     with pytest.raises(UsageError, match="contains no record"):
         results.read(tmp_path)
+
+
+FULL = """
+import sys
+from benchd.daemon import cli
+from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.errors import UsageError
+
+def publish(self, record, body):
+    raise UsageError("no room")
+
+JournalSink.publish = publish
+cli.benchd()
+"""
+
+
+def test_a_record_that_cannot_be_stored_is_said_and_fails(tmp_path, child_environment):
+    small = ("square", "--option", "size=16", "--method", "benchmark", "--preset", "quick", "--steps", "1")
+    line = [sys.executable, "-c", FULL, "profile", *small, "--device", "cpu", "--output", "out"]
+    done = subprocess.run(line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "warning: not stored: square,eager,b1,size=16: no room" in done.stderr
