@@ -1,8 +1,8 @@
 """The vocabulary of benchd and its wire format: a Case is what to measure, a Record is the result.
 
-The types are frozen and their field names include units. msgspec encodes and decodes the JSON;
-`docs/record.schema.json` is generated from these types. Readers ignore unknown fields, and every field added later has
-a default, so older records of the same major version stay readable.
+The types are frozen, except what the worker fills, and their field names include units. msgspec encodes and decodes the
+JSON; `docs/record.schema.json` is generated from these types. Readers ignore unknown fields, and every later field
+has a default, so older records of the same major version stay readable.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -689,6 +690,11 @@ def _non_finite(value: Any, path: str) -> str | None:
         return None if math.isfinite(value) else path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return next((found for key, item in items if (found := _non_finite(item, f"{path}.{key}"))), None)
+
+
+def wall_now(timespec: str = "milliseconds") -> str:
+    """Return the time as a label: UTC in RFC 3339."""
+    return datetime.now(timezone.utc).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def encode(record: Record) -> bytes:

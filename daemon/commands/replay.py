@@ -10,13 +10,11 @@ import typer
 from benchd.daemon import journal, records
 from benchd.daemon.commands import application
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import OUTBOX, Outbox
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.errors import BenchdError, SchemaError, UsageError
-
-OUTBOX = "outbox.db"
-JOURNAL = "records.jsonl"
+from benchd.daemon.verdicts.results import JOURNAL
 
 app = application()
 

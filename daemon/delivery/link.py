@@ -21,13 +21,14 @@ import msgspec
 from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.collectors import Collectors
 from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.messages import Status, wall_now
+from benchd.daemon.delivery.messages import Status
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.sender import Sender
 from benchd.daemon.delivery.session import Arrived, Session, Terms, Unsendable, connect
 from benchd.daemon.delivery.topics import Topics, is_name
 from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.machine.systemd_notify import log
+from benchd.daemon.records import wall_now
 
 CONNECT_S = 10.0
 STUCK_S = 2 * CONNECT_S + 10.0  # longer than any turn, pause or attempt, even with a locked outbox

@@ -3,7 +3,6 @@
 Every message names its schema. docs/asyncapi.yaml describes them, and a test checks real ones against it.
 """
 
-from datetime import datetime, timezone
 from typing import Literal
 
 from msgspec import Struct
@@ -11,11 +10,6 @@ from msgspec import Struct
 from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
 from benchd.daemon.verdicts.effects import Answer
 from benchd.daemon.verdicts.rows import columns
-
-
-def wall_now() -> str:
-    """Return the current UTC time in RFC 3339."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Status(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from benchd.daemon.errors import Full, UsageError
 
+OUTBOX = "outbox.db"
 BUSY_S = 5.0  # wait for another writer; transactions take milliseconds, more on a slow disk
 PART_ROWS = 200  # per commit, so that no commit keeps other writers waiting
 LOGS = ("-wal", "-shm")  # SQLite's files beside an open database

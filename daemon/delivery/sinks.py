@@ -7,7 +7,7 @@ from typing import TextIO
 from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import OUTBOX, Outbox
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.journal import Journal
@@ -42,7 +42,7 @@ class MqttSink(Sink):
 
     def __init__(self, broker: Broker, timeout_s: float, folder: Path, err: TextIO) -> None:
         self._broker, self._timeout_s, self._folder, self._err = broker, timeout_s, folder, err
-        self._outbox = Outbox(folder / "outbox.db")
+        self._outbox = Outbox(folder / OUTBOX)
         self._client_id = f"bench-once-{uuid.uuid4().hex[:12]}"  # not the device's id, which the service uses
         self._failure: str | None = None
 

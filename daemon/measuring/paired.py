@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from typing import TextIO, TypeVar
 
 import msgspec
@@ -26,7 +25,7 @@ from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserModule
-from benchd.daemon.records import Record
+from benchd.daemon.records import Record, wall_now
 from benchd.daemon.verdicts import effects, noise_floor
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
@@ -231,7 +230,6 @@ def _tell(sides: Sequence[Side], done: int, pairs: int | None, elapsed_s: float,
 
 
 def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:
-    wall = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     noise_floor.add(
         noise_floor.AaEffect(
             device_id=side.run.device_id,
@@ -240,6 +238,6 @@ def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:
             effect=verdict.effect or 0.0,
             answer=verdict.answer,
             pairs=pairs,
-            t_wall=wall,
+            t_wall=wall_now("seconds"),
         )
     )

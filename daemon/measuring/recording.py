@@ -5,7 +5,6 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Literal
 
@@ -34,6 +33,7 @@ from benchd.daemon.records import (
     TimeSlice,
     Timing,
     Window,
+    wall_now,
 )
 from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
@@ -69,8 +69,7 @@ class RunId:
     @classmethod
     def new(cls) -> "RunId":
         """Return the identity of a run that starts now."""
-        wall = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        return cls(uuid.uuid4().hex, wall.replace("+00:00", "Z"), time.monotonic_ns())
+        return cls(uuid.uuid4().hex, wall_now(), time.monotonic_ns())
 
 
 def with_samples(

@@ -12,11 +12,12 @@ import msgspec
 
 from benchd.daemon.config import DeviceConfig
 from benchd.daemon.delivery.link import Link
-from benchd.daemon.delivery.messages import Health, Info, SuiteInfo, wall_now
+from benchd.daemon.delivery.messages import Health, Info, SuiteInfo
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.machine.sysfs import text
 from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.records import wall_now
 from benchd.daemon.service import homeassistant
 from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.schedule import Progress

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Link
-from benchd.daemon.delivery.messages import Event, latest, wall_now
+from benchd.daemon.delivery.messages import Event, latest
 from benchd.daemon.delivery.outbox import Message, Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.machine.lock import Activity
@@ -18,7 +18,7 @@ from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.records import Case, Record
+from benchd.daemon.records import Case, Record, wall_now
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.regressions import Notice, Regressions, Update
 

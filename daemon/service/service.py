@@ -20,7 +20,7 @@ from benchd.daemon.config import Config
 from benchd.daemon.delivery.broker import configured, parse_url
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.outbox import open_or_salvage
+from benchd.daemon.delivery.outbox import OUTBOX, open_or_salvage
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import BenchdError, UsageError
@@ -36,6 +36,7 @@ from benchd.daemon.service.parts import Base, Configured, Places
 from benchd.daemon.service.publisher import RUNNING, SCHEDULE, STANDINGS, Publisher, Running
 from benchd.daemon.service.regressions import Regressions, Standing, Standings
 from benchd.daemon.service.schedule import State
+from benchd.daemon.verdicts.results import JOURNAL
 
 TICK_S = 1.0
 INSTANCE = "instance"
@@ -71,10 +72,10 @@ class Service:
         with ExitStack() as stack:
             self._wake, self._wake_end = stack.enter_context(on_signals(SIGNALS, self._on_signal))
             reserve = Reserve(self._places.state / "reserve")
-            outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / "outbox.db"))
+            outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / OUTBOX))
             stack.callback(outbox.close)
             reserve.hold()
-            journal = JournalSink(self._places.state / "records.jsonl", reserve)
+            journal = JournalSink(self._places.state / JOURNAL, reserve)
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
             self._startup(salvaged)
             self._main_loop()
@@ -190,7 +191,7 @@ class Service:
         link = Link(
             configured(url, given),
             topics,
-            self._places.state / "outbox.db",
+            self._places.state / OUTBOX,
             Identity(self._base.boot_id, self._instance()),
             given.collectors,
             self._wake_end,

@@ -21,11 +21,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from benchd.daemon.delivery.broker import Broker, Ended, parse_url
-from benchd.daemon.delivery.messages import Health, Info, Status, Telemetry, wall_now
+from benchd.daemon.delivery.messages import Health, Info, Status, Telemetry
 from benchd.daemon.delivery.session import Session, Terms, connect
 from benchd.daemon.delivery.topics import RESULT_QOS, Kind, Topics
 from benchd.daemon.machine import environment
-from benchd.daemon.records import Energy, Environment, ProcessResult, Record, Sample, Timing, decode, encode
+from benchd.daemon.records import Energy, Environment, ProcessResult, Record, Sample, Timing, decode, encode, wall_now
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES
 from benchd.daemon.verdicts.statistics import combine
 from benchd.dashboard.feed import CONNECT_S, MAX_PACKET_BYTES
