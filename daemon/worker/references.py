@@ -31,7 +31,7 @@ def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    np.savez(path, allow_pickle=False, **arrays)  # uncompressed, because the numbers look random
+    np.savez(path, **arrays)  # uncompressed, because the numbers look random; NumPy 1 stores any option as an array
 
 
 def facts(
