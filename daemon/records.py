@@ -30,7 +30,8 @@ Precision = Literal["fp32", "fp16", "bf16", "amp"]
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
 Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained"]
-ExponentialsBy = Literal["triton", "c", "torch"]
+BytesBy = Literal["torch", "streaming", "reading"]
+ExponentialsBy = Literal["triton", "c", "c_avx512", "c_half", "c_avx512_half", "torch"]
 Provider = Literal["cpu", "cuda", "tensorrt"]
 Bound = Literal["matrix", "bytes", "exponentials"]
 CheckVerdict = Literal["failed", "void", "passed"]
@@ -537,22 +538,28 @@ class SamplerReport(Struct, frozen=True, kw_only=True):
 class Probes(Struct, frozen=True, kw_only=True):
     """The peak rates probed right after a timed section, in the same process, at its clocks and with its threads.
 
-    A copy counts both the bytes read and the bytes written. `matrix_dtype` is the type of the products: the case's, or
-    float32 if that is faster; `exponentials_by` names the fastest implementation of the exponential available.
+    A copy counts both the bytes read and the bytes written; `copy_by` names its fastest form: torch's, one whose stores
+    bypass the caches, or reading alone. `matrix_dtype` is the type of the products: the case's, or float32 if that is
+    faster. `exponentials_by` names the fastest form of the exponential; those ending in `half` are only as exact as
+    half precision and are used for it alone. `cache_bytes` is the size of the last-level cache.
     """
 
     copy_bytes_per_s: float
+    copy_by: BytesBy = "torch"
     matrix_flops_per_s: float
     matrix_dtype: str
     exponentials_per_s: float
     exponentials_by: ExponentialsBy
+    cache_bytes: int | None = None
 
 
 class Floor(Struct, frozen=True, kw_only=True):
     """The roofline of a case: the least time that one run could take at the probed rates, and the work in it.
 
     A device copies, multiplies and computes exponentials at the same time, so `floor_ms` is the longest of the three
-    times and `bound_by` names it. Copies between host and device are not included.
+    times and `bound_by` names it. Copies between host and device are not included. `synaptic_flops` are the products of
+    a spiking network at its measured rate of spikes, which `matrix_ms` is then of, in place of the dense
+    `matrix_flops`. `reference_because` says why a run may be faster, so that the time is a reference and no bound.
     """
 
     floor_ms: float
@@ -561,10 +568,12 @@ class Floor(Struct, frozen=True, kw_only=True):
     bytes_ms: float
     exponentials_ms: float
     matrix_flops: int
+    synaptic_flops: float | None = None
     elementwise_flops: int
     bytes: int
     parameters_bytes: int
     exponentials: int
+    reference_because: str | None = None
 
 
 class ProcessResult(Struct, kw_only=True):

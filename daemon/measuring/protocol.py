@@ -114,6 +114,7 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None
     check: Check | None = None
+    synaptic_flops: float | None = None
     accuracy: Accuracy | None = None
     occupancy: Occupancy | None = None
     kernels_ran: str | None = None

@@ -136,7 +136,7 @@ def record(
     telemetry = _summaries(outcomes)
     probes = probes or next((outcome.process.probes for outcome in outcomes if outcome.process.probes), None)
     model = next((outcome.model for outcome in outcomes if outcome.model), None)
-    least = _floor(case, model, probes, reason)
+    least = _floor(case, model, probes, next(filter(None, (one.synaptic_flops for one in outcomes)), None), reason)
     total = _energy(outcomes)
     is_back_to_back = case.scenario in BACK_TO_BACK
     x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_back_to_back else None
@@ -294,12 +294,17 @@ def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
     return energy.combined(present) if present and len(present) == len(energies) else None
 
 
-def _floor(case: Case, model: ModelFacts | None, probes: Probes | None, reason: str | None) -> Floor | str:
-    """Return the roofline of one run, or why there is none."""
+def _floor(
+    case: Case, model: ModelFacts | None, probes: Probes | None, synaptic_flops: float | None, reason: str | None
+) -> Floor | str:
+    """Return the roofline of one run, or why there is none; `synaptic_flops` are per image."""
     if model is None or probes is None:
         return reason or "the device was not probed"
     cost = roofline.cost_of(case, model)
-    return cost if isinstance(cost, str) else roofline.of(cost, probes)
+    if isinstance(cost, str):
+        return cost
+    spent = synaptic_flops * case.batch_size if synaptic_flops and case.direction == "inference" else None
+    return roofline.of(cost, probes, spent, is_convolved=roofline.is_convolved(case))
 
 
 def _summaries(outcomes: Sequence[Outcome]) -> dict[str, Summary]:

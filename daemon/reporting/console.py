@@ -233,14 +233,17 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if busy:
         names = ", ".join(dict.fromkeys(busy))
         notes.append(f"busy machine: other processes used the CPU while {names} ran; run it again")
-    below = [record.case.model for record in measured if "faster_than_floor" in record.flags]
-    if below:
-        names = ", ".join(dict.fromkeys(below))
-        notes.append(f"x of floor: {names} below 1: it fits in caches or skips zeros, or the probes were disturbed")
+    notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")
     return notes
+
+
+def _below_floor(record: Record) -> str:
+    """Return why a case took less than its roofline."""
+    why = record.floor.reference_because if record.floor else None
+    return f"x of floor: {record.case.model} below 1: {why or 'the probes were disturbed'}"
 
 
 def _accuracy_notes(measured: Sequence[Record]) -> list[str]:

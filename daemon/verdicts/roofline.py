@@ -5,10 +5,15 @@ from benchd.models import catalog
 from benchd.models.cost import Cost, cost, parameters
 
 
-def of(case_cost: Cost, probes: Probes) -> Floor:
-    """Return the roofline of one run: the longest of its three times, because a device does all three at once."""
+def of(case_cost: Cost, probes: Probes, synaptic_flops: float | None = None, *, is_convolved: bool = False) -> Floor:
+    """Return the roofline of one run: the longest of its three times, because a device does all three at once.
+
+    `synaptic_flops` are the products of a spiking network that skips zeros, in place of the dense ones. `is_convolved`
+    says that dense convolutions dominate, which need not be computed in their direct form.
+    """
+    matrix_flops = case_cost.matrix_flops if synaptic_flops is None else synaptic_flops
     times_ms: dict[Bound, float] = {
-        "matrix": 1e3 * case_cost.matrix_flops / probes.matrix_flops_per_s,
+        "matrix": 1e3 * matrix_flops / probes.matrix_flops_per_s,
         "bytes": 1e3 * case_cost.bytes / probes.copy_bytes_per_s,
         "exponentials": 1e3 * case_cost.exponentials / probes.exponentials_per_s,
     }
@@ -20,11 +25,27 @@ def of(case_cost: Cost, probes: Probes) -> Floor:
         bytes_ms=times_ms["bytes"],
         exponentials_ms=times_ms["exponentials"],
         matrix_flops=case_cost.matrix_flops,
+        synaptic_flops=synaptic_flops,
+        reference_because=_no_bound(bound_by, case_cost, probes, is_convolved and synaptic_flops is None),
         elementwise_flops=case_cost.elementwise_flops,
         bytes=case_cost.bytes,
         parameters_bytes=case_cost.parameters_bytes,
         exponentials=case_cost.exponentials,
     )
+
+
+def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bool) -> str | None:
+    """Return why a run may be faster than its roofline, which is then a reference; None if it may not."""
+    if bound_by == "bytes" and probes.cache_bytes and case_cost.bytes <= probes.cache_bytes:
+        return f"its {case_cost.bytes / 2**20:.3g} MiB fit the caches of {probes.cache_bytes / 2**20:.3g} MiB"
+    if bound_by == "matrix" and is_convolved:
+        return "a convolution may multiply less than in its direct form, as by Winograd's"
+    return None
+
+
+def is_convolved(case: Case) -> bool:
+    """Return whether most of the products of a catalogued model are those of 3x3 convolutions."""
+    return catalog.entry(case.model).cost in ("resnet", "onepass")
 
 
 def cost_of(case: Case, model: ModelFacts) -> Cost | str:

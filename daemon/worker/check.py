@@ -1,5 +1,7 @@
 """The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
+from typing import NamedTuple
+
 import msgspec
 import torch
 
@@ -20,13 +22,21 @@ FRESH_IMAGES = 4  # answered once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
 
 
+class Checked(NamedTuple):
+    """The check, the expected answers of the timed section if they are known, and `Reference.synaptic_flops`."""
+
+    check: Check
+    expected: Expected | None
+    synaptic_flops: float | None
+
+
 def check(workload: Workload, loaded: Loaded, job: Job) -> Check:
     """Compare the loaded variant with the float64 reference."""
-    return check_and_answers(workload, loaded, job)[0]
+    return check_and_answers(workload, loaded, job).check
 
 
-def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> tuple[Check, Expected | None]:
-    """Return the check, and the expected answers of the timed section, None if they are unknown."""
+def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
+    """Compare the loaded variant with the float64 reference; return what that shows."""
     size = job.case.batch_size
     least = max(job.limits.check_images, SPIKING_IMAGES if workload.judged_by == "codes" else 0)
     checked = -(-least // size)
@@ -42,7 +52,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> tuple[Che
         reference="float32" if right.why_fp32 else "float64",
         note="; ".join(filter(None, [found.note, doubt, right.why_fp32])) or _note(job),
     )
-    return found, _expected(right, observed, checked)
+    return Checked(found, _expected(right, observed, checked), right.reference.synaptic_flops())
 
 
 def _images(workload: Workload, size: int, checked: int) -> Batch:

@@ -55,7 +55,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     # before the check, whose reference also takes memory
     loaded = replace(loaded, taken_bytes=free_at_first_bytes - _free_bytes(device))
     stages.enter("check")
-    found.check, right = check_and_answers(workload, loaded, job)
+    found.check, right, found.synaptic_flops = check_and_answers(workload, loaded, job)
     if right:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")
     found.flags += ["reference_fp32"] if found.check.reference == "float32" else []

@@ -1,19 +1,21 @@
 """The device's peak rates in the measuring process: bytes copied, FLOPs and exponentials per second.
 
 Probes directly follow the timed section, so that they see its clocks and threads and disturb nothing. Each figure is
-the best of the runs that fit a small budget: a floor needs what the device can do, not what it does on average.
+the best of the runs that fit a small budget, by the fastest of several forms, which the record names: a roofline needs
+what the device can do, not what it does on average or by an ordinary program.
 """
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from benchd.daemon.records import ExponentialsBy, Precision, Probes
+from benchd.daemon.records import BytesBy, ExponentialsBy, Precision, Probes
 from benchd.daemon.worker.backends import eager
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
@@ -26,29 +28,71 @@ CHAIN_STEPS = 512
 CHAIN_WIDTH = 1024  # per CPU thread: 4 KB
 CHAIN_NUMBERS_CUDA = 2**21  # one wave of the largest GPU
 C_SOURCE = Path(__file__).with_name("probes.c")
+CHAINS: dict[ExponentialsBy, str] = {"c": "chain_by_bits", "c_avx512": "chain_by_scale"}
+ROUGH_CHAINS: dict[ExponentialsBy, str] = {"c_half": "rough_chain_by_bits", "c_avx512_half": "rough_chain_by_scale"}
+_CPU = torch.device("cpu")
 TORCH_NUMBERS = 2**18  # fits the L2 cache, and is enough for every thread
 
+LINE_BYTES = 64
+
 Run = Callable[[], object]
+Form = TypeVar("Form", BytesBy, ExponentialsBy)
 
 
 def probe(device: torch.device, precision: Precision) -> Probes:
     """Return the rates for a case in this precision; takes 0.2 to 0.3 s on two cores."""
     matrix_flops_per_s, dtype = matrix_rate(device, precision)
-    exponentials_per_s, by = exponential_rate(device)
+    copy_bytes_per_s, copy_by = byte_rate(device)
+    exponentials_per_s, by = exponential_rate(device, precision)
     return Probes(
-        copy_bytes_per_s=copy_rate(device),
+        copy_bytes_per_s=copy_bytes_per_s,
+        copy_by=copy_by,
         matrix_flops_per_s=matrix_flops_per_s,
         matrix_dtype=str(dtype).removeprefix("torch."),
         exponentials_per_s=exponentials_per_s,
         exponentials_by=by,
+        cache_bytes=cache_bytes(device),
     )
 
 
-def copy_rate(device: torch.device) -> float:
-    """Return the bytes per second that a copy reads and writes, both counted."""
+def cache_bytes(device: torch.device) -> int | None:
+    """Return the size of the last-level cache; None if this machine does not say."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or None
+    sizes = [(path / "size").read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")]
+    return max((1024 * int(size.removesuffix("K")) for size in sizes if size.endswith("K")), default=None)
+
+
+def byte_rate(device: torch.device) -> tuple[float, BytesBy]:
+    """Return the bytes per second between the device and its memory by the fastest form, and the form.
+
+    A copy counts both the bytes read and the bytes written.
+    """
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return _rate(lambda: target.copy_(source), 2 * source.numel(), device)
+    rates: dict[BytesBy, float] = {"torch": _rate(lambda: target.copy_(source), 2 * source.numel(), device)}
+    if device.type == "cpu":
+        with suppress(Unavailable):  # the record names the form used
+            rates |= _byte_rates_in_c(source, target)
+    return _fastest(rates)
+
+
+def _byte_rates_in_c(source: torch.Tensor, target: torch.Tensor) -> dict[BytesBy, float]:
+    """Return the rates of a copy whose stores bypass the caches, and of reading alone; both tensors on a CPU."""
+    library, threads, lines = compiler.load(C_SOURCE), compiler.threads(), source.numel() // LINE_BYTES
+    library.copy_streaming.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2]
+    library.copy_streaming.restype = None
+    library.read_all.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2]
+    to, origin = target.data_ptr(), source.data_ptr()  # torch aligns both to lines
+    return {
+        "streaming": _rate(lambda: library.copy_streaming(to, origin, lines, threads), 2 * source.numel(), _CPU),
+        "reading": _rate(lambda: library.read_all(origin, lines, threads), source.numel(), _CPU),
+    }
+
+
+def _fastest(rates: Mapping[Form, float]) -> tuple[float, Form]:
+    form = max(rates, key=lambda form: rates[form])
+    return rates[form], form
 
 
 def matrix_rate(device: torch.device, precision: Precision) -> tuple[float, torch.dtype]:
@@ -84,16 +128,22 @@ def _convolution(device: torch.device, dtype: torch.dtype) -> float:
     return _rate(partial(torch.conv2d, x, weight), flops, device)
 
 
-def exponential_rate(device: torch.device) -> tuple[float, ExponentialsBy]:
-    """Return the float32 exponentials per second of the fastest method on this machine, and the method."""
-    ways: list[tuple[ExponentialsBy, Callable[[torch.device], tuple[Run, int]]]] = [("torch", _by_torch)]
-    ways.append(("triton", _by_triton) if device.type == "cuda" else ("c", _by_c))
+def exponential_rate(device: torch.device, precision: Precision) -> tuple[float, ExponentialsBy]:
+    """Return the exponentials per second of the fastest form on this machine, and the form.
+
+    For half precision, forms are included whose error lies below its rounding.
+    """
+    forms: dict[ExponentialsBy, Callable[[torch.device], tuple[Run, int]]] = {"torch": _by_torch}
+    if device.type == "cuda":
+        forms["triton"] = _by_triton
+    else:
+        forms |= {form: partial(_by_c, function) for form, function in CHAINS.items()}
+        forms |= {form: partial(_by_c, function) for form, function in ROUGH_CHAINS.items() if precision != "fp32"}
     rates: dict[ExponentialsBy, float] = {}
-    for by, prepare in ways:
-        with suppress(Unavailable):  # the record names the method used
-            rates[by] = _rate(*prepare(device), device)
-    fastest = max(rates, key=lambda by: rates[by])
-    return rates[fastest], fastest
+    for form, prepare in forms.items():
+        with suppress(Unavailable):  # the record names the form used
+            rates[form] = _rate(*prepare(device), device)
+    return _fastest(rates)
 
 
 def _by_torch(device: torch.device) -> tuple[Run, int]:
@@ -101,13 +151,13 @@ def _by_torch(device: torch.device) -> tuple[Run, int]:
     return partial(torch.exp2, x, out=torch.empty_like(x)), x.numel()
 
 
-def _by_c(device: torch.device) -> tuple[Run, int]:
-    library = compiler.load(C_SOURCE)
-    library.exp2_chain.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4]
-    library.exp2_chain.restype = None
-    threads = compiler.threads()
+def _by_c(name: str, device: torch.device) -> tuple[Run, int]:
+    chain, threads = getattr(compiler.load(C_SOURCE), name, None), compiler.threads()
+    if chain is None:
+        raise Unavailable(f"{name} needs AVX-512")
+    chain.argtypes, chain.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 4], None
     x = torch.rand(threads, CHAIN_WIDTH, device=device)
-    return lambda: library.exp2_chain(x.data_ptr(), *x.shape, CHAIN_STEPS, threads), x.numel() * CHAIN_STEPS
+    return lambda: chain(x.data_ptr(), *x.shape, CHAIN_STEPS, threads), x.numel() * CHAIN_STEPS
 
 
 def _by_triton(device: torch.device) -> tuple[Run, int]:

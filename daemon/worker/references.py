@@ -31,7 +31,8 @@ def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    np.savez(path, **arrays)  # uncompressed, because the numbers look random; NumPy 1 stores any option as an array
+    # uncompressed, because the numbers look random; without options, because NumPy 1 stores those as arrays
+    np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def facts(

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,6 +129,23 @@ class Reference:
                 _, axis, path = name.split(" ", 2)
                 channels[path][int(axis)] = kept[name]
         return Bounds(outputs, None if np.isnan(codes) else codes, bool(kept["stable"]), channels)
+
+    def synaptic_flops(self) -> float | None:
+        """Return the least FLOPs per image of the products, at the rates at which these images make neurons spike.
+
+        A layer that reads plain values counts whole; None for a network without spikes.
+        """
+        if not hasattr(self.workload.plain, "synapses"):
+            return None
+
+        def compute() -> dict[str, np.ndarray]:
+            from benchd.daemon.worker.profiling import spikes  # noqa: PLC0415 - imports every network with spikes
+
+            module: Any = self._module()
+            found = spikes.count(module, lambda: self._run(module, self.images), len(self.images), "fp32")
+            return {"flops": np.array(spikes.total(found.values()).flops)}
+
+        return float(self.kept("synapses", compute)["flops"])
 
     def kept(self, name: str, compute: references.Compute, **more: object) -> references.Arrays:
         """Return arrays that an earlier process computed from the same facts, or compute them; `more` adds facts."""

@@ -33,13 +33,17 @@ Network = OnePass | SpikingNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class Spikes:
-    """A part's spikes over `neurons` times steps, the `operations` of its synapses, and joules."""
+    """A part's spikes over `neurons` times steps, the `operations` of its synapses, and joules.
+
+    `flops` are the least that its products take: 2 per synapse and input that is not 0, however many spikes it counts.
+    """
 
     chances: float = 0.0
     fired: float = 0.0
     wasted: float = 0.0
     operations: float | None = None
     energy_j: float | None = None
+    flops: float | None = None
 
     @property
     def rate(self) -> float | None:
@@ -70,6 +74,7 @@ def total(parts: Iterable[Spikes]) -> Spikes:
         wasted=sum(each.wasted for each in every),
         operations=_sum(each.operations for each in every),
         energy_j=_sum(each.energy_j for each in every),
+        flops=_sum(each.flops for each in every),
     )
 
 
@@ -92,7 +97,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self._left: list[tuple[nn.Module, Tensor, Tensor, int]] = []
-        self._arrived: list[tuple[Synapses, Tensor, nn.Module | None]] = []
+        self._arrived: list[tuple[Synapses, Tensor, Tensor, nn.Module | None]] = []
         # the outputs are kept, so that nothing else reuses the addresses that identify their senders
         self._senders: dict[int, tuple[nn.Module, Tensor]] = {}
 
@@ -108,28 +113,32 @@ class _Seen:
 
         def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
             sender, _output = self._senders.get(_address(inputs[0]), (None, None))
-            self._arrived.append((synapses, _summed(_events(inputs[0], synapses.receives)), sender))
+            events = _events(inputs[0], synapses.receives)
+            self._arrived.append((synapses, _summed(events), _summed(events != 0), sender))
 
         return hook
 
     def figures(self, images: int, joules: tuple[float, float] | None) -> dict[nn.Module, Spikes]:
         """Return the figures of each module that was seen."""
-        found: dict[nn.Module, Spikes] = {}
+        found: dict[nn.Module, list[Spikes]] = defaultdict(list)
         reached: dict[nn.Module | None, list[Tensor]] = defaultdict(list)
-        for synapses, arrived, sender in self._arrived:
+        for synapses, arrived, read, sender in self._arrived:
             reach = fan_out(synapses.layer, arrived.shape)
             reached[sender].append(reach)
-            found[synapses.module] = _operations(synapses, float((arrived * reach).sum()) / images, joules)
+            flops = 2.0 * float((read * reach).sum()) / images
+            found[synapses.module].append(_operations(synapses, float((arrived * reach).sum()) / images, joules, flops))
         for neuron, fired, net, chances in self._left:
             wasted = _wasted(fired, net, reached[neuron])
-            found[neuron] = Spikes(chances=chances / images, fired=float(fired.sum()) / images, wasted=wasted / images)
-        return found
+            found[neuron].append(
+                Spikes(chances=chances / images, fired=float(fired.sum()) / images, wasted=wasted / images)
+            )
+        return {module: total(each) for module, each in found.items()}
 
 
-def _operations(synapses: Synapses, count: float, joules: tuple[float, float] | None) -> Spikes:
+def _operations(synapses: Synapses, count: float, joules: tuple[float, float] | None, flops: float) -> Spikes:
     reads_values = synapses.receives == "values"
     energy_j = count * joules[0 if reads_values else 1] if joules else None
-    return Spikes(operations=None if reads_values else count, energy_j=energy_j)
+    return Spikes(operations=None if reads_values else count, energy_j=energy_j, flops=flops)
 
 
 def _wasted(fired: Tensor, net: Tensor, reached: list[Tensor]) -> float:

@@ -119,7 +119,10 @@ def test_x_of_floor_names_what_binds(bound, cell):
 
 def test_a_case_below_its_floor_is_named():
     table, _ = shown(made(flags=["faster_than_floor"]))
-    assert "x of floor: vim_tiny below 1" in table
+    assert "x of floor: vim_tiny below 1: the probes were disturbed" in table
+    fits = msgspec.structs.replace(least("bytes"), reference_because="its 2 MiB fit the caches of 8 MiB")
+    table, _ = shown(made(flags=["faster_than_floor"], floor=fits))
+    assert "x of floor: vim_tiny below 1: its 2 MiB fit the caches of 8 MiB" in table
 
 
 def test_a_full_row_fits_160_columns_and_180_with_its_accuracy():

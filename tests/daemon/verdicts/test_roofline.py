@@ -63,3 +63,29 @@ def test_the_change_of_rates_is_that_of_the_one_that_changed_most():
     first = probes(2e6, 3e6, 5e6)
     assert roofline.change(first, first) == 0
     assert roofline.change(first, probes(2e6, 3.3e6, 4e6)) == pytest.approx(0.2)
+
+
+def test_the_products_of_spikes_replace_the_dense_ones():
+    found = roofline.of(COST, probes(copy=1e9, exponentials=1e9), synaptic_flops=1000.0)
+    assert (found.floor_ms, found.bound_by, found.matrix_flops, found.synaptic_flops) == (1.0, "matrix", 4000, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "given", "words"),
+    [
+        (probes(), {"is_convolved": True}, "Winograd"),
+        (probes(), {}, None),
+        (probes(), {"is_convolved": True, "synaptic_flops": 3000.0}, None),
+        (probes(copy=1e5, cache_bytes=2**20), {"is_convolved": True}, "fit the caches of 1 MiB"),
+        (probes(copy=1e5, cache_bytes=1000), {}, None),
+        (probes(copy=1e5), {}, None),
+    ],
+)
+def test_what_is_no_bound_says_why(rates, given, words):
+    because = roofline.of(COST, rates, **given).reference_because
+    assert because is None if words is None else words in because
+
+
+@pytest.mark.parametrize(("model", "is_convolved"), [("vim_tiny", False), ("qann_resnet18", True), ("square", False)])
+def test_only_nets_of_convolutions_are_convolved(model, is_convolved):
+    assert roofline.is_convolved(Case(model=model)) is is_convolved

@@ -1,6 +1,7 @@
 """The probes: finite rates in every precision, right arithmetic in the chains, and probes that fail."""
 
 import math
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from worker_jobs import job, run, user_module
 
+from benchd.daemon.records import BytesBy, ExponentialsBy
 from benchd.daemon.worker import probes
 from benchd.kernels import compiler
 
@@ -29,7 +31,9 @@ def test_every_precision_has_finite_rates(precision, types):
     rates = (found.copy_bytes_per_s, found.matrix_flops_per_s, found.exponentials_per_s)
     assert all(0 < rate < math.inf for rate in rates)
     assert found.matrix_dtype in types
-    assert found.exponentials_by in {"triton", "c", "torch"}
+    assert found.copy_by in get_args(BytesBy)
+    assert found.exponentials_by in get_args(ExponentialsBy)
+    assert precision != "fp32" or "half" not in found.exponentials_by
 
 
 def test_the_shortest_run_decides_and_the_first_does_not_count():
@@ -45,17 +49,36 @@ def test_the_shortest_run_decides_and_the_first_does_not_count():
     assert 0 < rate < math.inf
 
 
-def test_the_chain_in_c_is_powers_of_two():
-    chain, _ = probes._by_c(CPU)
-    assert chain() is None
-    library = compiler.load(probes.C_SOURCE)
-    x = torch.linspace(-120, 120, 3 * 5 * 7).reshape(3, 35)
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [(name, 3e-7) for name in probes.CHAINS.values()] + [(name, 1e-4) for name in probes.ROUGH_CHAINS.values()],
+)
+def test_each_chain_in_c_is_powers_of_two(name, error):
+    chain = getattr(compiler.load(probes.C_SOURCE), name, None)
+    if chain is None:
+        pytest.skip("needs AVX-512")
+    assert probes._by_c(name, CPU)[0]() is None
+    x = torch.linspace(-120, 120, 3 * 80).reshape(3, 80)
     wanted = np.exp2(-x.double().numpy())
-    library.exp2_chain(x.data_ptr(), 3, 35, 1, 2)
-    np.testing.assert_allclose(x.numpy(), wanted, rtol=2e-7)
-    x = torch.rand(2, 9)
-    library.exp2_chain(x.data_ptr(), 2, 9, 100, 2)
-    np.testing.assert_allclose(x.numpy(), 0.6411857, rtol=1e-6)  # where x = 2^-x
+    chain(x.data_ptr(), 3, 80, 1, 2)
+    np.testing.assert_allclose(x.numpy(), wanted, rtol=error)
+    x = torch.rand(2, 16)
+    chain(x.data_ptr(), 2, 16, 100, 2)
+    np.testing.assert_allclose(x.numpy(), 0.6411857, rtol=3 * error)  # where x = 2^-x
+
+
+def test_half_precision_rounds_more_than_its_forms_of_the_exponential():
+    assert 1e-4 < torch.finfo(torch.float16).eps / 2 < torch.finfo(torch.bfloat16).eps / 2
+
+
+def test_the_streaming_copy_copies_and_reading_reads_every_byte():
+    source = torch.randint(0, 2**30, (3, 7, 16), dtype=torch.int32)
+    target = torch.zeros_like(source)
+    library = compiler.load(probes.C_SOURCE)
+    probes._byte_rates_in_c(source.view(torch.uint8), target.view(torch.uint8))
+    assert torch.equal(source, target)
+    wanted = (int(source.sum()) + 2**31) % 2**32 - 2**31
+    assert library.read_all(source.data_ptr(), 21, 2) == wanted
 
 
 def test_the_chain_in_triton_is_powers_of_two():
@@ -69,7 +92,7 @@ def test_the_chain_in_triton_is_powers_of_two():
 def test_without_a_compiler_the_exponentials_are_torch_s_and_named_so(monkeypatch):
     compiler.load.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
-    rate, by = probes.exponential_rate(CPU)
+    rate, by = probes.exponential_rate(CPU, "bf16")
     assert by == "torch"
     assert 0 < rate < math.inf
 
