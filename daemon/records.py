@@ -241,10 +241,18 @@ class Timing(Struct, frozen=True, kw_only=True):
     interval_basis: Literal["within_process", "between_processes"] = "within_process"
 
 
+class Level(Struct, frozen=True):
+    """One of two levels of times: the geometric mean of the times in it, and their share."""
+
+    ms: float
+    share: float
+
+
 class BlockStatistics(Struct, frozen=True, kw_only=True):
     """The blocks whose medians give the interval, and why measuring stopped.
 
-    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC.
+    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC. `levels` are those of the
+    runs, in pieces of blocks, if they jump between two; `is_correlated` says that blocks still depend on one another.
     """
 
     count: int
@@ -256,6 +264,8 @@ class BlockStatistics(Struct, frozen=True, kw_only=True):
     half_width: float | None
     converged: bool
     stop_reason: str
+    levels: list[Level] = []
+    is_correlated: bool = False
 
 
 class Deadlines(Struct, frozen=True):

@@ -37,7 +37,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.verdicts import accuracy, one_model, roofline, statistics
+from benchd.daemon.verdicts import accuracy, levels, one_model, roofline, statistics
 
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
@@ -342,7 +342,15 @@ def _flags(
         flags.add("faster_than_floor")
     if _foreign_cpus(telemetry, cpu_count) > FOREIGN_CPUS:
         flags.add("busy_machine")
-    return sorted(flags)
+    return sorted(flags | _uneven([outcome.process for outcome in outcomes]))
+
+
+def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
+    """Return the flags of times from which no interval can be trusted: they jump between levels, or depend on time."""
+    medians_ms = [process.timing.median_ms for process in processes if process.timing and process.timing.median_ms > 0]
+    blocks = [process.blocks for process in processes if process.blocks]
+    flags = {"two_levels"} if levels.found(medians_ms) or any(each.levels for each in blocks) else set()
+    return flags | ({"correlated_blocks"} if any(each.is_correlated for each in blocks) else set())
 
 
 def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:

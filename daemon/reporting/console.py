@@ -17,7 +17,7 @@ from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Variant, all_variants
 from benchd.daemon.reporting.scenario_note import scenario_note
-from benchd.daemon.verdicts import accuracy
+from benchd.daemon.verdicts import accuracy, levels
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.recommend import (
@@ -234,6 +234,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
         names = ", ".join(dict.fromkeys(busy))
         notes.append(f"busy machine: other processes used the CPU while {names} ran; run it again")
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
+    notes += [note for record in measured if (note := levels.words(record))]
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")

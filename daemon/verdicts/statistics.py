@@ -27,6 +27,7 @@ _LAG1_BLOCKS = 8  # with fewer medians a lag-1 coefficient is noise: its bias co
 _MERGED_BLOCKS = 20  # merging to fewer makes the next lag-1 test worse than the correlation it removes
 _MAX_LAG1 = 0.95
 _DOUBT = 1.25  # standard errors: with 1 quick covers 97 % at AR 0.9, with 1.5 and spikes 93 %
+_CLEAR = 2.5  # standard errors of a lag-1 coefficient that is clearly not 0
 _BLOCK_PIECES = 16
 _LOOK_SPACING = 8  # looks are an eighth of the blocks apart: fewer chances to stop by luck, and cheap
 _FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile explodes without any gain in coverage
@@ -74,7 +75,8 @@ class BlockSummary(msgspec.Struct, frozen=True):
     `median_ns` is the centre of `interval_ns`, the mean of the block medians. `runs_per_block` counts the shortest
     block. `converged` means that the requested half-width was reached; it is never true without a request. `lag1`
     is None for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two.
-    `ends` counts the runs up to the end of each block.
+    `ends` counts the runs up to the end of each block. `is_correlated` says that the blocks still depend on each other,
+    so that the interval may be too narrow. `pieces_ns` are the medians of sixteenths of blocks, or of single runs.
     """
 
     block_medians_ns: list[float]
@@ -89,6 +91,8 @@ class BlockSummary(msgspec.Struct, frozen=True):
     median_ns: float
     interval_ns: Interval | None
     ends: list[int]
+    is_correlated: bool
+    pieces_ns: list[float]
 
 
 def median(values: Sequence[float]) -> float:
@@ -376,8 +380,8 @@ class Blocks:
 
     def summary(self) -> BlockSummary:
         """Return the result so far; raise ValueError before the first run."""
-        medians = self._medians()
-        interval = self._interval(medians, self._runs_lag1())
+        medians, runs_lag1 = self._medians(), self._runs_lag1()
+        interval = self._interval(medians, runs_lag1)
         return BlockSummary(
             block_medians_ns=medians,
             count=len(medians),
@@ -391,6 +395,8 @@ class Blocks:
             ends=[end for _, end in self._spans()],
             median_ns=math.fsum(medians) / len(medians),
             interval_ns=interval,
+            is_correlated=self._is_correlated(medians, runs_lag1),
+            pieces_ns=list(self._pieces),
         )
 
     def _half_width_reached(self, capped: bool) -> bool:
@@ -412,6 +418,12 @@ class Blocks:
         measured = _unbiased_lag1(medians)
         expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
         return (measured is None or abs(measured) < LAG1_BOUND) and expected < LAG1_BOUND
+
+    def _is_correlated(self, medians: Sequence[float], runs_lag1: float) -> bool:
+        # for the reader, so unlike `_uncorrelated` it must not doubt independent blocks: of 20, 30 % exceed the bound
+        measured = _unbiased_lag1(medians) or 0.0
+        expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
+        return expected >= LAG1_BOUND or measured >= max(LAG1_BOUND, _CLEAR / math.sqrt(len(medians)))
 
     def _merge(self) -> bool:
         if len(self._ends) >> (self._doublings + 1) < max(self._rule.min_blocks, _MERGED_BLOCKS):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon.records import BlockStatistics, RawFile, Timing, WarmUp, Window
-from benchd.daemon.verdicts import statistics
+from benchd.daemon.records import BlockStatistics, Level, RawFile, Timing, WarmUp, Window
+from benchd.daemon.verdicts import levels, statistics
 from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, Interval, StopRule
 from benchd.daemon.worker.steps import Step
 
@@ -137,6 +137,8 @@ def block_statistics(summary: BlockSummary, bounds_ns: list[int]) -> BlockStatis
         half_width=summary.half_width,
         converged=summary.converged,
         stop_reason=summary.stop_reason or "",
+        levels=[Level(level.ms / 1e6, level.share) for level in levels.found(summary.pieces_ns)],
+        is_correlated=summary.is_correlated,
     )
 
 
