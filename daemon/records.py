@@ -8,7 +8,7 @@ has a default, so older records of the same major version stay readable.
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
@@ -701,6 +701,14 @@ class Record(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """Return the delivery key: the same record delivered twice is stored once."""
         return f"{self.device_id}:{self.run_id}"
+
+
+def of_range(environment: Environment, clocks: Mapping[str, Summary]) -> tuple[float, float] | None:
+    """Return the mean clock of the measured device and the highest that it has, in Hz; None if either is unknown."""
+    is_cpu = environment.device == "cpu"
+    most = environment.cpu_max_hz if is_cpu else environment.gpu_max_hz
+    clock = clocks.get("cpu_clock_hz" if is_cpu else "gpu_clock_hz")
+    return (clock.mean, most) if clock and most else None
 
 
 def _non_finite(value: Any, path: str) -> str | None:

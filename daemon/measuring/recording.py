@@ -33,12 +33,14 @@ from benchd.daemon.records import (
     TimeSlice,
     Timing,
     Window,
+    of_range,
     wall_now,
 )
 from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, levels, one_model, roofline, statistics
 
+RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
@@ -179,6 +181,7 @@ def record(
                 *run.flags,
                 *_flags(telemetry, run.environment.cpu_count, x_of_floor, outcomes),
                 *_moved(probes, outcomes),
+                *_slow_clocks(run.environment, telemetry),
             }
         ),
         missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
@@ -357,6 +360,12 @@ def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
     """Return the flag of a device whose peak rates have changed since the run began."""
     later = [outcome.process.probes for outcome in outcomes if outcome.process.probes]
     return {"probes_moved" for one in later if probes and roofline.change(probes, one) > PROBES_SHARE}
+
+
+def _slow_clocks(environment: Environment, telemetry: dict[str, Summary]) -> set[str]:
+    """Return the flag of a device that stayed far below its own highest clock from start to end."""
+    found = of_range(environment, _ending(telemetry, "_clock_hz"))
+    return {"clock_below_range"} if found and found[0] < RANGE_SHARE * found[1] else set()
 
 
 def _disturbances(found: Interference | None) -> set[str]:

@@ -15,7 +15,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Variant, all_variants
+from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Variant, all_variants, of_range
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.verdicts import accuracy, levels
 from benchd.daemon.verdicts.compare import Comparison
@@ -233,12 +233,23 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if busy:
         names = ", ".join(dict.fromkeys(busy))
         notes.append(f"busy machine: other processes used the CPU while {names} ran; run it again")
+    notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     notes += [note for record in measured if (note := levels.words(record))]
     unsettled = [record for record in measured if any(_unconverged(record))]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")
     return notes
+
+
+def _slow_clock(record: Record) -> str:
+    """Return how far below its highest clock the device ran."""
+    mean_hz, most_hz = of_range(record.environment, record.clocks) or (0.0, 0.0)
+    device = "CPU" if record.environment.device == "cpu" else "GPU"
+    told = f"{mean_hz / 1e6:.0f} of {most_hz / 1e6:.0f} MHz"
+    return (
+        f"low clock: {record.case_id}: the {device} ran at {told} throughout; raise the power mode or lock the clocks"
+    )
 
 
 def _below_floor(record: Record) -> str:

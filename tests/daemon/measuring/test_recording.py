@@ -1,5 +1,7 @@
 """From processes to a Record: statuses, intervals between processes, throughput, and reasons for what is missing."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from records_made import ENVIRONMENT, timing
@@ -124,6 +126,22 @@ def test_telemetry_is_pooled_over_processes_and_clocks_are_told_apart():
     assert list(made.temperature) == ["cpu_temp_c"]
     assert "clocks" not in made.missing
     assert record(outcome(timing=timing())).missing["clocks"] == "no_sensor"
+
+
+@pytest.mark.parametrize(
+    ("metric", "most_hz", "flags"),
+    [
+        ("cpu_clock_hz", 3e9, ["clock_below_range"]),
+        ("cpu_clock_hz", 2.6e9, []),
+        ("cpu_clock_hz", None, []),
+        ("gpu_clock_hz", 3e9, []),  # of a case on the CPU
+    ],
+)
+def test_a_clock_that_is_low_from_start_to_end_is_flagged(metric, most_hz, flags):
+    one = outcome(timing=timing(), telemetry={metric: Summary(1.9e9, 2e9, 2.1e9, 9, "procfs")})
+    shared = replace(SHARED, environment=msgspec.structs.replace(ENVIRONMENT, cpu_max_hz=most_hz))
+    made = recording.record(Case(model="vim_tiny"), "quick", shared, RunId("r7", "", 7), [one], None)
+    assert made.flags == flags
 
 
 @pytest.mark.parametrize(("percent", "flags"), [(55.0, []), (60.0, []), (70.0, ["busy_machine"])])

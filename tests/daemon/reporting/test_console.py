@@ -117,6 +117,13 @@ def test_x_of_floor_names_what_binds(bound, cell):
     assert "below 1" not in table
 
 
+def test_a_clock_below_the_device_s_range_is_named_with_both():
+    slow = msgspec.structs.replace(ENVIRONMENT, device="cpu", cpu_max_hz=3e9)
+    clocks = {"cpu_clock_hz": Summary(1e9, 1.2e9, 2e9, 9, "procfs")}
+    table, _ = shown(made(flags=["clock_below_range"], environment=slow, clocks=clocks))
+    assert "the CPU ran at 1200 of 3000 MHz throughout" in " ".join(table.split())
+
+
 def test_a_case_below_its_floor_is_named():
     table, _ = shown(made(flags=["faster_than_floor"]))
     assert "x of floor: vim_tiny below 1: the probes were disturbed" in table
