@@ -1,6 +1,6 @@
 """Terminal output: progress while cases run, then one table; for programs one JSON line per record."""
 
-import time
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,7 +15,8 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.records import Check, Energy, Environment, Record, Timing, Variant, all_variants, of_range
+from benchd.daemon.records import Energy, Record, Timing, Variant, all_variants, of_range
+from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.verdicts import accuracy, levels
 from benchd.daemon.verdicts.compare import Comparison
@@ -23,13 +24,10 @@ from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.recommend import (
     Decision,
     Requirements,
-    agreement,
     decide,
     exclusions,
     line,
-    memory_mib,
     untried,
-    variant_name,
 )
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import median
@@ -95,13 +93,17 @@ class Screen(Sink):
                     self._err.print(line(decision), markup=False)
         elif self._records:
             print_table(self._out, self._records)
+            for note in _notes(self._records):
+                self._out.print(note, markup=False)
             _print_decisions(self._out, decisions)
 
 
 def console_on(file: TextIO) -> Console:
     """Return rich's console on this file: as wide as the terminal, without line wrapping elsewhere."""
-    terminal = file.isatty()
-    return Console(file=file, width=None if terminal else PLAIN_WIDTH, highlight=False, soft_wrap=not terminal)
+    if not file.isatty():
+        return Console(file=file, width=PLAIN_WIDTH, highlight=False, soft_wrap=True)
+    size = shutil.get_terminal_size()  # rich makes a terminal that is called dumb 80 columns wide unless given both
+    return Console(file=file, width=size.columns, height=size.lines, highlight=False)
 
 
 def _progress(console: Console) -> Progress:
@@ -115,101 +117,8 @@ def _cases(count: int) -> str:
 
 
 def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.gmtime(seconds))
-
-
-def print_table(console: Console, records: Sequence[Record]) -> None:
-    """Print one row per record, then notes on what the rows cannot show."""
-    table = Table(title=_title(records[0].environment), title_justify="left", title_style="")
-    for heading in ("model", "variant", "batch"):
-        table.add_column(heading, no_wrap=heading != "model", overflow="fold")
-    # headings on two lines, so that a row fits 160 columns
-    figures = ("median ms\n[95 %]", "p99\nms", "x of\nfloor", "per\nsecond", "energy\nmJ", "power\nW", "memory\nMiB")
-    for heading in figures:
-        table.add_column(heading, justify="right")
-    has_accuracy = any(record.accuracy for record in records)
-    if has_accuracy:
-        table.add_column("top-1 %\n[95 %]", justify="right")
-    table.add_column("check")
-    for record in records:
-        table.add_row(*map(escape, _row(record, has_accuracy)))
-    console.print(table)
-    for note in _notes(records):
-        console.print(note, markup=False)
-
-
-def _title(environment: Environment) -> str:
-    """Return the device, its clocks and its power mode."""
-    device = environment.gpu if environment.device.startswith("cuda") else environment.cpu_model
-    threads = f", {environment.threads} threads" if environment.threads and environment.device == "cpu" else ""
-    locked = {True: "clocks locked", False: "clocks not locked", None: "clocks unknown"}[environment.clocks_locked]
-    mode = f"power mode {environment.power_mode or 'unknown'}"
-    return escape(f"{environment.device}: {device}{threads} | {locked} | {mode}")
-
-
-def _row(record: Record, has_accuracy: bool) -> list[str]:
-    case = record.case
-    options = "".join(f" {name}={value}" for name, value in case.options.items())
-    unusual = [word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")]
-    variant = " ".join([variant_name(record), *unusual])
-    options += f" threads={case.threads}" if case.threads else ""
-    head = [f"{case.model}{options}", variant, str(case.batch_size)]
-    if record.timing is None:
-        return [*head, record.status, *[""] * (8 if has_accuracy else 7)]
-    return [
-        *head,
-        _median(record.timing),
-        _figure(record.timing.p99_ms),
-        _x_of_floor(record),
-        _figure(record.throughput_per_s),
-        _energy(record),
-        _power(record),
-        _figure(memory_mib(record)),
-        *([accuracy.top1(record.accuracy) if record.accuracy else "-"] if has_accuracy else []),
-        _check(record.check),
-    ]
-
-
-def _median(timing: Timing) -> str:
-    if timing.low_ms is None or timing.high_ms is None:
-        return _figure(timing.median_ms)
-    return f"{_figure(timing.median_ms)} [{_figure(timing.low_ms)}, {_figure(timing.high_ms)}]"
-
-
-def _figure(value: float | None) -> str:
-    """Return four significant digits, or a dash if not measured."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _x_of_floor(record: Record) -> str:
-    """Return the run time as a multiple of the roofline, and which resource bounds it."""
-    if record.x_of_floor is None or record.floor is None:
-        return "-"
-    return f"{record.x_of_floor:.3g} ({record.floor.bound_by.replace('exponentials', 'exp')})"
-
-
-def _energy(record: Record) -> str:
-    if record.energy is None:
-        return "-"
-    share = record.energy.energy_err_j / record.energy.energy_j if record.energy.energy_j else 0.0
-    return f"{_figure(record.energy.gross_per_inference_j * 1e3)} ±{100 * share:.2g} %"
-
-
-def _power(record: Record) -> str:
-    powers = [summary.mean for name, summary in record.telemetry.items() if name.partition("@")[0] == "power_w"]
-    return _figure(powers[0]) if len(powers) == 1 else "-"
-
-
-def _check(check: Check | None) -> str:
-    if check is None:
-        return "-"
-    flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
-    is_counted = check.images_off <= check.images_off_allowed or not check.passed  # otherwise the mean decides
-    off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
-    verdict = "ok" if check.passed else "void" if check.void else "FAILED"
-    return f"{verdict} {check.typical_error_share:.1e}{off}{flipped}{agreement(check)}"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
@@ -281,14 +190,22 @@ def _check_notes(records: Sequence[Record]) -> list[str]:
 
 
 def _disturbed_note(record: Record) -> str | None:
+    """Return what disturbed the case, None unless that moved its median beyond its interval."""
     found = disturbed(record.processes)
-    if found is None:
+    if found is None or _holds(record.timing, found.clean_ms):
         return None
     return (
         f"interference: {record.case_id}: {found.disturbed} of {found.blocks} blocks disturbed by "
-        f"{', '.join(found.reasons)}: {_figure(found.clean_ms)} ms excluding them, "
-        f"{_figure(found.as_experienced_ms)} ms including them"
+        f"{', '.join(found.reasons)}: {figure(found.clean_ms)} ms excluding them, "
+        f"{figure(found.as_experienced_ms)} ms including them"
     )
+
+
+def _holds(timing: Timing | None, median_ms: float) -> bool:
+    """Return whether the interval of a timing contains this median."""
+    if timing is None or timing.low_ms is None or timing.high_ms is None:
+        return False
+    return timing.low_ms <= median_ms <= timing.high_ms
 
 
 def _audit_notes(measured: Sequence[Record]) -> list[str]:
@@ -395,7 +312,7 @@ def _comparison_row(one: Comparison) -> list[str]:
         interval = f"{100 * verdict.interval.low:+.2f}, {100 * verdict.interval.high:+.2f}"
         change += f" [{interval} at {100 * verdict.confidence:.4g} %]"
     answer = verdict.answer.upper() + (" check FAILED" if one.check_failed else "")
-    return [_case(one), *map(_figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", answer]
+    return [_case(one), *map(figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", answer]
 
 
 def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
@@ -407,7 +324,7 @@ def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
     for case_id in dict.fromkeys(record.case_id for record in kept):
         of_case = [record for record in kept if record.case_id == case_id]
         runs, times_ms = {record.suite_id for record in of_case}, process_medians_ms(of_case)
-        table.add_row(escape(case_id), str(len(runs)), str(len(times_ms)), _figure(median(times_ms)))
+        table.add_row(escape(case_id), str(len(runs)), str(len(times_ms)), figure(median(times_ms)))
     console.print(table)
     console.print(f"stored in {path}", markup=False)
 

@@ -67,11 +67,11 @@ def least(bound):
 
 
 def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
-    clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (5.0, 5.5))
+    clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (4.5, 5.0))
     found = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
     process = ProcessResult(status="ok", timing=timing(), interference=found)
     out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
-    assert "vim_tiny,eager,b1: 1 of 3 blocks disturbed by steal: 5 ms excluding them, 5.5 ms including them" in out
+    assert "vim_tiny,eager,b1: 1 of 3 blocks disturbed by steal: 4.5 ms excluding them, 5 ms including them" in out
     assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
     assert "probed peak rates changed by more than 3 % during this run" in out
     plain, _ = shown(made())

@@ -1,0 +1,194 @@
+"""The table of a run for the width of its terminal: no number is ever cut, and what failed comes first."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchd.daemon.records import Check, Environment, Record, Timing
+from benchd.daemon.verdicts import accuracy
+from benchd.daemon.verdicts.recommend import agreement, memory_mib, variant_name
+
+ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # the least widths of a terminal for each form
+ALARM = "bold red"
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the wide forms: its heading on two lines, its cell, and the least width at which it is shown."""
+
+    heading: str
+    cell: Callable[[Record], str]
+    least_width: int = FEW_COLUMNS
+
+
+def print_table(console: Console, records: Sequence[Record]) -> None:
+    """Print the device, then one row per record; below 80 columns, one block per record."""
+    console.print(_device(records[0].environment), markup=False)
+    records = sorted(records, key=lambda record: not _is_alarming(record))
+    if console.width >= FEW_COLUMNS:
+        console.print(_wide(records, console.width))
+    elif console.width >= ONE_LINE:
+        for name in dict.fromkeys(map(_model, records)):
+            console.print(_narrow(name, [record for record in records if _model(record) == name]))
+    else:
+        for record in records:
+            console.print(_block(record))
+
+
+def figure(value: float | None) -> str:
+    """Return four significant digits, or a dash if not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _device(environment: Environment) -> str:
+    """Return the device, its clocks and its power mode."""
+    device = environment.gpu if environment.device.startswith("cuda") else environment.cpu_model
+    threads = f", {environment.threads} threads" if environment.threads and environment.device == "cpu" else ""
+    locked = {True: "clocks locked", False: "clocks not locked", None: "clocks unknown"}[environment.clocks_locked]
+    mode = f"power mode {environment.power_mode or 'unknown'}"
+    return f"{environment.device}: {device}{threads} | {locked} | {mode}"
+
+
+def _is_alarming(record: Record) -> bool:
+    is_wrong = record.check is not None and _verdict(record.check) == "FAILED"
+    return is_wrong or record.status not in ("ok", "unsupported")
+
+
+def _wide(records: Sequence[Record], width: int) -> Table:
+    table = Table()
+    for heading in ("model", "variant", "batch"):
+        table.add_column(heading, no_wrap=heading != "model", overflow="fold")
+    columns = [column for column in _COLUMNS if width >= column.least_width]
+    if not any(record.accuracy for record in records):
+        columns.remove(_ACCURACY)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    table.add_column("check", overflow="fold")
+    for record in records:
+        cells = [column.cell(record) for column in columns] if record.timing else ["" for _ in columns]
+        cells[0] = cells[0] or record.status
+        head = (_model(record), _variant(record), str(record.case.batch_size))
+        table.add_row(*map(Text, (*head, *cells)), _check(record), style=ALARM if record.timing is None else "")
+    return table
+
+
+def _narrow(name: str, records: Sequence[Record]) -> Table:
+    """Return the table of one model with what decides between its variants."""
+    table = Table(title=Text(name), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("variant", overflow="fold")
+    has_accuracy = any(record.accuracy for record in records)
+    for heading in ("median ms", "energy mJ", *(["top-1 %"] if has_accuracy else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("check", overflow="fold")
+    for record in records:
+        top1 = [f"{100 * record.accuracy.top1:.4g}" if record.accuracy else "-"] if has_accuracy else []
+        cells = [f"{_variant(record)} b{record.case.batch_size}", _median_and_error(record), _energy(record), *top1]
+        table.add_row(*map(Text, cells), _check(record))
+    return table
+
+
+def _block(record: Record) -> Text:
+    unit = " ms" if record.timing else ""
+    lines = [f"{_model(record)} {_variant(record)} b{record.case.batch_size}"]
+    lines += [f"  median {_median_and_error(record)}{unit}"]
+    lines += [f"  energy {_energy(record).replace(' ', ' mJ ', 1)}"] if record.energy else []
+    lines += [f"  top-1  {accuracy.top1(record.accuracy)} %"] if record.accuracy else []
+    check = [Text.assemble("  check  ", _check(record))] if record.timing else []
+    return Text("\n").join([*map(Text, lines), *check])
+
+
+def _model(record: Record) -> str:
+    case = record.case
+    options = "".join(f" {name}={value}" for name, value in case.options.items())
+    return f"{case.model}{options}" + (f" threads={case.threads}" if case.threads else "")
+
+
+def _variant(record: Record) -> str:
+    words = (record.case.direction, record.case.scenario)
+    return " ".join([variant_name(record), *(word for word in words if word not in ("inference", "single_stream"))])
+
+
+def _median(record: Record) -> str:
+    timing = record.timing
+    if timing is None or timing.low_ms is None or timing.high_ms is None:
+        return figure(timing.median_ms if timing else None)
+    return f"{figure(timing.median_ms)} [{figure(timing.low_ms)}, {figure(timing.high_ms)}]"
+
+
+def _median_and_error(record: Record) -> str:
+    """Return the median and the half-width of its interval, both to the second digit of the latter; or the status."""
+    timing = record.timing
+    if timing is None:
+        return record.status
+    half_ms = _half_width_ms(timing)
+    if not half_ms:
+        return figure(timing.median_ms)
+    digits = max(0, 1 - math.floor(math.log10(half_ms)))
+    return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}"
+
+
+def _half_width_ms(timing: Timing) -> float | None:
+    return None if timing.low_ms is None or timing.high_ms is None else (timing.high_ms - timing.low_ms) / 2
+
+
+def _p99(record: Record) -> str:
+    return figure(record.timing.p99_ms if record.timing else None)
+
+
+def _x_of_floor(record: Record) -> str:
+    """Return the run time as a multiple of the roofline, and which resource bounds it."""
+    if record.x_of_floor is None or record.floor is None:
+        return "-"
+    return f"{record.x_of_floor:.3g} ({record.floor.bound_by.replace('exponentials', 'exp')})"
+
+
+def _energy(record: Record) -> str:
+    if record.energy is None:
+        return "-"
+    share = record.energy.energy_err_j / record.energy.energy_j if record.energy.energy_j else 0.0
+    return f"{figure(record.energy.gross_per_inference_j * 1e3)} ±{100 * share:.2g} %"
+
+
+def _power(record: Record) -> str:
+    powers = [summary.mean for name, summary in record.telemetry.items() if name.partition("@")[0] == "power_w"]
+    return figure(powers[0]) if len(powers) == 1 else "-"
+
+
+def _top1(record: Record) -> str:
+    return accuracy.top1(record.accuracy) if record.accuracy else "-"
+
+
+def _check(record: Record) -> Text:
+    check = record.check if record.timing else None
+    if check is None:
+        return Text("-" if record.timing else "")
+    flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
+    is_counted = check.images_off <= check.images_off_allowed or not check.passed  # otherwise the mean decides
+    off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
+    verdict = _verdict(check)
+    figures = f" {check.typical_error_share:.1e}{off}{flipped}{agreement(check)}"
+    return Text.assemble((verdict, ALARM if verdict == "FAILED" else ""), figures)
+
+
+def _verdict(check: Check) -> str:
+    return "ok" if check.passed else "void" if check.void else "FAILED"
+
+
+_ACCURACY = _Column("top-1 %\n[95 %]", _top1)
+_COLUMNS = (
+    _Column("median ms\n[95 %]", _median),
+    _Column("p99\nms", _p99, ALL_COLUMNS),
+    _Column("x of\nfloor", _x_of_floor, ALL_COLUMNS),
+    _Column("per\nsecond", lambda record: figure(record.throughput_per_s), ALL_COLUMNS),
+    _Column("energy\nmJ", _energy),
+    _Column("power\nW", _power, ALL_COLUMNS),
+    _Column("memory\nMiB", lambda record: figure(memory_mib(record))),
+    _ACCURACY,
+)

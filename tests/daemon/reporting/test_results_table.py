@@ -1,0 +1,88 @@
+"""The table of a run at every width: whole numbers, failures first and red, and a terminal's own width."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from records_made import accuracy, made, timing
+from rich.console import Console
+from test_console import ENERGY, check
+
+from benchd.daemon.records import Case, Memory, Variant
+from benchd.daemon.reporting.results_table import print_table
+
+WIDTHS = (60, 80, 100, 120, 160, 200)
+
+
+def case(variant, **fields):
+    return Case(**{"model": "snn_stbif_resnet18", "variant": Variant.parse(variant), "batch_size": 64} | fields)
+
+
+RECORDS = [
+    made(
+        case=case("custom-fp16"),
+        timing=timing(104.3161, low_ms=103.9, high_ms=104.7, p99_ms=131.45),
+        energy=ENERGY,
+        memory=Memory(rss_peak_bytes=1300 * 2**20),
+        accuracy=accuracy(right=98),
+        check=check(images=64, images_off=3, images_off_allowed=9, argmax_disagreements=1, ties=4),
+        kernels_ran="c",
+    ),
+    made(case=case("onnxruntime"), timing=timing(10.6321, low_ms=10.59, high_ms=10.67), check=check()),
+    made(case=case("eager", direction="training"), status="timeout", timing=None),
+    made(case=case("eager"), timing=timing(1234567.8, low_ms=None, high_ms=None), check=check(passed=False)),
+]
+
+
+def table(width, records=RECORDS, **options):
+    out = io.StringIO()
+    print_table(Console(file=out, width=width, highlight=False, **options), records)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_number_is_cut_and_no_line_too_long(width):
+    shown = table(width)
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    medians = ("104.3 [103.9, 104.7]", "10.63 [10.59, 10.67]") if width >= 120 else ("104.32 ± 0.40", "10.632 ± 0.040")
+    for number in (*medians, "1234568", "31.5 ±2 %" if width >= 80 else "31.5 mJ ±2 %", "3.0e-07", "98"):
+        assert number in shown
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_each_row_names_its_variant_and_what_failed_comes_first(width):
+    shown = table(width)
+    places = [shown.index(word) for word in ("timeout", "FAILED", "104.3", "10.63")]
+    assert places == sorted(places)
+    for name in ("custom (c)-fp16", "onnxruntime", "training"):
+        assert name in re.sub(r"\s+", " ", shown)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_failed_check_is_red(width):
+    shown = table(width, force_terminal=True, color_system="standard", no_color=False)
+    assert re.search(r"\x1b\[1;31m\s*FAILED", shown)
+    assert not re.search(r"\x1b\[1;31m\s*ok", shown)
+
+
+@pytest.mark.parametrize("columns", [70, 130])
+def test_a_terminal_that_is_called_dumb_keeps_its_width(columns):
+    code = "import sys; from benchd.daemon.reporting.console import console_on; print(console_on(sys.stdout).width)"
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    run = subprocess.run(
+        [sys.executable, "-c", code], stdout=follower, env=environment | {"TERM": "dumb"}, check=True, timeout=120
+    )
+    assert run.returncode == 0
+    assert os.read(leader, 100).decode().strip() == str(columns)
+    os.close(leader)
+    os.close(follower)
