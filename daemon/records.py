@@ -594,8 +594,13 @@ class ProcessResult(Struct, kw_only=True):
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the software under a case: what two records must share to be comparable.
 
-    `fingerprint` is a hash of everything except what may differ between two runs on an unchanged machine, such as the
-    thermal state before the first case: `temperature_c` by zone, and `cooling` with the level of each active device.
+    `fingerprint` has two hashes: of everything except what may differ between two runs on an unchanged machine, and of
+    benchd itself, so that a baseline outlives an upgrade. What may differ is `threads`, which the case determines, the
+    thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each active device), the
+    `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator` holds the settings
+    that benchd gives a worker's heap, `variables` the environment variables that change how a worker computes, null if
+    unknown; `software` is what the worker's libraries and kernels were built from, and `system` how kernel, firmware
+    and cgroup are set. No value contains a folder.
     """
 
     fingerprint: str
@@ -626,6 +631,17 @@ class Environment(Struct, frozen=True, kw_only=True):
     gpu_max_hz: float | None = None
     temperature_c: dict[str, float] = {}
     cooling: dict[str, int] = {}
+    variables: dict[str, str] | None = None
+    software: dict[str, str] = {}
+    system: dict[str, str] = {}
+    load: float | None = None
+    command: str = ""
+    affinity: str | None = None
+
+    @property
+    def comparable_part(self) -> str:
+        """Return the part of the fingerprint without benchd itself."""
+        return self.fingerprint.partition("-")[0]
 
 
 class Record(Struct, frozen=True, kw_only=True):

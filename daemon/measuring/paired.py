@@ -164,7 +164,6 @@ def _under(python: str, run: Run) -> Run:
     if python == sys.executable:
         return run
     described = msgspec.structs.replace(run.environment, versions=_versions(python))
-    described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))
     tool_version = described.versions.get("benchd", run.tool_version)
     return replace(run, environment=described, tool_version=tool_version)
 

@@ -121,6 +121,8 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     device_name: str | None = None
     device_uuid: str | None = None
     versions: dict[str, str] = {}
+    variables: dict[str, str] | None = None
+    software: dict[str, str] = {}
     flags: list[str] = []
     missing: dict[str, str] = {}
 

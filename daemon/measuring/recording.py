@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from benchd.daemon.machine import gpu
+from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.records import (
@@ -365,12 +366,15 @@ def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:
 def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
     """Add what is only known to a process with torch."""
     versions = {name: version for outcome in outcomes for name, version in outcome.versions.items()}
-    return msgspec.structs.replace(
+    known = msgspec.structs.replace(
         environment,
         threads=next((outcome.threads for outcome in outcomes if outcome.threads), environment.threads),
         gpu=next((outcome.device_name for outcome in outcomes if outcome.device_name), environment.gpu),
         versions=environment.versions | versions,
+        variables=next((outcome.variables for outcome in outcomes if outcome.variables is not None), None),
+        software=next((outcome.software for outcome in outcomes if outcome.software), {}),
     )
+    return msgspec.structs.replace(known, fingerprint=fingerprint(known))
 
 
 def _missing_energy(total: Energy | str | None) -> dict[str, str]:

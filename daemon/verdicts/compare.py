@@ -161,6 +161,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
+    notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
     models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]
     return notes + ["B has different weights from A" for a, b in models if a.weights_sha256 != b.weights_sha256]
 

@@ -155,7 +155,7 @@ def test_another_environment_makes_the_baseline_stale_once_and_no_verdict(tmp_pa
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl", fingerprint="old")], link) as one:
         assert one.take("r1", 3.0) == [[OTHER.case_id]]
         assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"].startswith("another environment (kernel 6.1-old and 6.1)")
+        assert verdict(one)["verdict_reason"].startswith("another environment (kernel: 6.1-old and 6.1)")
         one.take("r2", 3.0)
         old = (tmp_path / "pinned.jsonl").read_bytes()
         pin(tmp_path / "pinned.jsonl")

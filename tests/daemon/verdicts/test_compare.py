@@ -255,7 +255,7 @@ def test_what_was_measured_elsewhere_can_be_measured_here(fields, line):
 def test_another_environment_is_told_by_what_makes_it_another():
     warm = environment(power_mode="15W", temperature_c={"cpu": 80.0}, cooling={"fan": 2})
     reason = only([run()], [run(environment=warm)]).verdict.reason
-    assert reason.startswith("another environment (power_mode None and 15W); ")
+    assert reason.startswith("another environment (power_mode: unknown and 15W); ")
 
 
 def test_many_cases_are_corrected_for_their_number():
