@@ -649,6 +649,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
     A value that was not measured is null, and `missing` maps the field's name to the reason. `t_wall` is UTC in
     RFC 3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`.
+    `limits` are those asked for: of the preset, of the configuration or of the command line.
     """
 
     run_id: str
@@ -665,6 +666,7 @@ class Record(Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     reason: str | None = None
     preset: str = ""
+    limits: dict[str, float | None] = {}
     model: ModelFacts | None = None
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None

@@ -75,7 +75,8 @@ class Side:
 
     def record(self) -> Record:
         """Return the Record of all its processes."""
-        return recording.record(self.planned.case, self.planned.preset, self.run, self.run_id, self.outcomes)
+        case, preset, limits = self.planned.case, self.planned.preset, self.planned.limits
+        return recording.record(case, preset, self.run, self.run_id, self.outcomes, limits=limits)
 
 
 def compare(request: Request, planned: Sequence[Planned], session: Session, err: TextIO) -> tuple[Comparison, int]:

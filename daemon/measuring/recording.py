@@ -13,7 +13,7 @@ import msgspec
 from benchd.daemon.machine import gpu
 from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
     VERDICTS,
     Case,
@@ -125,7 +125,13 @@ def _interference(process: ProcessResult, samples: Sequence[Sample], device: str
 
 
 def record(
-    case: Case, preset: str, run: Run, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
+    case: Case,
+    preset: str,
+    run: Run,
+    run_id: RunId,
+    outcomes: Sequence[Outcome],
+    probes: Probes | None = None,
+    limits: Limits | None = None,
 ) -> Record:
     """Return the Record of a case from its processes, at least one; the worst status decides.
 
@@ -155,6 +161,7 @@ def record(
         environment=_with_worker_facts(run.environment, outcomes),
         reason=reason,
         preset=preset,
+        limits=limits.asked() if limits else {},
         model=model,
         artifacts=next((outcome.artifacts for outcome in outcomes if outcome.artifacts), []),
         runtime=next((outcome.runtime for outcome in outcomes if outcome.runtime), None),

@@ -13,7 +13,7 @@ from benchd.kernels import compiler
 
 _PARTS = {
     "mkl": r"Math Kernel Library Version (\S+)",
-    "onednn": r"MKL-DNN v(\S+ \(Git Hash \w+\))",
+    "onednn": r"MKL-DNN v(\S+)",
     "openmp": r"OpenMP (\d+)",
 }
 _CAPABILITY = re.compile(r"^ *- CPU capability usage.*$", re.MULTILINE)
