@@ -63,7 +63,11 @@ def description() -> str:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         return "none"
-    return " ".join([_version(compiler).partition("\n")[0] or Path(compiler).name, *FLAGS, _target()])
+    try:
+        name = _version(compiler).partition("\n")[0]
+    except subprocess.CalledProcessError:
+        name = Path(compiler).name
+    return " ".join([name, *FLAGS, _target()])
 
 
 def threads() -> int:
@@ -99,7 +103,7 @@ def _key(source: Path, command: tuple[str, ...]) -> str:
 
 
 def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def _cpu() -> str:
