@@ -51,7 +51,7 @@ _VARIABLES = re.compile(
     r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC)_.+|(PY)?TORCH.*|"
     "GLIBC_TUNABLES|LD_PRELOAD|LRU_CACHE_CAPACITY|THP_MEM_ALLOC_ENABLE"
 )
-_LEFT_OUT = re.compile(r"_DIR|_KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+_LEFT_OUT = re.compile(r"_(DIR|HOME|PATH|ROOT|KEY)$|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 _CREDENTIALS = re.compile(r"(?<=//)[^/\s]*@")
 _FOLDERS = re.compile(r"/?([^/\s:,;=]*/)+")
 _PACKAGE = re.compile(r"^Package: (\S+)\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)$", re.MULTILINE)

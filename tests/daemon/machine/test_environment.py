@@ -195,6 +195,7 @@ def test_variables_are_named_without_our_settings_secrets_and_folders():
         "LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/a/libtrace.so",
         "KMP_AFFINITY": "granularity=fine,compact,1,0",
         "TORCHINDUCTOR_CACHE_DIR": "/srv/me/inductor",
+        "CUDA_HOME": "/usr/local/cuda-12.6",
         "ORT_API_TOKEN": "secret",
         "TORCH_STORE": "tcp://me:word@host:1",
         "HOME": "/srv/me",

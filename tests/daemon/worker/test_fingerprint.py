@@ -10,6 +10,7 @@ from worker_jobs import job, run
 
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.records import Variant
 from benchd.daemon.verdicts.one_environment import difference
 
 CHANGES = {
@@ -38,14 +39,14 @@ CHANGES = {
 }
 
 
-def measured(folder, **changes):
+def measured(folder, variant="eager", **changes):
     """Return the environment in the record of a real process: a cold start, which ends after its first runs."""
     with pytest.MonkeyPatch.context() as patch:
         for name in filter(CHANGES.__contains__, list(os.environ)):
             patch.delenv(name)
         for name, value in changes.items():
             patch.setenv(name, value)
-        a_job = job(folder, scenario="cold_start")
+        a_job = job(folder, scenario="cold_start", variant=Variant.parse(variant))
         outcome = run(a_job)
     assert outcome.process.status == "ok", outcome.process.reason
     shared = Run(device_id="d", boot_id="b", suite_id="s", tool_version="1", environment=ENVIRONMENT)
@@ -76,6 +77,13 @@ def test_what_the_worker_was_built_from(tmp_path, usual):
     least = measured(tmp_path, ATEN_CPU_CAPABILITY="default").software
     assert least["cpu_capability"] == "DEFAULT" != usual().software["cpu_capability"]
     assert least["torch_build"] == usual().software["torch_build"]
+
+
+def test_onnx_runtime_is_named_by_its_build(tmp_path, usual):
+    runtime = pytest.importorskip("onnxruntime")
+    with_file = measured(tmp_path, "onnxruntime")
+    assert with_file.software["onnxruntime_build"] in runtime.get_build_info()
+    assert difference(usual(), with_file) is None
 
 
 def test_a_record_of_an_older_version_is_compared_by_what_it_names(usual):
