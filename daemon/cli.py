@@ -16,6 +16,7 @@ VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the f
     "baseline",
     "recommend",
     "report",
+    "show",
     "profile",
     "list",
     "schema",

@@ -613,8 +613,13 @@ class ProcessResult(Struct, kw_only=True):
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the software under a case: what two records must share to be comparable.
 
-    `fingerprint` is a hash of everything except what may differ between two runs on an unchanged machine, such as the
-    thermal state before the first case: `temperature_c` by zone, and `cooling` with the level of each active device.
+    `fingerprint` has two hashes: of everything except what may differ between two runs on an unchanged machine, and of
+    benchd itself, so that a baseline outlives an upgrade. What may differ is `threads`, which the case determines, the
+    thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each active device), the
+    `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator` holds the settings
+    that benchd gives a worker's heap, `variables` the environment variables that change how a worker computes, null if
+    unknown; `software` is what the worker's libraries and kernels were built from, and `system` how kernel, firmware
+    and cgroup are set. No value contains a folder.
     """
 
     fingerprint: str
@@ -645,6 +650,17 @@ class Environment(Struct, frozen=True, kw_only=True):
     gpu_max_hz: float | None = None
     temperature_c: dict[str, float] = {}
     cooling: dict[str, int] = {}
+    variables: dict[str, str] | None = None
+    software: dict[str, str] = {}
+    system: dict[str, str] = {}
+    load: float | None = None
+    command: str = ""
+    affinity: str | None = None
+
+    @property
+    def comparable_part(self) -> str:
+        """Return the part of the fingerprint without benchd itself."""
+        return self.fingerprint.partition("-")[0]
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -652,6 +668,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
     A value that was not measured is null, and `missing` maps the field's name to the reason. `t_wall` is UTC in
     RFC 3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`.
+    `limits` are those asked for: of the preset, of the configuration or of the command line.
     """
 
     run_id: str
@@ -668,6 +685,7 @@ class Record(Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     reason: str | None = None
     preset: str = ""
+    limits: dict[str, float | None] = {}
     model: ModelFacts | None = None
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None

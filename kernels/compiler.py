@@ -58,6 +58,18 @@ def real(dtype: torch.dtype) -> str:
     return f"-DREAL={'double' if dtype == torch.float64 else 'float'}"
 
 
+def description() -> str:
+    """Return the compiler and the flags of all kernels, "none" without a compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return "none"
+    try:
+        name = _version(compiler).partition("\n")[0]
+    except subprocess.CalledProcessError:
+        name = Path(compiler).name
+    return " ".join([name, *FLAGS, _target()])
+
+
 def threads() -> int:
     """Return the number of threads of a kernel: torch's, but one in a forked child.
 
@@ -84,11 +96,14 @@ def _target() -> str:
 
 
 def _key(source: Path, command: tuple[str, ...]) -> str:
-    version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     digest = hashlib.sha256(source.read_bytes())
-    for piece in (*command, version.decode(), _cpu(), str(_openmp())):
+    for piece in (*command, _version(command[0]), _cpu(), str(_openmp())):
         digest.update(b"\0" + piece.encode())
     return digest.hexdigest()[:24]
+
+
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def _cpu() -> str:

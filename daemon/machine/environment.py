@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -39,11 +40,47 @@ CPU_FLAGS = (
     *("amx_tile", "amx_int8", "amx_bf16"),
     *("neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
+SOURCES = "benchd_sources"
+PLAIN = ("fingerprint", "threads", "temperature_c", "cooling", "load", "command", "affinity")
+"""The fields of an Environment outside the first part of its fingerprint."""
+
 TOOL_TIMEOUT_S = 10.0
 OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
-_ALLOCATOR = re.compile(r"MALLOC_.+|PYTORCH_.*ALLOC.*")
+# LD_LIBRARY_PATH has only folders; `software` names the libraries that it leads to.
+_VARIABLES = re.compile(
+    r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC)_.+|(PY)?TORCH.*|"
+    "GLIBC_TUNABLES|LD_PRELOAD|LRU_CACHE_CAPACITY|THP_MEM_ALLOC_ENABLE"
+)
+_LEFT_OUT = re.compile(r"_(DIR|HOME|PATH|ROOT|KEY)$|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+_CREDENTIALS = re.compile(r"(?<=//)[^/\s]*@")
+_FOLDERS = re.compile(r"/?([^/\s:,;=]*/)+")
 _PACKAGE = re.compile(r"^Package: (\S+)\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)$", re.MULTILINE)
 _L4T = re.compile(r"# (R\d+) \(release\), REVISION: ([\d.]+)")
+
+# Each fact of the system: its file, and a pattern whose group is the value, "none" if that is empty.
+_SYSTEM = {
+    "microcode": ("proc/cpuinfo", r"^microcode\s*: (.+)$"),
+    "hypervisor": ("proc/cpuinfo", r"^flags\s*:.*?(?:\b(hypervisor)\b.*)?$"),
+    "online_cpus": ("sys/devices/system/cpu/online", r"(.+)"),
+    "smt": ("sys/devices/system/cpu/smt/control", r"(.+)"),
+    "no_turbo": ("sys/devices/system/cpu/intel_pstate/no_turbo", r"(.+)"),
+    "boost": ("sys/devices/system/cpu/cpufreq/boost", r"(.+)"),
+    "huge_pages": ("sys/kernel/mm/transparent_hugepage/enabled", r"\[(.+)\]"),
+    "huge_page_defrag": ("sys/kernel/mm/transparent_hugepage/defrag", r"\[(.+)\]"),
+    "numa_nodes": ("sys/devices/system/node/online", r"(.+)"),
+    "numa_policy": ("proc/self/numa_maps", r"^\S+ (\S+)"),
+    "numa_balancing": ("proc/sys/kernel/numa_balancing", r"(.+)"),
+}
+# Each limit of a cgroup: its file in version 2, and controller and file in version 1.
+_LIMITS = {
+    "cpu_limit": ("cpu.max", "cpu", "cpu.cfs_quota_us"),
+    "cpuset": ("cpuset.cpus.effective", "cpuset", "cpuset.effective_cpus"),
+    "memory_nodes": ("cpuset.mems.effective", "cpuset", "cpuset.effective_mems"),
+    "memory_limit": ("memory.max", "memory", "memory.limit_in_bytes"),
+    "memory_high": ("memory.high", "memory", "memory.soft_limit_in_bytes"),
+}
+_EFFECTIVE = ("cpuset", "memory_nodes")  # the innermost already heeds those around it
+_UNLIMITED = ("max", "-1", "9223372036854")
 
 # CPU implementer and part of the main id register, as Arm publishes them in the cores' reference manuals.
 _ARM_CORES = {
@@ -73,8 +110,8 @@ def describe(
 ) -> Environment:
     """Return the environment of a measurement on `device` (cpu or cuda) with `threads` CPU threads.
 
-    `root` is the root of /proc, /sys and /etc, and `allocator` holds the settings of the worker; those that it inherits
-    from this process are added. `gpu_uuid` is the measured GPU, the first if None. Unknown values are None.
+    `root` is the root of /proc, /sys and /etc, and `allocator` holds the settings of the worker's heap. `gpu_uuid` is
+    the measured GPU, the first if None. Unknown values are None; a worker adds its variables and its software.
     """
     policies, gpus = cpufreq_policies(root), _tegra_gpus(root)
     gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
@@ -98,7 +135,7 @@ def describe(
         power_mode=power_mode,
         clocks_locked=_clocks_locked(device, gpus, policies),
         threads=threads,
-        allocator=_allocator(os.environ) | dict(allocator or {}),
+        allocator=dict(allocator or {}),
         versions=_versions(packages),
         cpu_flags=_cpu_flags(root),
         swap_bytes=_meminfo_bytes(root, "SwapTotal"),
@@ -109,26 +146,33 @@ def describe(
         gpu_max_hz=max((hz * 1.0 for gpu in gpus if (hz := number(gpu / "max_freq"))), default=None),
         temperature_c=_temperatures(root),
         cooling=_cooling(root),
+        system=_system(root),
+        load=float(load) if (load := _found(root / "proc/loadavg", r"^(\S+)")) else None,
+        command=shlex.join(map(_without_folders, sys.argv)),
+        affinity=_found(root / "proc/self/status", r"^Cpus_allowed_list:\s*(.+)$"),
     )
     return msgspec.structs.replace(environment, fingerprint=fingerprint(environment))
 
 
 def fingerprint(environment: Environment) -> str:
-    """Return 16 hex digits that two environments share if their measurements may be compared."""
-    return hashlib.sha256(msgspec.json.encode(comparable(environment), order="sorted")).hexdigest()[:16]
+    """Return 16 hex digits for what `comparable` returns, and after a dash 8 for the version and sources of benchd."""
+    benchd = [environment.versions.get("benchd"), environment.software.get(SOURCES)]
+    parts = (comparable(environment), 16), (benchd, 8)
+    return "-".join(hashlib.sha256(msgspec.json.encode(one, order="sorted")).hexdigest()[:n] for one, n in parts)
 
 
 def comparable(environment: Environment) -> dict[str, Any]:
     """Return what two environments share if their measurements may be compared.
 
-    Everything counts except the version of benchd, which each record names and which a baseline exists to compare;
-    memory below a whole GiB, because firmware and kernel reserve a different amount at each boot; the thermal state;
-    and for the device cpu everything about the GPU.
+    Everything counts except benchd itself, which each record names and which a baseline exists to compare; memory below
+    a whole GiB, because firmware and kernel reserve a different amount at each boot; the threads, which are the case's;
+    what a moment determines (thermal state, load, command line, affinity); and for the device cpu everything about the
+    GPU.
     """
-    facts = msgspec.structs.asdict(environment)
-    del facts["fingerprint"], facts["temperature_c"], facts["cooling"]
+    facts = {name: value for name, value in msgspec.structs.asdict(environment).items() if name not in PLAIN}
     facts["memory_bytes"] = -(-environment.memory_bytes // 2**30)
-    facts["versions"] = {name: value for name, value in environment.versions.items() if name != "benchd"}
+    for field, ours in (("versions", "benchd"), ("software", SOURCES)):
+        facts[field] = {name: value for name, value in facts[field].items() if name != ours}
     if environment.device == "cpu":
         del facts["gpu"], facts["driver"], facts["gpu_governor"], facts["gpu_max_hz"], facts["power_limit_w"]
     return facts
@@ -288,8 +332,46 @@ def _cooling(root: Path) -> dict[str, int]:
     return found
 
 
-def _allocator(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: variables[name] for name in sorted(variables) if _ALLOCATOR.fullmatch(name)}
+def variables(given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables in `given` that change how a worker computes, except the settings in `ours`.
+
+    Names of secrets and of folders are left out, and so are the folders in a value.
+    """
+    names = (name for name in sorted(given) if _VARIABLES.fullmatch(name) and not _LEFT_OUT.search(name))
+    return {name: _without_folders(given[name]) for name in names if given[name] != ours.get(name)}
+
+
+def _without_folders(value: str) -> str:
+    """Return `.../file` for each path, which differs between equal machines, and a URL without its credentials."""
+    return _CREDENTIALS.sub("", value) if "://" in value else _FOLDERS.sub(".../", value)
+
+
+def _found(file: Path, pattern: str) -> str | None:
+    """Return the first match's group, "none" if it is empty; None without a match or a file."""
+    match = re.search(pattern, text(file) or "", re.MULTILINE)
+    return (match[1] or "none") if match else None
+
+
+def _system(root: Path) -> dict[str, str]:
+    """Return how kernel, firmware and cgroup are set, and what the kernel does about each vulnerability of the CPU."""
+    found = {name: _found(root / file, pattern) for name, (file, pattern) in _SYSTEM.items()}
+    flaws = {file.name: text(file) for file in (root / "sys/devices/system/cpu/vulnerabilities").glob("*")}
+    found |= {name: flaws[name] for name in sorted(flaws) if flaws[name] != "Not affected"}
+    return {name: value for name, value in (found | _limits(root)).items() if value}
+
+
+def _limits(root: Path) -> dict[str, str | None]:
+    """Return the limits of this process's cgroup and of those around it, "none" without any."""
+    lines = (line.split(":", 2) for line in (text(root / "proc/self/cgroup") or "").splitlines())
+    own = {name: Path(path[1:]) for _, controllers, path in lines for name in controllers.split(",")}
+    found: dict[str, str | None] = {}
+    for name, (file, controller, older) in _LIMITS.items() if own else ():
+        inner, where = own.get(controller, own.get("", Path())), root / "sys/fs/cgroup"
+        path = (where / controller, older) if controller in own else (where, file)
+        values = [text(path[0] / folder / path[1]) for folder in (inner, *inner.parents)]
+        limits = [value for value in values if value and not value.startswith(_UNLIMITED)]
+        found[name] = ", ".join(dict.fromkeys(limits[:1] if name in _EFFECTIVE else limits)) or "none"
+    return found
 
 
 def _versions(packages: Mapping[str, str]) -> dict[str, str]:

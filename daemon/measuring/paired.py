@@ -75,7 +75,8 @@ class Side:
 
     def record(self) -> Record:
         """Return the Record of all its processes."""
-        return recording.record(self.planned.case, self.planned.preset, self.run, self.run_id, self.outcomes)
+        case, preset, limits = self.planned.case, self.planned.preset, self.planned.limits
+        return recording.record(case, preset, self.run, self.run_id, self.outcomes, limits=limits)
 
 
 def compare(request: Request, planned: Sequence[Planned], session: Session, err: TextIO) -> tuple[Comparison, int]:
@@ -164,7 +165,6 @@ def _under(python: str, run: Run) -> Run:
     if python == sys.executable:
         return run
     described = msgspec.structs.replace(run.environment, versions=_versions(python))
-    described = msgspec.structs.replace(described, fingerprint=environment.fingerprint(described))
     tool_version = described.versions.get("benchd", run.tool_version)
     return replace(run, environment=described, tool_version=tool_version)
 

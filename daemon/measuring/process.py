@@ -188,11 +188,16 @@ def allocator(device: str) -> dict[str, str]:
 
 def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]:
     """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
     # the GPU whose sensors are read, by the only name that is the same everywhere
-    gpu = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})
+    gpu = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {}
+    return os.environ | settings(device, cache) | gpu
+
+
+def settings(device: str, cache: str) -> dict[str, str]:
+    """Return the settings of such a child, which are the same for every case."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
     # fp32 means fp32 in every runtime: TensorRT inside ONNX Runtime has no other switch
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
     # on a CPU the profiler's library complains that there is no GPU
     quiet = {"KINETO_LOG_LEVEL": "6"} if device == "cpu" else {}
-    return os.environ | allocator(device) | caches | gpu | exact | quiet | {"PYTHONUNBUFFERED": "1"}
+    return allocator(device) | caches | exact | quiet | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}

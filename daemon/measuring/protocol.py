@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from benchd.daemon.machine import folders
 from benchd.daemon.records import (
@@ -42,6 +42,15 @@ class Limits(Struct, frozen=True, kw_only=True):
     build_deadline_s: float = 900.0
     check_deadline_s: float = 600.0
     grace_s: float = 120.0
+
+    def asked(self) -> dict[str, float | None]:
+        """Return the limits that shape a measurement, without the deadlines, for its Record."""
+        return {
+            "processes": self.processes,
+            "warm_up_cap_s": self.warm_up_cap_s,
+            "check_images": self.check_images,
+            **structs.asdict(self.rule),
+        }
 
     def deadline_s(self, stage: StageName) -> float:
         """Return how long a worker may stay in this stage."""
@@ -122,6 +131,8 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     device_name: str | None = None
     device_uuid: str | None = None
     versions: dict[str, str] = {}
+    variables: dict[str, str] | None = None
+    software: dict[str, str] = {}
     flags: list[str] = []
     missing: dict[str, str] = {}
 

@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 
 from benchd.daemon.machine import gpu
+from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
     VERDICTS,
     Case,
@@ -126,7 +127,13 @@ def _interference(process: ProcessResult, samples: Sequence[Sample], device: str
 
 
 def record(
-    case: Case, preset: str, run: Run, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
+    case: Case,
+    preset: str,
+    run: Run,
+    run_id: RunId,
+    outcomes: Sequence[Outcome],
+    probes: Probes | None = None,
+    limits: Limits | None = None,
 ) -> Record:
     """Return the Record of a case from its processes, at least one; the worst status decides.
 
@@ -156,6 +163,7 @@ def record(
         environment=_with_worker_facts(run.environment, outcomes),
         reason=reason,
         preset=preset,
+        limits=limits.asked() if limits else {},
         model=model,
         artifacts=next((outcome.artifacts for outcome in outcomes if outcome.artifacts), []),
         runtime=next((outcome.runtime for outcome in outcomes if outcome.runtime), None),
@@ -387,12 +395,15 @@ def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:
 def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
     """Add what is only known to a process with torch."""
     versions = {name: version for outcome in outcomes for name, version in outcome.versions.items()}
-    return msgspec.structs.replace(
+    known = msgspec.structs.replace(
         environment,
         threads=next((outcome.threads for outcome in outcomes if outcome.threads), environment.threads),
         gpu=next((outcome.device_name for outcome in outcomes if outcome.device_name), environment.gpu),
         versions=environment.versions | versions,
+        variables=next((outcome.variables for outcome in outcomes if outcome.variables is not None), None),
+        software=next((outcome.software for outcome in outcomes if outcome.software), {}),
     )
+    return msgspec.structs.replace(known, fingerprint=fingerprint(known))
 
 
 def _missing_energy(total: Energy | str | None) -> dict[str, str]:

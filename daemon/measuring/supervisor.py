@@ -66,7 +66,7 @@ class Supervisor:
                 self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
             outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
         rates = self._rates.get(_rates_of(planned.case))
-        return recording.record(planned.case, planned.preset, run, run_id, outcomes, rates)
+        return recording.record(planned.case, planned.preset, run, run_id, outcomes, rates, planned.limits)
 
     def _make_ready(self, planned: Planned, run_id: str) -> list[Outcome]:
         """Let an uncounted process make the files and fill the caches; return its outcome if it failed."""

@@ -203,7 +203,7 @@ def _consistency(measured: Sequence[Record]) -> Chart:
 def _history(measured: Sequence[Record]) -> Chart:
     """Return each case over time by device and fingerprint, with a ring at the start of each new level."""
     traces: list[Chart] = []
-    for name, group in _grouped(measured, lambda r: f"{r.device_id} {r.case_id} {r.environment.fingerprint}"):
+    for name, group in _grouped(measured, lambda r: f"{r.device_id} {r.case_id} {r.environment.comparable_part}"):
         if len(group) < 2:
             continue
         points = [(record.t_wall, _median_ms(record)) for record in group]

@@ -125,7 +125,7 @@ def judge(record: Record, pinned: Sequence[Record]) -> Judgement | None:
 
 def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement: Judgement | None) -> Standing:
     """Return the state of a case after a result."""
-    is_stale = bool(pinned) and not any(_is_alike(one, record) for one in pinned)
+    is_stale = bool(pinned) and not any(baseline.is_alike(one, record) for one in pinned)
     stale = record.environment.fingerprint if is_stale else None
     if judgement is None or judgement.verdict != "slower":
         return Standing(stale=stale)
@@ -133,10 +133,6 @@ def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement
         return Standing(doubted=record.run_id, stale=stale)
     runs = [before.doubted] if before.doubted else []
     return Standing(slower=msgspec.structs.replace(judgement, run_ids=[*runs, record.run_id]), stale=stale)
-
-
-def _is_alike(one: Record, other: Record) -> bool:
-    return one.environment.fingerprint == other.environment.fingerprint
 
 
 def _notices(case_id: str, before: Standing, after: Standing, judgement: Judgement | None) -> Iterator[Notice]:

@@ -7,7 +7,7 @@ from benchd.daemon import records
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts import results
+from benchd.daemon.verdicts import one_environment, results
 from benchd.daemon.verdicts.compare import Comparison, compare
 
 FILE = "baseline.jsonl"
@@ -69,14 +69,16 @@ def against(stored: Sequence[Record], measured: Sequence[Record], min_effect: fl
 
 def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
     """Return the stored runs of the measured cases; runs of another environment only if a case has no others."""
-    case_ids, measured_in = {record.case_id for record in measured}, set(map(_place, measured))
+    case_ids = {record.case_id for record in measured}
     same_cases = [record for record in stored if record.case_id in case_ids]
-    has_alike = {record.case_id for record in same_cases if _place(record) in measured_in}
-    return [record for record in same_cases if _place(record) in measured_in or record.case_id not in has_alike]
+    found = [record for record in same_cases if any(is_alike(record, one) for one in measured)]
+    has_alike = {record.case_id for record in found}
+    return found + [record for record in same_cases if record.case_id not in has_alike]
 
 
-def _place(record: Record) -> tuple[str, str]:
-    return record.case_id, record.environment.fingerprint
+def is_alike(one: Record, other: Record) -> bool:
+    """Return whether two records are of one case in one environment."""
+    return one.case_id == other.case_id and one_environment.difference(one.environment, other.environment) is None
 
 
 def clear() -> bool:

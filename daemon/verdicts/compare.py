@@ -1,5 +1,6 @@
 """Two sets of records: which cases may be compared, the verdict on each, and the exit code that follows; pure."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import median
 from benchd.models import catalog, demo
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
 
@@ -161,6 +163,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
+    notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
     models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]
     return notes + ["B has different weights from A" for a, b in models if a.weights_sha256 != b.weights_sha256]
 
@@ -183,12 +186,14 @@ def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     for side, found in (("A", first), ("B", second)):
         count = len(process_medians_ms(found))
         if count < FEWEST_PROCESSES:
-            return f"{side} has {count} of {FEWEST_PROCESSES} processes: run {command(_measured(found)[-1])}"
+            again = command(_measured(found)[-1], FEWEST_PROCESSES)
+            return f"{side} has {count} of {FEWEST_PROCESSES} processes: run {again}"
     runs = len({record.suite_id for record in _measured(first)})
     if runs >= fewest_runs:
         return None
-    again = f"run {command(_measured(first)[-1])} for each that is missing, then benchd baseline set RUN..."
-    return f"the baseline has {runs} of {fewest_runs} runs of it in this environment: {again}"
+    again = command(_measured(first)[-1], FEWEST_PROCESSES)
+    has = f"the baseline has {runs} of {fewest_runs} runs of it in this environment"
+    return f"{has}: run {again} for each that is missing, then benchd baseline set RUN..."
 
 
 def _differences(measured: Sequence[Record]) -> Iterator[str]:
@@ -220,8 +225,11 @@ def _clocks(one: Record, other: Record) -> Iterator[str]:
             yield f"other clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
 
 
-def command(record: Record) -> str:
-    """Return the command that measures a record's case with as many processes as a comparison needs."""
+def command(record: Record, processes: int | None = None) -> str:
+    """Return the command that measures a record again, in a shell: its case, limits, variables, CPUs and device.
+
+    `processes` replaces their number. A file or a variable's path is without its folder, which no record has.
+    """
     case = record.case
     words = ["bench-once", *_subject(record), "--variants", case.variant.name, "--batch-sizes", str(case.batch_size)]
     for name, value in sorted(case.options.items()):
@@ -231,7 +239,27 @@ def command(record: Record) -> str:
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []
-    return shlex.join([*words, *_weights(record), *_device(record), "--processes", str(FEWEST_PROCESSES)])
+    words += [*_weights(record), *_images(record), *_device(record)]
+    words += ["--preset", record.preset] if record.preset else []
+    words += ["--processes", str(processes or int(record.limits.get("processes") or len(record.processes) or 1))]
+    return " ".join([*_prefix(record), shlex.join(words)])
+
+
+def _prefix(record: Record) -> Iterator[str]:
+    """Yield the variables, except the one of the GPU that `--device` names, and the CPUs if they are not all."""
+    environment = record.environment
+    for name, value in (environment.variables or {}).items():
+        if name != VISIBLE or environment.device == "cpu":
+            yield f"{name}={shlex.quote(value)}"
+    if environment.affinity and environment.affinity != environment.system.get("online_cpus", environment.affinity):
+        yield f"taskset -c {environment.affinity}"
+
+
+def _images(record: Record) -> list[str]:
+    """Return the arguments for real images and for accuracy on them."""
+    named = re.search(r" images of ([^,]+)", record.model.data if record.model else "")
+    counted = ["--accuracy", str(record.accuracy.images)] if record.accuracy else []
+    return ["--data", named[1], *counted] if named else []
 
 
 def _subject(record: Record) -> list[str]:
@@ -276,14 +304,17 @@ def _read(record: Record) -> list[str]:
 
 
 def _device(record: Record) -> list[str]:
-    """Return the arguments that keep a case off an existing GPU."""
-    return ["--device", "cpu"] if record.environment.device == "cpu" and record.environment.gpu else []
+    """Return the arguments that keep a case off an existing GPU, or on the one that it ran on."""
+    environment = record.environment
+    if environment.device == "cpu":
+        return ["--device", "cpu"] if environment.gpu else []
+    return ["--device", uuid] if (uuid := (environment.variables or {}).get(VISIBLE)) else []
 
 
 def _both_here(record: Record) -> str:
     """Return the command that measures both sides of a case here: two installs, or two of the user's modules."""
     if _own_file(record):
-        return f"{command(record)} for both on this machine"
+        return f"{command(record, FEWEST_PROCESSES)} for both on this machine"
     words = ["benchd", "compare", "--live", record.case_id]
     if catalog.find(record.case.model):
         words += ["--python", "A/bin/python", "--python", "B/bin/python"]

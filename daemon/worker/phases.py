@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.machine.environment import variables
+from benchd.daemon.measuring.process import settings
 from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import (
     Memory,
     Window,
 )
-from benchd.daemon.worker import accuracy, audit, backends, measure, occupancy, probes, scenarios, steps
+from benchd.daemon.worker import accuracy, audit, backends, builds, measure, occupancy, probes, scenarios, steps
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
@@ -31,6 +33,7 @@ DEVICE_PARTS_S = 1.0
 def run(job: Job, stages: StageClock, found: Outcome) -> None:
     """Run every phase of the job, writing each result into `found`, so that a later error loses nothing."""
     found.versions = versions()
+    found.variables = variables(os.environ, settings(job.device, job.cache))
     device = open_device(job)
     found.threads = torch.get_num_threads()
     if device.type == "cuda":
@@ -52,6 +55,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.leave()
     pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
+    found.software = builds.loaded()  # not before the first run, which a cold start times
     # before the check, whose reference also takes memory
     loaded = replace(loaded, taken_bytes=free_at_first_bytes - _free_bytes(device))
     stages.enter("check")

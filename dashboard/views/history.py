@@ -1,11 +1,15 @@
 """One case on one device over time: its levels, where they shift, and the effect of disturbed blocks."""
 
 from asyncio import to_thread
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
 from nicegui import ui
 
+from benchd.daemon.machine.environment import SOURCES
+from benchd.daemon.records import Record
+from benchd.daemon.verdicts import one_environment
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.statistics import median
 from benchd.dashboard import queries
@@ -19,7 +23,7 @@ from benchd.dashboard.views import charts
 RUNS = 200
 CAPTION = (
     f"Median with its 95 % interval, as experienced; the newest {RUNS} runs. A labelled line: start of a new level. "
-    "A grey line: the device's fingerprint or benchd changed."
+    "A grey line: the environment or benchd changed."
 )
 CLEAN = " A hollow point: the same run excluding its disturbed blocks."
 
@@ -35,7 +39,7 @@ def add(store: Store) -> None:
                 notice("This case has not been measured on this device. Results lists the measured ones.")
                 return
             clean = await to_thread(queries.clean_medians, store, [result.key for result in found])
-            marks = [*steps(found), *changes(found)]
+            marks = [*steps(found), *await to_thread(changes, found, partial(queries.record, store))]
             ui.label(CAPTION + (CLEAN if clean else ""))
             ui.echart(charts.history(found, clean, marks)).style("height: 24rem; width: 100%")
             heading("Steps and changes")
@@ -56,10 +60,23 @@ def steps(results: list[Result]) -> Iterator[Happened]:
         yield Happened(results[place].arrived_s, f"{100 * (after / before - 1):+.1f} %", detail)
 
 
-def changes(results: list[Result]) -> Iterator[Happened]:
-    """Yield where the fingerprint or the version of benchd changed."""
-    for before, after in pairwise(results):
-        if before.tool_version != after.tool_version:
-            yield Happened(after.arrived_s, charts.CHANGED, f"benchd {before.tool_version} to {after.tool_version}")
-        elif before.fingerprint != after.fingerprint:
-            yield Happened(after.arrived_s, charts.CHANGED, "the device's fingerprint: see the raw records")
+def changes(results: list[Result], record: Callable[[str], Record | None]) -> list[Happened]:
+    """Return where the environment or benchd changed, and what of it; `record` finds one by its key."""
+    pairs = [pair for pair in pairwise(results) if _made_by(pair[0]) != _made_by(pair[1])]
+    named = [(after, _changed(before, after, record(before.key), record(after.key))) for before, after in pairs]
+    return [Happened(after.arrived_s, charts.CHANGED, words) for after, words in named if words]
+
+
+def _made_by(result: Result) -> tuple[str, str]:
+    return result.tool_version, result.fingerprint
+
+
+def _changed(before: Result, after: Result, one: Record | None, other: Record | None) -> str | None:
+    """Return what changed in words; None if only an older record names less."""
+    if before.tool_version != after.tool_version:
+        return f"benchd {before.tool_version} to {after.tool_version}"
+    if one is None or other is None:
+        return "the device's fingerprint"
+    changed = one_environment.difference(one.environment, other.environment)
+    sources = {side.environment.software.get(SOURCES) for side in (one, other)} - {None}
+    return changed or ("the sources of benchd" if len(sources) == 2 else None)

@@ -204,6 +204,8 @@ def test_two_results_are_compared_by_the_rule_for_files(site, browser):
         for (a, b), shown in said.items():
             page.goto(f"http://{HOST}:{site}/compare?a={a}&b={b}")
             page.get_by_text(shown).wait_for()
+            if b != "none":
+                page.get_by_text("Environment: the same").wait_for()
 
 
 def test_a_history_says_where_it_shifted(site, browser):

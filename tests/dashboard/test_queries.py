@@ -2,10 +2,11 @@ import csv
 import json
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_made import made, timing
+from records_made import ENVIRONMENT, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -139,10 +140,21 @@ def test_a_line_is_thinned_to_what_a_screen_shows_and_keeps_its_end(count):
 
 
 def test_a_change_of_the_setup_is_marked_with_what_changed():
-    one = point("eager", 1.0, 1.0)
-    other, newer = one._replace(fingerprint="other"), one._replace(fingerprint="other", tool_version="9")
-    details = [mark.detail for mark in history.changes([one, one, other, other, newer])]
-    assert details == ["the device's fingerprint: see the raw records", "benchd 0.1.0 to 9"]
+    first = made()
+    old, slow = (
+        made(environment=msgspec.structs.replace(ENVIRONMENT, fingerprint=name, variables=variables))
+        for name, variables in (("g", {}), ("h", {"ONEDNN_MAX_CPU_ISA": "SSE41"}))
+    )
+    records = {"first": first, "old": old, "slow": slow, "gone": None}
+    results = [flat(one or slow, 0.0)._replace(key=key) for key, one in records.items()]
+    results[-1] = results[-1]._replace(fingerprint="i")
+    newer = results[-1]._replace(tool_version="9")
+    details = [mark.detail for mark in history.changes([*results, newer], records.get)]
+    assert details == [
+        "another environment (ONEDNN_MAX_CPU_ISA: unset and SSE41)",
+        "the device's fingerprint",
+        "benchd 0.1.0 to 9",
+    ]
 
 
 def test_a_step_is_marked_at_its_first_run_with_its_size():

@@ -155,7 +155,7 @@ def test_another_environment_makes_the_baseline_stale_once_and_no_verdict(tmp_pa
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl", fingerprint="old")], link) as one:
         assert one.take("r1", 3.0) == [[OTHER.case_id]]
         assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"].startswith("another environment (kernel 6.1-old and 6.1)")
+        assert verdict(one)["verdict_reason"].startswith("another environment (kernel: 6.1-old and 6.1)")
         one.take("r2", 3.0)
         old = (tmp_path / "pinned.jsonl").read_bytes()
         pin(tmp_path / "pinned.jsonl")
@@ -165,6 +165,14 @@ def test_another_environment_makes_the_baseline_stale_once_and_no_verdict(tmp_pa
         assert (verdict(one)["verdict"], verdict(one)["verdict_reason"]) == ("same", None)
     (stale,) = events(tmp_path / "outbox.db")
     assert (stale["event"], stale["judgement"]["verdict"]) == ("baseline_stale", "inconclusive")
+
+
+def test_an_upgrade_of_benchd_makes_no_baseline_stale(tmp_path, link):
+    now = msgspec.structs.replace(ENVIRONMENT, fingerprint="0f-02", kernel="6.1-0f-01", variables={})
+    with service(tmp_path, [pin(tmp_path / "pinned.jsonl", fingerprint="0f-01")], link) as one:
+        one.take("r1", 1.0, environment=now)
+        assert verdict(one)["verdict"] == "same"
+    assert events(tmp_path / "outbox.db") == []
 
 
 def test_too_few_processes_are_undecided_with_the_line_to_type(tmp_path, link):

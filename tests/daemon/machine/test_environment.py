@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from machines import desktop, orin_nano, write
 
-from benchd.daemon.machine.environment import describe, fingerprint
+from benchd.daemon.machine.environment import describe, fingerprint, variables
+from benchd.daemon.verdicts.one_environment import differences
 
 
 @pytest.fixture
@@ -186,11 +187,86 @@ def test_a_machine_that_tells_nothing(tmp_path, tools):
     assert (found.machine, found.kernel) == (os.uname().machine, os.uname().release)
 
 
-def test_allocator_settings_that_the_worker_inherits_are_told(tmp_path, tools, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
-    found = describe("cpu", None, tmp_path, {"MALLOC_ARENA_MAX": "2"}).allocator
-    assert found == {"MALLOC_ARENA_MAX": "2", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+def test_variables_are_named_without_our_settings_secrets_and_folders():
+    given = {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "MALLOC_ARENA_MAX": "2",
+        "MALLOC_MMAP_MAX_": "0",
+        "LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/a/libtrace.so",
+        "KMP_AFFINITY": "granularity=fine,compact,1,0",
+        "TORCHINDUCTOR_CACHE_DIR": "/srv/me/inductor",
+        "CUDA_HOME": "/usr/local/cuda-12.6",
+        "ORT_API_TOKEN": "secret",
+        "TORCH_STORE": "tcp://me:word@host:1",
+        "HOME": "/srv/me",
+    }
+    assert variables(given, {"MALLOC_MMAP_MAX_": "0"}) == {
+        "KMP_AFFINITY": "granularity=fine,compact,1,0",
+        "LD_PRELOAD": ".../libjemalloc.so.2:.../libtrace.so",
+        "MALLOC_ARENA_MAX": "2",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_STORE": "tcp://host:1",
+    }
+
+
+CPU = "sys/devices/system/cpu"
+SETTINGS = {
+    "microcode": ("proc/cpuinfo", "microcode\t: {}\nflags\t: fpu hypervisor avx\n", "0x1", "0x2b"),
+    "smt": (f"{CPU}/smt/control", "{}\n", "on", "off"),
+    "no_turbo": (f"{CPU}/intel_pstate/no_turbo", "{}\n", "0", "1"),
+    "boost": (f"{CPU}/cpufreq/boost", "{}\n", "0", "1"),
+    "spectre_v2": (f"{CPU}/vulnerabilities/spectre_v2", "{}\n", "Mitigation: Retpolines", "Vulnerable"),
+    "huge_pages": ("sys/kernel/mm/transparent_hugepage/enabled", "always [{}] never\n", "madvise", "always"),
+    "numa_nodes": ("sys/devices/system/node/online", "{}\n", "0", "0-1"),
+    "numa_policy": ("proc/self/numa_maps", "55bd12ba3000 {} file=/bin/a N0=2\n55bd12ba5000 x\n", "default", "bind:0"),
+    "cpu_limit": ("sys/fs/cgroup/a.slice/cpu.max", "{} 100000\n", "max", "200000"),
+    "cpuset": ("sys/fs/cgroup/a.slice/b.scope/cpuset.cpus.effective", "{}\n", "0-7", "0-3"),
+    "memory_limit": ("sys/fs/cgroup/a.slice/b.scope/memory.max", "{}\n", "max", "2147483648"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_the_system_is_in_the_fingerprint(name, tmp_path, tools):
+    write(tmp_path, {"proc/self/cgroup": "0::/a.slice/b.scope\n", "sys/fs/cgroup/cpuset.cpus.effective": "0-7\n"})
+    write(tmp_path, {file: content.format(value) for file, content, value, _ in SETTINGS.values()})
+    before = describe("cpu", None, tmp_path)
+    file, content, value, other = SETTINGS[name]
+    write(tmp_path, {file: content.format(other)})
+    after = describe("cpu", None, tmp_path)
+    limits = {"max": "none", "200000": "200000 100000"}
+    assert (before.system[name], after.system[name]) == (limits.get(value, value), limits.get(other, other))
+    assert list(differences(before, after)) == [f"{name}: {before.system[name]} and {after.system[name]}"]
+    assert before.comparable_part != after.comparable_part
+
+
+def test_the_limits_of_a_cgroup_of_version_1(tmp_path, tools):
+    folder = "sys/fs/cgroup"
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/not/mounted\n3:cpuset:/\n1:cpu,cpuacct:/in\n0::/\n",
+            f"{folder}/cpu/cpu.cfs_quota_us": "-1\n",
+            f"{folder}/cpu/in/cpu.cfs_quota_us": "150000\n",
+            f"{folder}/cpuset/cpuset.effective_cpus": "0-1\n",
+            f"{folder}/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
+    found = describe("cpu", None, tmp_path).system
+    assert (found["cpu_limit"], found["cpuset"], found["memory_limit"]) == ("150000", "0-1", "none")
+
+
+def test_a_virtual_machine_and_a_real_one(tmp_path, tools):
+    write(tmp_path, {"proc/cpuinfo": "flags\t\t: fpu hypervisor avx\n"})
+    assert describe("cpu", None, tmp_path).system == {"hypervisor": "hypervisor"}
+    write(tmp_path, {"proc/cpuinfo": "flags\t\t: fpu avx\n"})
+    assert describe("cpu", None, tmp_path).system == {"hypervisor": "none"}
+
+
+def test_the_command_line_has_no_folders_and_no_password(tmp_path, tools, monkeypatch):
+    words = ["/opt/x/bin/bench-once", "--output", "/srv/me/out", "--mqtt", "mqtt://me:word@broker", "--weights", "a b"]
+    monkeypatch.setattr(sys, "argv", words)
+    wanted = ".../bench-once --output .../out --mqtt mqtt://broker --weights 'a b'"
+    assert describe("cpu", None, tmp_path).command == wanted
 
 
 def test_this_machine():
@@ -210,13 +286,14 @@ def test_this_machine():
         {"cpu_governor": "performance"},
         {"power_mode": "MAXN"},
         {"device": "cuda"},
-        {"threads": 1},
         {"clocks_locked": True},
         {"allocator": {"MALLOC_ARENA_MAX": "1"}},
         {"versions": {"torch": "2.8.0"}},
         {"memory_bytes": 2**36},
         {"jetpack": "6.2"},
         {"cpu_flags": ["sve"]},
+        {"variables": {"ONEDNN_MAX_CPU_ISA": "SSE41"}},
+        {"software": {"cpu_capability": "AVX2"}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -237,12 +314,28 @@ def test_the_fingerprint_leaves_out_what_makes_none(tmp_path, tools):
         power_limit_w=1.0,
         temperature_c={"cpu-thermal": 90.0},
         cooling={"pwm-fan": 5},
-        versions=found.versions | {"benchd": "9"},
+        threads=1,
+        load=9.0,
+        command="benchd run",
+        affinity="0",
     )
     assert fingerprint(same) == found.fingerprint
     on_gpu = msgspec.structs.replace(found, device="cuda")
     for change in ({"driver": "another"}, {"power_limit_w": 7.0}, {"gpu_max_hz": 1.0}):
         assert fingerprint(on_gpu) != fingerprint(msgspec.structs.replace(on_gpu, **change))
+
+
+@pytest.mark.parametrize("ours", [{"versions": {"benchd": "9"}}, {"software": {"benchd_sources": "a1"}}])
+def test_an_upgrade_of_benchd_changes_the_second_part_alone(ours, tmp_path, tools):
+    found = msgspec.structs.replace(describe("cpu", None, tmp_path), versions={"benchd": "1"}, software={})
+    one, other = (stamped(made) for made in (found, msgspec.structs.replace(found, **ours)))
+    assert one.fingerprint != other.fingerprint
+    assert one.comparable_part == other.comparable_part
+    assert list(differences(one, other)) == []
+
+
+def stamped(environment):
+    return msgspec.structs.replace(environment, fingerprint=fingerprint(environment))
 
 
 def test_light_to_import():

@@ -100,7 +100,20 @@ def test_runs_of_another_environment_are_left_aside_where_there_are_others():
     (comparison,) = baseline.against([*old, *new[:2]], [measured], 0.005)
     assert "the baseline has 2 of 3 runs of it in this environment" in comparison.verdict.reason
     (comparison,) = baseline.against(old, [measured], 0.005)
-    assert "kernel 6.0 and 6.1" in comparison.verdict.reason
+    assert "kernel: 6.0 and 6.1" in comparison.verdict.reason
+
+
+@pytest.mark.parametrize(
+    "pinned",
+    [{"fingerprint": "0f-01", "variables": {}}, {"fingerprint": "1c", "variables": None, "system": {}}],
+    ids=["by another benchd", "by one that named less"],
+)
+def test_an_upgrade_of_benchd_sets_no_run_aside(pinned):
+    now = msgspec.structs.replace(ENVIRONMENT, fingerprint="0f-02", variables={}, system={"smt": "on"})
+    pinned = runs_of_five("a", "b", "c", environment=msgspec.structs.replace(now, **pinned))
+    (measured,) = runs_of_five("m", environment=now)
+    assert all(baseline.is_alike(run, measured) for run in pinned)
+    assert baseline.against(pinned, [measured], 0.005)[0].verdict.answer == "same"
 
 
 def effect(share, device="cpu", pairs=7):

@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, PASSED, made, timing
+from records_made import ENVIRONMENT, PASSED, accuracy, made, timing
 
 from benchd.daemon.records import Case, Check, ModelFacts, ProcessResult, Summary, Variant
-from benchd.daemon.verdicts.compare import command, compare, comparison, exit_code
+from benchd.daemon.verdicts.compare import VISIBLE, command, compare, comparison, exit_code
 from benchd.daemon.verdicts.effects import Verdict
 
 FAST = [5.0, 5.01, 4.99, 5.02, 4.98]
@@ -140,8 +140,8 @@ def clock(hz):
             [run(device_id="orin-2")],
             "device bench-abc123 and orin-2; benchd compare --live vim_tiny,eager,b1 --python",
         ),
-        ([run()], [run(environment=environment(power_mode="15W"))], "power_mode None and 15W"),
-        ([run()], [run(environment=environment(versions={"torch": "2.9"}))], "torch None and 2.9"),
+        ([run()], [run(environment=environment(power_mode="15W"))], "power_mode: unknown and 15W"),
+        ([run()], [run(environment=environment(versions={"torch": "2.9"}))], "torch: unset and 2.9"),
         ([run()], [run(clocks=clock(2e9))], ""),
         ([run(clocks=clock(3e9))], [run(clocks=clock(2e9))], "other clocks (cpu_clock_hz 3000 and 2000 MHz)"),
         ([run(model=MODEL)], [run(model=msgspec.structs.replace(MODEL, data="cifar10"))], "other inputs"),
@@ -210,6 +210,15 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
             {"environment": msgspec.structs.replace(ON_GPU_HOST, device="cuda")},
             "--models vim_tiny --variants eager --batch-sizes 1",
         ),
+        (
+            {"environment": msgspec.structs.replace(ENVIRONMENT, device="cuda", variables={VISIBLE: "GPU-1a"})},
+            "--models vim_tiny --variants eager --batch-sizes 1 --device GPU-1a",
+        ),
+        ({"preset": "standard"}, "--models vim_tiny --variants eager --batch-sizes 1 --preset standard"),
+        (
+            {"model": msgspec.structs.replace(DEMO, data="64 of the 500 images of demo"), "accuracy": accuracy()},
+            "--models vim_tiny --variants eager --batch-sizes 1 --data demo --accuracy 100",
+        ),
         ({"model": RANDOM}, "--models vim_tiny --variants eager --batch-sizes 1 --weights random"),
         (
             {"case": Case(model="torchvision:resnet18", options={"image_size": 64}), "model": MODEL},
@@ -227,7 +236,22 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
     ],
 )
 def test_the_line_to_type_measures_the_same_case(fields, words):
-    assert command(run(**fields)) == f"bench-once {words} --processes 5"
+    assert command(run(**fields), 5) == f"bench-once {words} --processes 5"
+
+
+def test_the_command_repeats_processes_variables_and_cpus():
+    variables = {VISIBLE: "", "OMP_PROC_BIND": "close", "OMP_PLACES": "{0:2}"}
+    bound = environment(variables=variables, affinity="0-1", system={"online_cpus": "0-7"})
+    assert command(run(environment=bound, limits={"processes": 3.0})) == (
+        "CUDA_VISIBLE_DEVICES='' OMP_PROC_BIND=close OMP_PLACES='{0:2}' taskset -c 0-1 "
+        "bench-once --models vim_tiny --variants eager --batch-sizes 1 --processes 3"
+    )
+    assert command(run(environment=environment(affinity="0-1"))).startswith("bench-once")
+
+
+def test_a_record_without_variables_is_noted():
+    known = run(environment=environment(variables={"OMP_NUM_THREADS": "1"}))
+    assert only([run()], [known]).notes == ["A is an older record and does not name its environment variables"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +279,7 @@ def test_what_was_measured_elsewhere_can_be_measured_here(fields, line):
 def test_another_environment_is_told_by_what_makes_it_another():
     warm = environment(power_mode="15W", temperature_c={"cpu": 80.0}, cooling={"fan": 2})
     reason = only([run()], [run(environment=warm)]).verdict.reason
-    assert reason.startswith("another environment (power_mode None and 15W); ")
+    assert reason.startswith("another environment (power_mode: unknown and 15W); ")
 
 
 def test_many_cases_are_corrected_for_their_number():

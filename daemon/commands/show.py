@@ -1,0 +1,55 @@
+"""`benchd show`: a record as a person reads it, or the command that measures it again."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchd.daemon.commands import application
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring.plan import PRESETS
+from benchd.daemon.records import Record
+from benchd.daemon.reporting.record_text import lines
+from benchd.daemon.verdicts import compare, results
+
+app = application()
+
+
+@app.command(epilog="Example: benchd show bench-out --command")
+def show(
+    record: Annotated[str, typer.Argument(help="A result file or folder, or the id of a run or a case.")],
+    results_: Annotated[Path, typer.Option("--results", help="Where to look up an id.")] = Path("bench-out"),
+    command: Annotated[bool, typer.Option("--command", help="Print the command that measures it again.")] = False,
+) -> None:
+    """Print records in full, or the commands that repeat them."""
+    found = _found(record, results_)
+    if command:
+        sys.stderr.writelines(f"note: {note}\n" for one in found for note in _notes(one))
+        sys.stdout.writelines(f"{line}\n" for line in dict.fromkeys(map(compare.command, found)))
+    else:
+        sys.stdout.writelines(f"{line}\n" for one in found for line in lines(one))
+
+
+def _found(name: str, folder: Path) -> list[Record]:
+    """Return the records of a file or folder, the record of a run or the newest one of a case; raise UsageError."""
+    if Path(name).exists():
+        return results.read(Path(name))
+    if not folder.exists():
+        raise UsageError(f"{name}: no such file, and no {folder} to look up a run or a case; give --results")
+    found = [one for one in results.read(folder) if name in (one.run_id, one.case_id)]
+    if not found:
+        raise UsageError(f"{name}: no such file, and no run or case of that id in {folder}; `benchd show {folder}`")
+    return found[-1:]
+
+
+def _notes(record: Record) -> Iterator[str]:
+    """Yield what the command alone does not repeat."""
+    if ".../" in compare.command(record):
+        yield f"{record.case_id}: replace ... by the folder, which no record has"
+    usual = PRESETS[record.preset].asked() if record.preset in PRESETS else {}
+    changed = [f"{name} {value:g}" for name, value in record.limits.items() if value != usual.get(name) and value]
+    others = [words for words in changed if not words.startswith("processes ")]
+    if others and usual:
+        yield f"{record.case_id}: a configuration set {', '.join(others)}; give it as --config too"

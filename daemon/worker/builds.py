@@ -1,0 +1,41 @@
+"""What the libraries and kernels of this process were built from, and the instructions that they use."""
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from benchd.daemon.machine.environment import SOURCES
+from benchd.exporters import code
+from benchd.kernels import compiler
+
+_PARTS = {
+    "mkl": r"Math Kernel Library Version (\S+)",
+    "onednn": r"MKL-DNN v(\S+)",
+    "openmp": r"OpenMP (\d+)",
+}
+_CAPABILITY = re.compile(r"^ *- CPU capability usage.*$", re.MULTILINE)
+# Of two runtimes for threads or two allocators, LD_PRELOAD and LD_LIBRARY_PATH select one.
+_CHOSEN = re.compile(r"/lib((?:gomp|iomp5|omp|openblas|mkl_rt|jemalloc|tcmalloc|mimalloc)\b.*\.so.*)$", re.MULTILINE)
+
+
+def loaded() -> dict[str, str]:
+    """Return the builds of torch, of what it contains, of ONNX Runtime if loaded, of the C kernels and of benchd."""
+    config = torch.__config__.show()
+    found = {name: match[1] for name, pattern in _PARTS.items() if (match := re.search(pattern, config))}
+    return found | {
+        "torch_commit": torch.version.git_version[:12],
+        "torch_build": hashlib.sha256(_CAPABILITY.sub("", config).encode()).hexdigest()[:12],
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "libraries": ", ".join(sorted(set(_CHOSEN.findall(Path("/proc/self/maps").read_text())))) or "none",
+        "c_kernels": compiler.description(),
+        SOURCES: code.sha256("daemon", "models", "kernels", "exporters")[:12],
+        **_onnxruntime(),
+    }
+
+
+def _onnxruntime() -> dict[str, str]:
+    runtime = sys.modules.get("onnxruntime")
+    return {"onnxruntime_build": runtime.get_build_info().removeprefix("ORT Build Info: ")} if runtime else {}

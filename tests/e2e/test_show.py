@@ -1,0 +1,65 @@
+"""`benchd show`: the printed command really measures the record again; what else it prints, and what it refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, made
+from waiting import WAIT_S
+
+from benchd.daemon.records import Case, encode
+from benchd.daemon.verdicts import results
+
+
+def test_the_printed_command_measures_the_same_case_in_the_same_environment(once, command, tmp_path, child_environment):
+    case = ("--models", "square", "--option", "size=16", "--batch-sizes", "2", "--variants", "bf16", "--seed", "3")
+    variables = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_PLACES": "{0:2}", "KMP_BLOCKTIME": "0"}
+    assert once(*case, "--threads", "1", "--processes", "2", **variables).returncode == 0
+    (first,) = results.read(tmp_path / "out")
+    shown = command("benchd", "show", first.case_id, "--results", "out", "--command")
+    assert "a configuration set warm_up_cap_s 0.2, check_images 1, cap_s 0.3" in shown.stderr
+    line = f"{shown.stdout.strip()} --config tiny.toml --output again --wait"
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{child_environment['PATH']}"
+    again = child_environment | {"PATH": programs}
+    subprocess.run(["bash", "-c", line], cwd=tmp_path, env=again, check=True, timeout=WAIT_S, capture_output=True)
+    (second,) = results.read(tmp_path / "again")
+    assert second.case_id == first.case_id
+    assert second.environment.fingerprint == first.environment.fingerprint
+    assert (second.limits, len(second.processes)) == (first.limits, 2)
+    assert "--batch-sizes 2" in second.environment.command
+
+
+def test_a_record_is_printed_with_what_is_missing(command, tmp_path):
+    environment = {"variables": {"OMP_PROC_BIND": "close"}, "system": {"huge_pages": "always"}}
+    missing = {"energy": "no_sensor"}
+    record = made(environment=msgspec.structs.replace(ENVIRONMENT, **environment), missing=missing)
+    (tmp_path / "one.jsonl").write_bytes(encode(record) + b"\n")
+    lines = command("benchd", "show", "one.jsonl").stdout.splitlines()
+    assert lines[0] == "vim_tiny,eager,b1: ok"
+    pairs = [line.split() for line in lines]
+    wanted = [["median_ms", "5"], ["OMP_PROC_BIND", "close"], ["huge_pages", "always"], ["energy", "no_sensor"]]
+    assert [pair for pair in wanted if pair not in pairs] == []
+    assert max(map(len, lines[:-2])) <= 80
+    assert lines[-2].endswith("bench-once --models vim_tiny --variants eager --batch-sizes 1 --processes 1")
+
+
+def test_an_id_finds_its_run_or_the_newest_of_its_case(command, tmp_path):
+    cases = [Case(model="vim_tiny", batch_size=size) for size in (1, 2, 1)]
+    lines = [encode(made(run_id=f"r{number}", case=case, t_mono_ns=number)) for number, case in enumerate(cases)]
+    (tmp_path / "bench-out").mkdir()
+    (tmp_path / "bench-out" / "records.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    assert "run_id                  r2" in command("benchd", "show", "vim_tiny,eager,b1").stdout
+    assert "run_id                  r0" in command("benchd", "show", "r0").stdout
+    assert command("benchd", "show", "bench-out", "--command").stdout.count("bench-once") == 2
+
+
+@pytest.mark.parametrize("folder", ["bench-out", "absent"])
+def test_an_unknown_record_is_refused(folder, command, tmp_path):
+    (tmp_path / "bench-out").mkdir()
+    (tmp_path / "bench-out" / "records.jsonl").write_bytes(encode(made()) + b"\n")
+    done = command("benchd", "show", "r9", "--results", folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: r9: no such file, and no ")
