@@ -29,6 +29,9 @@ class Parity(msgspec.Struct, frozen=True):
     argmax_disagreements: int
 
 
+_HIDING = 1 / 3  # of the largest output: rounding that moves the model's own answers so far leaves no class to compare
+
+
 class Differs(Exception):
     """The file does not compute what its model does; the message gives the figures."""
 
@@ -78,8 +81,9 @@ def _judged(
     if judged_by == "outputs":
         agrees = errors.max() <= _TOLERANCE[precision]
     else:
-        usual = max(_TOLERANCE[precision], 2 * float(np.median(plain_errors)))
-        agrees = np.median(errors) <= usual and parity.argmax_disagreements <= _disagreements(plain, exact) + 1
+        own = float(np.median(plain_errors))
+        alike = parity.argmax_disagreements <= _disagreements(plain, exact) + 1
+        agrees = np.median(errors) <= max(_TOLERANCE[precision], 2 * own) and (alike or own > _HIDING)
     if not agrees:  # NaN does not agree either
         raise Differs(
             f"the file is off by {parity.error_share:.1e} of the largest output, and {parity.argmax_disagreements} of "

@@ -106,15 +106,21 @@ class Bounds:
         return self.outputs.get(path) or max(alike, key=lambda bound: bound.limit)
 
 
-def bounds(exact: Observation, noisy: Sequence[Observation], rule: Rule) -> Bounds:
-    """Return the limits for a variant's answers, from the float64 answers without and with rounding noise."""
+def bounds(
+    exact: Observation, noisy: Sequence[Observation], rule: Rule, by_channel: Sequence[Observation] = ()
+) -> Bounds:
+    """Return the limits for a variant's answers, from the float64 answers without and with rounding noise.
+
+    `by_channel` are the draws of noise for the channels, by default the same.
+    """
+    by_channel = by_channel or noisy
     stable = not any(_mismatch(exact, one) for one in noisy)
     outputs = {
         name: _bound(values, [one.outputs[name] for one in noisy] if stable else [], rule)
         for name, values in exact.outputs.items()
     }
     channels = {
-        name: _channel_noise(values, [one.outputs[name] for one in noisy] if stable else [], outputs[name], rule)
+        name: _channel_noise(values, [one.outputs[name] for one in by_channel] if stable else [], outputs[name], rule)
         for name, values in exact.outputs.items()
     }
     flips = [share for one in noisy if stable and (share := _flipped(exact, one)) is not None]

@@ -130,3 +130,14 @@ def test_what_float64_cannot_run_is_compared_with_float32():
     assert parity.max_abs_error == 0.0
     with pytest.raises(Differs):
         compare(model, lambda images: [model(images).detach().numpy() + 1], [(IMAGES,)], "fp32", "outputs")
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.2, False), (0.6, True)])
+def test_classes_are_not_compared_where_rounding_hides_the_model_s_own(share, agrees):
+    """A right file of a spiking net with random weights in half precision: no check can give a verdict on it."""
+    plain, run = Model(share, ALL, wrong=[]), file(wrong=[2, 3, 5])
+    if agrees:
+        assert judged(run, "codes", plain=plain).argmax_disagreements == 3
+    else:
+        with pytest.raises(Differs):
+            judged(run, "codes", plain=plain)

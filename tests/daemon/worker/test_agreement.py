@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from benchd.daemon.worker import agreement
-from benchd.daemon.worker.agreement import Observation, Rule
+from benchd.daemon.worker.agreement import ROUNDING, Observation, Rule
+from benchd.daemon.worker.truth import CHANNEL_DRAWS
 
 IMAGES, CLASSES = 64, 10
 CAPS = agreement.ERROR_CAP
@@ -280,6 +281,28 @@ def test_a_class_that_peaks_in_few_images_is_no_fault(number_format):
         found = agreement.judge(of(exact[rows]), of(softmax(logits + jitter[2])[rows]), limits, rule)
         assert found.passed, found.note
         assert not agreement.judge(of(exact[rows]), of(np.roll(exact, 1, axis=0)[rows]), limits, rule).passed
+
+
+def head(seed, number_format="bf16"):
+    """Return a thousand scores of a random head over inner values that hardly differ, exact and with rounding noise."""
+    draw = np.random.default_rng(seed)
+    weights = draw.normal(size=(192, 1000)) / np.sqrt(192)
+    inner = draw.normal(size=192) + 0.2 * draw.normal(size=(8, 192))
+
+    def off(times):
+        return of((inner + times * ROUNDING[number_format] * draw.normal(size=192)) @ weights)
+
+    return of(inner @ weights), [off(1.0) for _ in range(CHANNEL_DRAWS)], off(1.5)
+
+
+def test_of_a_thousand_channels_none_is_lost_because_two_draws_hardly_moved_it():
+    rule, lost_of_two = Rule("bf16", spiking=False, trained=False), 0
+    for seed in range(40):
+        exact, noisy, right = head(seed)
+        lost_of_two += not agreement.judge(exact, right, agreement.bounds(exact, noisy[:2], rule), rule).passed
+        found = agreement.judge(exact, right, agreement.bounds(exact, noisy[:2], rule, noisy), rule)
+        assert found.passed, found.note
+    assert lost_of_two  # what the further draws are for
 
 
 def test_an_answer_larger_than_any_that_noise_was_drawn_for_is_off_by_a_share_of_its_own():
