@@ -36,6 +36,11 @@ class Budget(Struct, frozen=True):
     false_alarms_per_month: float
     results_per_month: Mapping[str, float]
 
+    def __str__(self) -> str:
+        cases, results = len(self.results_per_month), math.fsum(self.results_per_month.values())
+        share = f"{self.false_alarms_per_month:g} false alarms per month"
+        return f"Expected: at most {share}, in {results:,.0f} results of {cases} case{'s' * (cases != 1)}."
+
     def bound(self, case_id: str, centres: Sequence[float]) -> float:
         """Return the log ratio beyond which a result of the case counts as slower or faster.
 

@@ -75,6 +75,11 @@ def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
     return [record for record in same_cases if _place(record) in measured_in or record.case_id not in has_alike]
 
 
+def newest_environment(of_case: Sequence[Record]) -> list[Record]:
+    """Return the runs of a case from the environment of the newest one."""
+    return alike(of_case, [max(of_case, key=lambda record: record.t_wall)])
+
+
 def _place(record: Record) -> tuple[str, str]:
     return record.case_id, record.environment.fingerprint
 

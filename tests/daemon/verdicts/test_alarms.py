@@ -83,10 +83,10 @@ def test_what_is_slower_by_twice_the_bound_is_found_at_the_second_look():
 @pytest.mark.parametrize("pinned", [5, 10, 14, 30])
 def test_rates_of_the_documentation(pinned):
     """Print the rows of docs/measuring.md, with -s: the shares found in a day and in a week."""
-    for correlation in (0.0, 0.8):
+    for correlation in (0.0, 0.8, 0.9, 0.95):
         false = np.isfinite(hours_to_alarm(3_000, correlation, pinned, seed=2)).any(axis=1).mean()
         sys.stdout.write(f"\n{pinned} pinned, correlation {correlation}: {100 * false:.1f} % of installs")
-        assert false <= 0.05 + 2 * 0.004
+        assert false <= 0.05 + 2 * 0.004 or correlation > 0.8, "the rule covers 0.8"
     for slowdown in (2, 3, 4, 5, 6, 9, 12, 18):
         hours = hours_to_alarm(50, 0.8, pinned, slowdown=slowdown, hours=WEEK_H, seed=3)
         shares = [f"{100 * np.mean(hours < limit):.0f} %" for limit in (24, WEEK_H)]
