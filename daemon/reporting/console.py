@@ -22,7 +22,8 @@ from benchd.daemon.verdicts import accuracy, alarms, baseline
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.disturbed import disturbed
-from benchd.daemon.verdicts.effects import MIN_EFFECT
+from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
+from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, Floor
 from benchd.daemon.verdicts.recommend import (
     Decision,
     Requirements,
@@ -405,6 +406,24 @@ def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budg
     if lacking:
         console.print(f"No alarm yet: {lacking}", markup=False)
     console.print(f"stored in {path}", markup=False)
+
+
+def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
+    """Print the noise floor of each case and how many A/A comparisons are behind it."""
+    console = console_on(out)
+    if floors:
+        table = Table()
+        for heading in ("device", "case", "comparisons", "counted", "noise floor"):
+            table.add_column(heading, overflow="fold")
+        for one in floors:
+            floor = "-" if one.floor is None else f"{100 * one.floor:.2g} %"
+            case = escape(f"{one.device_id} {one.device}"), escape(one.case_id)
+            table.add_row(*case, str(one.stored), str(one.counted), floor)
+        console.print(table)
+    console.print(
+        f"A floor takes {FEWEST} comparisons of the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and an "
+        f"interval of at most {100 * SAME_MARGIN:g} % either way: benchd compare --aa CASE"
+    )
 
 
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:

@@ -112,8 +112,8 @@ def judge(record: Record, pinned: Sequence[Record], budget: Budget) -> Judgement
     if not pinned:
         return None
     pinned = baseline.alike(pinned, [record])
-    min_effect = noise_floor.min_effect(record.device_id, record.environment.device)
-    (found,) = baseline.against(pinned, [record], min_effect)
+    floors = noise_floor.of_device(record.device_id, record.environment.device)
+    (found,) = baseline.against(pinned, [record], floors)
     (before_ms, now_ms), interval = found.medians_ms, found.verdict.interval
     doubt = _within_bound(found, pinned, budget)
     return Judgement(
