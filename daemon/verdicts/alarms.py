@@ -7,12 +7,13 @@ a month, over the pinned runs that chance may have given them. tests/daemon/verd
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import cache
 from itertools import product
 
 from msgspec import Struct
 
+from benchd.daemon.errors import SchemaError
 from benchd.daemon.records import Record
 from benchd.daemon.trigger import DAY_S, MONTH_S
 from benchd.daemon.verdicts.results import process_medians_ms
@@ -101,7 +102,10 @@ def are_apart(one: str, other: str) -> bool:
 
 
 def _seconds(t_wall: str) -> float:
-    return datetime.fromisoformat(t_wall.replace("Z", "+00:00")).astimezone(timezone.utc).timestamp()
+    try:
+        return datetime.fromisoformat(t_wall.replace("Z", "+00:00")).timestamp()
+    except ValueError as error:
+        raise SchemaError(f"t_wall {t_wall!r} of a record is not a time in RFC 3339") from error
 
 
 def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None = None) -> float | None:

@@ -65,9 +65,8 @@ def compare(
     refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
     judged = [case_id for case_id, reason in refused.items() if reason is None]
     effects = [_effect(*arms[case_id]) for case_id in judged]
-    verdicts = dict(
-        zip(judged, judge_plan(effects, min_effect, [floors.get(case_id, 0.0) for case_id in judged]), strict=True)
-    )
+    floor_of = [floors.get(case_id, 0.0) for case_id in judged]
+    verdicts = dict(zip(judged, judge_plan(effects, min_effect, floor_of), strict=True))
     return [
         comparison(
             (case_id, case_id),

@@ -116,6 +116,12 @@ def test_a_case_that_a_run_has_yet_to_measure_or_that_has_left_needs_no_run_of_i
     assert state.again_s == {}
 
 
+def test_a_second_measurement_more_than_a_day_ahead_was_planned_by_a_wrong_clock():
+    assert at(NOW_S, State(again_s={"a": NOW_S + 12 * HOUR_S, "b": NOW_S + YEAR_S})).again_s == {
+        "a": NOW_S + 12 * HOUR_S
+    }
+
+
 @pytest.mark.parametrize(
     ("triggers", "results"),
     [
