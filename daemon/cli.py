@@ -14,6 +14,7 @@ from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
 VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the file's name
     "compare",
     "baseline",
+    "noise-floor",
     "recommend",
     "report",
     "show",

@@ -68,9 +68,11 @@ class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[baseline]`: files or folders of records with which the service compares its results.
 
     If empty, the baseline that `benchd baseline set` stored in the service's state folder is used, if there is one.
+    `false_alarms_per_month` is how many regressions of unchanged code are accepted, over all cases of the plan.
     """
 
     runs: list[str] = []
+    false_alarms_per_month: Annotated[float, msgspec.Meta(gt=0.0)] = 0.05
 
 
 class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from benchd.daemon.errors import UsageError
 
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MINUTE_S, DAY_S = 60, 86400
+MONTH_S = 365.25 * DAY_S / 12
 FIELDS = ("minute", "hour", "day of month", "month", "day of week")
 
 

@@ -1,16 +1,25 @@
 """`benchd baseline`: the stored runs with which later runs are compared."""
 
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from benchd.daemon import config as configuration
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson
+from benchd.daemon.config import Config
+from benchd.daemon.measuring import plan
+from benchd.daemon.records import Record
 from benchd.daemon.reporting.console import print_baseline
+from benchd.daemon.service.agenda import Agenda
+from benchd.daemon.service.schedule import State
 from benchd.daemon.verdicts import baseline
+from benchd.daemon.verdicts.alarms import DAILY, Budget
 
 app = application(no_args_is_help=True, help="Store, show or clear the runs to compare with.")
 
@@ -20,17 +29,32 @@ def set_(
     runs: Annotated[list[Path], typer.Argument(help="Result files or folders: at least 3 runs of bench-once.")],
 ) -> None:
     """Store at least 3 runs as the baseline of this machine."""
-    print_baseline(sys.stdout, baseline.set_(runs), baseline.path())
+    kept = baseline.set_(runs)
+    print_baseline(sys.stdout, kept, baseline.path(), _budget(kept, None))
 
 
-@app.command(epilog="Example: benchd baseline show --json")
-def show(json: AsJson = False) -> None:
-    """Print the stored baseline: its cases, or with --json its records."""
+@app.command(epilog="Example: benchd baseline show --config /etc/benchd/benchd.toml")
+def show(
+    config: Annotated[
+        Path | None, typer.Option(help="The service's TOML file, for its schedule and its budget of false alarms.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Print the stored baseline: its cases and how much slower an alarm needs, or with --json its records."""
     kept = baseline.read(baseline.STORED)
     if json:
         sys.stdout.writelines(f"{msgspec.json.encode(record).decode()}\n" for record in kept)
     else:
-        print_baseline(sys.stdout, kept, baseline.path())
+        print_baseline(sys.stdout, kept, baseline.path(), _budget(kept, config))
+
+
+def _budget(kept: Sequence[Record], config: Path | None) -> Budget:
+    """Return the service's budget; without its configuration the default one, for the baseline's cases once a day."""
+    settings = configuration.read(config) if config else Config()
+    results = dict.fromkeys((record.case_id for record in kept), DAILY)
+    if config:
+        results = Agenda(settings, plan.inspect("auto"), State()).results_per_month(time.time())
+    return Budget(settings.baseline.false_alarms_per_month, results)
 
 
 @app.command(epilog="Example: benchd baseline clear")

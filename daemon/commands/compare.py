@@ -92,9 +92,9 @@ def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")
     first, second = (results.read(path) for path in paths)
-    least = noise_floor.min_effect(second[0].device_id, second[0].environment.device, min_effect)
-    noise_floor.report(least, min_effect, sys.stderr)
-    comparisons = verdicts.compare(first, second, least)
+    floors = noise_floor.of_device(second[0].device_id, second[0].environment.device)
+    noise_floor.report(floors, (record.case_id for record in second), min_effect, sys.stderr)
+    comparisons = verdicts.compare(first, second, min_effect, floors=floors)
     print_comparisons(out, comparisons, as_json)
     if not any(record.status == "ok" for record in (*first, *second)):
         sys.stderr.write(f"nothing was measured: no record in {paths[0]} or {paths[1]} succeeded\n")

@@ -145,7 +145,7 @@ def once(
         report.require_page()
     given_artifacts = _folder(artifacts)
     device_id = identity.device_id(settings.device.id)
-    min_effect = noise_floor.min_effect(device_id, machine.device) if baseline else MIN_EFFECT
+    floors = noise_floor.of_device(device_id, machine.device) if baseline else {}
     folder, screen = made_output(output), Screen(sys.stdout, sys.stderr, json, requirements)
     with Session(
         settings,
@@ -159,8 +159,8 @@ def once(
         supervisor = Supervisor(session, planned)
         supervisor.run()
     records = supervisor.records
-    comparisons = baselines.against(stored, records, min_effect) if baseline else []
-    noise_floor.report(min_effect, MIN_EFFECT, sys.stderr)
+    comparisons = baselines.against(stored, records, floors) if baseline else []
+    noise_floor.report(floors, (record.case_id for record in records), MIN_EFFECT, sys.stderr)
     _conclude(comparisons, output if page else None, sys.stderr if json else sys.stdout)
     unscored = _unscored(records) if any(suite.accuracy for suite in suites) else {}
     sys.stderr.writelines(

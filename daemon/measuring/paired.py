@@ -88,8 +88,10 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     """
     supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
-    min_effect = noise_floor.min_effect(sides[0].run.device_id, session.machine.device, request.min_effect)
-    noise_floor.report(min_effect, request.min_effect, err)
+    floors = noise_floor.of_device(sides[0].run.device_id, session.machine.device)
+    case_ids = [side.planned.case.case_id for side in sides]
+    noise_floor.report(floors, case_ids, request.min_effect, err)
+    min_effect = max(request.min_effect, *(floors.get(case_id, 0.0) for case_id in case_ids))
     try:
         verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
     finally:
@@ -236,6 +238,8 @@ def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:
             device=side.run.environment.device,
             case_id=side.planned.case.case_id,
             effect=verdict.effect or 0.0,
+            effect_low=verdict.interval.low if verdict.interval else None,
+            effect_high=verdict.interval.high if verdict.interval else None,
             answer=verdict.answer,
             pairs=pairs,
             t_wall=wall_now("seconds"),

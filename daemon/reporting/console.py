@@ -1,5 +1,6 @@
 """Terminal output: progress while cases run, then one table; for programs one JSON line per record."""
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,12 @@ from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Energy, Record, Timing, Variant, all_variants, of_range
 from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
-from benchd.daemon.verdicts import accuracy, levels
+from benchd.daemon.verdicts import accuracy, alarms, baseline, levels
+from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.disturbed import disturbed
+from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
+from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, Floor
 from benchd.daemon.verdicts.recommend import (
     Decision,
     Requirements,
@@ -315,18 +319,43 @@ def _comparison_row(one: Comparison) -> list[str]:
     return [_case(one), *map(figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", answer]
 
 
-def print_baseline(out: TextIO, kept: Sequence[Record], path: Path) -> None:
-    """Print how many runs of each case a baseline has, and its path."""
-    console = console_on(out)
+def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budget) -> None:
+    """Print the runs of each case in a baseline, how much slower an alarm of the service needs, and its path."""
+    console, lacking = console_on(out), ""
     table = Table(title=f"baseline of {kept[0].device_id}", title_justify="left", title_style="")
-    for heading in ("case", "runs", "processes", "median ms"):
+    for heading in ("case", "runs", "12 h apart", "processes", "median ms", "alarm from"):
         table.add_column(heading, overflow="fold")
     for case_id in dict.fromkeys(record.case_id for record in kept):
-        of_case = [record for record in kept if record.case_id == case_id]
+        of_case = baseline.newest_environment([record for record in kept if record.case_id == case_id])
         runs, times_ms = {record.suite_id for record in of_case}, process_medians_ms(of_case)
-        table.add_row(escape(case_id), str(len(runs)), str(len(times_ms)), figure(median(times_ms)))
+        bound = alarms.least_change(budget, of_case)
+        lacking = lacking or (alarms.too_few(of_case) if bound is None else "")
+        row = (len(runs), len(alarms.apart(of_case)), len(times_ms), figure(median(times_ms)))
+        least = "-" if bound is None else f"{100 * max(math.expm1(bound), MIN_EFFECT):+.1f} %"
+        table.add_row(escape(case_id), *map(str, row), least)
     console.print(table)
+    console.print(f"The service raises an alarm after two results this much slower, 12 hours apart.\n{budget}")
+    if lacking:
+        console.print(f"No alarm yet: {lacking}", markup=False)
     console.print(f"stored in {path}", markup=False)
+
+
+def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
+    """Print the noise floor of each case and how many A/A comparisons are behind it."""
+    console = console_on(out)
+    if floors:
+        table = Table()
+        for heading in ("device", "case", "comparisons", "counted", "noise floor"):
+            table.add_column(heading, overflow="fold")
+        for one in floors:
+            floor = "-" if one.floor is None else f"{100 * one.floor:.2g} %"
+            case = escape(f"{one.device_id} {one.device}"), escape(one.case_id)
+            table.add_row(*case, str(one.stored), str(one.counted), floor)
+        console.print(table)
+    console.print(
+        f"A floor takes {FEWEST} comparisons of the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and an "
+        f"interval of at most {100 * SAME_MARGIN:g} % either way: benchd compare --aa CASE"
+    )
 
 
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:

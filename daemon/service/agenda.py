@@ -35,6 +35,10 @@ class Agenda:
         """Return the case ids of each suite."""
         return self._cases
 
+    def results_per_month(self, now_s: float) -> dict[str, float]:
+        """Return how many results per month each case gets by its suites' schedules."""
+        return schedule.results_per_month(self.suites, self._cases, now_s)
+
     @property
     def digest(self) -> str:
         """Return a hash of all suites and their cases."""
@@ -74,14 +78,17 @@ class Agenda:
             self.state = schedule.drop(self.state, entry)
         return dropped
 
-    def after(self, record: Record, seconds: float, *, again: bool) -> State:
-        """Return the state after this record; an interrupted case stays in its run.
+    def after(self, record: Record, seconds: float, again_s: float | None = None) -> State:
+        """Return the state after this record, whose case is measured once more at `again_s`.
 
-        A case to be measured `again` moves to the end of its run.
+        An interrupted case stays in its run.
         """
         if record.status == "aborted":
             return self.state
-        return schedule.finish(self.state, record.suite_id, record.case_id, seconds, again=again)
+        state = schedule.finish(self.state, record.suite_id, record.case_id, seconds)
+        if again_s is None:
+            return state
+        return msgspec.structs.replace(state, again_s={**state.again_s, record.case_id: again_s})
 
     def is_under_way(self, suite_id: str) -> bool:
         """Return whether a run is neither complete nor cancelled."""

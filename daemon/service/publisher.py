@@ -21,6 +21,7 @@ from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Case, Record, wall_now
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.regressions import Notice, Regressions, Update
+from benchd.daemon.verdicts.alarms import APART_S
 
 SCHEDULE, RUNNING, STANDINGS = "schedule", "running", "standings"
 TIMED: tuple[StageName, ...] = ("warm_up", "measure")
@@ -83,7 +84,8 @@ class Publisher(Sink):
         """
         self._hold(False)
         update = self._update(record)
-        state = self._agenda.after(record, time.monotonic() - self._begun_s, again=update.again)
+        again_s = time.time() + APART_S if update.again else None
+        state = self._agenda.after(record, time.monotonic() - self._begun_s, again_s)
         result = Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body)
         self._apply(update, {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}, result)
         self._agenda.state = state

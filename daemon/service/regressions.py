@@ -1,9 +1,11 @@
 """Which cases have become slower than their pinned runs: a verdict on each result, and what follows from it.
 
-The first SLOWER is doubted and the case measured once more; if it is SLOWER again, it is a regression until a verdict
-differs. The caller stores the standings in the same commit as the result that changed them.
+The first SLOWER is doubted: what slows a machine down for an hour would slow a repetition down too. The first result at
+least half a day later decides; the service measures the case by then. If that is SLOWER too, it is a regression until a
+verdict differs. The caller stores the standings in the same commit as the result that changed them.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,15 +16,18 @@ from msgspec import Struct
 from benchd.daemon.delivery.messages import Judgement
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts import baseline, noise_floor
+from benchd.daemon.verdicts import alarms, baseline, noise_floor
+from benchd.daemon.verdicts.alarms import Budget
+from benchd.daemon.verdicts.compare import Comparison
 
 REASON_CHARACTERS = 500  # keeps latest/<case> small
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """The state of a case: the run that was SLOWER once, a regression, the fingerprint that no pinned run has."""
+    """The state of a case: the run that was SLOWER once and when, a regression, the fingerprint no pinned run has."""
 
     doubted: str | None = None
+    doubted_wall: str | None = None
     slower: Judgement | None = None
     stale: str | None = None
 
@@ -40,7 +45,7 @@ class Notice(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The consequences of one result; `again` requests one more measurement of its case."""
+    """The consequences of one result; `again` requests one more measurement of its case half a day later."""
 
     standings: Standings
     judgement: Judgement | None = None
@@ -54,12 +59,12 @@ class Regressions:
     Raises UsageError for a missing run.
     """
 
-    def __init__(self, runs: Sequence[str], standings: Standings) -> None:
+    def __init__(self, runs: Sequence[str], standings: Standings, budget: Budget) -> None:
         absent = next((run for run in runs if not Path(run).exists()), None)
         if absent:
             raise UsageError(f"baseline.runs: {absent}: no such file or folder")
         self.standings = standings
-        self._runs = runs
+        self._runs, self._budget = runs, budget
 
     def after(self, record: Record) -> Update:
         """Return the consequences of a result; none for a failed one or if the baseline cannot be read.
@@ -71,7 +76,7 @@ class Regressions:
         case_id = record.case_id
         try:
             pinned = baseline.of_case(self._runs, case_id)
-            judgement = judge(record, pinned)
+            judgement = judge(record, pinned, self._budget)
         except BenchdError as error:
             reason = str(error)[:REASON_CHARACTERS]
             return Update(self.standings, Judgement(case_id=case_id, verdict="inconclusive", reason=reason))
@@ -79,7 +84,7 @@ class Regressions:
         after = follow(before, record, pinned, judgement)
         notices = list(_notices(case_id, before, after, judgement))
         known = {name: one for name, one in {**self.standings, case_id: after}.items() if one != Standing()}
-        return Update(known, judgement, notices, again=after.doubted is not None)
+        return Update(known, judgement, notices, again=after.doubted not in (None, before.doubted))
 
     def of_plan(self, case_ids: Collection[str]) -> Update:
         """Return the consequences of a new plan: a case that has left it gets no more verdicts."""
@@ -98,21 +103,23 @@ class Regressions:
         return f"slower than the baseline: {case_id} {judgement.effect or 0.0:+.1%}{more}"
 
 
-def judge(record: Record, pinned: Sequence[Record]) -> Judgement | None:
+def judge(record: Record, pinned: Sequence[Record], budget: Budget) -> Judgement | None:
     """Return the verdict on a result against the pinned runs of its case; None without any.
 
-    Runs of another environment are ignored unless there are no others.
+    Runs of another environment are ignored unless there are no others. A difference within the budget's bound is
+    inconclusive.
     """
     if not pinned:
         return None
     pinned = baseline.alike(pinned, [record])
-    min_effect = noise_floor.min_effect(record.device_id, record.environment.device)
-    (found,) = baseline.against(pinned, [record], min_effect)
+    floors = noise_floor.of_device(record.device_id, record.environment.device)
+    (found,) = baseline.against(pinned, [record], floors)
     (before_ms, now_ms), interval = found.medians_ms, found.verdict.interval
+    doubt = _within_bound(found, pinned, budget)
     return Judgement(
         case_id=record.case_id,
-        verdict=found.verdict.answer,
-        reason=found.verdict.reason[:REASON_CHARACTERS] or None,
+        verdict="inconclusive" if doubt else found.verdict.answer,
+        reason=(doubt or found.verdict.reason)[:REASON_CHARACTERS] or None,
         median_ms=now_ms,
         baseline_ms=before_ms,
         effect=found.verdict.effect,
@@ -123,14 +130,32 @@ def judge(record: Record, pinned: Sequence[Record]) -> Judgement | None:
     )
 
 
+def _within_bound(found: Comparison, pinned: Sequence[Record], budget: Budget) -> str | None:
+    """Return why a result that differs from the pinned runs may not count as different; else None."""
+    effect = found.verdict.effect
+    if found.verdict.answer not in ("slower", "faster") or effect is None:
+        return None
+    bound = alarms.least_change(budget, pinned, len(found.second_ms))
+    if bound is None:
+        return f"{effect:+.1%}, but {alarms.too_few(pinned)}"
+    if abs(math.log1p(effect)) > bound:
+        return None
+    return (
+        f"{effect:+.1%} is within the {math.expm1(bound):.1%} that {len(alarms.apart(pinned))} pinned runs half a day "
+        f"apart leave open at {budget.false_alarms_per_month:g} false alarms a month; more of them narrow it"
+    )
+
+
 def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement: Judgement | None) -> Standing:
     """Return the state of a case after a result."""
     is_stale = bool(pinned) and not any(baseline.is_alike(one, record) for one in pinned)
     stale = record.environment.fingerprint if is_stale else None
+    if before.doubted and before.doubted_wall and not alarms.are_apart(before.doubted_wall, record.t_wall):
+        return msgspec.structs.replace(before, stale=stale)
     if judgement is None or judgement.verdict != "slower":
         return Standing(stale=stale)
     if before.doubted is None and before.slower is None:
-        return Standing(doubted=record.run_id, stale=stale)
+        return Standing(doubted=record.run_id, doubted_wall=record.t_wall, stale=stale)
     runs = [before.doubted] if before.doubted else []
     return Standing(slower=msgspec.structs.replace(judgement, run_ids=[*runs, record.run_id]), stale=stale)
 

@@ -13,24 +13,35 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.config import Suite
-from benchd.daemon.trigger import DAY_S
+from benchd.daemon.trigger import DAY_S, MONTH_S
+
+WEEK_S = 7 * DAY_S
+MOST_STARTS = 200  # whose times are worth computing
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """A run that has begun: its suite as of then, the ids of its remaining cases, and its origin."""
+    """A run that has begun: its suite as of then, the ids of its remaining cases, and its origin.
+
+    A run `again` measures doubted cases once more.
+    """
 
     suite: Suite
     suite_id: str
     left: list[str]
     spent_s: float = 0.0
     by_command: bool = False
+    again: bool = False
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """The time up to which each suite's triggers have been served, and the runs in the order of their start."""
+    """The time up to which each suite's triggers have been served, and the runs in the order of their start.
+
+    `again_s` has the cases to be measured once more, and when.
+    """
 
     served_s: dict[str, float] = {}
     passes: list[Progress] = []
+    again_s: dict[str, float] = {}
 
 
 def delay_s(suite: Suite, device_id: str) -> float:
@@ -57,7 +68,8 @@ def serve(state: State, suites: Sequence[Suite], now_s: float, *, clock_set: boo
     """
     known = {suite.name: state.served_s.get(suite.name, now_s) for suite in suites if suite.trigger()}
     served_s = {name: now_s if clock_set or at_s > now_s + DAY_S else at_s for name, at_s in known.items()}
-    return msgspec.structs.replace(state, served_s=served_s)
+    again_s = {case_id: at_s for case_id, at_s in state.again_s.items() if not clock_set and at_s <= now_s + DAY_S}
+    return msgspec.structs.replace(state, served_s=served_s, again_s=again_s)
 
 
 def begin_due(
@@ -69,33 +81,65 @@ def begin_due(
         if at_s is not None and at_s <= now_s:
             served_s = state.served_s | {suite.name: now_s - delay_s(suite, device_id)}
             state = msgspec.structs.replace(state, served_s=served_s)
-            if not any(entry.suite.name == suite.name and not entry.by_command for entry in state.passes):
+            if not any(entry.suite.name == suite.name and _is_by_schedule(entry) for entry in state.passes):
                 state = begin(state, suite, cases[suite.name])
+    return _begin_again(state, suites, cases, now_s)
+
+
+def _is_by_schedule(entry: Progress) -> bool:
+    return not (entry.by_command or entry.again)
+
+
+def _begin_again(state: State, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> State:
+    """Begin a run of the cases whose time to be measured once more has come, unless a run has yet to measure them."""
+    due = {case_id for case_id, at_s in state.again_s.items() if at_s <= now_s}
+    rest = {case_id: at_s for case_id, at_s in state.again_s.items() if case_id not in due}
+    state = msgspec.structs.replace(state, again_s=rest)
+    for suite in suites:
+        due -= {case_id for entry in state.passes for case_id in entry.left}
+        left = [case_id for case_id in cases[suite.name] if case_id in due]
+        state = begin(state, suite, left, again=True) if left else state
     return state
 
 
-def begin(state: State, suite: Suite, case_ids: list[str], *, by_command: bool = False) -> State:
+def begin(state: State, suite: Suite, case_ids: list[str], *, by_command: bool = False, again: bool = False) -> State:
     """Append a run."""
-    entry = Progress(suite=suite, suite_id=uuid.uuid4().hex, left=case_ids, by_command=by_command)
+    entry = Progress(suite=suite, suite_id=uuid.uuid4().hex, left=case_ids, by_command=by_command, again=again)
     return msgspec.structs.replace(state, passes=[*state.passes, entry])
 
 
-def finish(state: State, suite_id: str, case_id: str, seconds: float, *, again: bool = False) -> State:
-    """Remove a measured case from its run, or move it to the end to be measured `again`.
-
-    The run ends with its last case or its time limit.
-    """
-    passes = [_after(entry, case_id, seconds, again) if entry.suite_id == suite_id else entry for entry in state.passes]
+def finish(state: State, suite_id: str, case_id: str, seconds: float) -> State:
+    """Remove a measured case from its run, which ends with its last case or its time limit."""
+    passes = [_after(entry, case_id, seconds) if entry.suite_id == suite_id else entry for entry in state.passes]
     return msgspec.structs.replace(state, passes=[entry for entry in passes if entry.left and not _over(entry)])
 
 
-def _after(entry: Progress, case_id: str, seconds: float, again: bool) -> Progress:
-    left = [other for other in entry.left if other != case_id] + [case_id] * again
+def _after(entry: Progress, case_id: str, seconds: float) -> Progress:
+    left = [other for other in entry.left if other != case_id]
     return msgspec.structs.replace(entry, left=left, spent_s=entry.spent_s + seconds)
 
 
 def _over(entry: Progress) -> bool:
     return entry.suite.time_limit_s is not None and entry.spent_s >= entry.suite.time_limit_s
+
+
+def results_per_month(suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> dict[str, float]:
+    """Return how many results per month each case gets; a suite without a trigger counts as daily."""
+    found: dict[str, float] = {}
+    for suite in suites:
+        for case_id in cases[suite.name]:
+            found[case_id] = found.get(case_id, 0.0) + MONTH_S / _period_s(suite, now_s)
+    return found
+
+
+def _period_s(suite: Suite, now_s: float) -> float:
+    """Return the mean time between two starts in the coming week."""
+    trigger, at_s, starts = suite.trigger(), now_s, 0
+    while trigger and starts < MOST_STARTS and (next_s := trigger.next_after(at_s)) and next_s <= now_s + WEEK_S:
+        at_s, starts = next_s, starts + 1
+    if trigger is None:
+        return DAY_S
+    return (at_s - now_s) / starts if starts == MOST_STARTS else WEEK_S / max(starts, 1)
 
 
 def drop(state: State, suite_id: str) -> State:

@@ -36,6 +36,7 @@ from benchd.daemon.service.parts import Base, Configured, Places
 from benchd.daemon.service.publisher import RUNNING, SCHEDULE, STANDINGS, Publisher, Running
 from benchd.daemon.service.regressions import Regressions, Standing, Standings
 from benchd.daemon.service.schedule import State
+from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.results import JOURNAL
 
 TICK_S = 1.0
@@ -161,7 +162,8 @@ class Service:
     def _configure(self, state: State, standings: Standings) -> None:
         """Apply the current settings: identity, plan, connection, and the documents retained on the broker."""
         settings, machine = self._settings, plan.inspect("auto")
-        agenda, regressions = Agenda(settings, machine, state), Regressions(settings.baseline.runs, standings)
+        agenda = Agenda(settings, machine, state)
+        regressions = _regressions(settings, agenda, standings)
         topics = Topics(identity.device_id(settings.device.id))
         activity = self._places.runtime / lock.ACTIVITY.name
         publisher = Publisher(
@@ -237,8 +239,7 @@ class Service:
     def _checked_settings(self) -> Config:
         """Return the current configuration; raise BenchdError if it is invalid."""
         settings = config.read(self._path)
-        Agenda(settings, self._now.machine, State())
-        Regressions(settings.baseline.runs, {})
+        _regressions(settings, Agenda(settings, self._now.machine, State()), {})
         identity.device_id(settings.device.id)
         if settings.mqtt.url:
             parse_url(settings.mqtt.url)
@@ -248,3 +249,8 @@ class Service:
         """Reload between two cases; raise BenchdError for an invalid configuration."""
         self._checked_settings()
         self._reload_asked = True
+
+
+def _regressions(settings: Config, agenda: Agenda, standings: Standings) -> Regressions:
+    budget = Budget(settings.baseline.false_alarms_per_month, agenda.results_per_month(time.time()))
+    return Regressions(settings.baseline.runs, standings, budget)

@@ -1,6 +1,6 @@
 """The baseline of this machine: the records of at least three runs, with which later runs are compared."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchd.daemon import records
@@ -9,6 +9,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import one_environment, results
 from benchd.daemon.verdicts.compare import Comparison, compare
+from benchd.daemon.verdicts.effects import MIN_EFFECT
 
 FILE = "baseline.jsonl"
 STORED = "stored"
@@ -62,9 +63,9 @@ def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
     return list({record.key: record for record in found}.values())
 
 
-def against(stored: Sequence[Record], measured: Sequence[Record], min_effect: float) -> list[Comparison]:
-    """Return the comparison of each measured case with the baseline."""
-    return compare(alike(stored, measured), measured, min_effect, FEWEST_RUNS)
+def against(stored: Sequence[Record], measured: Sequence[Record], floors: Mapping[str, float]) -> list[Comparison]:
+    """Return the comparison of each measured case with the baseline; `floors` are the noise floors of cases."""
+    return compare(alike(stored, measured), measured, MIN_EFFECT, FEWEST_RUNS, floors)
 
 
 def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
@@ -79,6 +80,11 @@ def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
 def is_alike(one: Record, other: Record) -> bool:
     """Return whether two records are of one case in one environment."""
     return one.case_id == other.case_id and one_environment.difference(one.environment, other.environment) is None
+
+
+def newest_environment(of_case: Sequence[Record]) -> list[Record]:
+    """Return the runs of a case from the environment of the newest one."""
+    return alike(of_case, [max(of_case, key=lambda record: record.t_wall)])
 
 
 def clear() -> bool:

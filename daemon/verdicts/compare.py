@@ -2,8 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
@@ -50,18 +51,24 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def compare(
-    first: Sequence[Record], second: Sequence[Record], min_effect: float, fewest_runs: int = 1
+    first: Sequence[Record],
+    second: Sequence[Record],
+    min_effect: float,
+    fewest_runs: int = 1,
+    floors: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Comparison]:
     """Return one Comparison for each case of either side, corrected for their number.
 
     A case that may not be compared is inconclusive, with the reason and, if there is one, the command to run. One that
-    is unsupported on both sides is left out. `fewest_runs` is how many runs of a case the first side needs.
+    is unsupported on both sides is left out. `fewest_runs` is how many runs of a case the first side needs,
+    and `floors` are the noise floors of cases.
     """
     arms = {case_id: (_of(first, case_id), _of(second, case_id)) for case_id in _case_ids(first, second)}
     refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
     judged = [case_id for case_id, reason in refused.items() if reason is None]
     effects = [_effect(*arms[case_id]) for case_id in judged]
-    verdicts = dict(zip(judged, judge_plan(effects, min_effect), strict=True))
+    floor_of = [floors.get(case_id, 0.0) for case_id in judged]
+    verdicts = dict(zip(judged, judge_plan(effects, min_effect, floor_of), strict=True))
     return [
         comparison(
             (case_id, case_id),

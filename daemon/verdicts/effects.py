@@ -131,16 +131,21 @@ def look(first: Sequence[float], second: Sequence[float], min_effect: float = MI
     return verdict if verdict.answer != "inconclusive" or len(first) == LOOKS[-1] else None
 
 
-def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> list[Verdict]:
+def judge_plan(
+    effects: Sequence[Effect], min_effect: float = MIN_EFFECT, floors: Sequence[float] = ()
+) -> list[Verdict]:
     """Return one verdict per effect, with a probability of at most 5 % for any false difference among all of them.
+
+    `floors` are the noise floors of the effects' cases, which raise the smallest effect that counts.
 
     Compares p-values from the smallest up with 5 % over the number left (S. Holm, Scandinavian Journal of Statistics
     6, 1979). Here each step settles all below the current bound, and then the bound is computed again.
     """
     verdicts: dict[int, Verdict] = {}
+    least = [max(min_effect, *floors[place : place + 1], 0.0) for place in range(len(effects))]
     while len(verdicts) < len(effects):
         left = [place for place in range(len(effects)) if place not in verdicts]
-        judged = {place: judge(effects[place], ALPHA / len(left), min_effect) for place in left}
+        judged = {place: judge(effects[place], ALPHA / len(left), least[place]) for place in left}
         differing = {place: verdict for place, verdict in judged.items() if _excludes_zero(verdict.interval)}
         verdicts |= differing or judged
     return [verdicts[place] for place in range(len(effects))]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from benchd.daemon.verdicts.effects import ALPHA, MIN_EFFECT
 from benchd.daemon.verdicts.statistics import student_t_quantile
@@ -10,17 +10,68 @@ from benchd.daemon.verdicts.statistics import student_t_quantile
 FEWEST_RUNS = 4
 """The least number of runs in a level."""
 
+MOST_LAG1 = 0.9
+"""The strongest correlation between successive runs that shifts must stand out from."""
+
 
 def shifts(medians_ms: Sequence[float]) -> list[int]:
     """Return the indices at which a new level begins, in order; the medians are in order of time.
 
     A median that is not positive is not a time and is skipped.
 
-    Binary segmentation: each span is split where the two sides differ most, if Student's t exceeds a bound corrected
-    for the number of places tried (Bonferroni), and each side is examined again. Runs count as independent.
+    Binary segmentation proposes levels: each span is split where the two sides differ most, if Student's t exceeds a
+    bound corrected for the number of places tried (Bonferroni), and each side is examined again. That takes runs as
+    independent, so that a drift becomes a staircase. The weakest proposals are therefore dropped until all others stand
+    out from the correlation that is left between successive runs.
     """
     places = [i for i, value in enumerate(medians_ms) if value > 0.0]
     logs = [math.log(medians_ms[i]) for i in places]
+    found = _proposed(logs)
+    while found:
+        strengths = _strengths(logs, found)
+        weak = sorted(strength for strength in strengths if strength < 1.0)
+        if not weak:
+            break
+        most = weak[len(weak) // 10]  # a tenth of them at once: a series of thousands has hundreds
+        found = [place for place, strength in zip(found, strengths, strict=True) if strength > most]
+    return [places[i] for i in found]
+
+
+def _strengths(logs: Sequence[float], found: Sequence[int]) -> list[float]:
+    """Return the size of each shift in multiples of the least that stands out; 0 for one that does not count."""
+    count, levels = len(logs), [logs[begin:end] for begin, end in pairwise([0, *found, len(logs)])]
+    means = [math.fsum(level) / len(level) for level in levels]
+    left = [value - mean for level, mean in zip(levels, means, strict=True) for value in level]
+    squares = math.fsum(value * value for value in left)
+    degrees = count - len(levels)
+    reach = student_t_quantile(1.0 - ALPHA / (2.0 * (count - 2 * FEWEST_RUNS + 1)), degrees)
+    reach *= math.sqrt(squares / degrees) * _inflation(left, squares, len(levels))
+    strengths = []
+    for (before, after), (mean, next_mean) in zip(pairwise(levels), pairwise(means), strict=True):
+        step = next_mean - mean
+        least = reach * math.sqrt(1 / len(before) + 1 / len(after))
+        counts = abs(math.expm1(step)) >= MIN_EFFECT
+        strengths.append(0.0 if not counts else abs(step) / least if least else math.inf)
+    return strengths
+
+
+def _inflation(left: Sequence[float], squares: float, levels: int) -> float:
+    """Return by how much correlation may widen the spread of a difference of levels: sqrt((1 + r) / (1 - r)).
+
+    `r` is an upper bound from the lag-1 autocorrelation of what is left after the levels, which fitting them lowers by
+    about (2 + 4 r) / n for each level. The constants are the least that keep false shifts below 5 % up to 0.9.
+    """
+    count = len(left)
+    lag1 = math.fsum(a * b for a, b in pairwise(left)) / squares if squares else 0.0
+    most = MOST_LAG1 - 1.4 / count
+    fitted = 1.0 - 4.0 * levels / count
+    upper = (lag1 + 2.0 * levels / count) / fitted + 1.5 / math.sqrt(count) if fitted > 0.05 else most
+    upper = min(max(upper, 0.0), most)
+    return math.sqrt((1.0 + upper) / (1.0 - upper))
+
+
+def _proposed(logs: Sequence[float]) -> list[int]:
+    """Return where levels of independent runs would begin, in order."""
     found: list[int] = []
     spans = [(0, len(logs))]
     while spans:
@@ -29,7 +80,7 @@ def shifts(medians_ms: Sequence[float]) -> list[int]:
         if place is not None:
             found.append(start + place)
             spans += [(start, start + place), (start + place, end)]
-    return [places[i] for i in sorted(found)]
+    return sorted(found)
 
 
 def _shift(logs: Sequence[float]) -> int | None:

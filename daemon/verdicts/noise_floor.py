@@ -1,6 +1,12 @@
-"""How different this machine finds identical code: effects of A/A comparisons, and the noise floor from them."""
+"""How different this machine finds identical code: A/A comparisons, and the noise floor of each case from them.
 
+The interval of a comparison already holds what its own processes show. The floor holds the rest: how far identical code
+differed although the interval, being narrow, excluded that.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from datetime import datetime, timedelta, timezone
 from typing import TextIO
 
 import msgspec
@@ -9,22 +15,59 @@ from msgspec import Struct
 from benchd.daemon import journal
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.machine import folders
-from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, Answer
+from benchd.daemon.verdicts.effects import LOOKS, SAME_MARGIN, Answer
 from benchd.daemon.verdicts.statistics import percentile
 
 FILE = "noise_floor.jsonl"
+FEWEST = 5
+"""The least number of A/A comparisons of a case behind a floor: one of them may be chance."""
+
+NEWEST_DAYS = 30
+"""Older comparisons do not count: what disturbed the machine then may be gone."""
+
+Case = tuple[str, str, str]
+"""A device's id, `cpu` or `cuda`, and a case's id."""
 
 
 class AaEffect(Struct, frozen=True, kw_only=True):
-    """One comparison of a case with itself; `effect` is the second arm over the first, minus 1."""
+    """One comparison of a case with itself; `effect` is the second arm over the first, minus 1, with its interval."""
 
     device_id: str
     device: str
     case_id: str
     effect: float
+    effect_low: float | None = None
+    effect_high: float | None = None
     answer: Answer
     pairs: int
     t_wall: str
+
+    @property
+    def case(self) -> Case:
+        """Return whose noise it is."""
+        return self.device_id, self.device, self.case_id
+
+    @property
+    def beyond_interval(self) -> float | None:
+        """Return the size of the effect, 0 if its interval contains 0; None if the comparison cannot tell.
+
+        It can with enough pairs for a look and an interval of at most 1 % either way.
+        """
+        low, high = self.effect_low, self.effect_high
+        if low is None or high is None or high - low > 2 * SAME_MARGIN or self.pairs < LOOKS[0]:
+            return None
+        return 0.0 if low <= 0.0 <= high else abs(self.effect)
+
+
+class Floor(Struct, frozen=True, kw_only=True):
+    """The noise floor of a case from so many comparisons, of those `stored`; None while they are too few."""
+
+    device_id: str
+    device: str
+    case_id: str
+    stored: int
+    counted: int
+    floor: float | None
 
 
 def add(effect: AaEffect) -> None:
@@ -33,33 +76,61 @@ def add(effect: AaEffect) -> None:
         kept.append(msgspec.json.encode(effect))
 
 
-def effects(device_id: str, device: str) -> list[AaEffect]:
-    """Return the stored effects of this device (cpu or cuda), oldest first; raise SchemaError at a damaged line."""
+def stored() -> list[AaEffect]:
+    """Return the stored effects, oldest first; raise SchemaError at a damaged line."""
     path = folders.state() / FILE
     if not path.exists():
         return []
     try:
-        kept = [msgspec.json.decode(line, type=AaEffect) for line in journal.read(path)]
+        return [msgspec.json.decode(line, type=AaEffect) for line in journal.read(path)]
     except msgspec.DecodeError as error:
         raise SchemaError(f"{path}: {error}; remove the damaged line") from error
-    return [effect for effect in kept if (effect.device_id, effect.device) == (device_id, device)]
 
 
-def floor(device_id: str, device: str) -> float | None:
-    """Return the 95th percentile of the effects' sizes; None if no A/A comparison had enough pairs for a look.
-
-    With fewer pairs an effect reflects the noise of single processes, not that of a comparison.
-    """
-    sizes = sorted(abs(effect.effect) for effect in effects(device_id, device) if effect.pairs >= LOOKS[0])
-    return percentile(sizes, 95) if sizes else None
-
-
-def min_effect(device_id: str, device: str, asked: float = MIN_EFFECT) -> float:
-    """Return the smallest effect that counts on this device: the user's, but at least twice the noise floor."""
-    return max(asked, 2 * (floor(device_id, device) or 0.0))
+def every() -> list[Floor]:
+    """Return the noise floor of each case with stored effects."""
+    by_case: dict[Case, list[AaEffect]] = {}
+    for effect in stored():
+        by_case.setdefault(effect.case, []).append(effect)
+    return [_floor(effects) for effects in by_case.values()]
 
 
-def report(least: float, asked: float, err: TextIO) -> None:
-    """Print the smallest effect that counts if the noise floor raises it above the user's."""
-    if least > asked:
-        err.write(f"the smallest effect that counts is {100 * least:.2g} %, twice the noise floor of this device\n")
+def _floor(effects: Sequence[AaEffect]) -> Floor:
+    oldest = (datetime.now(timezone.utc) - timedelta(days=NEWEST_DAYS)).isoformat()
+    sizes = sorted(size for one in effects if one.t_wall >= oldest and (size := one.beyond_interval) is not None)
+    device_id, device, case_id = effects[0].case
+    return Floor(
+        device_id=device_id,
+        device=device,
+        case_id=case_id,
+        stored=len(effects),
+        counted=len(sizes),
+        floor=percentile(sizes, 95) if len(sizes) >= FEWEST else None,
+    )
+
+
+def of_device(device_id: str, device: str) -> dict[str, float]:
+    """Return the noise floors of this device (cpu or cuda) by case."""
+    return {
+        one.case_id: one.floor for one in every() if one.floor and (one.device_id, one.device) == (device_id, device)
+    }
+
+
+def clear(case_id: str | None = None) -> int:
+    """Forget the effects of a case, or all; return how many there were."""
+    effects, path = stored(), folders.state() / FILE
+    kept = [one for one in effects if case_id not in (None, one.case_id)]
+    if len(kept) < len(effects):
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in kept))
+        unfinished.replace(path)
+    return len(effects) - len(kept)
+
+
+def report(floors: Mapping[str, float], case_ids: Iterable[str], asked: float, err: TextIO) -> None:
+    """Print the smallest effect that counts for each case whose noise floor raises it above the user's."""
+    err.writelines(
+        f"{case_id}: the smallest effect that counts is {100 * floors[case_id]:.2g} %, its noise floor\n"
+        for case_id in dict.fromkeys(case_ids)
+        if floors.get(case_id, 0.0) > asked
+    )

@@ -42,6 +42,19 @@ def compare(tmp_path, child_environment):
     return run
 
 
+@pytest.fixture
+def benchd(tmp_path, child_environment):
+    """Return a function that runs `benchd` in `tmp_path`."""
+
+    def run(*arguments):
+        command = [Path(sys.executable).parent / "benchd", *arguments]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, cwd=tmp_path, env=child_environment, timeout=WAIT_S
+        )
+
+    return run
+
+
 def listened(broker, topic, count):
     """Subscribe now; return a function that waits for so many messages and returns their payloads."""
     arrived, subscribed = queue.Queue(), threading.Event()
@@ -93,23 +106,37 @@ def test_a_noisy_case_takes_all_looks_in_no_fixed_order_and_is_inconclusive(comp
     assert first not in (["steady", "noisy"] * 7 + ["steady"], ["noisy", "steady"] * 7 + ["noisy"])
 
 
-def test_an_a_a_comparison_raises_the_least_effect_that_counts(compare, stub, tmp_path):
-    """A machine that calls identical code 2 % apart cannot tell 3 % from it."""
+def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_cleared(
+    compare, benchd, stub, tmp_path
+):
+    """A machine that calls identical code 4 % apart cannot tell 3 % from it."""
     uneven = stub("uneven", "5 + turn % 2 / 10")
     one, other = stub("one", "5"), stub("other", "5.15 + turn % 2 / 1000")
-    before = compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
+    sides = ("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
+    before = compare(*sides)
     assert before.returncode == 3
-    assert "least effect" not in before.stderr
+    assert "noise floor" not in before.stderr
     floor = tmp_path / "state" / "benchd" / "noise_floor.jsonl"
     aa = compare("--aa", CASE, "--python", uneven, "--pairs", "3")
     (effect,) = (json.loads(line) for line in journal.read(floor))
-    assert effect["effect"] == said(aa)["verdict"]["effect"]
+    verdict = said(aa)["verdict"]
+    assert [effect[name] for name in ("effect", "effect_low", "effect_high")] == [
+        verdict["effect"],
+        *verdict["interval"].values(),
+    ]
     assert (effect["device_id"], effect["case_id"], effect["pairs"]) == ("test-device", CASE, 3)
-    floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, effect | {"effect": 0.02, "pairs": 7})))
-    done = compare("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
+    apart = effect | {"effect": 0.04, "effect_low": 0.038, "effect_high": 0.042, "pairs": 7}
+    floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, *[apart] * 5)))
+    done = compare(*sides)
     assert done.returncode == 4
-    assert done.stderr.startswith("the smallest effect that counts is 4 %, twice the noise floor of this device\n")
+    assert done.stderr.startswith(f"{CASE}: the smallest effect that counts is 4 %, its noise floor\n")
     assert "below the smallest that counts here, 4 %" in said(done)["verdict"]["reason"]
+    (shown,) = json.loads(benchd("noise-floor", CASE, "--json").stdout)
+    assert (shown["stored"], shown["counted"], shown["floor"]) == (6, 5, 0.04)
+    assert "4 %" in benchd("noise-floor").stdout
+    assert "no A/A comparison of other is stored" in benchd("noise-floor", "other").stderr
+    assert benchd("noise-floor", "--clear", CASE).stdout == "A/A comparisons forgotten: 6\n"
+    assert compare(*sides).returncode == 3
 
 
 def test_both_records_go_to_the_broker_of_the_configuration(compare, stub, tmp_path, mosquitto):

@@ -52,11 +52,19 @@ def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(command, resul
     )
 
 
-def test_a_baseline_is_set_shown_and_cleared(command, results):
+def test_a_baseline_is_set_shown_and_cleared(command, results, tmp_path):
     assert command("benchd", "baseline", "set", results("before")).returncode == 0
     shown = command("benchd", "baseline", "show").stdout
     assert "baseline of bench-abc123" in shown
     assert "vim_tiny,custom,b1" in shown
+    assert "Expected: at most 0.05 false alarms per month, in 61 results of 2 cases." in shown
+    assert "No alarm yet: the baseline has 1 of 5 runs of it that are half a day apart: pin runs of" in shown
+    config = tmp_path / "benchd.toml"
+    config.write_text(
+        'baseline.false_alarms_per_month = 2.0\n[[suite]]\nname = "s"\nevery = "1h"\nmodels = ["square"]\n'
+    )
+    planned = command("benchd", "baseline", "show", "--config", str(config)).stdout
+    assert "Expected: at most 2 false alarms per month, in " in planned
     assert len(command("benchd", "baseline", "show", "--json").stdout.splitlines()) == 6
     assert command("benchd", "baseline", "clear").stdout == "baseline cleared\n"
     gone = command("benchd", "baseline", "show")

@@ -27,11 +27,11 @@ from waiting import WAIT_S, wait_for
 
 from benchd.daemon import records
 from benchd.daemon.delivery.disk_reserve import RESERVE_BYTES
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import OUTBOX, Outbox
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.service.between import WATCHDOG_S
-from benchd.daemon.service.publisher import Running
+from benchd.daemon.service.publisher import SCHEDULE, STANDINGS, Running
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -223,18 +223,35 @@ def test_every_message_of_a_session_is_as_the_documentation_says(site):
 
 
 def pin(path, record, factor):
-    """Write three runs like `record` of `factor` times its times; return the lines that pin them."""
+    """Write five runs like `record`, half a day apart, of `factor` times its times; return the lines that pin them."""
     times = [process.timing for process in record.processes] * 2
     results = [
         ProcessResult(status="ok", timing=msgspec.structs.replace(time, median_ms=time.median_ms * factor))
         for time in times
     ]
     runs = [
-        msgspec.structs.replace(record, run_id=f"b{number}", suite_id=f"b{number}", processes=results, clocks={})
-        for number in range(3)
+        msgspec.structs.replace(
+            record,
+            run_id=f"b{number}",
+            suite_id=f"b{number}",
+            processes=results,
+            clocks={},
+            t_wall=f"2026-01-0{number + 1}T00:00:00Z",
+        )
+        for number in range(5)
     ]
     path.write_bytes(b"".join(records.encode(run) + b"\n" for run in runs))
     return f'[baseline]\nruns = ["{path}"]\n'
+
+
+def half_a_day_passes(path):
+    """Make the doubt about the only case, and the time of its second measurement, half a day older."""
+    with Outbox(path) as outbox:
+        (case_id,) = state = json.loads(outbox.kept(SCHEDULE))["again_s"]
+        standings = json.loads(outbox.kept(STANDINGS))
+        standings[case_id]["doubted_wall"] = "2026-01-01T00:00:00Z"
+        schedule = json.loads(outbox.kept(SCHEDULE)) | {"again_s": dict.fromkeys(state, 0.0)}
+        outbox.keep({SCHEDULE: json.dumps(schedule).encode(), STANDINGS: json.dumps(standings).encode()})
 
 
 @pytest.mark.slow
@@ -243,11 +260,15 @@ def test_a_slower_case_is_announced_once_it_was_slower_twice_and_until_it_is_not
     with site.configure(sizes="[16]").service():
         site.command("run", suite="small")
         record = records.decode(msgspec.json.encode(site.until("result/")))
-    with site.configure(sizes="[16]", more="processes = 5\n" + pin(pinned, record, 1 / 3)).service():
+    site.configure(sizes="[16]", more="processes = 5\n" + pin(pinned, record, 1 / 3))
+    with site.service():
         site.command("run", suite="small")
-        run_ids = [site.until("result/")["run_id"] for _ in ("first", "repetition")]
+        first = site.until("result/")["run_id"]
+    half_a_day_passes(site.folder / "state" / "benchd" / OUTBOX)
+    with site.service():  # it begins the second measurement by itself
+        second = site.until("result/")["run_id"]
         told = site.until("event", event="regression")["judgement"]
-        assert told["run_ids"] == run_ids
+        assert told["run_ids"] == [first, second]
         assert told["median_ms"] > 2 * told["baseline_ms"]
         assert site.command("status")["health"]["problem"].startswith(
             "slower than the baseline: square,eager,b1,size=16 "

@@ -18,6 +18,7 @@ from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.publisher import RUNNING, Publisher, Running
 from benchd.daemon.service.regressions import Regressions
 from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.verdicts.alarms import Budget
 
 TOPICS = Topics("bench-abc123")
 SUITE = Suite(models=["square"], variants=["eager"])
@@ -40,7 +41,7 @@ def publisher(outbox, folder, link=None):
     state = begin(State(), SUITE, ["vim_tiny,eager,b1", "square,eager,b1"])
     state = msgspec.structs.replace(state, passes=[msgspec.structs.replace(state.passes[0], suite_id="s1")])
     agenda = Agenda(Config(), Machine("cpu", True), state)
-    reserve, regressions = Reserve(folder / "reserve", 2**20), Regressions([], {})
+    reserve, regressions = Reserve(folder / "reserve", 2**20), Regressions([], {}, Budget(0.05, {}))
     sink = Publisher(outbox, reserve, TOPICS, "boot", agenda, regressions, folder / "activity.json")
     sink.link = link
     return sink

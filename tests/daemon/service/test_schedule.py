@@ -100,15 +100,43 @@ def test_no_case_begins_once_the_time_limit_is_spent():
     assert schedule.finish(state, suite_id, "b", 60.0).passes == []
 
 
-def test_a_case_to_be_measured_again_is_the_last_of_its_pass_unless_its_time_is_over():
-    suite = Suite(name="s", time_limit_s=10.0)
-    state = schedule.begin(State(), suite, ["a", "b"])
-    (entry,) = state.passes
-    state = schedule.finish(state, entry.suite_id, "a", 3.0, again=True)
-    assert [entry.left for entry in state.passes] == [["b", "a"]]
-    state = schedule.finish(state, entry.suite_id, "b", 3.0)
-    assert [entry.left for entry in schedule.finish(state, entry.suite_id, "a", 3.0, again=True).passes] == [["a"]]
-    assert schedule.finish(state, entry.suite_id, "a", 9.0, again=True).passes == []
+def test_a_case_is_measured_again_at_its_time_in_a_run_that_keeps_no_schedule_waiting():
+    state = msgspec.structs.replace(at(NOW_S), again_s={"b": NOW_S + 1.5 * HOUR_S})
+    state = at(NOW_S + HOUR_S, state)
+    state = at(NOW_S + 1.6 * HOUR_S, msgspec.structs.replace(state, passes=[]))
+    assert [(entry.left, entry.again, entry.by_command) for entry in state.passes] == [(["b"], True, False)]
+    assert state.again_s == {}
+    assert [entry.left for entry in at(NOW_S + 2.1 * HOUR_S, state).passes] == [["b"], ["a", "b"]]
+
+
+def test_a_case_that_a_run_has_yet_to_measure_or_that_has_left_needs_no_run_of_its_own():
+    state = msgspec.structs.replace(at(NOW_S), again_s={"b": NOW_S + HOUR_S, "gone": NOW_S})
+    state = at(NOW_S + HOUR_S, state)
+    assert [entry.left for entry in state.passes] == [["a", "b"]]
+    assert state.again_s == {}
+
+
+def test_a_second_measurement_more_than_a_day_ahead_was_planned_by_a_wrong_clock():
+    assert at(NOW_S, State(again_s={"a": NOW_S + 12 * HOUR_S, "b": NOW_S + YEAR_S})).again_s == {
+        "a": NOW_S + 12 * HOUR_S
+    }
+
+
+@pytest.mark.parametrize(
+    ("triggers", "results"),
+    [
+        ({"every": "1h"}, 730.5),
+        ({"at": "02:30"}, 30.4375),
+        ({"cron": "0,5 2 * * *"}, 2 * 30.4375),
+        ({"cron": "* * * * *"}, 60 * 730.5),
+        ({"cron": "0 0 1 1 *"}, 30.4375 / 7),
+        ({}, 30.4375),
+    ],
+)
+def test_results_per_month_follow_the_triggers(triggers, results):
+    suites, cases = [Suite(name="s", **triggers), Suite(name="t", every="1d")], {"s": ["a"], "t": ["a", "b"]}
+    expected = {"a": pytest.approx(results + 30.4375, rel=0.02), "b": 30.4375}
+    assert schedule.results_per_month(suites, cases, NOW_S) == expected
 
 
 def test_a_suite_that_has_left_the_configuration_is_forgotten_but_its_pass_ends_as_it_began():

@@ -1,6 +1,4 @@
-"""The stored baseline and the noise floor: what is kept, what is refused, what comes back."""
-
-import io
+"""The stored baseline: what is kept, what is refused, what comes back."""
 
 import msgspec
 import pytest
@@ -8,7 +6,7 @@ from records_made import ENVIRONMENT, PASSED, made, timing
 
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import ProcessResult, encode
-from benchd.daemon.verdicts import baseline, noise_floor, results
+from benchd.daemon.verdicts import baseline, results
 
 
 @pytest.fixture(autouse=True)
@@ -95,11 +93,11 @@ def test_runs_of_another_environment_are_left_aside_where_there_are_others():
     old = runs_of_five("a", "b", "c", environment=msgspec.structs.replace(ENVIRONMENT, kernel="6.0", fingerprint="g"))
     new = runs_of_five("d", "e", "f")
     (measured,) = runs_of_five("m")
-    (comparison,) = baseline.against([*old, *new], [measured], 0.005)
+    (comparison,) = baseline.against([*old, *new], [measured], {})
     assert (comparison.verdict.answer, len(comparison.first_ms)) == ("same", 15)
-    (comparison,) = baseline.against([*old, *new[:2]], [measured], 0.005)
+    (comparison,) = baseline.against([*old, *new[:2]], [measured], {})
     assert "the baseline has 2 of 3 runs of it in this environment" in comparison.verdict.reason
-    (comparison,) = baseline.against(old, [measured], 0.005)
+    (comparison,) = baseline.against(old, [measured], {})
     assert "kernel: 6.0 and 6.1" in comparison.verdict.reason
 
 
@@ -113,50 +111,4 @@ def test_an_upgrade_of_benchd_sets_no_run_aside(pinned):
     pinned = runs_of_five("a", "b", "c", environment=msgspec.structs.replace(now, **pinned))
     (measured,) = runs_of_five("m", environment=now)
     assert all(baseline.is_alike(run, measured) for run in pinned)
-    assert baseline.against(pinned, [measured], 0.005)[0].verdict.answer == "same"
-
-
-def effect(share, device="cpu", pairs=7):
-    return noise_floor.AaEffect(
-        device_id="d",
-        device=device,
-        case_id="c",
-        effect=share,
-        answer="same",
-        pairs=pairs,
-        t_wall="2026-01-01T00:00:00Z",
-    )
-
-
-def test_twice_the_noise_floor_is_the_least_effect_that_counts():
-    assert noise_floor.floor("d", "cpu") is None
-    assert noise_floor.min_effect("d", "cpu", 0.005) == 0.005
-    for share in [0.001] * 18 + [-0.004, 0.009]:
-        noise_floor.add(effect(share))
-    noise_floor.add(effect(0.5, device="cuda"))
-    assert noise_floor.floor("d", "cpu") == pytest.approx(0.00425)
-    assert noise_floor.min_effect("d", "cpu", 0.005) == pytest.approx(0.0085)
-    assert noise_floor.min_effect("other", "cpu", 0.005) == 0.005
-
-
-def test_effects_of_few_pairs_are_no_noise_floor():
-    noise_floor.add(effect(0.17, pairs=6))
-    assert noise_floor.floor("d", "cpu") is None
-    noise_floor.add(effect(0.004))
-    assert noise_floor.floor("d", "cpu") == 0.004
-
-
-def test_a_least_effect_that_the_noise_floor_raised_is_told():
-    err = io.StringIO()
-    noise_floor.report(0.005, 0.005, err)
-    assert err.getvalue() == ""
-    noise_floor.report(0.012, 0.005, err)
-    assert err.getvalue() == "the smallest effect that counts is 1.2 %, twice the noise floor of this device\n"
-
-
-def test_a_damaged_noise_floor_is_named(tmp_path):
-    noise_floor.add(effect(0.001))
-    with (tmp_path / "state" / "benchd" / noise_floor.FILE).open("a") as file:
-        file.write("{}\n")
-    with pytest.raises(SchemaError, match="remove the damaged line"):
-        noise_floor.floor("d", "cpu")
+    assert baseline.against(pinned, [measured], {})[0].verdict.answer == "same"

@@ -1,7 +1,10 @@
 """Shifts in a series of medians: found where they are, and hardly ever where there is none."""
 
+import sys
+
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from benchd.daemon.verdicts.history import shifts
 
@@ -29,10 +32,47 @@ def test_no_step_where_there_is_none(medians_ms):
     assert shifts(medians_ms) == []
 
 
-@pytest.mark.parametrize("runs", [8, 20, 100])
-def test_noise_alone_is_rarely_called_a_step(runs):
-    found = [bool(shifts(series((5.0, runs), noise=0.02, seed=seed))) for seed in range(4_000)]
-    assert np.mean(found) <= 0.05 + 2 * 0.0034  # with 8 runs it is one t test at 5 %
+def unchanged(rng, count, runs, correlation, noise=0.01):
+    """Return so many series of runs of one level, each run resembling the one before it."""
+    innovations = noise * rng.standard_normal((count, runs)) * np.sqrt(1 - correlation**2)
+    start = correlation * noise * rng.standard_normal((count, 1))
+    return 5.0 * np.exp(lfilter([1.0], [1.0, -correlation], innovations, zi=start)[0])
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(("runs", "count"), [(8, 2_000), (20, 2_000), (60, 1_000), (200, 300)])
+def test_noise_alone_is_rarely_called_a_step_however_correlated(runs, count, correlation):
+    """5 %, and two deviations more."""
+    series = unchanged(np.random.default_rng(runs), count, runs, correlation).tolist()
+    assert np.mean([bool(shifts(one)) for one in series]) <= 0.05 + 2 * (0.05 * 0.95 / count) ** 0.5
+
+
+@pytest.mark.parametrize(("runs", "found"), [(20, 0.85), (60, 0.98), (200, 0.98)])
+def test_a_step_of_five_percent_in_noise_of_one_is_found(runs, found):
+    series = unchanged(np.random.default_rng(0), 300, runs, 0.0)
+    series[:, runs // 2 :] *= 1.05
+    places = [shifts(one) for one in series.tolist()]
+    assert np.mean([len(of_one) == 1 and abs(of_one[0] - runs // 2) <= 1 for of_one in places]) >= found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [20, 60, 200])
+def test_rates_of_the_documentation(runs):
+    """Print a row of docs/measuring.md, with -s."""
+    count, rng = 4_000, np.random.default_rng(1)
+    for correlation in (0.0, 0.3, 0.6, 0.9):
+        series = unchanged(rng, count, runs, correlation)
+        false = np.mean([bool(shifts(one)) for one in series.tolist()])
+        sys.stdout.write(f"\n{runs} runs, correlation {correlation}: {100 * false:.1f} % false; found of 1, 2, 3, 5 %:")
+        assert false <= 0.05
+        for step in (0.01, 0.02, 0.03, 0.05):
+            stepped = np.concatenate([series[:500, : runs // 2], series[:500, runs // 2 :] * (1 + step)], axis=1)
+            sys.stdout.write(f" {100 * np.mean([bool(shifts(one)) for one in stepped.tolist()]):.0f}")
+
+
+def test_a_drift_is_no_staircase():
+    series = unchanged(np.random.default_rng(3), 1, 3_000, 0.9)[0]
+    assert shifts(series.tolist()) == []
 
 
 def test_one_outlier_is_no_new_level():

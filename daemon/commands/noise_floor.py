@@ -1,0 +1,33 @@
+"""`benchd noise-floor`: how different this machine finds identical code."""
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import AsJson
+from benchd.daemon.errors import UsageError
+from benchd.daemon.reporting.console import print_noise_floors
+from benchd.daemon.verdicts import noise_floor
+
+app = application()
+
+
+@app.command(epilog="Example: benchd noise-floor; benchd noise-floor --clear square,eager,b1,size=1024")
+def noise_floor_(
+    case: Annotated[str | None, typer.Argument(help="Only this case.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget the comparisons of the case, or all.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print the noise floor of each case, from `benchd compare --aa`, or clear it."""
+    found = [one for one in noise_floor.every() if case in (None, one.case_id)]
+    if case and not found:
+        raise UsageError(f"no A/A comparison of {case} is stored; run benchd compare --aa {case}")
+    if clear:
+        sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear(case)}\n")
+    elif json:
+        sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(found)).decode()}\n")
+    else:
+        print_noise_floors(sys.stdout, found)

@@ -1,0 +1,128 @@
+"""How much slower two results, half a day apart, must be for an alarm that unchanged code rarely raises; pure.
+
+All results of a case are compared with the same pinned runs, so an unlucky baseline raises false alarms for as long as
+it is pinned. The bound is therefore a tolerance bound: the budget is the share of installs that raise a false alarm in
+a month, over the pinned runs that chance may have given them. tests/daemon/verdicts/test_alarms.py checks that share.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from itertools import product
+
+from msgspec import Struct
+
+from benchd.daemon.errors import SchemaError
+from benchd.daemon.records import Record
+from benchd.daemon.trigger import DAY_S, MONTH_S
+from benchd.daemon.verdicts.results import process_medians_ms
+
+APART_S = DAY_S / 2
+"""Runs this far apart count as independent: with a correlation of 0.8 from hour to hour, 0.07 is left."""
+
+FEWEST_APART = 5
+"""Fewer pinned runs could all be of one level by chance, and their bound would be tens of deviations."""
+
+DAILY = MONTH_S / DAY_S
+"""Results per month assumed of a case without a schedule."""
+
+_SPREADS = [math.exp(step / 10) for step in range(-90, 15)]  # of the pinned runs, over the true deviation
+_CENTRES = [step / 2 for step in range(-8, 9)]  # of the pinned runs, in their standard errors
+
+
+class Budget(Struct, frozen=True):
+    """The accepted false alarms per month over all cases, and how many results per month each case has."""
+
+    false_alarms_per_month: float
+    results_per_month: Mapping[str, float]
+
+    def __str__(self) -> str:
+        cases, results = len(self.results_per_month), math.fsum(self.results_per_month.values())
+        share = f"{self.false_alarms_per_month:g} false alarms per month"
+        return f"Expected: at most {share}, in {results:,.0f} results of {cases} case{'s' * (cases != 1)}."
+
+    def bound(self, case_id: str, centres: Sequence[float]) -> float:
+        """Return the log ratio beyond which a result of the case counts as slower or faster.
+
+        `centres` are the means of the log times of pinned runs, at least FEWEST_APART. The budget is divided by the
+        number of cases (Bonferroni).
+        """
+        chance = -math.expm1(-self.false_alarms_per_month / max(len(self.results_per_month), 1))
+        centre = math.fsum(centres) / len(centres)
+        variance = math.fsum((value - centre) ** 2 for value in centres) / (len(centres) - 1)
+        return _factor(len(centres), chance, self.results_per_month.get(case_id, DAILY)) * math.sqrt(variance)
+
+
+@cache
+def _factor(runs: int, chance: float, results: float) -> float:
+    """Return the bound in estimated deviations, for which the chance of an alarm in this many results is `chance`.
+
+    An alarm takes two independent results beyond the bound. Their chance is averaged over the centre and the deviation
+    of the pinned runs, which all results of an install share.
+    """
+    weights = {
+        (spread, centre / math.sqrt(runs)): math.exp((runs - 1) * (math.log(spread) - spread**2 / 2) - centre**2 / 2)
+        for spread, centre in product(_SPREADS, _CENTRES)
+    }
+    total = math.fsum(weights.values())
+
+    def alarms(factor: float) -> float:
+        return -math.fsum(
+            weight / total * math.expm1(-results * _upper_tail(factor * spread + centre) ** 2)
+            for (spread, centre), weight in weights.items()
+        )
+
+    low, high = 0.0, 1.0
+    while alarms(high) > chance:
+        low, high = high, 2 * high
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if alarms(middle) > chance else (low, middle)
+    return high
+
+
+def _upper_tail(deviations: float) -> float:
+    return math.erfc(deviations / math.sqrt(2.0)) / 2.0
+
+
+def apart(pinned: Sequence[Record]) -> list[Record]:
+    """Return the pinned runs of a case, oldest first, without those less than half a day after the one before."""
+    found: list[Record] = []
+    measured = (record for record in pinned if process_medians_ms([record]))
+    for record in sorted(measured, key=lambda record: record.t_wall):
+        if not found or are_apart(found[-1].t_wall, record.t_wall):
+            found.append(record)
+    return found
+
+
+def are_apart(one: str, other: str) -> bool:
+    """Return whether two `t_wall` are at least half a day apart."""
+    return abs(_seconds(other) - _seconds(one)) >= APART_S
+
+
+def _seconds(t_wall: str) -> float:
+    try:
+        return datetime.fromisoformat(t_wall.replace("Z", "+00:00")).timestamp()
+    except ValueError as error:
+        raise SchemaError(f"t_wall {t_wall!r} of a record is not a time in RFC 3339") from error
+
+
+def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None = None) -> float | None:
+    """Return the log ratio beyond which a result of so many processes counts; None with too few runs half a day apart.
+
+    Each pinned run counts with as many of its processes: the mean of more would vary less than the result.
+    """
+    runs = [process_medians_ms([record])[:processes] for record in apart(pinned)]
+    if len(runs) < FEWEST_APART:
+        return None
+    centres = [math.fsum(map(math.log, times_ms)) / len(times_ms) for times_ms in runs]
+    return budget.bound(pinned[0].case_id, centres)
+
+
+def too_few(pinned: Sequence[Record]) -> str:
+    """Return what the pinned runs of a case lack for an alarm, and how to add it."""
+    return (
+        f"the baseline has {len(apart(pinned))} of {FEWEST_APART} runs of it that are half a day apart: pin runs of "
+        "several days with benchd baseline set RUN..."
+    )

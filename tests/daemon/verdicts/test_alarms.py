@@ -1,0 +1,132 @@
+"""How many installs raise a false regression in a month, and how soon a slowdown is found, through the real rules.
+
+Each install pins runs half a day apart and then measures 20 cases hourly; results may resemble those of the hours
+before. `Budget.bound` and `follow` decide. The verdict on files, which a result must pass too, only lowers the rates.
+"""
+
+import sys
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+import pytest
+from records_made import made, timing
+from scipy.signal import lfilter
+
+from benchd.daemon.delivery.messages import Judgement
+from benchd.daemon.errors import SchemaError
+from benchd.daemon.records import ProcessResult
+from benchd.daemon.service.regressions import Standing, follow
+from benchd.daemon.verdicts.alarms import Budget, apart, least_change
+
+CASES, APART_H, WEEK_H, MONTH_H = 20, 12, 168, 730
+HOURLY = Budget(0.05, {f"case {number}": 730.5 for number in range(CASES)})
+HOURS = [made(run_id=str(hour), t_wall=f"{datetime(2026, 1, 1) + timedelta(hours=hour)}Z") for hour in range(MONTH_H)]
+SLOWER, OTHER = (Judgement(case_id="c", verdict=verdict) for verdict in ("slower", "same"))
+
+
+def centres(rng, cases, hours, correlation):
+    """Return the centres of runs, one per hour, with a deviation of 1."""
+    innovations = rng.standard_normal((cases, hours)) * np.sqrt(1 - correlation**2)
+    start = correlation * rng.standard_normal((cases, 1))
+    return lfilter([1.0], [1.0, -correlation], innovations, zi=start)[0]
+
+
+def hours_to_alarm(installs, correlation, pinned, *, slowdown=0.0, hours=MONTH_H, seed=0):
+    """Return the hour of the first regression by install and case, infinite without one."""
+    rng, found = np.random.default_rng(seed), np.full((installs, CASES), np.inf)
+    for install in range(installs):
+        series = centres(rng, CASES, pinned * APART_H + hours, correlation)
+        before, after = np.split(series, [pinned * APART_H], axis=1)
+        for case, (runs, results) in enumerate(zip(before[:, ::APART_H], after, strict=True)):
+            bound = HOURLY.bound(f"case {case}", runs.tolist())
+            found[install, case] = first_alarm(results + slowdown - runs.mean() > bound)
+    return found
+
+
+def first_alarm(is_slower):
+    """Return the hour in which `follow` makes a regression of these results, infinite if it never does."""
+    standing, slower = Standing(), np.flatnonzero(is_slower)
+    for hour in range(slower[0], len(is_slower)) if len(slower) > 1 else ():
+        standing = follow(standing, HOURS[hour], HOURS[:1], SLOWER if is_slower[hour] else OTHER)
+        if standing.slower:
+            return hour
+    return np.inf
+
+
+@pytest.mark.parametrize("pinned", [5, 14, 30])
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_at_most_one_install_in_twenty_raises_a_false_regression_in_a_month(correlation, pinned):
+    """Two deviations of 1,000 installs are 1.4 %."""
+    found = np.isfinite(hours_to_alarm(1_000, correlation, pinned)).any(axis=1)
+    assert found.mean() <= 0.05 + 0.014
+
+
+def test_a_bound_of_three_deviations_would_not_do():
+    """Three deviations of the pinned runs: what a single result of a single case would need."""
+    rng, installs = np.random.default_rng(1), []
+    for _ in range(100):
+        series = centres(rng, CASES, 14 * APART_H + MONTH_H, 0.8)
+        before, after = np.split(series, [14 * APART_H], axis=1)
+        runs = before[:, ::APART_H]
+        bounds = runs.mean(axis=1) + 3 * runs.std(axis=1, ddof=1)
+        installs.append(any(np.isfinite(first_alarm(row > bound)) for row, bound in zip(after, bounds, strict=True)))
+    assert np.mean(installs) > 0.2
+
+
+def test_what_is_slower_by_twice_the_bound_is_found_at_the_second_look():
+    """With 14 pinned runs the bound is 4.5 deviations on average."""
+    found = hours_to_alarm(20, 0.8, 14, slowdown=9.0, hours=WEEK_H)
+    assert np.mean(found <= APART_H) > 0.95
+    assert np.isfinite(found).mean() > 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pinned", [5, 10, 14, 30])
+def test_rates_of_the_documentation(pinned):
+    """Print the rows of docs/measuring.md, with -s: the shares found in a day and in a week."""
+    for correlation in (0.0, 0.8, 0.9, 0.95):
+        false = np.isfinite(hours_to_alarm(3_000, correlation, pinned, seed=2)).any(axis=1).mean()
+        sys.stdout.write(f"\n{pinned} pinned, correlation {correlation}: {100 * false:.1f} % of installs")
+        assert false <= 0.05 + 2 * 0.004 or correlation > 0.8, "the rule covers 0.8"
+    for slowdown in (2, 3, 4, 5, 6, 9, 12, 18):
+        hours = hours_to_alarm(50, 0.8, pinned, slowdown=slowdown, hours=WEEK_H, seed=3)
+        shares = [f"{100 * np.mean(hours < limit):.0f} %" for limit in (24, WEEK_H)]
+        sys.stdout.write(f"\n{pinned} pinned, slower by {slowdown} deviations: {' and '.join(shares)}")
+
+
+def run(hour, *, processes=5, ms=5.0):
+    times = [ProcessResult(status="ok", timing=timing(ms * (1 + hour / 1000 + number))) for number in range(processes)]
+    return made(run_id=str(hour), suite_id=str(hour), t_wall=HOURS[hour].t_wall, processes=times)
+
+
+def test_only_pinned_runs_half_a_day_apart_count():
+    pinned = [run(hour) for hour in (30, 0, 5, 11, 12, 13, 23, 24, 40)]
+    assert [record.run_id for record in apart(pinned)] == ["0", "12", "24", "40"]
+    assert least_change(HOURLY, pinned) is None
+    assert least_change(HOURLY, [*pinned, run(52)]) > 0
+
+
+def test_a_pinned_run_without_a_time_is_refused():
+    with pytest.raises(SchemaError, match="t_wall 'noon' of a record is not a time"):
+        apart([run(0), msgspec.structs.replace(run(12), t_wall="noon")])
+
+
+def test_a_pinned_run_counts_with_as_many_processes_as_the_result_has():
+    """The mean of more would vary less than the result does."""
+    hours = [hour * APART_H for hour in range(6)]
+    many, few = ([run(hour, processes=count) for hour in hours] for count in (9, 5))
+    assert least_change(HOURLY, many, 5) == pytest.approx(least_change(HOURLY, few))
+    assert least_change(HOURLY, many, 5) > least_change(HOURLY, many)
+
+
+def test_a_larger_budget_fewer_cases_and_rarer_results_narrow_the_bound():
+    runs = [0.0, 0.01, 0.02, 0.01, 0.0]
+    bounds = [
+        Budget(0.05, dict.fromkeys(map(str, range(20)), 730.5)).bound("0", runs),
+        Budget(1.0, dict.fromkeys(map(str, range(20)), 730.5)).bound("0", runs),
+        Budget(1.0, {"0": 730.5}).bound("0", runs),
+        Budget(1.0, {"0": 30.0}).bound("0", runs),
+    ]
+    assert sorted(bounds, reverse=True) == bounds
+    assert bounds[0] / np.std(runs, ddof=1) == pytest.approx(10.97, abs=0.05)

@@ -1,0 +1,99 @@
+"""The noise floor: which A/A comparisons count, what a case gets from them, and how it is cleared."""
+
+import io
+
+import msgspec
+import pytest
+from records_made import PASSED, made, timing
+
+from benchd.daemon.errors import SchemaError
+from benchd.daemon.records import ProcessResult, wall_now
+from benchd.daemon.verdicts import noise_floor
+from benchd.daemon.verdicts.compare import compare
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def add(*effects, half_width=0.002, **fields):
+    """Store an A/A comparison of each effect, whose interval reaches so far either way."""
+    for effect in effects:
+        given = {"device_id": "d", "device": "cpu", "case_id": "c", "answer": "same", "pairs": 7, "t_wall": wall_now()}
+        given |= {"effect": effect, "effect_low": effect - half_width, "effect_high": effect + half_width}
+        noise_floor.add(noise_floor.AaEffect(**given | fields))
+
+
+def test_what_intervals_exclude_is_the_floor_of_its_case_and_device():
+    add(*[0.001] * 10, *[-0.03, 0.04] * 5)
+    add(*[0.001] * 5, case_id="calm")
+    add(*[0.2] * 5, device="cuda")
+    assert noise_floor.of_device("d", "cpu") == {"c": pytest.approx(0.04)}
+    assert noise_floor.of_device("other", "cpu") == {}
+
+
+def test_noise_within_the_intervals_is_not_charged_twice():
+    add(*[0.009, -0.009] * 10, half_width=0.01)
+    assert noise_floor.of_device("d", "cpu") == {}
+    assert [(one.counted, one.floor) for one in noise_floor.every()] == [(20, 0.0)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pairs": 6},
+        {"half_width": 0.011},
+        {"t_wall": "2026-01-01T00:00:00Z"},
+        {"effect_low": None, "effect_high": None},
+    ],
+    ids=["few pairs", "wide", "old", "of an earlier version"],
+)
+def test_comparisons_that_cannot_tell_do_not_count(fields):
+    """One at 6 % set 12 % for every case for ever."""
+    add(*[0.06] * 9, **fields)
+    add(*[0.06] * 4)
+    assert noise_floor.of_device("d", "cpu") == {}
+    assert [(one.stored, one.counted, one.floor) for one in noise_floor.every()] == [(13, 4, None)]
+    add(0.06)
+    assert noise_floor.of_device("d", "cpu") == {"c": 0.06}
+
+
+def test_one_by_chance_among_many_sets_no_floor():
+    add(*[0.001] * 20, 0.06)
+    assert noise_floor.of_device("d", "cpu") == {}
+
+
+def test_a_case_or_all_are_forgotten():
+    add(*[0.06] * 5)
+    add(0.06, case_id="other")
+    assert noise_floor.clear("c") == 5
+    assert [one.case_id for one in noise_floor.every()] == ["other"]
+    assert (noise_floor.clear(), noise_floor.clear(), noise_floor.every()) == (1, 0, [])
+
+
+def test_a_floor_decides_for_its_own_case_alone():
+    def arm(ms, suite_id):
+        cases = [msgspec.structs.replace(made().case, batch_size=size) for size in (1, 2)]
+        times = [ProcessResult(status="ok", timing=timing(ms * (1 + number / 1000))) for number in range(5)]
+        return [made(case=case, suite_id=suite_id, processes=times, check=PASSED) for case in cases]
+
+    floors = {"vim_tiny,eager,b2": 0.04}
+    verdicts = [one.verdict for one in compare(arm(5.0, "a"), arm(5.15, "b"), 0.005, floors=floors)]
+    assert [verdict.answer for verdict in verdicts] == ["slower", "inconclusive"]
+    assert "below the smallest that counts here, 4 %" in verdicts[1].reason
+
+
+def test_a_floor_above_the_least_effect_is_told():
+    err = io.StringIO()
+    noise_floor.report({"a": 0.004, "b": 0.012}, ["a", "b", "b", "c"], 0.005, err)
+    assert err.getvalue() == "b: the smallest effect that counts is 1.2 %, its noise floor\n"
+
+
+def test_a_damaged_noise_floor_is_named(tmp_path):
+    add(0.001)
+    with (tmp_path / "state" / "benchd" / noise_floor.FILE).open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(SchemaError, match="remove the damaged line"):
+        noise_floor.of_device("d", "cpu")
