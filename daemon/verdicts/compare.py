@@ -9,11 +9,14 @@ from msgspec import Struct
 
 from benchd.daemon.records import OF_MODULE, InputSpec, Record
 from benchd.daemon.verdicts import one_environment, one_model
-from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Effect, Verdict, further_run, judge_plan, welch_effect
+from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import median
 from benchd.models import catalog, demo
+
+ADVISED_PROCESSES = 5
+"""How many processes the commands ask for that a reason names."""
 
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
@@ -58,7 +61,7 @@ def compare(
     arms = {case_id: (_of(first, case_id), _of(second, case_id)) for case_id in _case_ids(first, second)}
     refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
     judged = [case_id for case_id, reason in refused.items() if reason is None]
-    effects = [_effect(*arms[case_id]) for case_id in judged]
+    effects = [runs_effect(*map(_runs_ms, arms[case_id])) for case_id in judged]
     verdicts = dict(zip(judged, judge_plan(effects, min_effect), strict=True))
     return [
         comparison(
@@ -71,12 +74,12 @@ def compare(
     ]
 
 
-def _effect(first: Sequence[Record], second: Sequence[Record]) -> Effect:
+def _runs_ms(found: Sequence[Record]) -> list[list[float]]:
+    """Return the process medians of each run of bench-once."""
     by_run: dict[str, list[float]] = {}
-    for record in first:
+    for record in found:
         by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
-    runs = [times_ms for times_ms in by_run.values() if times_ms]
-    return welch_effect(process_medians_ms(first), process_medians_ms(second), further_run(runs))
+    return [times_ms for times_ms in by_run.values() if times_ms]
 
 
 def comparison(
@@ -221,7 +224,7 @@ def _clocks(one: Record, other: Record) -> Iterator[str]:
 
 
 def command(record: Record) -> str:
-    """Return the command that measures a record's case with as many processes as a comparison needs."""
+    """Return the command that measures a record's case with as many processes as a comparison should have."""
     case = record.case
     words = ["bench-once", *_subject(record), "--variants", case.variant.name, "--batch-sizes", str(case.batch_size)]
     for name, value in sorted(case.options.items()):
@@ -231,7 +234,7 @@ def command(record: Record) -> str:
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []
-    return shlex.join([*words, *_weights(record), *_device(record), "--processes", str(FEWEST_PROCESSES)])
+    return shlex.join([*words, *_weights(record), *_device(record), "--processes", str(ADVISED_PROCESSES)])
 
 
 def _subject(record: Record) -> list[str]:
