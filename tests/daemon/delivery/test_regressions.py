@@ -47,7 +47,7 @@ def pin(path, *, median_ms=1.0, fingerprint="f"):
     """Write three runs of both cases, five processes in all and more."""
     environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=fingerprint, kernel=f"6.1-{fingerprint}")
     runs = [
-        measured(f"b{number}", median_ms, case=case, suite_id=f"b{number}", environment=environment)
+        measured(f"b{number}", median_ms * (0.9999 + 0.0001 * number), case=case, suite_id=f"b{number}", environment=environment)
         for number in range(3)
         for case in (CASE, OTHER)
     ]
@@ -169,9 +169,9 @@ def test_another_environment_makes_the_baseline_stale_once_and_no_verdict(tmp_pa
 
 def test_too_few_processes_are_undecided_with_the_line_to_type(tmp_path, link):
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
-        assert one.take("r1", 3.0, processes=3) == [[OTHER.case_id]]
+        assert one.take("r1", 3.0, processes=2) == [[OTHER.case_id]]
         assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"].startswith("B has 3 of 5 processes: run bench-once --models square ")
+        assert verdict(one)["verdict_reason"].startswith("B has 2 of 3 processes: run bench-once --models square ")
 
 
 def test_what_nobody_pinned_or_planned_has_no_verdict(tmp_path, link):
