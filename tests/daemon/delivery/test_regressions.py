@@ -47,7 +47,13 @@ def pin(path, *, median_ms=1.0, fingerprint="f"):
     """Write three runs of both cases, five processes in all and more."""
     environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=fingerprint, kernel=f"6.1-{fingerprint}")
     runs = [
-        measured(f"b{number}", median_ms * (0.9999 + 0.0001 * number), case=case, suite_id=f"b{number}", environment=environment)
+        measured(
+            f"b{number}",
+            median_ms * (0.9999 + 0.0001 * number),
+            case=case,
+            suite_id=f"b{number}",
+            environment=environment,
+        )
         for number in range(3)
         for case in (CASE, OTHER)
     ]
