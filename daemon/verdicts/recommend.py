@@ -61,10 +61,10 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     `candidates` are ranked, best first; `tied` are those that are not told apart from the best one; `excluded` gives
     the reason for each other variant. `ratio` is the runner-up's figure over the best one's, with its 95 % interval if
-    both have at least three processes. With fewer, nothing ships: `fastest` is then the best one, if the intervals
-    within processes tell it apart. `unsettled` are variants excluded because they lack a usable interval, although they
-    could be better than the best one. `mixed` is the reason if the variants are not all of one model: then nothing
-    ships.
+    both have at least three processes. With fewer, or with any `unsettled`, nothing ships: `fastest` is then the best
+    one, if the intervals within processes tell it apart. `unsettled` are variants excluded because they lack a usable
+    interval, although they could be better than the best one. `mixed` is the reason if the variants are not all of one
+    model: then nothing ships.
     """
 
     subject: str
@@ -179,7 +179,8 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     leads = {name: _lead(named[best], named[name], objective) for name in others}
     tied = [best, *(name for name in others if not _is_behind(figures[name], figures[best], leads[name], objective))]
     winner = best if len(tied) == 1 else None
-    is_confirmed = all(leads.values())
+    unsettled = [name for name in unknown if figures[name].low <= figures[best].high]
+    is_confirmed = not unsettled and all(_lead(named[best], named[name], objective) for name in [*others, *unknown])
     first = leads[others[0]] if others else None
     return Decision(
         subject=subject,
@@ -191,7 +192,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         candidates={name: named[name] for name in ranked},
         tied=tied,
         excluded=excluded,
-        unsettled=[name for name in unknown if figures[name].low <= figures[best].high],
+        unsettled=unsettled,
     )
 
 
@@ -365,7 +366,8 @@ def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | No
     if timing.high_ms - timing.low_ms <= timing.median_ms:
         return None
     interval = f"{timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
-    return f"its interval is too wide, {interval}: {LONGER}"
+    more = LONGER if timing.interval_basis == "within_process" else "measure more processes (--processes)"
+    return f"its interval is too wide, {interval}: {more}"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
@@ -449,7 +451,8 @@ def line(decision: Decision) -> str:
     if decision.fastest:
         figures = [*_figures(decision.candidates[decision.fastest]), *_beside(decision)]
         best = "least energy" if decision.objective == "energy" else "fastest"
-        found = f"{best} here ({_processes(decision)}): {decision.fastest}; --processes 5 confirms it"
+        confirming = f"--processes {max(5, 2 * _fewest(decision) + 1)} confirms it"
+        found = f"{best} here ({_processes(decision)}): {decision.fastest}; {confirming}"
         return f"{decision.subject}: {found} ({', '.join(figures)})"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
@@ -468,7 +471,7 @@ def _beside(decision: Decision) -> list[str]:
     runs = {decision.candidates[name].suite_id for name in named}
     words = [_ratio(decision, named[1])] if len(named) > 1 else []
     words += ["of different runs"] if len(runs) > 1 else []
-    words += [f"{', '.join(decision.unsettled)} may be better: {LONGER}"] if decision.unsettled else []
+    words += [f"{', '.join(decision.unsettled)} may be better"] if decision.unsettled else []
     return words + _flagged(decision, named)
 
 
@@ -487,9 +490,13 @@ def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
 
 
 def _processes(decision: Decision) -> str:
-    """Return how many processes the variant with the fewest has."""
-    fewest = min(len(_process_figures(record, decision.objective)) for record in decision.candidates.values())
+    fewest = _fewest(decision)
     return f"{fewest} processes" if fewest > 1 else "one process"
+
+
+def _fewest(decision: Decision) -> int:
+    """Return how many processes the variant with the fewest has."""
+    return min(len(_process_figures(record, decision.objective)) for record in decision.candidates.values())
 
 
 def _order(record: Record) -> tuple[int, int, str]:
