@@ -476,10 +476,11 @@ def _beside(decision: Decision) -> list[str]:
 
 
 def _ratio(decision: Decision, runner_up: str) -> str:
-    ratio, interval = f"{decision.ratio:.3g}x", decision.ratio_interval
+    interval, ratio = decision.ratio_interval, decision.ratio or 1.0
+    digits = 3 if ratio >= 1.1 else 4
     if interval is None:
-        return f"{ratio} {runner_up}, without interval"
-    return f"{ratio} [{interval.low:.3g}, {interval.high:.3g}] {runner_up}"
+        return f"{ratio:.{digits}g}x {runner_up}, without interval"
+    return f"{ratio:.{digits}g}x [{interval.low:.{digits}g}, {interval.high:.{digits}g}] {runner_up}"
 
 
 def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
