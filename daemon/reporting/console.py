@@ -279,9 +279,6 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
         left = untried(decision)
         if left:
             console.print(f"    not tried: {', '.join(left)} (--variants)", markup=False)
-    compared = [record for decision in decisions if decision.ratio for record in decision.candidates.values()]
-    if any(record.timing and record.timing.interval_basis == "within_process" for record in compared):
-        console.print("ship: based on one process per variant, but processes differ; confirm with --processes 5")
 
 
 def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: bool) -> None:

@@ -58,7 +58,14 @@ def _csv(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
 
 def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     said = [
-        {"subject": one.subject, "ship": one.ship, "line": line(one), "excluded": one.excluded} for one in decisions
+        {
+            "subject": one.subject,
+            "ship": one.ship,
+            "fastest": one.fastest,
+            "line": line(one),
+            "excluded": one.excluded,
+        }
+        for one in decisions
     ]
     return msgspec.json.encode({"decisions": said, "records": [row(record) for record in found]}).decode() + "\n"
 

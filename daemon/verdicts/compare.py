@@ -11,13 +11,16 @@ from msgspec import Struct
 
 from benchd.daemon.records import OF_MODULE, InputSpec, Record
 from benchd.daemon.verdicts import one_environment, one_model
-from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Effect, Verdict, further_run, judge_plan, welch_effect
+from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import median
 from benchd.models import catalog, demo
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ADVISED_PROCESSES = 5
+"""How many processes the commands ask for that a reason names."""
+
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
 
@@ -66,7 +69,7 @@ def compare(
     arms = {case_id: (_of(first, case_id), _of(second, case_id)) for case_id in _case_ids(first, second)}
     refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
     judged = [case_id for case_id, reason in refused.items() if reason is None]
-    effects = [_effect(*arms[case_id]) for case_id in judged]
+    effects = [runs_effect(*map(_runs_ms, arms[case_id])) for case_id in judged]
     floor_of = [floors.get(case_id, 0.0) for case_id in judged]
     verdicts = dict(zip(judged, judge_plan(effects, min_effect, floor_of), strict=True))
     return [
@@ -80,12 +83,12 @@ def compare(
     ]
 
 
-def _effect(first: Sequence[Record], second: Sequence[Record]) -> Effect:
+def _runs_ms(found: Sequence[Record]) -> list[list[float]]:
+    """Return the process medians of each run of bench-once."""
     by_run: dict[str, list[float]] = {}
-    for record in first:
+    for record in found:
         by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
-    runs = [times_ms for times_ms in by_run.values() if times_ms]
-    return welch_effect(process_medians_ms(first), process_medians_ms(second), further_run(runs))
+    return [times_ms for times_ms in by_run.values() if times_ms]
 
 
 def comparison(
@@ -193,12 +196,12 @@ def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     for side, found in (("A", first), ("B", second)):
         count = len(process_medians_ms(found))
         if count < FEWEST_PROCESSES:
-            again = command(_measured(found)[-1], FEWEST_PROCESSES)
+            again = command(_measured(found)[-1], ADVISED_PROCESSES)
             return f"{side} has {count} of {FEWEST_PROCESSES} processes: run {again}"
     runs = len({record.suite_id for record in _measured(first)})
     if runs >= fewest_runs:
         return None
-    again = command(_measured(first)[-1], FEWEST_PROCESSES)
+    again = command(_measured(first)[-1], ADVISED_PROCESSES)
     has = f"the baseline has {runs} of {fewest_runs} runs of it in this environment"
     return f"{has}: run {again} for each that is missing, then benchd baseline set RUN..."
 
@@ -321,7 +324,7 @@ def _device(record: Record) -> list[str]:
 def _both_here(record: Record) -> str:
     """Return the command that measures both sides of a case here: two installs, or two of the user's modules."""
     if _own_file(record):
-        return f"{command(record, FEWEST_PROCESSES)} for both on this machine"
+        return f"{command(record, ADVISED_PROCESSES)} for both on this machine"
     words = ["benchd", "compare", "--live", record.case_id]
     if catalog.find(record.case.model):
         words += ["--python", "A/bin/python", "--python", "B/bin/python"]

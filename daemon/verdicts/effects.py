@@ -1,11 +1,13 @@
 """Verdicts on two arms: how much B differs from A, and whether that is faster, slower, the same or undecided; pure.
 
-Processes differ, so a verdict uses process medians only. tests/daemon/verdicts/test_error_rates.py checks the error
-rates through the complete rules.
+Processes differ, so a verdict uses process medians only; runs differ too, so results of several runs are compared by
+the centres of runs. tests/daemon/verdicts/test_error_rates.py checks the error rates through the complete rules.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from statistics import NormalDist, fmean
 from typing import Literal
 
 import msgspec
@@ -16,12 +18,21 @@ LOOKS = (7, 11, 15)
 """Numbers of pairs after which a live comparison may end."""
 
 LOOK_ALPHA = 0.022
-"""Two-sided error per look, so that three looks together err in 5 %: S. J. Pocock, Biometrika 64, 1977."""
+"""Error per look, of the two-sided test as of each one-sided one behind SAME: three looks together err in 5 %.
+
+S. J. Pocock, Biometrika 64, 1977, who bounds the two-sided error; both are simulated with t.
+"""
 
 ALPHA = 0.05
 MIN_EFFECT = 0.005
 SAME_MARGIN = 0.01
-FEWEST_PROCESSES = 5
+FEWEST_PROCESSES = 3
+"""With two processes per side the degrees of freedom of Welch's t may fall below 2."""
+
+MOST_REPEATS = 200
+"""The largest number of pairs or runs that an inconclusive verdict recommends."""
+
+LIKELY = 0.8
 
 Answer = Literal["faster", "slower", "same", "inconclusive"]
 
@@ -29,13 +40,15 @@ Answer = Literal["faster", "slower", "same", "inconclusive"]
 class Effect(msgspec.Struct, frozen=True):
     """How much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
 
-    `between_runs` is the part that variation between runs may explain, which the error does not cover.
+    `unit` is what was repeated and what the error therefore covers: pairs measured alternately, runs, or only the
+    processes of one run per side. `spread` is the standard deviation of one pair, or of one run of B over one of A.
     """
 
     log_ratio: float
     error: float
     degrees: float
-    between_runs: float = 0.0
+    spread: float
+    unit: Literal["pairs", "runs", "processes"]
 
     @property
     def share(self) -> float:
@@ -45,11 +58,18 @@ class Effect(msgspec.Struct, frozen=True):
     def interval(self, confidence: float) -> Interval:
         """Return the interval of `share`."""
         reach = student_t_quantile(0.5 + confidence / 2.0, self.degrees) * self.error
+        reach = min(reach, _LARGEST_LOG)
         return Interval(math.expm1(self.log_ratio - reach), math.expm1(self.log_ratio + reach))
 
 
+_LARGEST_LOG = 300.0  # two runs against one in a long plan reach further than a float
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on B against A. `effect` is B over A minus 1; None, with the reason, if nothing was compared."""
+    """The verdict on B against A. `effect` is B over A minus 1; None, with the reason, if nothing was compared.
+
+    The `reason` tells why it is inconclusive and what would decide, or what a difference is restricted to.
+    """
 
     answer: Answer
     effect: float | None = None
@@ -63,33 +83,53 @@ def paired_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     _require_positive(first, second, fewest=2)
     logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
     centre, variance = _mean_and_variance(logs)
-    return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0)
+    return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0, math.sqrt(variance), "pairs")
 
 
-def welch_effect(first: Sequence[float], second: Sequence[float], between_runs: float = 0.0) -> Effect:
-    """Return the effect from process medians of A and of B, measured apart, by Welch's t on their logarithms.
+def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
+    """Return the effect from the process medians of one run of A and of B, by Welch's t on their logarithms.
 
-    Takes at least three of each: with fewer the degrees of freedom may fall below 2.
+    Takes at least three of each. If their numbers differ, the smaller one gives the degrees of freedom: Welch's, for
+    three processes against fifteen, err in 7 %.
     """
-    _require_positive(first, second, fewest=3)
+    _require_positive(first, second, fewest=FEWEST_PROCESSES)
     (a, variance_a), (b, variance_b) = (_mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
     share_a, share_b = variance_a / len(first), variance_b / len(second)
-    total = share_a + share_b
-    spent = share_a**2 / (len(first) - 1) + share_b**2 / (len(second) - 1)
-    degrees = total**2 / spent if spent else len(first) + len(second) - 2.0
-    return Effect(b - a, math.sqrt(total), degrees, between_runs)
+    total, squares = share_a + share_b, share_a**2 + share_b**2
+    fewest = min(len(first), len(second)) - 1.0
+    is_welch = len(first) == len(second) and squares > 0.0
+    error = math.sqrt(total)
+    return Effect(b - a, error, fewest * total**2 / squares if is_welch else fewest, error, "processes")
 
 
-def further_run(runs: Sequence[Sequence[float]]) -> float:
-    """Return how far one more run may deviate from these, as a log ratio; 0 for one run. A run is its process medians.
+def runs_effect(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> Effect:
+    """Return the effect from the runs of A and of B; a run is its process medians.
 
-    This is the half-width of the 95 % prediction interval from the runs' own centres.
+    What differs between runs does not show within one, so the centres of runs count: Student's t with the variance of
+    both sides pooled, which takes their runs to spread alike. For one run of B it is the prediction from A's runs. One
+    run per side leaves only its processes.
     """
-    if len(runs) < 2:
-        return 0.0
-    _require_positive(*runs, fewest=1)
-    _, variance = _mean_and_variance([math.fsum(map(math.log, run)) / len(run) for run in runs])
-    return student_t_quantile(1.0 - ALPHA / 2.0, len(runs) - 1.0) * math.sqrt(variance * (1.0 + 1.0 / len(runs)))
+    if len(first) == len(second) == 1:
+        return welch_effect(first[0], second[0])
+    _require_positive(*first, *second, fewest=1)
+    sides = [[[math.log(value) for value in run] for run in side] for side in (first, second)]
+    centres = [[fmean(run) for run in side] for side in sides]
+    a, b = map(fmean, centres)
+    degrees = len(first) + len(second) - 2.0
+    squares = math.fsum((centre - middle) ** 2 for side, middle in zip(centres, (a, b), strict=True) for centre in side)
+    of_runs = 1.0 / len(first) + 1.0 / len(second)
+    error = math.sqrt(squares / degrees * of_runs + _of_shorter_runs(sides, of_runs / degrees))
+    return Effect(b - a, error, degrees, error * math.sqrt(2.0 / of_runs), "runs")
+
+
+def _of_shorter_runs(sides: Sequence[Sequence[Sequence[float]]], weight: float) -> float:
+    """Return the variance of B - A that the variance of the centres misses if runs have fewer processes on one side."""
+    inverse = [fmean(1.0 / len(run) for run in side) for side in sides]
+    actual = sum(share / len(side) for share, side in zip(inverse, sides, strict=True))
+    seen = weight * sum(share * (len(side) - 1) for share, side in zip(inverse, sides, strict=True))
+    spare = sum(len(run) - 1 for side in sides for run in side)
+    squares = math.fsum((value - fmean(run)) ** 2 for side in sides for run in side for value in run)
+    return max(actual - seen, 0.0) * squares / max(spare, 1)
 
 
 def _require_positive(*arms: Sequence[float], fewest: int) -> None:
@@ -102,32 +142,70 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
     return centre, math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
 
 
-def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> Verdict:
+def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, same_alpha: float = ALPHA) -> Verdict:
     """Return the verdict on one effect at the two-sided error `alpha`.
 
-    Faster or slower: the interval excludes 0, and the effect is at least `min_effect` and exceeds the variation between
-    runs. Same: the 90 % interval lies within 1 % either way.
+    Faster or slower: the interval excludes 0, and the effect is at least `min_effect`. Same: two one-sided tests, each
+    at `same_alpha`, exclude a change of 1 %; never from one run per side, which does not show how much runs differ.
     """
-    interval, narrow = effect.interval(1.0 - alpha), effect.interval(0.9)
-    differs, exceeds_runs = _excludes_zero(interval), abs(effect.log_ratio) >= effect.between_runs
+    interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
     answer: Answer = "inconclusive"
-    reason = f"the interval contains 0 and reaches beyond {100 * SAME_MARGIN:g} %"
-    if differs and exceeds_runs and abs(effect.share) >= min_effect:
-        answer, reason = "slower" if effect.share > 0.0 else "faster", ""
-    elif narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN:
+    within = narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN
+    if _excludes_zero(interval) and abs(effect.share) >= min_effect:
+        answer = "slower" if effect.share > 0.0 else "faster"
+        reason = "of these two runs; how much runs differ is not known" if effect.unit == "processes" else ""
+    elif within and effect.unit != "processes":
         answer, reason = "same", ""
-    elif differs and exceeds_runs:
-        reason = f"the difference is below the smallest that counts here, {100 * min_effect:.2g} %"
-    elif differs:
-        reason = f"the difference is below the run-to-run variation of A, {100 * math.expm1(effect.between_runs):.2g} %"
+    else:
+        reason = _undecided(effect, interval, within, alpha, min_effect)
     return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
+
+
+def _undecided(effect: Effect, interval: Interval, within: bool, alpha: float, min_effect: float) -> str:
+    """Return why the effect is neither a difference nor the same, and what would decide."""
+    if within:
+        why = f"alike within {100 * SAME_MARGIN:g} % in these two runs; how much runs differ is not known"
+    elif _excludes_zero(interval):
+        return f"the difference is below the smallest that counts here, {100 * min_effect:.2g} %"
+    else:
+        why = f"the interval contains 0 and reaches beyond {100 * SAME_MARGIN:g} %"
+    repeats = deciding_repeats(effect, alpha, min_effect)
+    about = "at least" if effect.unit == "processes" else "about"
+    number = f"{about} {repeats}" if repeats else f"more than {MOST_REPEATS}"
+    if effect.unit == "pairs":
+        return f"{why}; deciding would take {number} pairs (--pairs)"
+    return f"{why}; deciding would take {number} runs per side, or benchd compare --live"
+
+
+def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> int | None:
+    """Return how many pairs, or runs per side, would probably decide at this spread; None for more than MOST_REPEATS.
+
+    They would if the effect that they will show, which is normal around this one with the errors of both, is large or
+    small enough in 4 of 5 cases, at the upper quartile of the spread behind the one seen. From one run per side it is
+    the least number, as if runs did not differ.
+    """
+    sides = 1.0 if effect.unit == "pairs" else 2.0
+    taken = int(effect.degrees / sides) + 1 if effect.unit != "processes" else 1
+    counts = range(taken + 1, MOST_REPEATS + 1)
+    place = bisect_left(counts, LIKELY, key=lambda n: _deciding(effect, n, sides * (n - 1.0), alpha, min_effect))
+    return counts[place] if place < len(counts) else None
+
+
+def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_effect: float) -> float:
+    """Return the probability that so many repetitions find a difference or find none."""
+    seen = (1.0 - 2.0 / (9.0 * effect.degrees) - 0.674 * math.sqrt(2.0 / (9.0 * effect.degrees))) ** 1.5
+    error = effect.spread / seen / math.sqrt(repeats)  # by the lower quartile of chi, as E. B. Wilson and M. Hilferty
+    shown = NormalDist(effect.log_ratio, math.hypot(effect.error, error) or 1e-12)
+    beyond = max(student_t_quantile(1.0 - alpha / 2.0, degrees) * error, math.log1p(min_effect))
+    within = min(max(math.log1p(SAME_MARGIN) - student_t_quantile(1.0 - ALPHA, degrees) * error, 0.0), beyond)
+    return 1.0 - (shown.cdf(beyond) - shown.cdf(-beyond)) + (shown.cdf(within) - shown.cdf(-within))
 
 
 def look(first: Sequence[float], second: Sequence[float], min_effect: float = MIN_EFFECT) -> Verdict | None:
     """Return the verdict of a live comparison after these pairs, None if more are needed."""
     if len(first) not in LOOKS:
         return None
-    verdict = judge(paired_effect(first, second), LOOK_ALPHA, min_effect)
+    verdict = judge(paired_effect(first, second), LOOK_ALPHA, min_effect, LOOK_ALPHA)
     return verdict if verdict.answer != "inconclusive" or len(first) == LOOKS[-1] else None
 
 

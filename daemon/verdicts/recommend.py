@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
+from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
+from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.daemon.verdicts.statistics import Interval
 
 Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
@@ -22,6 +25,18 @@ CHEATS = {
     "repeated_input_faster": "answers repeated inputs faster",
     "output_changed": "gave different answers while it was timed",
 }
+NOT_OF_TIME = {
+    "faster_than_floor",
+    "mqtt",
+    "profiled",
+    "reference_fp32",
+    "rss_peak_since_start",
+    "service",
+    "simulated",
+    "usage_error",
+}
+"""Flags that leave a time as it is; the line names all others."""
+
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
 """Where a case ran: the device_id, the device of that machine, and its power mode, empty if it has none."""
@@ -44,15 +59,20 @@ class Requirements(Struct, frozen=True, kw_only=True):
 class Decision(Struct, frozen=True, kw_only=True):
     """The decision on one model, by the names of its variants. `ship` is None if no variant can be chosen.
 
-    `candidates` are ranked, best first; `tied` are those whose intervals overlap the best one's; `excluded` gives the
-    reason for each other variant. `ratio` is the runner-up's figure over the best one's. `unsettled` are variants
-    excluded because they lack a usable interval, although they could be better than the best one. `mixed` is the reason
-    if the variants are not all of one model: then nothing ships.
+    `candidates` are ranked, best first; `tied` are those that are not told apart from the best one; `excluded` gives
+    the reason for each other variant. `ratio` is the runner-up's figure over the best one's, with its 95 % interval if
+    both have at least three processes. With fewer, or with any `unsettled`, nothing ships: `fastest` is then the best
+    one, if the intervals within processes tell it apart. `unsettled` are variants excluded because they lack a usable
+    interval, although they could be better than the best one. `mixed` is the reason if the variants are not all of one
+    model: then nothing ships.
     """
 
     subject: str
+    objective: Objective = "latency"
     ship: str | None = None
+    fastest: str | None = None
     ratio: float | None = None
+    ratio_interval: Interval | None = None
     candidates: dict[str, Record] = {}
     tied: list[str] = []
     excluded: dict[str, str] = {}
@@ -155,17 +175,50 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     ranked = sorted((name for name in figures if name not in unknown), key=lambda name: figures[name].point)
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
-    best = figures[ranked[0]]
-    tied = [name for name in ranked if figures[name].low <= best.high]
+    best, others = ranked[0], ranked[1:]
+    leads = {name: _lead(named[best], named[name], objective) for name in others}
+    tied = [best, *(name for name in others if not _is_behind(figures[name], figures[best], leads[name], objective))]
+    winner = best if len(tied) == 1 else None
+    unsettled = [name for name in unknown if figures[name].low <= figures[best].high]
+    is_confirmed = not unsettled and all(_lead(named[best], named[name], objective) for name in [*others, *unknown])
+    first = leads[others[0]] if others else None
     return Decision(
         subject=subject,
-        ship=ranked[0] if len(tied) == 1 else None,
-        ratio=figures[ranked[1]].point / best.point if len(ranked) > 1 else None,
+        objective=objective,
+        ship=winner if is_confirmed else None,
+        fastest=None if is_confirmed else winner,
+        ratio=figures[others[0]].point / figures[best].point if others else None,
+        ratio_interval=Interval(1.0 + first.low, 1.0 + first.high) if first else None,
         candidates={name: named[name] for name in ranked},
         tied=tied,
         excluded=excluded,
-        unsettled=[name for name in unknown if figures[name].low <= best.high],
+        unsettled=unsettled,
     )
+
+
+def _lead(best: Record, other: Record, objective: Objective) -> Interval | None:
+    """Return the 95 % interval of the other's figure over the best one's, minus 1; None with fewer than 3 processes.
+
+    Each other variant is judged at 5 %: naming one of several equal variants takes a false difference from all others.
+    """
+    times = [_process_figures(record, objective) for record in (best, other)]
+    if min(map(len, times)) < FEWEST_PROCESSES or min(map(min, times)) <= 0.0:
+        return None
+    return welch_effect(*times).interval(1.0 - ALPHA)
+
+
+def _process_figures(record: Record, objective: Objective) -> list[float]:
+    """Return what ranks the variant, of each process."""
+    if objective == "energy":
+        return [process.energy.gross_per_inference_j for process in record.processes if process.energy]
+    share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
+    return [time_ms * share for time_ms in process_medians_ms([record])]
+
+
+def _is_behind(other: _Figure, best: _Figure, lead: Interval | None, objective: Objective) -> bool:
+    """Return whether the other is told apart from the best one; joules also by their error bars."""
+    is_apart = other.low > best.high
+    return is_apart if lead is None else lead.low > 0.0 and (is_apart or objective != "energy")
 
 
 def _stale(named: Mapping[str, Record]) -> dict[str, str]:
@@ -313,7 +366,8 @@ def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | No
     if timing.high_ms - timing.low_ms <= timing.median_ms:
         return None
     interval = f"{timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
-    return f"its interval is too wide, {interval}: {LONGER}"
+    more = LONGER if timing.interval_basis == "within_process" else "measure more processes (--processes)"
+    return f"its interval is too wide, {interval}: {more}"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
@@ -391,15 +445,64 @@ def _scaled(timing: Timing, share: float) -> _Figure:
 def line(decision: Decision) -> str:
     """Return the decision in one line."""
     if decision.ship:
-        words = [decision.ship, *_figures(decision.candidates[decision.ship])]
-        runner_up = list(decision.candidates)[1:2]
-        words += [f"({decision.ratio:.2g}x {runner_up[0]})"] if runner_up else []
-        words += [f"({', '.join(decision.unsettled)} may be better: {LONGER})"] if decision.unsettled else []
+        figures = _figures(decision.candidates[decision.ship])
+        words = [decision.ship, *figures, *(f"({more})" for more in _beside(decision))]
         return f"{decision.subject}: ship: {'  '.join(words)}"
+    if decision.fastest:
+        figures = [*_figures(decision.candidates[decision.fastest]), *_beside(decision)]
+        best = "least energy" if decision.objective == "energy" else "fastest"
+        confirming = f"--processes {max(5, 2 * _fewest(decision) + 1)} confirms it"
+        found = f"{best} here ({_processes(decision)}): {decision.fastest}; {confirming}"
+        return f"{decision.subject}: {found} ({', '.join(figures)})"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
     *others, last = decision.tied
-    return f"{decision.subject}: too close to call between {', '.join(others)} and {last}"
+    first = min(decision.tied, key=lambda name: _order(decision.candidates[name]))
+    beside = [_processes(decision), *_flagged(decision, decision.tied)]
+    return (
+        f"{decision.subject}: too close to call: {', '.join(others)} and {last} are not told apart "
+        f"({'; '.join(beside)}); {first} comes first in benchd list"
+    )
+
+
+def _beside(decision: Decision) -> list[str]:
+    """Return the lead over the runner-up, and what may qualify it."""
+    named = list(decision.candidates)[:2]
+    runs = {decision.candidates[name].suite_id for name in named}
+    words = [_ratio(decision, named[1])] if len(named) > 1 else []
+    words += ["of different runs"] if len(runs) > 1 else []
+    words += [f"{', '.join(decision.unsettled)} may be better"] if decision.unsettled else []
+    return words + _flagged(decision, named)
+
+
+def _ratio(decision: Decision, runner_up: str) -> str:
+    interval, ratio = decision.ratio_interval, decision.ratio or 1.0
+    digits = 3 if ratio >= 1.1 else 4
+    if interval is None:
+        return f"{ratio:.{digits}g}x {runner_up}, without interval"
+    return f"{ratio:.{digits}g}x [{interval.low:.{digits}g}, {interval.high:.{digits}g}] {runner_up}"
+
+
+def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
+    """Return the flags of these variants that put their times in doubt."""
+    flags = {name: sorted({*decision.candidates[name].flags} - NOT_OF_TIME) for name in names}
+    found = [f"{name} {', '.join(of_one)}" for name, of_one in flags.items() if of_one]
+    return [f"flagged: {'; '.join(found)}"] if found else []
+
+
+def _processes(decision: Decision) -> str:
+    fewest = _fewest(decision)
+    return f"{fewest} processes" if fewest > 1 else "one process"
+
+
+def _fewest(decision: Decision) -> int:
+    """Return how many processes the variant with the fewest has."""
+    return min(len(_process_figures(record, decision.objective)) for record in decision.candidates.values())
+
+
+def _order(record: Record) -> tuple[int, int, str]:
+    """Return the place of a variant among those that are equally good: as `benchd list` prints them."""
+    return list(all_variants()).index(record.case.variant), record.case.batch_size, record.case.provider or ""
 
 
 def exclusions(decision: Decision) -> list[str]:

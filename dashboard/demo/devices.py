@@ -26,7 +26,7 @@ from benchd.daemon.delivery.session import Session, Terms, connect
 from benchd.daemon.delivery.topics import RESULT_QOS, Kind, Topics
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Energy, Environment, ProcessResult, Record, Sample, Timing, decode, encode, wall_now
-from benchd.daemon.verdicts.effects import FEWEST_PROCESSES
+from benchd.daemon.verdicts.compare import ADVISED_PROCESSES
 from benchd.daemon.verdicts.statistics import combine
 from benchd.dashboard.feed import CONNECT_S, MAX_PACKET_BYTES
 
@@ -68,7 +68,7 @@ def derived(record: Record, device: Device, run: int, chance: random.Random) -> 
     if record.timing is None:
         raise ValueError(f"{record.key} has no timing to derive another from")
     level = device.factor * (STEP if device.grows_slow and run > STEP_RUNS else 1.0)
-    factors = [level * chance.gauss(1.0, NOISE) for _ in range(FEWEST_PROCESSES)]
+    factors = [level * chance.gauss(1.0, NOISE) for _ in range(ADVISED_PROCESSES)]
     processes = [ProcessResult(status="ok", timing=_timing(record.timing, factor)) for factor in factors]
     timing = _combined(record.timing, factors)
     return Record(

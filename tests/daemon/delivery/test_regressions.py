@@ -201,9 +201,9 @@ def test_an_upgrade_of_benchd_makes_no_baseline_stale(tmp_path, link):
 
 def test_too_few_processes_are_undecided_with_the_line_to_type(tmp_path, link):
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
-        assert one.take("r1", 3.0, processes=3) == {}
+        assert one.take("r1", 3.0, processes=2) == {}
         assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"].startswith("B has 3 of 5 processes: run bench-once --models square ")
+        assert verdict(one)["verdict_reason"].startswith("B has 2 of 3 processes: run bench-once --models square ")
 
 
 def test_what_nobody_pinned_or_planned_has_no_verdict(tmp_path, link):

@@ -36,7 +36,7 @@ def record(run, variant, median_ms, **fields):
         batch_size=fields.pop("batch", 1),
         provider=fields.pop("provider", None),
     )
-    processes = [ProcessResult(status="ok", timing=timing(median_ms * share)) for share in (0.999, 1.001)]
+    processes = [ProcessResult(status="ok", timing=timing(median_ms * share)) for share in (0.999, 1.0, 1.001)]
     given = {"check": PASSED, "energy": ENERGY, "throughput_per_s": median_ms and 1e3 / median_ms}
     given |= {"processes": processes}
     given |= {"suite_id": f"s{run}", "t_wall": f"2026-01-{run:02d}T00:00:00.000Z", "timing": timing(median_ms)}
@@ -77,7 +77,7 @@ def test_csv_is_one_flat_row_a_record_with_units_in_its_header(written, tmp_path
     assert (last["median_ms"], last["energy_error_share"], last["check"]) == ("4.5", "0.02", "passed")
     assert rows[-1]["reason"] == EVIL
     assert rows[-1]["median_ms"] == ""
-    assert "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (2x eager)\n" in printed
+    assert "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (2x [2, 2] eager)\n" in printed
     assert printed.endswith(f"{tmp_path / 'out' / 'report.csv'}\n")
 
 
@@ -170,7 +170,7 @@ def test_the_charts_hold_the_front_and_the_new_level(page):
     assert ring["x"] == ["2026-01-07T00:00:00.000Z"]
     batches = next(trace for trace in by_title["Throughput by batch size"]["data"] if trace["name"] == "vim_tiny eager")
     assert batches["x"] == [1, 4]
-    assert len(by_title["Run-to-run consistency"]["data"][0]["y"]) == 24
+    assert len(by_title["Run-to-run consistency"]["data"][0]["y"]) == 36
 
 
 @pytest.fixture

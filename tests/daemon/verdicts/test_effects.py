@@ -11,10 +11,12 @@ from benchd.daemon.verdicts.effects import (
     LOOK_ALPHA,
     LOOKS,
     Effect,
+    deciding_repeats,
     judge,
     judge_plan,
     look,
     paired_effect,
+    runs_effect,
     welch_effect,
 )
 
@@ -31,8 +33,9 @@ def test_paired_effect_matches_scipy():
     assert (interval.low, interval.high) == pytest.approx((math.expm1(low), math.expm1(high)), rel=1e-4)
 
 
-@given(arms, arms)
-def test_welch_effect_matches_scipy(first, second):
+@given(st.lists(st.tuples(st.floats(1.0, 100.0), st.floats(1.0, 100.0)), min_size=3, max_size=20))
+def test_welch_effect_matches_scipy(pairs):
+    first, second = zip(*pairs, strict=True)
     logs = [[math.log(value) for value in arm] for arm in (second, first)]
     assume(min(max(arm) - min(arm) for arm in logs) > 1e-3)
     effect = welch_effect(first, second)
@@ -41,13 +44,71 @@ def test_welch_effect_matches_scipy(first, second):
     assert effect.degrees == pytest.approx(wanted.df, rel=1e-6)
 
 
+def test_sides_of_unequal_numbers_have_the_degrees_of_the_smaller():
+    assert welch_effect(A, B[:3]).degrees == welch_effect(A[:3], B).degrees == 2.0
+
+
+@given(arms, arms)
+def test_runs_of_one_process_are_compared_by_students_t(first, second):
+    logs = [[math.log(value) for value in arm] for arm in (second, first)]
+    assume(min(max(arm) - min(arm) for arm in logs) > 1e-3)
+    effect = runs_effect([[value] for value in first], [[value] for value in second])
+    wanted = stats.ttest_ind(*logs)
+    assert effect.log_ratio / effect.error == pytest.approx(wanted.statistic, rel=1e-6, abs=1e-9)
+    assert effect.degrees == wanted.df
+
+
+def test_one_run_against_several_is_a_prediction_from_their_centres():
+    runs = [[math.exp(centre - 0.01), math.exp(centre + 0.01)] for centre in (0.0, 0.02, 0.04)]
+    effect = runs_effect(runs, [runs[1]])
+    assert (effect.unit, effect.degrees) == ("runs", 2.0)
+    assert effect.error == pytest.approx(0.02 * math.sqrt(1 + 1 / 3))
+    assert effect.spread == pytest.approx(0.02 * math.sqrt(2))
+
+
+def test_a_run_of_fewer_processes_adds_what_processes_differ_by():
+    runs = [[math.exp(centre - 0.01), math.exp(centre + 0.01)] for centre in (0.0, 0.0, 0.0)]
+    effect = runs_effect(runs, [[1.0]])
+    assert effect.error == pytest.approx(math.sqrt(0.0002 * (1 / 6 + 1 - 1 / 2 * (1 / 3 + 1))))
+
+
+def test_one_run_per_side_is_never_the_same_and_a_difference_is_of_these_two():
+    same = judge(runs_effect([A], [A]))
+    assert same.answer == "inconclusive"
+    assert same.reason == (
+        "alike within 1 % in these two runs; how much runs differ is not known; "
+        "deciding would take at least 3 runs per side, or benchd compare --live"
+    )
+    slower = judge(runs_effect([A], [B]))
+    assert (slower.answer, slower.reason) == ("slower", "of these two runs; how much runs differ is not known")
+    assert judge(runs_effect([A, A], [A])).answer == "same"
+
+
+def test_a_wide_interval_of_few_runs_in_a_long_plan_is_a_number():
+    effect = runs_effect([[1.0], [1.3]], [[2.0]])
+    assert math.isfinite(judge_plan([effect] * 200)[0].interval.high)
+
+
+@pytest.mark.parametrize(
+    ("effect", "repeats"),
+    [
+        (Effect(0.0, 0.02 / 15**0.5, 14.0, 0.02, "pairs"), 50),
+        (Effect(0.02, 0.02 / 15**0.5, 14.0, 0.02, "pairs"), 16),
+        (Effect(0.0, 0.2 / 15**0.5, 14.0, 0.2, "pairs"), None),
+        (Effect(0.0, 0.01, 4.0, 0.015, "runs"), 37),
+    ],
+)
+def test_what_would_decide_grows_with_the_spread(effect, repeats):
+    assert deciding_repeats(effect) == repeats
+
+
 def test_swapping_the_sides_swaps_the_answer():
     assert judge(paired_effect(A, B)).answer == "slower"
     assert judge(paired_effect(B, A)).answer == "faster"
 
 
 def test_equal_times_are_the_same():
-    for effect in (paired_effect(A, A), welch_effect([5.0] * 5, [5.0] * 5)):
+    for effect in (paired_effect(A, A), runs_effect([[5.0]] * 3, [[5.0]] * 2)):
         verdict = judge(effect)
         assert (verdict.answer, verdict.effect, verdict.interval.low) == ("same", 0.0, 0.0)
 
@@ -65,7 +126,7 @@ def test_equal_times_are_the_same():
     ],
 )
 def test_each_answer_at_its_bound(share, error, min_effect, answer, words):
-    verdict = judge(Effect(math.log1p(share), error, 14.0), min_effect=min_effect)
+    verdict = judge(Effect(math.log1p(share), error, 14.0, error * 15**0.5, "pairs"), min_effect=min_effect)
     assert verdict.answer == answer
     assert words in verdict.reason
 
@@ -97,7 +158,7 @@ def test_one_effect_in_a_plan_is_judged_as_if_alone():
 @given(st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=12))
 def test_a_plan_rejects_what_holm_rejects(scores):
     """Against the textbook: p-values in ascending order, each held against alpha over how many are left."""
-    effects = [Effect(score / 100, 0.01, 8.0) for score in scores]
+    effects = [Effect(score / 100, 0.01, 8.0, 0.03, "pairs") for score in scores]
     p_values = sorted((2 * stats.t.sf(abs(score), 8.0), place) for place, score in enumerate(scores))
     rejected = set()
     for rank, (p, place) in enumerate(p_values):

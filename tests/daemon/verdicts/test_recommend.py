@@ -18,6 +18,14 @@ ENERGY = Energy(
 )
 
 
+NOTHING_MUCH = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.001)
+
+
+def _scaled(energy, share):
+    joules = energy and energy.gross_per_inference_j * share
+    return energy and msgspec.structs.replace(energy, gross_per_inference_j=joules)
+
+
 def candidate(variant, median_ms, **fields):
     """Return a record of a variant that passed its check."""
     case = Case(
@@ -27,7 +35,14 @@ def candidate(variant, median_ms, **fields):
         provider=fields.pop("provider", None),
     )
     place = {name: fields.pop(name) for name in ("device", "power_mode") if name in fields}
+    times_ms = [median_ms * (1 + share / 1e3) for share in (-10, 0, 10)[: fields.pop("count", 3)]]
     given = {"run_id": f"{case.case_id} {median_ms}", "check": PASSED, "timing": timing(median_ms)}
+    given["processes"] = [
+        ProcessResult(
+            status="ok", timing=timing(time_ms), energy=_scaled(fields.get("energy"), median_ms and time_ms / median_ms)
+        )
+        for time_ms in times_ms
+    ]
     return made(case=case, environment=msgspec.structs.replace(ENVIRONMENT, **place), **given | fields)
 
 
@@ -39,7 +54,7 @@ def only(records, **requirements):
 def test_the_fastest_ships_and_the_line_says_by_how_much():
     slower = candidate("custom-fp16", 9.43, kernels_ran="triton")
     decision = only([candidate("tensorrt-fp16", 4.1, energy=ENERGY), slower])
-    wanted = "vim_tiny b1: ship: tensorrt-fp16  4.1 ms  31 mJ ±2 %  check ok  (2.3x custom (triton)-fp16)"
+    wanted = "vim_tiny b1: ship: tensorrt-fp16  4.1 ms  31 mJ ±2 %  check ok  (2.3x [2.25, 2.35] custom (triton)-fp16)"
     assert line(decision) == wanted
 
 
@@ -98,7 +113,37 @@ def test_a_faster_variant_that_may_lose_too_much_is_out_and_without_a_limit_it_i
 def test_intervals_that_overlap_are_too_close_to_call():
     decision = only([candidate("fp16", 5.0), candidate("eager", 5.05), candidate("bf16", 5.2)])
     assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
-    assert line(decision) == "vim_tiny b1: too close to call between eager-fp16 and eager"
+    assert line(decision) == (
+        "vim_tiny b1: too close to call: eager-fp16 and eager are not told apart (3 processes); "
+        "eager comes first in benchd list"
+    )
+
+
+def test_one_process_names_the_fastest_here_and_ships_nothing_beside_others():
+    decision = only([candidate("custom", 4.1, count=1), candidate("eager", 8.2)])
+    assert (decision.ship, decision.fastest, decision.ratio_interval) == (None, "custom", None)
+    assert line(decision) == (
+        "vim_tiny b1: fastest here (one process): custom; --processes 5 confirms it "
+        "(4.1 ms, energy not measured, check ok, 2x eager, without interval)"
+    )
+    alone = only([candidate("custom", 4.1, count=1)])
+    assert (alone.ship, alone.fastest) == ("custom", None)
+    close = line(only([candidate("custom", 4.1, count=1), candidate("eager", 4.15)]))
+    assert close.endswith("not told apart (one process); eager comes first in benchd list")
+    frugal = [candidate("custom", 4.1, count=2, energy=NOTHING_MUCH), candidate("eager", 4.0, energy=ENERGY)]
+    assert "least energy here (2 processes): custom; --processes 5" in line(only(frugal, objective="energy"))
+
+
+def test_processes_that_overlap_are_not_told_apart_though_their_medians_differ():
+    spread = [ProcessResult(status="ok", timing=timing(time_ms)) for time_ms in (3.0, 5.0, 7.0)]
+    assert only([candidate("custom", 4.9, processes=spread), candidate("eager", 6.0)]).tied == ["custom", "eager"]
+
+
+def test_flags_that_put_a_time_in_doubt_and_other_runs_are_named():
+    best = candidate("custom", 4.0, flags=["busy_machine", "service", "warm_up_not_steady"])
+    decided = line(only([best, candidate("eager", 8.0, flags=["low_clock"], suite_id="s2")]))
+    flagged = "(flagged: custom busy_machine, warm_up_not_steady; eager low_clock)"
+    assert decided.endswith(f"(2x [1.96, 2.05] eager)  (of different runs)  {flagged}")
 
 
 def test_a_figure_without_an_interval_cannot_be_told_apart():
@@ -119,15 +164,17 @@ LONGER = "run longer, as with --preset standard"
 def test_one_of_unknown_time_is_out_alone_and_the_line_says_that_it_could_be_better(low_ms, high_ms, reason):
     unknown = candidate("bf16", 20.0, timing=timing(20.0, low_ms=low_ms, high_ms=high_ms))
     decision = only([candidate("eager", 4.0), candidate("compile", 9.0), unknown])
-    assert (decision.ship, list(decision.candidates)) == ("eager", ["eager", "compile"])
+    assert (decision.ship, decision.fastest) == (None, "eager")
+    assert list(decision.candidates) == ["eager", "compile"]
     assert decision.excluded == {"eager-bf16": reason}
-    assert line(decision).endswith(f"(2.2x compile)  (eager-bf16 may be better: {LONGER})")
+    assert line(decision).endswith("2.25x [2.2, 2.3] compile, eager-bf16 may be better)")
     assert only([unknown, candidate("fp16", 3.0, timing=unknown.timing)]).ship is None
 
 
 def test_one_whose_wide_interval_lies_above_the_best_is_not_said_to_be_better():
     wide = candidate("bf16", 20.0, timing=timing(20.0, low_ms=6.0, high_ms=40.0))
     assert line(only([candidate("eager", 4.0), wide])).endswith("check ok")
+    assert only([candidate("eager", 4.0, count=1), wide]).fastest == "eager"
 
 
 WRONG = msgspec.structs.replace(PASSED, passed=False)
