@@ -22,7 +22,7 @@ GAP_PERIODS = 2.5  # a larger distance means that values in between are missing
 STALE_ODDS = 1e-6
 GLITCH = 4.0  # times everything else that the sensor showed, or less than its fourth part
 GLITCH_SHARE = 0.01  # of the updates: what occurs more often is a load
-OUTLIER, DIP = 3.0, 1.3  # times the next excursion: of powers, and of a counter's steps, which are exact
+OUTLIER, DIP = 3.0, 1.08  # times the next excursion: of powers, and of a counter's steps, which are exact
 RIPPLE = 0.6  # of the steps between averages: what the edges of the window are off by
 HIDDEN, HIDDEN_FACTOR = 0.12, 12.0  # of the power, and of these steps, whichever is less: a load nearly in step
 

@@ -292,6 +292,66 @@ def test_a_coarse_sensor_on_the_levels_of_a_load_is_not_stuck():
     assert abs(found.energy_j - truth) <= found.energy_err_j
 
 
+def at(t, value_of):
+    """Let one value, the first after `t`, be what `value_of` makes of it."""
+
+    def drill(samples):
+        hit = next(sample for sample in samples if seconds(sample) >= t)
+        return [replace(s, value=value_of(s.value)) if s is hit else s for s in samples]
+
+    return drill
+
+
+@pytest.mark.parametrize("averages", [True, False], ids=["averaging", "point"])
+@pytest.mark.parametrize("value_of", [lambda watts: 0.0, lambda watts: 100.0 * watts], ids=["zero", "hundredfold"])
+def test_a_glitch_is_left_out_and_named(value_of, averages):
+    samples, source, _ = polled_run(random.Random(0), period_s=0.02, averages=averages)
+    clean, found = measured(samples, [source]), measured(at(1.0, value_of)(samples), [source])
+    assert (clean.flags, found.flags) == ([], ["glitch"])
+    assert found.energy_j == pytest.approx(clean.energy_j, abs=10.0 * 0.02)  # one value between the two levels
+    assert found.energy_err_j < 1.5 * clean.energy_err_j
+
+
+@pytest.mark.parametrize("averages", [True, False], ids=["averaging", "point"])
+def test_a_value_that_may_be_a_glitch_or_a_burst_is_named_and_the_bar_covers_both(averages):
+    samples, source, truth = polled_run(random.Random(0), low=10.0, high=10.0, period_s=0.02, averages=averages)
+    found = measured(at(1.0, lambda watts: 3.0 * watts)(samples), [source])
+    assert found.flags == ["outlier"]
+    assert abs(found.energy_j - truth) <= found.energy_err_j <= 0.1 * truth
+
+
+def test_values_that_recur_are_a_load_however_high_they_are():
+    samples, source, _ = polled_run(random.Random(0), low=2.0, high=80.0, load_period_s=0.15, period_s=0.1)
+    assert "glitch" not in measured(samples, [source]).flags
+
+
+def test_a_counter_that_lost_part_of_an_update_has_a_bar_that_covers_it():
+    for share in (0.1, 0.5, 0.9):
+        samples, source, truth = counter_run(random.Random(0), window_s=2.0, period_s=0.1)
+        lost = [replace(s, value=s.value - share * 5.0) if seconds(s) >= 1.0 else s for s in samples]
+        found = measured(lost, [source])
+        assert found.flags == ["outlier"]
+        assert share * 5.0 - 0.2 < truth - found.energy_j <= found.energy_err_j < share * 5.0 + 2.0
+
+
+@pytest.mark.parametrize("averages", [True, False], ids=["averaging", "point"])
+def test_a_steady_load_on_a_coarse_sensor_is_as_sure_as_its_step(averages):
+    samples, source, truth = polled_run(
+        random.Random(0), low=10.2, high=10.2, step=0.5, noise_w=0.01, averages=averages
+    )
+    assert {s.value for s in samples if 0.1 < seconds(s) < 1.9} == {10.0}
+    found = measured(samples, [source])
+    assert (found.flags, found.gap_share) == ([], 0.0)
+    assert 90 <= found.updates <= 110
+    assert abs(found.energy_j - truth) <= found.energy_err_j <= 0.06 * truth
+
+
+def test_a_sensor_that_never_changes_gives_a_reason():
+    samples, source, _ = polled_run(random.Random(0))
+    constant = [replace(sample, value=5.0) for sample in samples]
+    assert measured(constant, [source]).startswith("never_changed: 5 W in each of ")
+
+
 @pytest.mark.parametrize("jitter_s", [0.02, 0.07], ids=["loose grid", "no grid"])
 def test_a_counter_that_keeps_no_grid_has_a_bar_that_covers_it(jitter_s):
     ticking, covered = source("energy_counter_j", period_s=0.1), 0

@@ -1,10 +1,12 @@
 """How often the energy's bar covers the truth, by load or fault and by sensor: the table of docs/measuring.md.
 
-`pytest -s -m slow tests/daemon/sampling/test_energy_coverage.py` prints it.
+`pytest -s -m slow tests/daemon/sampling/test_energy_coverage.py` prints its cells. A run counts as missed if it has an
+energy whose bar misses the truth; at most 7 % may, and each bound below allows two standard deviations more.
 """
 
+import math
 import random
-from collections import Counter
+import sys
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from simulated_power import Load, Sensor, held, span
 from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import median
 
+MISSED = 0.07
 WINDOWS_S = (2.0, 3.7, 5.0, 10.0)
 READS_S = (0.02, 0.05, 0.05)  # the sampler's default is 0.05 s
 
@@ -126,70 +129,81 @@ COUNTERS = {
     "100 ms counter": {"period_s": 0.1},
     "100 ms counter, stamped": {"period_s": 0.1, "read_s": 0.002},  # as NVML's, by a thread of its own
 }
+COARSE = "steady, in steps of 0.5 to 2 W"
+SPARSE = "bursts of 3 to 30 ms, 3 to 10 % of the time"
 LOADS = {
     "steady": (steady, none),
-    "squares 1 to 15 Hz": (square(1.0, 15.0), none),
-    "squares 15 to 60 Hz": (square(15.0, 60.0), none),
+    "squares of 1 to 15 Hz": (square(1.0, 15.0), none),
+    "squares of 15 to 60 Hz": (square(15.0, 60.0), none),
     "bursts of 3 to 30 ms, 10 to 50 % of the time": (bursts(0.1, 0.5), none),
-    "bursts of 3 to 30 ms, 3 to 10 % of the time": (bursts(0.03, 0.1), none),
+    SPARSE: (bursts(0.03, 0.1), none),
     "ramps": (ramps, none),
 }
-GLITCHES = {
+OF_POWERS = LOADS | {
+    COARSE: (steady, none),
     "a value of 0": (mixed, value(lambda now, before: 0.0)),
-    "a value of ten times": (mixed, value(lambda now, before: 10.0 * now)),
+    "a value ten times too high": (mixed, value(lambda now, before: 10.0 * now)),
     "a value stuck once": (mixed, value(lambda now, before: before)),
     "stuck for 1 to 20 updates": (mixed, stuck),
 }
-RESETS = {
-    "reset by 0.1 to 1 update, steady": (steady, reset(0.1, 1.0)),
-    "reset by 0.1 to 1 update": (mixed, reset(0.1, 1.0)),
-    "reset by 1 to 100 updates": (mixed, reset(1.0, 100.0)),
+OF_COUNTERS = LOADS | {
+    "fell by 0.1 to 1 update": (mixed, reset(0.1, 1.0)),
+    "fell by 1 to 100 updates": (mixed, reset(1.0, 100.0)),
 }
-COARSE = {"steady, coarse steps of 0.5 to 2 W": (steady, none)}
+# Its values are so few that in one of ten runs none of them meets a burst, and then nothing tells of them.
+UNKNOWABLE = {(SPARSE, "100 ms point"): 0.12}
 
 
-def run(seed, load_of, fault, sensor, coarse=False):
+def run(seed, load_of, fault, sensor, coarse):
     """Return what is measured in one run, and the true joules."""
     rng = random.Random(seed)
     window_s, read_s = rng.choice(WINDOWS_S), rng.choice(READS_S)
-    resolution = {"step": rng.choice([0.5, 1.0, 2.0]), "noise_w": rng.choice([0.01, 0.1])} if coarse else {}
-    facts = {"read_s": read_s} | (POWERS | COUNTERS)[sensor] | resolution
+    steps = {"step": rng.choice([0.5, 1.0, 2.0]), "noise_w": rng.choice([0.01, 0.1])} if coarse else {}
+    facts = {"read_s": read_s} | (POWERS | COUNTERS)[sensor] | steps
     one, read_s = Sensor(rng, **facts), facts["read_s"]
-    counts = sensor in COUNTERS
-    source = one.counter_source if counts else one.powers_source
+    source = one.counter_source if sensor in COUNTERS else one.powers_source
     load = load_of(rng, window_s, energy.hold_s([source], read_s))
-    samples = one.changes(load, window_s) if counts else one.powers(load, window_s)
+    samples = one.changes(load, window_s) if sensor in COUNTERS else one.powers(load, window_s)
     window = span(0.0, window_s)
     inside = [i for i, each in enumerate(samples) if window.start_ns < each.t_ns < window.end_ns]
     samples = fault(rng, samples, inside, source.period_s)
-    truth_j = load.energy(window_s) - load.energy(0.0)
-    return energy.measure(samples, [source], window, 100, read_s), truth_j
+    return energy.measure(samples, [source], window, 100, read_s), load.energy(window_s) - load.energy(0.0)
 
 
-def cell(load_of, fault, sensor, runs, coarse=False):
-    """Return the covered share of the energies, the median half-width as a share, the share of null, and the words."""
-    covered, halves, words = [], [], Counter()
-    for seed in range(runs):
-        found, truth_j = run(seed, load_of, fault, sensor, coarse)
-        if isinstance(found, str):
-            words[found.partition(":")[0]] += 1
-            continue
-        words.update(flag.partition(":")[0] for flag in found.flags)
-        covered.append(abs(found.energy_j - truth_j) <= found.energy_err_j)
-        halves.append(found.energy_err_j / truth_j)
-    return sum(covered) / max(1, len(covered)), median(halves) if halves else 0.0, 1 - len(covered) / runs, words
+def outcomes(name, load_of, fault, sensor, seeds):
+    """Return the missed share of the runs, the share of null, and the median half-width as a share of the truth."""
+    missed, halves = 0, []
+    for seed in seeds:
+        found, truth_j = run(seed, load_of, fault, sensor, name == COARSE)
+        if not isinstance(found, str):
+            missed += abs(found.energy_j - truth_j) > found.energy_err_j
+            halves.append(found.energy_err_j / truth_j)
+    return missed / len(seeds), 1 - len(halves) / len(seeds), median(halves) if halves else math.nan
 
 
-ROWS = [
-    *((name, sensor, *row) for name, row in (LOADS | GLITCHES).items() for sensor in POWERS),
-    *((name, sensor, *row) for name, row in COARSE.items() for sensor in POWERS),
-    *((name, sensor, *row) for name, row in (LOADS | RESETS).items() for sensor in COUNTERS),
-]
+def most(share, runs):
+    return share + 2 * math.sqrt(share * (1 - share) / runs)
+
+
+@pytest.mark.parametrize(
+    ("sensors", "name", "row"),
+    [(POWERS, *row) for row in OF_POWERS.items()] + [(COUNTERS, *row) for row in OF_COUNTERS.items()],
+    ids=[f"power, {name}" for name in OF_POWERS] + [f"counter, {name}" for name in OF_COUNTERS],
+)
+def test_the_bar_covers_the_truth_over_all_sensors(sensors, name, row):
+    runs = 25
+    missed = [outcomes(name, *row, sensor, range(runs))[0] for sensor in sensors]
+    assert sum(missed) / len(missed) <= most(MISSED, runs * len(missed))
+
+
+CELLS = [(sensor, name, row) for name, row in OF_POWERS.items() for sensor in POWERS]
+CELLS += [(sensor, name, row) for name, row in OF_COUNTERS.items() for sensor in COUNTERS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sensor", "load_of", "fault"), ROWS, ids=[f"{row[0]} - {row[1]}" for row in ROWS])
-def test_the_bar_covers_the_truth(name, sensor, load_of, fault):
-    import os
-    covered, half, null, words = cell(load_of, fault, sensor, int(os.environ.get("N","200")), name in COARSE)
-    print(f"| {name} | {sensor} | {100 * covered:.1f} % | {100 * half:.2f} % | {100 * null:.1f} % | {dict(words)}")
+@pytest.mark.parametrize(("sensor", "name", "row"), CELLS, ids=[f"{name}, {sensor}" for sensor, name, _ in CELLS])
+def test_the_bar_covers_the_truth_of_each_sensor(sensor, name, row):
+    runs = 300
+    missed, null, half = outcomes(name, *row, sensor, range(runs))
+    sys.stdout.write(f"\n{name} | {sensor} | covered or null {1 - missed:.1%} | null {null:.1%} | half {half:.2%}")
+    assert missed <= most(UNKNOWABLE.get((name, sensor), MISSED), runs)
