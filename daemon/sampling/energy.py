@@ -170,7 +170,7 @@ def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s
     if share > GAPS_WIDEN:
         err_j += reading.swing_w * reading.gap_s
     flags = ["gaps"] * (share > 0.0) + ["short_window"] * (window_s < shortest_s) + ["glitch"] * reading.glitches
-    flags += ["outlier"] * (reading.doubt_j > OUTLIER_SHARE * err_j)
+    flags += ["outlier"] * (reading.alone and reading.doubt_j > OUTLIER_SHARE * err_j)
     return _Estimate(source, reading.energy_j, err_j, reading.updates, share, flags)
 
 

@@ -4,7 +4,7 @@ A counter is exact at its changes and linear in between. Powers are joined by st
 middle of the time that it covers. The standard deviation covers the uncertainty from a sensor's update period, its
 steps and its noise. Samples reveal neither a calibration error nor a load in exact step with a sensor that does not
 average, nor bursts that none of its values met. tests/daemon/sampling/test_energy_coverage.py measures how often a bar
-of COVERAGE standard deviations covers exactly known loads; the numbers below are the smallest that make it do so.
+of COVERAGE standard deviations covers exactly known loads; the numbers below were set by it.
 """
 
 import math
@@ -22,7 +22,7 @@ GAP_PERIODS = 2.5  # a larger distance means that values in between are missing
 STALE_ODDS = 1e-6
 GLITCH = 4.0  # times everything else that the sensor showed, or less than its fourth part
 GLITCH_SHARE = 0.01  # of the updates: what occurs more often is a load
-OUTLIER, DIP = 3.0, 1.08  # times the next excursion: of powers, and of a counter's steps, which are exact
+OUTLIER, DIP = 3.0, 1.08  # times the next excursion: in powers, and in the steps of a counter
 RIPPLE = 0.6  # of the steps between averages: what the edges of the window are off by
 HIDDEN, HIDDEN_FACTOR = 0.12, 12.0  # of the power, and of these steps, whichever is less: a load nearly in step
 
@@ -40,8 +40,8 @@ class Refused(Exception):
 class Reading:
     """The energy with its standard deviation, the range of the power, and what the values leave open.
 
-    `gap_s` is time without values; `doubt_j` the energy of a single value that stands alone; `glitches` says that
-    impossible values were left out.
+    `gap_s` is time without values; `doubt_j` the energy of a single value that stands out, `alone` if by far;
+    `glitches` says that impossible values were left out.
     """
 
     energy_j: float
@@ -50,11 +50,12 @@ class Reading:
     updates: int
     gap_s: float
     doubt_j: float
+    alone: bool
     glitches: bool = False
 
 
 @dataclass(frozen=True)
-class Run:
+class _Run:
     """A value for as long as it stays the same, which is so many updates of its sensor."""
 
     start_s: float
@@ -74,7 +75,8 @@ def counted(series: Series, source: PowerSource, window_s: float, read_period_s:
     watts = [(j1 - j0) / (t1 - t0) for (t0, j0), (t1, j1) in pairwise(zip(times, joules, strict=True))]
     energy_j = _at(times, joules, window_s) - _at(times, joules, 0.0)
     pace_s = max(source.period_s, read_period_s)
-    runs = [Run(t0, power_w, t1 - t0, 1) for (t0, t1), power_w in zip(pairwise(times), watts, strict=True)]
+    runs = [_Run(t0, power_w, t1 - t0, 1) for (t0, t1), power_w in zip(pairwise(times), watts, strict=True)]
+    doubt_j, alone = _doubt(runs, DIP)
     # Two stamps of a fast counter are off by up to its period; those on a grid were put right.
     late_s = source.period_s / math.sqrt(2) if source.period_s < 2 * read_period_s else 0.0
     return Reading(
@@ -84,7 +86,8 @@ def counted(series: Series, source: PowerSource, window_s: float, read_period_s:
             _ripple_sd_j(runs, pace_s, late_s / pace_s * energy_j / window_s),
             energy_j / window_s * span_sd_s,
         ),
-        doubt_j=_doubt_j(runs, DIP),
+        doubt_j=doubt_j,
+        alone=alone,
         swing_w=max(watts) - min(watts),
         updates=bisect_right(times, window_s) - bisect_left(times, 0.0),
         gap_s=_gaps_s(times, pace_s, window_s),
@@ -135,6 +138,7 @@ def polled(series: Series, source: PowerSource, window_s: float, read_period_s: 
     step_w = _resolution_w([run.watts for run in whole])
     stale_s = _stale_s(runs, whole, step_w)
     noise_w = _noise_sd_w(times, watts, source)
+    doubt_j, alone = _doubt(runs, OUTLIER)
     return Reading(
         energy_j=_trapezoid(times, watts, window_s),
         sd_j=math.hypot(
@@ -148,19 +152,20 @@ def polled(series: Series, source: PowerSource, window_s: float, read_period_s: 
         swing_w=max(watts) - min(watts),
         updates=sum(run.updates for run in inside) - round(stale_s / pace_s),
         gap_s=_gaps_s(times, pace_s, window_s) + stale_s,
-        doubt_j=_doubt_j(runs, OUTLIER),
+        doubt_j=doubt_j,
+        alone=alone,
         glitches=any(times[0] < t < times[-1] for t, _ in set(every) - set(kept)),
     )
 
 
-def _runs(points: Series, period_s: float, read_s: float) -> list[Run]:
+def _runs(points: Series, period_s: float, read_s: float) -> list[_Run]:
     """Return the runs of equal values; the last one ends at its last reading."""
     runs = []
     firsts = [i for i, (_, watts) in enumerate(points) if i == 0 or watts != points[i - 1][1]]
     for first, following in pairwise([*firsts, len(points) - 1] if points else []):
         span_s = points[following][0] - points[first][0]
         updates = min(round(span_s / max(read_s, period_s)), following - first)
-        runs.append(Run(*points[first], span_s, max(1, updates)))
+        runs.append(_Run(*points[first], span_s, max(1, updates)))
     return runs
 
 
@@ -178,7 +183,7 @@ def _without_glitches(points: Series, period_s: float, read_s: float) -> Series:
     return [point for point in points if point[1] not in wrong]
 
 
-def _excursions(runs: Sequence[Run]) -> list[tuple[float, float, Run]]:
+def _excursions(runs: Sequence[_Run]) -> list[tuple[float, float, _Run]]:
     """Return how far each value lies outside of its nearer and of its farther neighbour, in W; 0 between them."""
     found = []
     for a, b, c in zip(runs, runs[1:], runs[2:], strict=False):
@@ -188,7 +193,7 @@ def _excursions(runs: Sequence[Run]) -> list[tuple[float, float, Run]]:
     return found
 
 
-def _missed_sd_j(runs: Sequence[Run], unseen_s: float) -> float:
+def _missed_sd_j(runs: Sequence[_Run], unseen_s: float) -> float:
     """Return the uncertainty from bursts that some values met and others missed: a count, as of rare events.
 
     `unseen_s` is the time between two values that no average covers.
@@ -197,19 +202,20 @@ def _missed_sd_j(runs: Sequence[Run], unseen_s: float) -> float:
     return math.sqrt(math.fsum(met) + max(met, default=0.0))
 
 
-def _doubt_j(runs: Sequence[Run], least: float) -> float:
-    """Return the energy of the value that stands alone: a glitch, a lone burst or a counter's reset; 0 without one.
+def _doubt(runs: Sequence[_Run], least: float) -> tuple[float, bool]:
+    """Return the energy of the value that stands out, and whether it stands alone; 0 J without one.
 
-    Alone is one that lies `least` times further outside of its neighbours than any other.
+    It may be a glitch, a lone burst or a counter's reset. One stands out that lies `least` times further outside of its
+    neighbours than any other, and alone if OUTLIER times.
     """
     found = sorted(_excursions(runs), key=lambda one: one[0])
     if len(found) < 2 or found[-1][0] <= least * found[-2][0]:
-        return 0.0
-    _, excess_w, run = found[-1]
-    return excess_w * run.span_s
+        return 0.0, False
+    nearer_w, farther_w, run = found[-1]
+    return farther_w * run.span_s, nearer_w > OUTLIER * found[-2][0]
 
 
-def _ripple_sd_j(runs: Sequence[Run], pace_s: float, noise_w: float) -> float:
+def _ripple_sd_j(runs: Sequence[_Run], pace_s: float, noise_w: float) -> float:
     """Return the uncertainty of both edges from a load that varies within an average.
 
     What the averages show of it, as steps beyond those of `noise_w`, is its least: they hide a load in step with them.
@@ -268,7 +274,7 @@ def _resolution_w(watts: list[float]) -> float:
     return math.gcd(*(round(value * 1e6) for value in watts)) / 1e6
 
 
-def _stale_s(runs: Sequence[Run], whole: Sequence[Run], step_w: float) -> float:
+def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> float:
     """Return the longest time without a change of the value, 0 if the changes at other times make that plausible.
 
     Most of a window may be without one if the sensor is coarse: if at other times it changed by many steps or not.
