@@ -343,7 +343,7 @@ def test_a_steady_load_on_a_coarse_sensor_is_as_sure_as_its_step(averages):
     found = measured(samples, [source])
     assert (found.flags, found.gap_share) == ([], 0.0)
     assert 90 <= found.updates <= 110
-    assert abs(found.energy_j - truth) <= found.energy_err_j <= 0.06 * truth
+    assert abs(found.energy_j - truth) <= found.energy_err_j <= 0.12 * truth  # 4 and 10 W are multiples of 2 W
 
 
 def test_a_sensor_that_never_changes_gives_a_reason():
