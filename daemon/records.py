@@ -490,7 +490,7 @@ class CrossCheck(Struct, frozen=True, kw_only=True):
 class Energy(Struct, frozen=True, kw_only=True):
     """Energy over the window with its error bar (95 %, k = 2), and what exactly was measured.
 
-    `metric` shows whether `source` is a counter or was polled. `updates` counts its distinct values in the window;
+    `metric` shows whether `source` is a counter or was polled. `updates` counts its values in the window;
     `gap_share` is the share of the window without readings. Net excludes `idle_w`, the mean idle power before and
     after, which differ by `idle_drift_w`. `flags` are caveats for the reader, such as `sources_disagree`.
     """

@@ -47,6 +47,9 @@ def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):
     assert (record.energy.scope, record.energy.source) == ("module input VDD_IN", "fake")
     mean_w = record.energy.energy_j / process.window.seconds
     assert abs(mean_w - sum(watts) / len(watts)) * process.window.seconds < record.energy.energy_err_j + 0.5
+    # Energy per inference times inferences per second is the power.
+    per_s = process.timing.runs * record.case.batch_size / process.window.seconds
+    assert record.energy.gross_per_inference_j * per_s == pytest.approx(mean_w)
     assert 5.0 < record.energy.idle_w < 15.1
     before, after = process.idle
     assert before.end_ns <= process.window.start_ns < process.window.end_ns <= after.start_ns

@@ -2,114 +2,16 @@
 
 import random
 import re
-from bisect import bisect_right
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import msgspec
 import pytest
+from simulated_power import IDLE_W, READ_S, START_NS, Sensor, held, sample, source, span
 
-from benchd.daemon.records import Energy, Sample, Window
+from benchd.daemon.records import Energy, Window
 from benchd.daemon.sampling import energy
 from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.daemon.verdicts.statistics import median, percentile
-
-READ_S = 0.02
-IDLE_W = 4.0
-IDLE_S = 3.0  # sampled before and after the load
-START_NS = 7 * 10**17  # of the window: a machine that has been up for 22 years
-
-
-class Load:
-    """A load of constant power from one step to the next, in seconds after the start of the window."""
-
-    def __init__(self, steps):
-        self._times, self._watts = zip(*steps, strict=True)
-        areas = [(b - a) * watts for (a, b), watts in zip(pairwise(self._times), self._watts, strict=False)]
-        self._joules = list(accumulate(areas, initial=0.0))
-
-    def power(self, t):
-        return self._watts[bisect_right(self._times, t) - 1]
-
-    def energy(self, t):
-        """Return the joules since the first step."""
-        i = bisect_right(self._times, t) - 1
-        return self._joules[i] + self._watts[i] * (t - self._times[i])
-
-
-def held(window_s, watts_of, step_s, phase, guard_s):
-    """Return a load of `watts_of(i)` over its i-th `step_s`, from `guard_s` before the window to as long after it."""
-    steps, t, i = [(-100.0, IDLE_W), (-guard_s, watts_of(0))], -guard_s + step_s * (1.0 - phase), 1
-    while t < window_s + guard_s:
-        steps.append((t, watts_of(i)))
-        t, i = t + step_s, i + 1
-    return Load([*steps, (window_s + guard_s, IDLE_W)])
-
-
-class Sensor:
-    """A sensor that renews its value by itself every `period_s`, and a sampler that reads it every `read_s`.
-
-    The sampler wakes up late, by `late_s` on the mean, and loses a share of its readings. A power is the mean
-    over its period where the sensor `averages`, else that of the moment.
-    """
-
-    def __init__(
-        self,
-        rng,
-        period_s=0.02,
-        *,
-        averages=False,
-        read_s=READ_S,
-        noise_w=0.02,
-        step=0.0,
-        lost=0.0,
-        late_s=0.0003,
-    ):
-        self.read_s = read_s
-        self.powers_source = source(period_s=period_s, averaging_s=period_s if averages else 0.0)
-        self.counter_source = source("energy_counter_j", period_s=period_s)
-        self._rng, self._noise_w, self._step, self._lost, self._late_s = rng, noise_w, step, lost, late_s
-        self._phase, self._read_phase = rng.random() * period_s, rng.random() * read_s
-
-    def powers(self, load, window_s):
-        averaging_s = self.powers_source.averaging_s
-
-        def watts(t):
-            mean_w = (load.energy(t) - load.energy(t - averaging_s)) / averaging_s if averaging_s else load.power(t)
-            return mean_w + self._rng.gauss(0.0, self._noise_w)
-
-        return [sample("power_w", t, value) for t, value in self._readings(window_s, watts)]
-
-    def changes(self, load, window_s):
-        """Return the first count and each that differs from the one before."""
-        counts = list(self._readings(window_s, load.energy))
-        changes = counts[:1] + [after for before, after in pairwise(counts) if after[1] != before[1]]
-        return [sample("energy_counter_j", t, value) for t, value in changes]
-
-    def _readings(self, window_s, value_of):
-        t, renewed, value, period_s = self._read_phase - IDLE_S, None, 0.0, self.powers_source.period_s
-        while t < window_s + IDLE_S:
-            seen = t + min(self._rng.expovariate(1.0) * self._late_s, 0.9 * self.read_s)
-            count = (seen - self._phase) // period_s
-            if count != renewed:
-                renewed, value = count, value_of(self._phase + count * period_s)
-                value = round(value / self._step) * self._step if self._step else value
-            if self._rng.random() >= self._lost:
-                yield seen, value
-            t += self.read_s
-
-
-def sample(metric, t, value, name="sim"):
-    return Sample(START_NS + round(t * 1e9), metric, value, name, "")
-
-
-def source(metric="power_w", *, period_s=0.02, averaging_s=0.0, scope="board", total=True, name="sim"):
-    return PowerSource(
-        source=name, rail="", metric=metric, scope=scope, total=total, period_s=period_s, averaging_s=averaging_s
-    )
-
-
-def span(start_s, end_s):
-    return Window(START_NS + round(start_s * 1e9), START_NS + round(end_s * 1e9))
 
 
 def measured(samples, sources, window_s=2.0, *, inferences=100, read_s=READ_S, idle=None):
@@ -274,9 +176,9 @@ def stuck(start_s, end_s):
 def read_every(period_s):
     def drill(samples):
         kept = [samples[0]]
-        for sample in samples:
-            if sample.t_ns >= kept[-1].t_ns + period_s * 1e9:
-                kept.append(sample)
+        for each in samples:
+            if each.t_ns >= kept[-1].t_ns + period_s * 1e9:
+                kept.append(each)
         return kept
 
     return drill
@@ -388,6 +290,66 @@ def test_a_coarse_sensor_on_the_levels_of_a_load_is_not_stuck():
     found = measured(samples, [source], 4.0)
     assert found.flags == []
     assert abs(found.energy_j - truth) <= found.energy_err_j
+
+
+def at(t, value_of):
+    """Let one value, the first after `t`, be what `value_of` makes of it."""
+
+    def drill(samples):
+        hit = next(sample for sample in samples if seconds(sample) >= t)
+        return [replace(s, value=value_of(s.value)) if s is hit else s for s in samples]
+
+    return drill
+
+
+@pytest.mark.parametrize("averages", [True, False], ids=["averaging", "point"])
+@pytest.mark.parametrize("value_of", [lambda watts: 0.0, lambda watts: 100.0 * watts], ids=["zero", "hundredfold"])
+def test_a_glitch_is_left_out_and_named(value_of, averages):
+    samples, source, _ = polled_run(random.Random(0), period_s=0.02, averages=averages)
+    clean, found = measured(samples, [source]), measured(at(1.0, value_of)(samples), [source])
+    assert (clean.flags, found.flags) == ([], ["glitch"])
+    assert found.energy_j == pytest.approx(clean.energy_j, abs=10.0 * 0.02)  # one value between the two levels
+    assert found.energy_err_j < 1.5 * clean.energy_err_j
+
+
+@pytest.mark.parametrize("averages", [True, False], ids=["averaging", "point"])
+def test_a_value_that_may_be_a_glitch_or_a_burst_is_named_and_the_bar_covers_both(averages):
+    samples, source, truth = polled_run(random.Random(0), low=10.0, high=10.0, period_s=0.02, averages=averages)
+    found = measured(at(1.0, lambda watts: 3.0 * watts)(samples), [source])
+    assert found.flags == ["outlier"]
+    assert abs(found.energy_j - truth) <= found.energy_err_j <= 0.1 * truth
+
+
+def test_values_that_recur_are_a_load_however_high_they_are():
+    samples, source, _ = polled_run(random.Random(0), low=2.0, high=80.0, load_period_s=0.15, period_s=0.1)
+    assert "glitch" not in measured(samples, [source]).flags
+
+
+def test_a_counter_that_lost_part_of_an_update_has_a_bar_that_covers_it():
+    for share in (0.1, 0.5, 0.9):
+        samples, source, truth = counter_run(random.Random(0), window_s=2.0, period_s=0.1)
+        lost = [replace(s, value=s.value - share * 5.0) if seconds(s) >= 1.0 else s for s in samples]
+        found = measured(lost, [source])
+        assert found.flags == ["outlier"]
+        assert share * 5.0 - 0.2 < truth - found.energy_j <= found.energy_err_j < share * 5.0 + 2.0
+
+
+@pytest.mark.parametrize("averages", [True, False], ids=["averaging", "point"])
+def test_a_steady_load_on_a_coarse_sensor_is_as_sure_as_its_step(averages):
+    samples, source, truth = polled_run(
+        random.Random(0), low=10.2, high=10.2, step=0.5, noise_w=0.01, averages=averages
+    )
+    assert {s.value for s in samples if 0.1 < seconds(s) < 1.9} == {10.0}
+    found = measured(samples, [source])
+    assert (found.flags, found.gap_share) == ([], 0.0)
+    assert 90 <= found.updates <= 110
+    assert abs(found.energy_j - truth) <= found.energy_err_j <= 0.12 * truth  # 4 and 10 W are multiples of 2 W
+
+
+def test_a_sensor_that_never_changes_gives_a_reason():
+    samples, source, _ = polled_run(random.Random(0))
+    constant = [replace(sample, value=5.0) for sample in samples]
+    assert measured(constant, [source]).startswith("never_changed: 5 W in each of ")
 
 
 @pytest.mark.parametrize("jitter_s", [0.02, 0.07], ids=["loose grid", "no grid"])

@@ -1,0 +1,313 @@
+"""One source's reading of a window: its energy, how uncertain that is and why; pure.
+
+A counter is exact at its changes and linear in between. Powers are joined by straight lines, each value placed in the
+middle of the time that it covers. The standard deviation covers the uncertainty from a sensor's update period, its
+steps and its noise. Samples reveal neither a calibration error nor a load in exact step with a sensor that does not
+average, nor bursts that none of its values met. tests/daemon/sampling/test_energy_coverage.py measures how often a bar
+of COVERAGE standard deviations covers exactly known loads; the numbers below were set by it.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from statistics import linear_regression, pstdev
+
+from benchd.daemon.sampling.sources.protocol import PowerSource
+from benchd.daemon.verdicts.statistics import percentile
+
+COVERAGE = 2.0  # k, the standard deviations in an error bar
+GAP_PERIODS = 2.5  # a larger distance means that values in between are missing
+STALE_ODDS = 1e-6
+GLITCH = 4.0  # times everything else that the sensor showed, or less than its fourth part
+GLITCH_SHARE = 0.01  # of the updates: what occurs more often is a load
+OUTLIER, DIP = 3.0, 1.08  # times the next excursion: in powers, and in the steps of a counter
+RIPPLE = 0.6  # of the steps between averages: what the edges of the window are off by
+HIDDEN, HIDDEN_FACTOR = 0.12, 12.0  # of the power, and of these steps, whichever is less: a load nearly in step
+
+_UNIFORM = 1 / math.sqrt(12)  # standard deviation of a uniform distribution over its full width
+_LOWER_THIRD = 0.609  # quantile of |differences| of Gaussian values over their standard deviation
+
+Series = list[tuple[float, float]]  # seconds after the start of the window, value
+
+
+class Refused(Exception):
+    """Why a source gives no energy: a name, a colon, the observed facts."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The energy with its standard deviation, the range of the power, and what the values leave open.
+
+    `gap_s` is time without values; `doubt_j` the energy of a single value that stands out, `alone` if by far;
+    `glitches` says that impossible values were left out.
+    """
+
+    energy_j: float
+    sd_j: float
+    swing_w: float
+    updates: int
+    gap_s: float
+    doubt_j: float
+    alone: bool
+    glitches: bool = False
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A value for as long as it stays the same, which is so many updates of its sensor."""
+
+    start_s: float
+    watts: float
+    span_s: float
+    updates: int
+
+
+def counted(series: Series, source: PowerSource, window_s: float, read_period_s: float) -> Reading:
+    """Return the reading of an energy counter; raise Refused if its values do not cover the window or fell."""
+    # Neither the first reading nor a repeated one is a change.
+    changes = [after for before, after in pairwise(series) if after[1] != before[1]]
+    times, span_sd_s = _change_times([t for t, _ in changes], source.period_s, read_period_s, window_s)
+    used = _around(times, window_s)
+    times, joules = times[used], [value for _, value in changes[used]]
+    _require_rising(times, joules)
+    watts = [(j1 - j0) / (t1 - t0) for (t0, j0), (t1, j1) in pairwise(zip(times, joules, strict=True))]
+    energy_j = _at(times, joules, window_s) - _at(times, joules, 0.0)
+    pace_s = max(source.period_s, read_period_s)
+    runs = [_Run(t0, power_w, t1 - t0, 1) for (t0, t1), power_w in zip(pairwise(times), watts, strict=True)]
+    doubt_j, alone = _doubt(runs, DIP)
+    # Two stamps of a fast counter are off by up to its period; those on a grid were put right.
+    late_s = source.period_s / math.sqrt(2) if source.period_s < 2 * read_period_s else 0.0
+    return Reading(
+        energy_j=energy_j,
+        sd_j=math.hypot(
+            _edges_sd_j(times[:-1], times[1:], watts, window_s, pace_s),
+            _ripple_sd_j(runs, pace_s, late_s / pace_s * energy_j / window_s),
+            energy_j / window_s * span_sd_s,
+        ),
+        doubt_j=doubt_j,
+        alone=alone,
+        swing_w=max(watts) - min(watts),
+        updates=bisect_right(times, window_s) - bisect_left(times, 0.0),
+        gap_s=_gaps_s(times, pace_s, window_s),
+    )
+
+
+def _change_times(stamps: list[float], tick_s: float, read_s: float, window_s: float) -> tuple[list[float], float]:
+    """Return when the counter changed, and the error of the window's length by these times (sd, s).
+
+    A change is seen up to one reading late. If changes are rarer than readings, they follow the sensor's own grid, and
+    a line fitted through all stamps locates that grid far better than a single stamp.
+    """
+    as_seen = stamps, _UNIFORM * tick_s * math.sqrt(2)
+    if len(stamps) < 4 or tick_s < 2 * read_s:
+        return as_seen
+    ticks = list(accumulate((max(1, round((b - a) / tick_s)) for a, b in pairwise(stamps)), initial=0))
+    slope_s, start = linear_regression(ticks, stamps)
+    line = [start + slope_s * tick for tick in ticks]
+    scatter_s = pstdev(stamp - t for stamp, t in zip(stamps, line, strict=True))
+    if scatter_s > read_s:  # the sensor has no regular grid
+        return as_seen
+    # Readings may drift against the grid, by at most one reading from the first change to the last.
+    slope_sd = math.hypot(_UNIFORM * 2 * read_s, scatter_s * math.sqrt(12 / len(line))) / (line[-1] - line[0])
+    return [t - read_s / 2 for t in line], slope_sd * window_s
+
+
+def _require_rising(times: list[float], joules: list[float]) -> None:
+    for t, (before, after) in zip(times[1:], pairwise(joules), strict=True):
+        if after < before:
+            raise Refused(f"counter_reset: it fell by {before - after:.4g} J {t:.2f} s into the window")
+
+
+def polled(series: Series, source: PowerSource, window_s: float, read_period_s: float) -> Reading:
+    """Return the reading of a power; raise Refused if its values do not cover the window or never changed at all."""
+    # A value is on average half a period old when read, and the centre of its averaging time lies half of that earlier.
+    age_s = (source.period_s + source.averaging_s) / 2
+    every = [(t - age_s, watts) for t, watts in series]
+    kept = _without_glitches(every, source.period_s, read_period_s)
+    used = _around([t for t, _ in kept], window_s)
+    times, watts = [t for t, _ in kept[used]], [value for _, value in kept[used]]
+    pace_s = max(source.period_s, read_period_s)
+    whole, runs, inside = (
+        _runs(points, source.period_s, read_period_s)
+        for points in (kept, kept[used], [point for point in kept if 0.0 <= point[0] <= window_s])
+    )
+    if len(whole) == 1:
+        raise Refused(f"never_changed: {watts[0]:g} W in each of {len(kept)} readings, in the window and outside it")
+    step_w = _resolution_w([run.watts for run in whole])
+    stale_s = _stale_s(runs, whole, step_w)
+    noise_w = _noise_sd_w(times, watts, source)
+    doubt_j, alone = _doubt(runs, OUTLIER)
+    return Reading(
+        energy_j=_trapezoid(times, watts, window_s),
+        sd_j=math.hypot(
+            _unseen_sd_j(times, watts, source, read_period_s),
+            _edges_sd_j(times, times, watts, window_s, max(pace_s, source.averaging_s)),
+            _ripple_sd_j(runs, pace_s, math.sqrt(2) * noise_w) if source.averaging_s else 0.0,
+            _UNIFORM * min(source.period_s, read_period_s) * (_at(times, watts, window_s) - _at(times, watts, 0.0)),
+            max(noise_w * math.sqrt(window_s * pace_s), _missed_sd_j(runs, max(0.0, pace_s - source.averaging_s))),
+            _UNIFORM * step_w * window_s,
+        ),
+        swing_w=max(watts) - min(watts),
+        updates=sum(run.updates for run in inside) - round(stale_s / pace_s),
+        gap_s=_gaps_s(times, pace_s, window_s) + stale_s,
+        doubt_j=doubt_j,
+        alone=alone,
+        glitches=any(times[0] < t < times[-1] for t, _ in set(every) - set(kept)),
+    )
+
+
+def _runs(points: Series, period_s: float, read_s: float) -> list[_Run]:
+    """Return the runs of equal values; the last one ends at its last reading."""
+    runs = []
+    firsts = [i for i, (_, watts) in enumerate(points) if i == 0 or watts != points[i - 1][1]]
+    for first, following in pairwise([*firsts, len(points) - 1] if points else []):
+        span_s = points[following][0] - points[first][0]
+        updates = min(round(span_s / max(read_s, period_s)), following - first)
+        runs.append(_Run(*points[first], span_s, max(1, updates)))
+    return runs
+
+
+def _without_glitches(points: Series, period_s: float, read_s: float) -> Series:
+    """Return the points without single updates that lie far outside of everything else the sensor ever showed."""
+    runs = _runs(points, period_s, read_s)
+    watts = sorted({run.watts for run in runs})
+    if len(watts) < 3:
+        return points
+    wrong = {watts[-1]} if watts[-1] > GLITCH * max(watts[-2], 0.0) else set()
+    wrong |= {watts[0]} if watts[0] <= 0.0 or watts[0] * GLITCH < watts[1] else set()
+    hits = [run for run in runs if run.watts in wrong]
+    if len(hits) > max(len(wrong), GLITCH_SHARE * len(runs)) or any(run.span_s > period_s + read_s for run in hits):
+        return points
+    return [point for point in points if point[1] not in wrong]
+
+
+def _excursions(runs: Sequence[_Run]) -> list[tuple[float, float, _Run]]:
+    """Return how far each value lies outside of its nearer and of its farther neighbour, in W; 0 between them."""
+    found = []
+    for a, b, c in zip(runs, runs[1:], runs[2:], strict=False):
+        nearer_w, farther_w = sorted((abs(b.watts - a.watts), abs(b.watts - c.watts)))
+        outside = (b.watts - a.watts) * (b.watts - c.watts) > 0.0
+        found.append((nearer_w, farther_w, b) if outside else (0.0, 0.0, b))
+    return found
+
+
+def _missed_sd_j(runs: Sequence[_Run], unseen_s: float) -> float:
+    """Return the uncertainty from bursts that some values met and others missed: a count, as of rare events.
+
+    `unseen_s` is the time between two values that no average covers.
+    """
+    met = [excess_w**2 * run.span_s * unseen_s for excess_w, _, run in _excursions(runs)]
+    return math.sqrt(math.fsum(met) + max(met, default=0.0))
+
+
+def _doubt(runs: Sequence[_Run], least: float) -> tuple[float, bool]:
+    """Return the energy of the value that stands out, and whether it stands alone; 0 J without one.
+
+    It may be a glitch, a lone burst or a counter's reset. One stands out that lies `least` times further outside of its
+    neighbours than any other, and alone if OUTLIER times.
+    """
+    found = sorted(_excursions(runs), key=lambda one: one[0])
+    if len(found) < 2 or found[-1][0] <= least * found[-2][0]:
+        return 0.0, False
+    nearer_w, farther_w, run = found[-1]
+    return farther_w * run.span_s, nearer_w > OUTLIER * found[-2][0]
+
+
+def _ripple_sd_j(runs: Sequence[_Run], pace_s: float, noise_w: float) -> float:
+    """Return the uncertainty of both edges from a load that varies within an average.
+
+    What the averages show of it, as steps beyond those of `noise_w`, is its least: they hide a load in step with them.
+    """
+    updates = sum(run.updates for run in runs)
+    square = math.fsum((after.watts - before.watts) ** 2 for before, after in pairwise(runs)) / updates
+    shown_w = math.sqrt(max(0.0, square - noise_w**2 * (1 + COVERAGE * math.sqrt(2 / updates))))
+    mean_w = math.fsum(run.watts * run.span_s for run in runs) / math.fsum(run.span_s for run in runs)
+    return math.hypot(RIPPLE * shown_w, min(HIDDEN_FACTOR * shown_w, HIDDEN * mean_w)) * pace_s
+
+
+def _edges_sd_j(starts: list[float], ends: list[float], watts: list[float], window_s: float, pace_s: float) -> float:
+    """Return the uncertainty from load steps near the window's edges: the side on which they fell is unknown."""
+    sides = []
+    for edge in (0.0, window_s):
+        near = watts[bisect_left(ends, edge - 1.5 * pace_s) : bisect_right(starts, edge + 1.5 * pace_s)]
+        sides.append((max(near) - min(near)) * pace_s if near else 0.0)
+    return _UNIFORM * math.hypot(*sides)
+
+
+def _trapezoid(times: list[float], watts: list[float], window_s: float) -> float:
+    """Return the area under the powers, in J, with both window edges interpolated."""
+    ends = [(t, _at(times, watts, t)) for t in (0.0, window_s)]
+    inner = [(t, w) for t, w in zip(times, watts, strict=True) if 0.0 < t < window_s]
+    return math.fsum((w0 + w1) / 2 * (t1 - t0) for (t0, w0), (t1, w1) in pairwise([ends[0], *inner, ends[1]]))
+
+
+def _unseen_sd_j(times: list[float], watts: list[float], source: PowerSource, read_s: float) -> float:
+    """Return the uncertainty from load steps between two values: time that no average covers, and late readings.
+
+    Under a load in step with the readings, all rises have the same error, and so do all falls; one more may be unseen.
+    """
+    points = list(pairwise(zip(times, watts, strict=True)))
+    repeats = sum(after == before for before, after in pairwise(watts)) / len(points)
+    late_s = repeats * min(source.period_s, read_s) + pstdev(t1 - t0 for (t0, _), (t1, _) in points)
+    rises = falls = most_w = 0.0
+    for (t0, w0), (t1, w1) in points:
+        unseen_s = late_s + max(0.0, max(t1 - t0, source.period_s) - source.averaging_s)
+        rises += max(0.0, w1 - w0) * unseen_s
+        falls += max(0.0, w0 - w1) * unseen_s
+        most_w = max(most_w, abs(w1 - w0))
+    another = most_w * max(0.0, max(read_s, source.period_s) - source.averaging_s)
+    return _UNIFORM * math.hypot(rises + another, falls + another)
+
+
+def _noise_sd_w(times: list[float], watts: list[float], source: PowerSource) -> float:
+    """Return the noise of single values, from the smaller steps between updates: larger steps are load changes."""
+    # A value read faster than it is updated repeats: compare with the previous update.
+    stride = max(1, round(source.period_s * (len(times) - 1) / (times[-1] - times[0])))
+    steps = sorted(abs(after - before) for before, after in zip(watts, watts[stride:], strict=False))
+    return percentile(steps, 100 / 3) / _LOWER_THIRD if steps else 0.0
+
+
+def _resolution_w(watts: list[float]) -> float:
+    """Return the largest step of which all values are multiples: a steady power is constantly off by up to half."""
+    return math.gcd(*(round(value * 1e6) for value in watts)) / 1e6
+
+
+def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> float:
+    """Return the longest time without a change of the value, 0 if the changes at other times make that plausible.
+
+    Most of a window may be without one if the sensor is coarse: if at other times it changed by many steps or not.
+    """
+    longest = max(runs, key=lambda run: run.updates)
+    brief = longest.span_s < math.fsum(run.span_s for run in runs) / 2
+    evidence, least_w = (runs, 0.0) if brief else (whole, 1.5 * step_w)
+    updates = sum(run.updates for run in evidence) - longest.updates
+    moves = sum(abs(after.watts - before.watts) > least_w for before, after in pairwise(evidence))
+    equal = max(1 - moves / (updates + 1), 1 / (updates + 2))
+    return longest.span_s if equal ** (longest.updates - 2) < STALE_ODDS else 0.0
+
+
+def _around(times: list[float], window_s: float) -> slice:
+    """Return the slice of times around the window, with two (or one) on each side; raise Refused for none."""
+    first, last = bisect_right(times, 0.0) - 1, bisect_left(times, window_s)
+    if not times:
+        raise Refused("no_samples: nothing was read")
+    if first < 0:
+        raise Refused(f"not_covered: the first value is from {times[0]:.3g} s into the window")
+    if last == len(times):
+        raise Refused(f"not_covered: the last value is from {window_s - times[-1]:.3g} s before the window's end")
+    return slice(max(0, first - 1), last + 2)
+
+
+def _gaps_s(times: list[float], pace_s: float, window_s: float) -> float:
+    """Return the time of the window that lies between values too far apart."""
+    gaps = [(a, b) for a, b in pairwise(times) if b - a > GAP_PERIODS * pace_s]
+    return math.fsum(max(0.0, min(b, window_s) - max(a, 0.0)) for a, b in gaps)
+
+
+def _at(times: list[float], values: list[float], t: float) -> float:
+    """Return the linearly interpolated value at `t`, which lies within the times."""
+    after = max(1, bisect_left(times, t))
+    (t0, t1), (v0, v1) = times[after - 1 : after + 1], values[after - 1 : after + 1]
+    return v0 + (v1 - v0) * (t - t0) / (t1 - t0)
