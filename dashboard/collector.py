@@ -19,6 +19,7 @@ import msgspec
 from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.outbox import body_digest
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -82,14 +83,14 @@ class Collector:
 
     def _confirm(self, feed: Feed, arrived: Sequence[Arrived]) -> None:
         """Inform each device which of its results are stored: the broker's acknowledgement does not show that."""
-        stored = defaultdict(list)
+        stored: dict[str, dict[str, str]] = defaultdict(dict)
         for one in arrived:
             confirmed = acknowledged_key(one.topic)
             if confirmed:
-                stored[confirmed[0]].append(confirmed[1])
-        for device_id, keys in stored.items():
-            body = msgspec.json.encode({"schema": "benchd.ack/1", "keys": keys})
-            feed.publish(Topics(device_id).ack(self._name), body)
+                stored[confirmed[0]][confirmed[1]] = body_digest(one.body)
+        for device_id, digests in stored.items():
+            said = {"schema": "benchd.ack/1", "keys": list(digests), "digests": list(digests.values())}
+            feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(said))
 
     def _keep_house(self) -> None:
         now_s = time.time()

@@ -362,7 +362,9 @@ class _Conversation:
     def _deliver(self, session: Session) -> None:
         self._settle(session)
         while self._acks:
-            self._collectors.take(*self._acks.popleft())
+            unproven = self._collectors.take(*self._acks.popleft())
+            if unproven:
+                self._link.tell("acknowledgement_ignored", unproven)
         expired = self._collectors.expire(time.monotonic())
         if expired:
             self._link.tell("collector_expired", expired)

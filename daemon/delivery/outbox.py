@@ -5,6 +5,7 @@ until the collector reports it stored: a broker that dies may lose what it has a
 it is sent again, and its key lets the receiver deduplicate. The service commits its few other facts together with it.
 """
 
+import hashlib
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,6 +62,11 @@ _ADVICE = {
 }
 # SQLite also reports the second one if the write-ahead log does not fit on the disk
 _FULL = ("is full", "disk I/O error")
+
+
+def body_digest(body: bytes) -> str:
+    """Return what an acknowledgement must name to prove that its sender has received these bytes: SHA-256, in hex."""
+    return hashlib.sha256(body).hexdigest()
 
 
 class Message(NamedTuple):
@@ -164,15 +170,53 @@ class Outbox:
         with _explaining(self._path), self._transaction():
             self._db.executemany("UPDATE outbox SET state = 'sent', sent_s = ?, unstored = ? WHERE seq = ?", rows)
 
-    def mark_stored(self, keys: Sequence[str]) -> int:
-        """Delete the messages that a collector has stored; return how many of them were here."""
-        with _explaining(self._path), self._transaction():
-            sql = "DELETE FROM outbox WHERE key = ? AND state != 'refused'"
-            return self._db.executemany(sql, [(key,) for key in keys]).rowcount
+    def mark_stored(self, digests: Mapping[str, str | None]) -> int:
+        """Delete the messages that a collector has stored, by key; return how many.
 
-    def send_unstored(self) -> int:
-        """Mark messages that no collector has stored as pending again; return how many."""
-        return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", "unstored")
+        One that no broker has acknowledged stays, and so does one whose body has another digest than the given one.
+        """
+        with _explaining(self._path), self._transaction():
+            found = [seq for key, digest in digests.items() for seq in self._sent(key, digest)]
+            self._db.executemany("DELETE FROM outbox WHERE seq = ?", found)
+        return len(found)
+
+    def _sent(self, key: str, digest: str | None) -> list[tuple[int]]:
+        """Return the `seq` of the message, if it was sent and its body has this digest."""
+        # a pending one that was sent before may be on its way again
+        sql = "SELECT seq, body FROM outbox WHERE key = ? AND (state = 'sent' OR state = 'pending' AND sent_s NOT NULL)"
+        rows = self._db.execute(sql, (key,)).fetchall()
+        return [(seq,) for seq, body in rows if digest in (None, body_digest(body))]
+
+    def doubt_sent(self, after: int) -> int | None:
+        """Count the next PART_ROWS sent results above `after` as not stored.
+
+        Returns the last one's `seq`, None if there are none.
+        """
+        where = "state = 'sent' AND NOT unstored AND instr(topic, '/result/')"
+        return self._next("UPDATE outbox SET unstored = 1", where, after)
+
+    def send_unstored(self, after: int = 0) -> int | None:
+        """Mark the next messages above `after` that no collector has stored as pending again, at most PART_ROWS.
+
+        Returns the last one's `seq`, None if there are none.
+        """
+        return self._next("UPDATE outbox SET state = 'pending', unstored = 0", "unstored", after)
+
+    def _next(self, change: str, where: str, after: int) -> int | None:
+        """Change the next rows above `after` in one commit of bounded size; return the last one's `seq`, if any."""
+        part = f"SELECT seq FROM outbox WHERE {where} AND seq > ? ORDER BY seq LIMIT {PART_ROWS}"  # noqa: S608 - ours
+        with _explaining(self._path), self._transaction():
+            seqs = self._db.execute(part, (after,)).fetchall()
+            self._db.executemany(f"{change} WHERE seq = ?", seqs)
+        return int(seqs[-1][0]) if seqs else None
+
+    def is_stored(self, after: int, to: int) -> bool:
+        """Return whether none of the messages above `after` up to `to` waits for a broker or a collector."""
+        sql = """SELECT (SELECT count(*) FROM outbox WHERE unstored AND seq > ?1 AND seq <= ?2)
+            + (SELECT count(*) FROM outbox WHERE state = 'pending' AND seq > ?1 AND seq <= ?2)"""
+        with _explaining(self._path):
+            (waiting,) = self._db.execute(sql, (after, to)).fetchone()
+        return not waiting
 
     def expect_no_collector(self) -> int:
         """Count messages that a broker has acknowledged as sent after all; return how many."""

@@ -127,7 +127,7 @@ def test_what_was_measured_while_no_broker_was_configured_is_sent_too_and_what_t
         for run_id in ("r2", "r3"):
             outbox.add(f"{DEVICE}:{run_id}", Topics(DEVICE).result(run_id), 1, b"{}")
         outbox.mark_sent(1, 2)
-        outbox.mark_stored([f"{DEVICE}:r2"])
+        outbox.mark_stored({f"{DEVICE}:r2": None})
     assert run(folder, broker.url) == (0, ["1 sent, 0 refused, 0 left"])
     assert subscriber(broker, "-C", "1") == [a_record("r1")]
 

@@ -177,9 +177,9 @@ def test_only_a_collector_s_word_lets_go_of_what_waits_for_it(tmp_path):
         for key in "abc":
             outbox.add(key, "t", 1, b"x")
         outbox.mark_sent(*(row.seq for row in outbox.pending(3)), at_s=0.0, unstored=True)
-        assert outbox.mark_stored(["a", "unknown"]) == 1
+        assert outbox.mark_stored({"a": None, "unknown": None}) == 1
         assert outbox.backlog() == ((0, 2, 0), 2)
-        assert outbox.send_unstored() == 2
+        assert outbox.send_unstored() == 3
         assert keys(outbox) == ["b", "c"]
         outbox.mark_sent(*(row.seq for row in outbox.pending(3)), at_s=0.0, unstored=True)
         assert outbox.expect_no_collector() == 2
@@ -191,11 +191,13 @@ def test_many_rows_are_changed_in_commits_that_keep_nobody_waiting(tmp_path):
         for number in range(2 * PART_ROWS + 1):
             outbox.add(str(number), "t", 1, b"x")
         outbox.mark_sent(*range(1, 2 * PART_ROWS + 2), at_s=0.0, unstored=True)
+        assert outbox.send_unstored() == PART_ROWS
+        assert outbox.send_unstored(PART_ROWS) == 2 * PART_ROWS
+        assert outbox.backlog() == ((2 * PART_ROWS, 1, 0), 1)
+        assert outbox.send_unstored(2 * PART_ROWS) == 2 * PART_ROWS + 1
+        assert outbox.send_unstored(2 * PART_ROWS + 1) is None
         commits = []
         outbox._db.set_trace_callback(commits.append)
-        assert outbox.send_unstored() == 2 * PART_ROWS + 1
-        assert len(commits) == 4
-        assert outbox.backlog() == ((2 * PART_ROWS + 1, 0, 0), 0)
         outbox.mark_sent(*range(1, 2 * PART_ROWS + 2), at_s=CLOCK_SET_S)
         for limit, deletions, left in (
             ({"keep_rows": PART_ROWS}, 1 + 3, PART_ROWS),
@@ -224,7 +226,8 @@ def test_room_that_was_freed_does_not_count_as_used(tmp_path):
     with Outbox(tmp_path / "outbox.db") as outbox:
         outbox.add("a", "t", 1, b"x" * 1_000_000)
         assert outbox.used_bytes() > 1_000_000
-        outbox.mark_stored(["a"])
+        outbox.mark_sent(1)
+        outbox.mark_stored({"a": None})
         assert outbox.used_bytes() < 100_000
 
 
