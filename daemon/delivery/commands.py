@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.config import NAME, Suite
+from benchd.daemon.delivery.outbox import LAST_SEQ
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Direction, OptionValue, Scenario
@@ -34,7 +35,8 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of every command. `id` identifies repetitions; `sent_s` (seconds since the epoch) is its time.
 
     `run` takes the name of a configured suite, or lists as in `[[suite]]`; `cancel` takes a `suite_id`, else it ends
-    all; `replay` starts at `since_seq`. `client` gets the answer at `resp/<client>/<id>` without MQTT 5 properties.
+    all; `replay` resends the results of this `stream` from `since_seq` to `until_seq`. `client` gets the answer at
+    `resp/<client>/<id>` without MQTT 5 properties.
     """
 
     id: str
@@ -42,7 +44,9 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     client: str | None = None
     suite: str | None = None
     suite_id: str | None = None
-    since_seq: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0  # as far as SQLite counts
+    since_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = 0
+    until_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = LAST_SEQ
+    stream: str | None = None
     models: list[str] = []
     variants: list[str] = []
     batch_sizes: list[int] = []

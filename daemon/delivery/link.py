@@ -269,6 +269,7 @@ class _Conversation:
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
             # not earlier: nothing is written while the broker is unreachable
             self._outbox.keep({SESSION: str(self._number).encode()})
+            self._outbox.retry_refused(every=False)
             session.subscribe(self._topics.incoming)
             session.endure()
             self._be_born(session)

@@ -44,7 +44,21 @@ _MIGRATIONS = (
         "CREATE INDEX outbox_sent ON outbox(sent_s) WHERE state = 'sent'",
         "CREATE TABLE kept(name TEXT PRIMARY KEY, value BLOB NOT NULL)",
     ),
+    (
+        # numbers the results without a gap, also after they are deleted; `stream` differs in every outbox
+        "CREATE TABLE numbered(number INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL UNIQUE)",
+        "INSERT INTO numbered(seq) SELECT seq FROM outbox WHERE instr(topic, '/result/') ORDER BY seq",
+        """CREATE TRIGGER outbox_added AFTER INSERT ON outbox WHEN instr(NEW.topic, '/result/')
+            BEGIN INSERT INTO numbered(seq) VALUES (NEW.seq); END""",
+        "CREATE TRIGGER outbox_deleted AFTER DELETE ON outbox BEGIN DELETE FROM numbered WHERE seq = OLD.seq; END",
+        "INSERT INTO kept VALUES ('stream', CAST(lower(hex(randomblob(8))) AS BLOB))",
+        # another connection may have the right that was missing
+        "ALTER TABLE outbox ADD COLUMN may_retry INTEGER NOT NULL DEFAULT 0",
+        "UPDATE outbox SET may_retry = 1 WHERE state = 'refused' AND reason LIKE '%: Not authorized'",
+    ),
 )
+STREAM = "stream"
+LAST_SEQ = 2**63 - 1
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
 KEEP_SENT_S = 7 * 86400.0
 KEEP_SENT_ROWS = 100_000
@@ -79,13 +93,14 @@ class Message(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One message. `seq` is the order of delivery."""
+    """One message. `seq` is the order of delivery; `number` counts the results of this outbox, from 1."""
 
     seq: int
     key: str
     topic: str
     qos: int
     body: bytes
+    number: int | None = None
 
 
 class Refusal(NamedTuple):
@@ -160,7 +175,8 @@ class Outbox:
 
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """Return the first `limit` pending messages with a `seq` above `after`, in order."""
-        sql = "SELECT seq, key, topic, qos, body FROM outbox WHERE state = 'pending' AND seq > ? ORDER BY seq LIMIT ?"
+        sql = """SELECT seq, key, topic, qos, body, number FROM outbox LEFT JOIN numbered USING (seq)
+            WHERE state = 'pending' AND seq > ? ORDER BY seq LIMIT ?"""
         with _explaining(self._path):
             return [Row(*row) for row in self._db.execute(sql, (after, limit))]
 
@@ -222,10 +238,15 @@ class Outbox:
         """Count messages that a broker has acknowledged as sent after all; return how many."""
         return self._in_parts("UPDATE outbox SET unstored = 0", "unstored")
 
-    def send_again(self, since_seq: int) -> int:
-        """Mark the sent messages from this `seq` on as pending again; return how many."""
-        change = "UPDATE outbox SET state = 'pending', unstored = 0"
-        return self._in_parts(change, "state = 'sent' AND seq >= ?", since_seq)
+    def send_again(self, since_seq: int, until_seq: int = LAST_SEQ) -> int:
+        """Mark messages that are not pending as pending again, refused ones too; return how many.
+
+        They are the results with these numbers; a `since_seq` of 0 includes the events among them.
+        """
+        change = "UPDATE outbox SET state = 'pending', unstored = 0, reason = NULL"
+        number = "coalesce((SELECT number FROM numbered WHERE numbered.seq = outbox.seq), 0)"
+        states = [f"state = '{state}' AND {number} BETWEEN ? AND ?" for state in ("sent", "refused")]
+        return sum(self._in_parts(change, where, since_seq, until_seq) for where in states)
 
     def forget_sent(self, now_s: float, keep_s: float = KEEP_SENT_S, keep_rows: int = KEEP_SENT_ROWS) -> None:
         """Delete messages sent more than `keep_s` ago or not among the last `keep_rows` sent.
@@ -246,15 +267,19 @@ class Outbox:
             pages = self._pragma("page_count") - self._pragma("freelist_count")
             return pages * self._pragma("page_size")
 
-    def mark_refused(self, seq: int, reason: str) -> None:
-        """Record that the broker refused this message; it is not sent again until `retry_refused`."""
-        with _explaining(self._path):
-            self._db.execute("UPDATE outbox SET state = 'refused', reason = ? WHERE seq = ?", (reason, seq))
+    def mark_refused(self, seq: int, reason: str, *, may_retry: bool = False) -> None:
+        """Record that the broker refused this message; it is not sent again until `retry_refused`.
 
-    def retry_refused(self) -> None:
-        """Mark every refused message as pending again."""
+        `may_retry`: another connection may be allowed to send it.
+        """
+        sql = "UPDATE outbox SET state = 'refused', reason = ?, may_retry = ? WHERE seq = ?"
         with _explaining(self._path):
-            self._db.execute("UPDATE outbox SET state = 'pending', reason = NULL WHERE state = 'refused'")
+            self._db.execute(sql, (reason, may_retry, seq))
+
+    def retry_refused(self, *, every: bool = True) -> None:
+        """Mark refused messages as pending again: every one, or those that another connection may send."""
+        which = "state = 'refused'" + ("" if every else " AND may_retry")
+        self._in_parts("UPDATE outbox SET state = 'pending', reason = NULL", which)
 
     def refused(self) -> list[Refusal]:
         """Return the refused messages in order."""
