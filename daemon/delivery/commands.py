@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.config import NAME, Suite
+from benchd.daemon.config import NAME, Commands, Suite
 from benchd.daemon.delivery.outbox import LAST_SEQ
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
@@ -96,8 +96,8 @@ class Gate:
     `boottime_s` and `wall_s` are CLOCK_BOOTTIME and seconds since the epoch.
     """
 
-    def __init__(self, topics: Topics) -> None:
-        self._topics = topics
+    def __init__(self, topics: Topics, allowed: Commands = "suites") -> None:
+        self._topics, self._allowed = topics, allowed
         self._seen: OrderedDict[bytes, float] = OrderedDict()
         self._tokens, self._refilled_s = float(BURST), 0.0
         self._flooded = False
@@ -112,7 +112,12 @@ class Gate:
         given, unreadable = _parameters(arrived.body)
         reason = FLOOD if flooded else _misplaced(arrived, verb) or unreadable
         if given:
-            reason = reason or _stale(given, wall_s) or self._repeated(given.id, boottime_s)
+            reason = (
+                reason
+                or _forbidden(given, verb, self._allowed)
+                or _stale(given, wall_s)
+                or self._repeated(given.id, boottime_s)
+            )
         answer_to = self._answer_to(arrived, given)
         if verb and given and not reason:
             return Command(verb, given, answer_to, arrived.correlation, boottime_s + arrived.expire_s)
@@ -173,6 +178,14 @@ def _parameters(body: bytes) -> tuple[Parameters | None, str | None]:
     return (
         (found, None) if _NAME.fullmatch(found.id) else (None, "id: use letters, digits, '.', '-' and '_', at most 40")
     )
+
+
+def _forbidden(parameters: Parameters, verb: Verb | None, allowed: Commands) -> str | None:
+    if allowed == "off":
+        return 'this device takes no commands: [mqtt] commands = "off" in its configuration'
+    if allowed == "suites" and verb == "run" and parameters.suite is None:
+        return 'only configured suites may be run here; [mqtt] commands = "all" in the configuration allows lists'
+    return None
 
 
 def _stale(parameters: Parameters, wall_s: float) -> str | None:

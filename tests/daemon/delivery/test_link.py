@@ -207,6 +207,18 @@ def test_a_status_of_no_machine_is_no_conflict(mosquitto, device_id, watcher, tm
         assert (link.seen.connected, link.seen.conflict) == (True, None)
 
 
+def test_a_status_that_answers_nothing_takes_no_device_off(mosquitto, device_id, watcher, tmp_path):
+    forged = {"state": "online", "session": 1, "boot_id": "b", "instance": "0", "held_s": 1e9, "t_wall": ""}
+    topic = Topics(device_id).of("status")
+    with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, _):
+        watcher.until_status("online", boot_id="boot-a")
+        watcher.say(topic, msgspec.json.encode(forged | {"answers": "0" * 16, "nonce": "n"}))
+        said = watcher.until_status("online", boot_id="boot-a", answers="n")
+        assert (link.seen.connected, link.seen.conflict) == (True, None)
+        watcher.say(topic, msgspec.json.encode(forged | {"session": 2, "answers": said["nonce"]}))
+        wait_for(lambda: link.seen.conflict)
+
+
 def test_an_acknowledgement_that_stands_on_the_broker_makes_nobody_known(mosquitto, device_id, watcher, tmp_path):
     path, topics = tmp_path / "outbox.db", Topics(device_id)
     add(path, device_id, "r1")
