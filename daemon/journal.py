@@ -79,7 +79,7 @@ def _explaining(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         cause = error.strerror or error
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Full(f"{path}: {cause}; free some space") from error
         raise UsageError(f"{path}: {cause}; choose a folder that can be read and written") from error
 

@@ -5,6 +5,7 @@ until the collector reports it stored: a broker that dies may lose what it has a
 it is sent again, and its key lets the receiver deduplicate. The service commits its few other facts together with it.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ _ADVICE = {
     "not a database": _REBUILD,
     "malformed": _REBUILD,
     "is full": "free some space",
+    "unable to open": "check that it can be written and that the disk has free inodes",
     "disk I/O error": "free some space, and look for a failing disk in the kernel's log",
 }
 # SQLite also reports the second one if the write-ahead log does not fit on the disk
@@ -310,8 +312,16 @@ def _explaining(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
-        kind = Full if any(word in cause for word in _FULL) else UsageError
+        kind = Full if any(word in cause for word in _FULL) or _lacks_inodes(path.parent) else UsageError
         raise kind(f"outbox {path}: {cause}; {remedy}") from error
+
+
+def _lacks_inodes(folder: Path) -> bool:
+    """Return whether the disk takes no further file, which SQLite reports as one that it cannot open."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        return disk.f_files > 0 and disk.f_favail == 0
+    return False
 
 
 def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:

@@ -3,7 +3,6 @@
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import ProcessResult
 from benchd.daemon.service import conditions
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
@@ -74,11 +72,13 @@ class Cases:
     def _disk_problem(self) -> str | None:
         """Return why no new case may begin, after trying to free space by deleting sent messages."""
         outbox, quota_bytes = self._base.outbox, self._now.settings.service.quota_bytes
-        if outbox.used_bytes() > quota_bytes:
-            with suppress(UsageError):  # a full disk, which is reported below
+        try:
+            if outbox.used_bytes() > quota_bytes:
                 outbox.forget_sent(time.time(), keep_rows=0)
-        full = outbox.used_bytes() > quota_bytes or not self._base.reserve.hold()
-        self._activity.problem = "degraded:disk" if full else None
+            full = "the outbox exceeds its quota" if outbox.used_bytes() > quota_bytes else self._base.reserve.hold()
+        except UsageError as error:
+            full = str(error)
+        self._activity.problem = f"degraded:disk: {full}" if full else None
         return self._activity.problem
 
     def measure(self, entry: Progress, left: Sequence[Planned]) -> None:
@@ -95,6 +95,10 @@ class Cases:
                 supervisor.measure(planned)
         except Busy as busy:  # another process was faster
             self._wait_for(str(busy))
+        except OSError as error:  # no free process or descriptor, before there was a worker
+            run, run_id = session.run(entry.suite_id), RunId.new()
+            outcomes = [unmeasured("failed", f"the case did not start: {error.strerror}")]
+            session.publish(recording.record(planned.case, planned.preset, run, run_id, outcomes))
         except BenchdError as error:
             self._activity.problem = str(error)
             self._between.event("pass_failed", f"{entry.suite.name or 'run'}: {error}")
@@ -121,8 +125,7 @@ class Cases:
 
         It may have killed the service.
         """
-        reason = "the service died while this case ran"
-        outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
+        outcome = unmeasured("aborted", "the service died while this case ran")
         run_id = RunId(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
         run = replace(self.session.run(running.suite_id), boot_id=running.boot_id, flags=())
         record = recording.record(running.case, running.preset, run, run_id, [outcome])

@@ -111,7 +111,9 @@ class Publisher(Sink):
     def end(self) -> None:
         """Let the link send again, whatever the result of the case."""
         self._hold(False)
-        self._activity.unlink(missing_ok=True)
+        self._begun_s = time.monotonic()
+        with suppress(OSError):
+            self._activity.unlink(missing_ok=True)
 
     def _hold(self, timed: bool) -> None:
         self.timed = timed

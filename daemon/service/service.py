@@ -75,7 +75,7 @@ class Service:
             outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / OUTBOX))
             stack.callback(outbox.close)
             reserve.hold()
-            journal = JournalSink(self._places.state / JOURNAL, reserve)
+            journal = reserve.write(lambda: JournalSink(self._places.state / JOURNAL, reserve))
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
             self._startup(salvaged)
             self._main_loop()

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import queue
+import resource
 import signal
 import socket
 import sqlite3
@@ -465,7 +466,8 @@ def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
         health = site.command("status")["health"]
         while not health["problem"]:
             health = site.command("status")["health"]
-        assert (health["problem"], health["waiting_for"], health["cases_left"]) == ("degraded:disk", "degraded:disk", 2)
+        problem = "degraded:disk: the outbox exceeds its quota"
+        assert (health["problem"], health["waiting_for"], health["cases_left"]) == (problem, problem, 2)
 
 
 def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_starts_and_says_so_once(site):
@@ -506,7 +508,7 @@ def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
         health = site.command("status")["health"]
         while not health["problem"]:
             health = site.command("status")["health"]
-        assert (health["problem"], health["cases_left"]) == ("degraded:disk", 1)
+        assert (health["problem"], health["cases_left"]) == ("degraded:disk: No space left on device", 1)
         assert "old files not removed: [Errno 28] No space left on device" in (site.folder / "log").read_text()
         assert [path.name for path in raw.parent.iterdir()] == ["old"]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
@@ -542,6 +544,69 @@ def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_no
         assert "pass_failed" not in [event["event"] for event in site.seen("event")]
 
 
+@pytest.mark.parametrize("disk", ["64m,nr_inodes=300"], indirect=True)
+def test_a_disk_without_inodes_ends_no_service_and_burns_no_case(site, disk):
+    with site.configure(sizes="[16]").service():
+        use_up_inodes(disk)
+        cases = site.command("run", suite="small")["cases"]
+        assert degraded(site)["problem"] == "degraded:disk: too few free inodes; delete small files"
+    with site.service() as process:
+        assert degraded(site)["cases_left"] == len(cases)
+        assert process.poll() is None
+        for small in disk.glob("small-*"):
+            small.unlink()
+        assert site.until("result/")["status"] == "ok"
+    assert [result["status"] for result in site.seen("result/")] == ["ok"]
+
+
+def use_up_inodes(disk):
+    with pytest.raises(OSError, match="No space left"):
+        for number in range(1000):
+            (disk / f"small-{number}").touch()
+
+
+@pytest.fixture
+def failing_disk(site):
+    """An ext4 under the state folder; the function it yields makes the kernel find an error, after which it is read-only."""
+    image, folder = site.folder / "image", site.folder / "state"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(128 * 2**20)
+    mount = ["mount", "-o", "loop,errors=remount-ro", image, folder]
+    if any(subprocess.run(command, check=False).returncode for command in (["mkfs.ext4", "-q", image], mount)):
+        pytest.skip("needs the right to mount an ext4")
+    source = subprocess.run(["findmnt", "-no", "SOURCE", folder], check=True, capture_output=True, text=True).stdout
+    yield Path("/sys/fs/ext4", Path(source.strip()).name, "trigger_fs_error").write_text
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_becomes_read_only_ends_no_service_and_takes_no_case(site, failing_disk):
+    with site.configure(sizes="[16]").service() as process:
+        site.until("info")
+        failing_disk("an error of the test")
+        site.say("run", id="1", client="test", suite="small")
+        site.say("status", id="2", client="test")
+        assert site.until("health", activity="waiting")["problem"] == "degraded:disk: Read-only file system"
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+
+
+def test_a_service_without_a_free_descriptor_goes_on_and_says_so_in_the_record(site):
+    with site.configure(sizes="[16]").service() as process:
+        site.until("info")
+        for spare in range(4, 16, 3):
+            used = max(int(entry.name) for entry in Path(f"/proc/{process.pid}/fd").iterdir()) + 1
+            limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + spare, limits[1]))
+            site.command("run", suite="small")
+            result = site.until("result/")
+            assert result["status"] == "ok" or "Too many open files" in result["reason"], result["reason"]
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        site.command("run", suite="small")
+        assert site.until("result/")["status"] == "ok"
+    assert "failed" in [result["status"] for result in site.seen("result/")]
+
+
 def eat(disk, name="filler"):
     """Leave nothing of the disk, whoever else writes there meanwhile."""
     with (disk / name).open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
@@ -550,7 +615,7 @@ def eat(disk, name="filler"):
 
 def degraded(site):
     """Return the health once it says that the disk is full."""
-    while (health := site.command("status")["health"])["problem"] != "degraded:disk":
+    while not ((health := site.command("status")["health"])["problem"] or "").startswith("degraded:disk"):
         pass
     return health
 
