@@ -18,7 +18,7 @@ from benchd.daemon.records import Status
 
 # A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
-TERMINATE_GRACE_S = 3.0
+TERMINATE_GRACE_S = 1.0
 EXIT_GRACE_S = 10.0
 STDERR = 2
 

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.session import INTERRUPTED, Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.service import conditions
 from benchd.daemon.service.between import Between
@@ -28,16 +28,22 @@ LOOK_S = 5.0  # between two checks of the schedule, the conditions and a lock he
 
 
 class Cases:
-    """Measures the agenda's cases one by one; `session` lasts until the configuration changes."""
+    """Measures the agenda's cases one by one; `session` lasts until the configuration changes.
 
-    def __init__(self, base: Base, now: Configured, between: Between, artifacts: Path | None) -> None:
+    A case ends when `is_stopping`.
+    """
+
+    def __init__(
+        self, base: Base, now: Configured, between: Between, artifacts: Path | None, is_stopping: Callable[[], bool]
+    ) -> None:
         self._base, self._now, self._between, self._activity = base, now, between, base.activity
         self.session = Session(
             now.settings,
             now.machine,
             base.places.state / "runs",
             [now.publisher, base.journal],
-            lambda: between.attend(self.session),
+            # a signal that came before the session took them over ends the case too
+            lambda: INTERRUPTED if is_stopping() else between.attend(self.session),
             given_artifacts=artifacts,
             flags=("mqtt", "service") if now.publisher.link else ("service",),
         )

@@ -39,6 +39,7 @@ from benchd.daemon.service.schedule import State
 from benchd.daemon.verdicts.results import JOURNAL
 
 TICK_S = 1.0
+GOODBYE_S = 2.0  # with a worker and a sampler that end slowly, less than 5 s in all
 INSTANCE = "instance"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -113,7 +114,7 @@ class Service:
             if self._base.every.is_due("look", LOOK_S) or self._now.agenda.state.passes:
                 self._begin_due()
             step = self._cases.next()
-            if step:
+            if step and not self._stopping:
                 self._cases.measure(*step)
                 self._stopping = self._stopping or self._cases.session.interrupted
             else:
@@ -126,7 +127,7 @@ class Service:
         self._between.event("stopped", "by a signal")
         self._between.save()
         if self._now.publisher.link:
-            self._now.publisher.link.stop()
+            self._now.publisher.link.stop(GOODBYE_S)
         self._base.notifier.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -170,7 +171,7 @@ class Service:
         publisher.link = self._connected(settings.mqtt.url, topics) if settings.mqtt.url else None
         self._now = Configured(settings, machine, topics, agenda, regressions, publisher)
         self._between = Between(self._base, self._now, self._ask_reload)
-        self._cases = Cases(self._base, self._now, self._between, self._artifacts)
+        self._cases = Cases(self._base, self._now, self._between, self._artifacts, lambda: self._stopping)
         if publisher.link:
             self._introduce(publisher.link)
         planned = {case for cases in agenda.cases.values() for case in cases}

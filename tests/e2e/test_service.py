@@ -21,6 +21,7 @@ import paho.mqtt.client as paho
 import psutil
 import pytest
 from asyncapi import Document
+from disks import use_up_inodes
 from fake_nvml import FIRST, FakeNvml
 from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
@@ -559,15 +560,9 @@ def test_a_disk_without_inodes_ends_no_service_and_burns_no_case(site, disk):
     assert [result["status"] for result in site.seen("result/")] == ["ok"]
 
 
-def use_up_inodes(disk):
-    with pytest.raises(OSError, match="No space left"):
-        for number in range(1000):
-            (disk / f"small-{number}").touch()
-
-
 @pytest.fixture
 def failing_disk(site):
-    """An ext4 under the state folder; the function it yields makes the kernel find an error, after which it is read-only."""
+    """An ext4 under the state folder; the yielded function makes the kernel find an error, which makes it read-only."""
     image, folder = site.folder / "image", site.folder / "state"
     folder.mkdir()
     with image.open("wb") as file:

@@ -9,6 +9,7 @@ import subprocess
 from contextlib import closing
 
 import pytest
+from disks import use_up_inodes
 from records_made import made
 
 from benchd.daemon.delivery.disk_reserve import BESIDE_BYTES, Clock, Reserve, tidy
@@ -87,12 +88,6 @@ def few_files(tmp_path):
         pytest.skip("needs the right to mount a small tmpfs")
     yield folder
     subprocess.run(["umount", folder], check=True)
-
-
-def use_up_inodes(folder):
-    with pytest.raises(OSError, match="No space left"):
-        for number in range(1000):
-            (folder / f"small-{number}").touch()
 
 
 def test_a_disk_without_inodes_takes_no_case_and_opens_the_outbox_in_the_place_of_the_reserve(few_files):

@@ -1,6 +1,6 @@
 """A worker that the machine does not let begin: each error of the kernel is a failed case with its reason.
 
-The errors are the kernel's own but for EDQUOT, which no file system of a test's own gives: there the log's path raises it.
+The errors are the kernel's own but for EDQUOT, which no file system of a test's own gives: the log's path raises it.
 """
 
 import errno
