@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from benchd.daemon.config import Conditions
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy, MachineLock
@@ -18,12 +16,14 @@ from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import INTERRUPTED, Session
 from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import Record
 from benchd.daemon.service import conditions
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.service.publisher import Running
 from benchd.daemon.service.schedule import Progress
 
+DIED = "the service died while this case ran"
 LOOK_S = 5.0  # between two checks of the schedule, the conditions and a lock held by another process
 
 
@@ -41,7 +41,7 @@ class Cases:
             now.settings,
             now.machine,
             base.places.state / "runs",
-            [now.publisher, base.journal],
+            [base.journal, now.publisher],
             # a signal that came before the session took them over ends the case too
             lambda: INTERRUPTED if is_stopping() else between.attend(self.session),
             given_artifacts=artifacts,
@@ -131,14 +131,22 @@ class Cases:
 
         It may have killed the service.
         """
-        outcome = unmeasured("aborted", "the service died while this case ran")
+        outcome = unmeasured("aborted", DIED)
         run_id = RunId(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
         run = replace(self.session.run(running.suite_id), boot_id=running.boot_id, flags=())
         record = recording.record(running.case, running.preset, run, run_id, [outcome])
-        if self._now.agenda.is_under_way(running.suite_id):
-            self._now.agenda.skip(running.suite_id, record.case_id)
-        for sink in self.session.sinks:
-            sink.publish(record, msgspec.json.encode(record))
+        self._skip(record)
+        self.session.publish(record)
+
+    def take_up(self, record: Record, body: bytes) -> None:
+        """Publish a record that the last service only put into the journal before it died."""
+        if record.reason == DIED:
+            self._skip(record)
+        self._now.publisher.publish(record, body)
+
+    def _skip(self, record: Record) -> None:
+        if self._now.agenda.is_under_way(record.suite_id):
+            self._now.agenda.skip(record.suite_id, record.case_id)
 
 
 def _not_free() -> str | None:

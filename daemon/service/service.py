@@ -28,7 +28,7 @@ from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
-from benchd.daemon.service import announcements
+from benchd.daemon.service import announcements, recovery
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import LOOK_S, Cases
@@ -91,9 +91,8 @@ class Service:
             self._between.event("outbox_salvaged", salvaged)
         for lost in filter(None, (schedule_lost, standings_lost, running_lost)):
             self._between.event("schedule_lost", lost)
-        if running:
-            self._cases.end_interrupted(running)
-        elif running_lost:
+        recovery.recover(self._base, self._now, self._between, self._cases, running)
+        if running_lost:
             self._between.attempt(lambda: self._now.publisher.keep({RUNNING: b""}))
         self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
         self._base.notifier.ready()

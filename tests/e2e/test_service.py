@@ -28,12 +28,14 @@ from records_made import made
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon import records
+from benchd.daemon.config import Suite
 from benchd.daemon.delivery.disk_reserve import RESERVE_BYTES
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.service.between import WATCHDOG_S
 from benchd.daemon.service.publisher import Running
+from benchd.daemon.service.schedule import State, begin
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -67,6 +69,14 @@ for look in (plan.has_gpu, plan.has_missed_gpu):
 del sys.argv[1]
 sys.exit(cli.benchd())
 """
+# dies once the journal has the record and before the outbox has it
+DYING = """
+import os, signal, sys
+from benchd.daemon import cli
+from benchd.daemon.service.publisher import Publisher
+Publisher.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(cli.benchd())
+"""
 
 
 class Site:
@@ -93,9 +103,10 @@ class Site:
         return self
 
     @contextmanager
-    def service(self, *, connects=True, root=None, **environment):
+    def service(self, *, connects=True, root=None, dying=False, **environment):
         """Run the service over the block, which begins once it listens; `root` holds the nodes of its GPU."""
         program = [Path(sys.executable).parent / "benchd"] if root is None else [sys.executable, "-c", ROOTED, root]
+        program = [sys.executable, "-c", DYING] if dying else program
         command = [*program, "run", "--config", "benchd.toml"]
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(command, cwd=self.folder, env=self.environment | environment, stderr=log)
@@ -289,6 +300,63 @@ def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next
         results = [site.until("result/") for _ in cases]
     assert [(result["case_id"], result["status"]) for result in results] == [(cases[0], "aborted"), (cases[1], "ok")]
     assert results[0]["reason"] == "the service died while this case ran"
+
+
+@pytest.mark.parametrize("connects", [True, False], ids=["broker", "no broker"])
+def test_a_record_that_only_the_journal_has_is_taken_up_and_nothing_is_measured_twice(site, connects):
+    with site.configure().service() as process:
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    outbox = site.folder / "state/benchd/outbox.db"
+    case_ids = ["square,eager,b1,size=16", "square,eager,b1,size=32"]
+    suite = Suite(name="small", models=["square"], options={"size": [16, 32]}, variants=["eager"], preset="quick")
+    keep(outbox, schedule=begin(State(), suite, case_ids))
+    if not connects:
+        without_broker(site)
+    with site.service(connects=connects, dying=True) as process:
+        assert process.wait(WAIT_S) == -signal.SIGKILL
+    with site.service(connects=connects) as process:
+        wait_for(lambda: len(journal_of(site)) == 2, process)
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    kept = journal_of(site)
+    assert [(record.case_id, record.status) for record in kept] == [(case_id, "ok") for case_id in case_ids]
+    if connects:
+        results = [site.until("result/"), site.until("result/")]
+        assert [result["run_id"] for result in results] == [record.run_id for record in kept]
+
+
+def journal_of(site):
+    path = site.folder / "state/benchd/records.jsonl"
+    return [records.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def keep(path, **values):
+    with Outbox(path) as outbox:
+        outbox.keep({name: msgspec.json.encode(value) for name, value in values.items()})
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database, " * 500], ids=["0 bytes", "broken header"])
+def test_an_outbox_that_was_lost_is_filled_from_the_journal(site, damage):
+    with site.configure(sizes="[16]").service() as process:
+        site.command("run", suite="small")
+        run_id = site.until("result/")["run_id"]
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    for path in (site.folder / "state/benchd").glob("outbox.db*"):
+        path.unlink()
+    (site.folder / "state/benchd/outbox.db").write_bytes(damage)
+    site.session = 0  # counted in the outbox
+    for again in (True, False):
+        site.heard.clear()
+        with site.service() as process:
+            site.until("event", event="started")
+            site.command("status")
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+        assert [result["run_id"] for result in site.seen("result/")] == [run_id] * again
+        details = [event["detail"] for event in site.seen("event") if event["event"] == "outbox_refilled"]
+        assert details == ["the outbox lacked 1 results of records.jsonl; they are sent"] * again
 
 
 def test_a_run_probes_as_bench_once_does_and_keeps_its_sampler(site):
@@ -670,10 +738,14 @@ def test_two_services_never_share_a_state_folder(site):
     assert "service.lock" in (site.folder / "log").read_text()
 
 
-def test_without_a_broker_the_records_go_to_the_journal(site):
-    site.configure(sizes="[16]", more='every = "1min"\n')
+def without_broker(site):
     text = (site.folder / "benchd.toml").read_text()
     (site.folder / "benchd.toml").write_text("\n".join(line for line in text.splitlines() if "url" not in line))
+
+
+def test_without_a_broker_the_records_go_to_the_journal(site):
+    site.configure(sizes="[16]", more='every = "1min"\n')
+    without_broker(site)
     journal = site.folder / "state/benchd/records.jsonl"
     with site.service(connects=False) as process:
         wait_for(lambda: has_looked(site), process)
