@@ -28,7 +28,7 @@ from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
-from benchd.daemon.service import announcements, recovery
+from benchd.daemon.service import announcements, recovery, starts
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import LOOK_S, Cases
@@ -54,17 +54,18 @@ def run(path: Path, artifacts: Path | None = None) -> int:
     if artifacts is not None and not artifacts.is_dir():
         made_by = f"`benchd export MODEL --output {artifacts}`"
         raise UsageError(f"--artifacts {artifacts}: no such folder; {made_by} makes one")
-    places = Places.here()
-    with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
-        Service(path, places, artifacts and artifacts.resolve()).run()
+    with starts.counted() as restarted:
+        places = Places.here()
+        with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
+            Service(path, places, artifacts and artifacts.resolve(), restarted).run()
     return 0
 
 
 class Service:
     """The service from startup to shutdown. A new configuration rebuilds `between` and `cases`."""
 
-    def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
-        self._path, self._places, self._artifacts = path, places, artifacts
+    def __init__(self, path: Path, places: Places, artifacts: Path | None = None, restarted: str | None = None) -> None:
+        self._path, self._places, self._artifacts, self._restarted = path, places, artifacts, restarted
         self._settings = config.read(path)
         self._stopping = self._reload_asked = False
 
@@ -78,6 +79,7 @@ class Service:
             reserve.hold()
             journal = reserve.write(lambda: JournalSink(self._places.state / JOURNAL, reserve))
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
+            self._base.activity.restarted = self._restarted
             self._startup(salvaged)
             self._main_loop()
             self._shutdown()
