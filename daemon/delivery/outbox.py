@@ -5,6 +5,7 @@ until the collector reports it stored: a broker that dies may lose what it has a
 it is sent again, and its key lets the receiver deduplicate. The service commits its few other facts together with it.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+import msgspec
+
 from benchd.daemon.errors import Full, UsageError
 
 OUTBOX = "outbox.db"
+JOURNALLED = "journalled"  # the run id of the last record that came from the journal; empty in a new outbox
+DELIVERED = "delivered"  # the keys of what a damaged outbox had delivered
 BUSY_S = 5.0  # wait for another writer; transactions take milliseconds, more on a slow disk
 PART_ROWS = 200  # per commit, so that no commit keeps other writers waiting
 LOGS = ("-wal", "-shm")  # SQLite's files beside an open database
@@ -57,6 +62,7 @@ _ADVICE = {
     "not a database": _REBUILD,
     "malformed": _REBUILD,
     "is full": "free some space",
+    "unable to open": "check that it can be written and that the disk has free inodes",
     "disk I/O error": "free some space, and look for a failing disk in the kernel's log",
 }
 # SQLite also reports the second one if the write-ahead log does not fit on the disk
@@ -280,10 +286,13 @@ class Outbox:
 
     def _migrate(self) -> None:
         # read again inside the transaction: another process may have done it meanwhile
-        for version in range(self._pragma("user_version"), len(_MIGRATIONS)):
+        first = self._pragma("user_version")
+        for version in range(first, len(_MIGRATIONS)):
             for statement in _MIGRATIONS[version]:
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={version + 1}")
+        if first == 0:
+            self._keep({JOURNALLED: b""})
 
     def _pragma(self, name: str) -> int:
         (value,) = self._db.execute(f"PRAGMA {name}").fetchone()
@@ -310,8 +319,16 @@ def _explaining(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
-        kind = Full if any(word in cause for word in _FULL) else UsageError
+        kind = Full if any(word in cause for word in _FULL) or _lacks_inodes(path.parent) else UsageError
         raise kind(f"outbox {path}: {cause}; {remedy}") from error
+
+
+def _lacks_inodes(folder: Path) -> bool:
+    """Return whether the disk takes no further file, which SQLite reports as one that it cannot open."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        return disk.f_files > 0 and disk.f_favail == 0
+    return False
 
 
 def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
@@ -365,14 +382,18 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
     """Copy every readable row, one by one, so that a bad page costs only its own rows."""
     kept: dict[str, bytes] = {}
     with suppress(sqlite3.DatabaseError):
-        kept.update(old.execute("SELECT name, value FROM kept"))
+        kept.update(old.execute("SELECT name, value FROM kept WHERE name != ?", (DELIVERED,)))
     new.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", kept.items())
     new.commit()
     add = "INSERT OR IGNORE INTO outbox(key, topic, qos, body, state, reason) VALUES (?, ?, ?, ?, ?, ?)"
+    delivered: list[str] = []
     for first in range(1, _last_seq(old) + 1, PART_ROWS):
-        rows = (_undelivered(old, seq) for seq in range(first, first + PART_ROWS))
-        new.executemany(add, filter(None, rows))
+        rows = [row for seq in range(first, first + PART_ROWS) if (row := _row(old, seq))]
+        new.executemany(add, [row[1:] for row in rows if not row[0]])
+        delivered += [str(row[1]) for row in rows if row[0]]
         new.commit()
+    new.execute("INSERT INTO kept VALUES (?, ?)", (DELIVERED, msgspec.json.encode(delivered)))
+    new.commit()
     new.execute("PRAGMA journal_mode=DELETE")  # all in one file, or an error, unlike close()
 
 
@@ -386,10 +407,10 @@ def _last_seq(old: sqlite3.Connection) -> int:
     return 0
 
 
-def _undelivered(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
-    """Return a row for the new outbox; None if it was delivered or cannot be read."""
-    sql = """SELECT key, topic, qos, body, CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason
-        FROM outbox WHERE seq = ? AND (state != 'sent' OR unstored)"""
+def _row(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
+    """Return whether a row was delivered, and the row for the new outbox; None if it cannot be read."""
+    sql = """SELECT state = 'sent' AND NOT unstored, key, topic, qos, body,
+        CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason FROM outbox WHERE seq = ?"""
     with suppress(sqlite3.DatabaseError):
         found: tuple[object, ...] | None = old.execute(sql, (seq,)).fetchone()
         return found
