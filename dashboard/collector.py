@@ -16,14 +16,15 @@ from contextlib import closing, suppress
 from multiprocessing import parent_process
 
 import msgspec
-from sqlalchemy.exc import DBAPIError
+from msgspec import Struct
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.feed import Feed
-from benchd.dashboard.messages import Row, acknowledged_key, rows
+from benchd.dashboard.messages import READER, TEXT_LIMIT, Row, delivery_key, quarantined, rows
 from benchd.dashboard.store import Store
 
 SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collector
@@ -31,6 +32,9 @@ IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
 MAX_DELAY_S = 30.0
+REASON_CHARS = 100  # of why a result cannot be read; a device takes 128 KiB
+AGAIN = 32  # messages of the quarantine that are read again at once
+OUTAGES = (OperationalError, InterfaceError, InternalError)  # of the database; any other error is the message's
 
 
 def default_name() -> str:
@@ -51,6 +55,12 @@ def run(broker: Broker, database: str, name: str) -> None:
         Collector(store, broker, name).run(stop)
 
 
+class _Ack(Struct):
+    schema: str = "benchd.ack/1"
+    keys: list[str] = []
+    unread: dict[str, str] = {}
+
+
 class Collector:
     """Moves messages from a broker into a store; `name` identifies the session to the broker and the devices."""
 
@@ -64,9 +74,10 @@ class Collector:
         while not _ended(stop):
             began = time.monotonic()
             try:
+                self._read_again()
                 with closing(Feed(self._broker, f"benchd-collector-{self._name}", SESSION_S)) as feed:
                     self._collect(feed, stop)
-            except (Ended, DBAPIError) as error:
+            except Exception as error:  # whatever it is, the next attempt may succeed
                 self._report(error)
                 delay_s = 1.0 if time.monotonic() - began > MAX_DELAY_S else min(2 * delay_s, MAX_DELAY_S)
                 stop.wait(delay_s)
@@ -75,21 +86,45 @@ class Collector:
         while not _ended(stop):
             arrived = feed.batch(IDLE_S)
             if arrived:
-                self._store.add(row for one in arrived for row in rows(one))
+                found = self._keep(arrived)
                 feed.acknowledge(arrived)
-                self._confirm(feed, arrived)
+                self._confirm(feed, arrived, found)
             self._keep_house()
 
-    def _confirm(self, feed: Feed, arrived: Sequence[Arrived]) -> None:
-        """Inform each device which of its results are stored: the broker's acknowledgement does not show that."""
-        stored = defaultdict(list)
-        for one in arrived:
-            confirmed = acknowledged_key(one.topic)
-            if confirmed:
-                stored[confirmed[0]].append(confirmed[1])
-        for device_id, keys in stored.items():
-            body = msgspec.json.encode({"schema": "benchd.ack/1", "keys": keys})
-            feed.publish(Topics(device_id).ack(self._name), body)
+    def _keep(self, arrived: Sequence[Arrived]) -> list[list[Row]]:
+        """Commit messages and return the rows of each; one that the database refuses goes to quarantine alone."""
+        found = [rows(one) for one in arrived]
+        try:
+            self._store.add(row for each in found for row in each)
+        except OUTAGES:
+            raise
+        except Exception as error:
+            if len(arrived) > 1:
+                return [self._keep([one])[0] for one in arrived]
+            found = [[quarantined(arrived[0], f"not stored: {_reason(error)}")]]
+            self._store.add(found[0])
+        return found
+
+    def _read_again(self) -> None:
+        """Read what an earlier version of benchd had to put in quarantine."""
+        while held := self._store.quarantined(but=READER, limit=AGAIN):
+            found = zip(held, self._keep(list(held.values())), strict=True)
+            self._store.release(key for key, each in found if key not in [row.values.get("key") for row in each])
+
+    def _confirm(self, feed: Feed, arrived: Sequence[Arrived], found: Sequence[list[Row]]) -> None:
+        """Inform each device which of its results are stored: the broker's acknowledgement does not show that.
+
+        Those in quarantine are not: the device keeps them for a collector that can read them.
+        """
+        acks: dict[str, _Ack] = defaultdict(_Ack)
+        for one, (row, *_) in zip(arrived, found, strict=True):
+            device_id, key = delivery_key(one.topic) or ("", "")
+            if row.table == "result":
+                acks[device_id].keys.append(key)
+            elif key and len(key) <= TEXT_LIMIT:
+                acks[device_id].unread[key] = row.values["reason"][:REASON_CHARS]
+        for device_id, ack in acks.items():
+            feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(ack))
 
     def _keep_house(self) -> None:
         now_s = time.time()
@@ -101,13 +136,19 @@ class Collector:
             self._store.tidy(now_s)
 
     def _report(self, error: Exception) -> None:
-        sys.stderr.write(f"collector {self._name}: {error}; trying again\n")
-        if isinstance(error, Ended):
-            with suppress(DBAPIError):  # the next attempt will report it
-                self._store.add([self._presence(str(error))])
+        sys.stderr.write(f"collector {self._name}: {_reason(error)}; trying again\n")
+        with suppress(Exception):  # the database may be what is wrong
+            self._store.add([self._presence(_reason(error))])
 
     def _presence(self, problem: str | None) -> Row:
         return Row("collector", {"name": self._name, "seen_s": time.time(), "problem": problem})
+
+
+def _reason(error: Exception) -> str:
+    """Return one line; a database's error would otherwise quote its statement and every value."""
+    if isinstance(error, DBAPIError):
+        return str(error.orig).strip().replace("\n", " ")
+    return str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {error}"
 
 
 def _ended(stop: threading.Event) -> bool:

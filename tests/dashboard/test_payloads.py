@@ -8,7 +8,7 @@ from records_made import ENERGY, WRONG, made
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import Case, Energy, encode
-from benchd.dashboard.messages import INTEGER_LIMIT, acknowledged_key, rows
+from benchd.dashboard.messages import INTEGER_LIMIT, delivery_key, rows
 
 DEVICE = "bench-abc123"
 RESULT = f"benchd/v1/{DEVICE}/result/r1"
@@ -143,6 +143,6 @@ def test_no_change_of_a_record_raises_or_makes_a_value_that_no_database_takes(va
 
 
 def test_only_results_wait_for_a_confirmation():
-    assert acknowledged_key(RESULT) == (DEVICE, f"{DEVICE}:r1")
-    assert acknowledged_key(f"benchd/v1/{DEVICE}/event") is None
-    assert acknowledged_key("x/y") is None
+    assert delivery_key(RESULT) == (DEVICE, f"{DEVICE}:r1")
+    assert delivery_key(f"benchd/v1/{DEVICE}/event") is None
+    assert delivery_key("x/y") is None
