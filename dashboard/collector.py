@@ -42,17 +42,22 @@ def default_name() -> str:
     return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-") or "collector"
 
 
-def run(broker: Broker, database: str, name: str) -> None:
-    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
+def checked(name: str) -> str:
+    """Return a collector's name; raise UsageError if it is not a single plain topic level."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise UsageError(
             f"collector name {name!r}: use lower-case letters, digits, '-' and '_', starting with a letter"
         )
+    return name
+
+
+def run(broker: Broker, database: str, name: str) -> None:
+    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with closing(Store(database)) as store:
-        Collector(store, broker, name).run(stop)
+        Collector(store, broker, checked(name)).run(stop)
 
 
 class _Ack(Struct):
@@ -67,13 +72,16 @@ class Collector:
     def __init__(self, store: Store, broker: Broker, name: str) -> None:
         self._store, self._broker, self._name = store, broker, name
         self._presence_due = self._tidy_due = 0.0
+        self._message_s: float | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Collect until `stop`; lost connections are retried at growing intervals."""
-        delay_s = 1.0
+        delay_s, starts = 1.0, 1
         while not _ended(stop):
             began = time.monotonic()
             try:
+                self._say(None, starts=starts)
+                starts = 0
                 self._read_again()
                 with closing(Feed(self._broker, f"benchd-collector-{self._name}", SESSION_S)) as feed:
                     self._collect(feed, stop)
@@ -89,6 +97,7 @@ class Collector:
                 found = self._keep(arrived)
                 feed.acknowledge(arrived)
                 self._confirm(feed, arrived, found)
+                self._message_s = arrived[-1].arrived_s
             self._keep_house()
 
     def _keep(self, arrived: Sequence[Arrived]) -> list[list[Row]]:
@@ -130,7 +139,7 @@ class Collector:
         now_s = time.time()
         if now_s >= self._presence_due:
             self._presence_due = now_s + PRESENCE_S
-            self._store.add([self._presence(None)])
+            self._say(None)
         if now_s >= self._tidy_due:
             self._tidy_due = now_s + TIDY_S
             self._store.tidy(now_s)
@@ -138,10 +147,11 @@ class Collector:
     def _report(self, error: Exception) -> None:
         sys.stderr.write(f"collector {self._name}: {_reason(error)}; trying again\n")
         with suppress(Exception):  # the database may be what is wrong
-            self._store.add([self._presence(_reason(error))])
+            self._say(_reason(error))
 
-    def _presence(self, problem: str | None) -> Row:
-        return Row("collector", {"name": self._name, "seen_s": time.time(), "problem": problem})
+    def _say(self, problem: str | None, starts: int = 0) -> None:
+        values = {"name": self._name, "seen_s": time.time(), "message_s": self._message_s, "problem": problem}
+        self._store.add([Row("collector", values | {"starts": starts})])
 
 
 def _reason(error: Exception) -> str:

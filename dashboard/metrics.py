@@ -10,14 +10,14 @@ from typing import NamedTuple, TypeVar
 
 from nicegui import app
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import func, select
 from starlette.responses import Response
 
 from benchd.dashboard import queries
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import Device
+from benchd.dashboard.queries import Collecting, Device
 from benchd.dashboard.store import Store
 
 _Thing = TypeVar("_Thing")
@@ -64,8 +64,9 @@ class Fleet(Collector):
     def __init__(self, store: Store, now_s: float) -> None:
         self._store, self._now_s = store, now_s
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield each gauge with its values, empty if none are known."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric with its values, empty if none are known."""
+        yield from _of_collectors(queries.collectors(self._store, self._now_s), self._now_s)
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield from _families(CASE, CASE_LABELS, _newest(self._store))
         yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))
@@ -77,6 +78,21 @@ def add(store: Store) -> None:
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(Fleet(store, time.time())), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _of_collectors(found: Sequence[Collecting], now_s: float) -> Iterator[Metric]:
+    labels = ("collector",)
+    up = GaugeMetricFamily("benchd_collector_up", "1 while the collector stores what arrives.", labels=labels)
+    text = "Age of the last message that the collector has stored."
+    age_s = GaugeMetricFamily("benchd_collector_last_message_age_seconds", text, labels=labels)
+    text = "Starts of the collector after its first."
+    restarts = CounterMetricFamily("benchd_collector_restarts", text, labels=labels)
+    for one in found:
+        up.add_metric([one.name], now_s - one.seen_s < queries.STALE_S and one.problem is None)
+        restarts.add_metric([one.name], max(one.starts - 1, 0))
+        if one.message_s is not None:
+            age_s.add_metric([one.name], max(now_s - one.message_s, 0.0))
+    yield from (up, age_s, restarts)
 
 
 def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_Thing]) -> Iterator[GaugeMetricFamily]:

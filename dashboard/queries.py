@@ -14,6 +14,7 @@ from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
+KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
 
@@ -36,6 +37,16 @@ class Happened(NamedTuple):
     arrived_s: float
     name: str
     detail: str
+
+
+class Collecting(NamedTuple):
+    """A collector; `message_s` is when its last message arrived. `problem` prevents more from arriving."""
+
+    name: str
+    seen_s: float
+    problem: str | None
+    message_s: float | None
+    starts: int
 
 
 class Filter(NamedTuple):
@@ -228,12 +239,18 @@ def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
     return sorted([*found, *(Happened(arrived_s, f"case {status}", case_id) for arrived_s, case_id, status in cases)])
 
 
+def collectors(store: Store, now_s: float) -> list[Collecting]:
+    """Return the collectors that have run in the last seven days."""
+    table = store.tables["collector"]
+    columns = [table.c[name] for name in Collecting._fields]
+    with store.reading() as connection:
+        rows = connection.execute(select(*columns).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name))
+        return [Collecting(*row) for row in rows]
+
+
 def problems(store: Store, now_s: float) -> list[str]:
     """Return what prevents data from arriving here, in sentences; empty if nothing does."""
-    table = store.tables["collector"]
-    with store.reading() as connection:
-        collectors = connection.execute(select(table)).all()
-    alive = [row for row in collectors if now_s - row.seen_s < STALE_S]
+    alive = [row for row in collectors(store, now_s) if now_s - row.seen_s < STALE_S]
     found = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
     return found if alive else ["no collector runs: start `benchd dashboard`, or one with --only collector"]
 

@@ -87,7 +87,11 @@ _MIGRATIONS = (
     tuple(
         f"ALTER TABLE result ADD COLUMN accuracy_{name} DOUBLE PRECISION" for name in ("top1", "low", "high", "drop")
     ),
-    ("ALTER TABLE quarantine ADD COLUMN reader TEXT NOT NULL DEFAULT ''",),  # the last version that could not read it
+    (
+        "ALTER TABLE quarantine ADD COLUMN reader TEXT NOT NULL DEFAULT ''",  # the last version that could not read it
+        "ALTER TABLE collector ADD COLUMN message_s DOUBLE PRECISION",  # when its last message arrived
+        "ALTER TABLE collector ADD COLUMN starts BIGINT NOT NULL DEFAULT 0",
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -273,7 +277,8 @@ def _insertion(connection: Connection, table: Table) -> Any:
         later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)
         return insertion.on_conflict_do_update(index_elements=keys, set_={"seen_s": new.seen_s}, where=later)
     if table.name == "collector":
-        changed = {"seen_s": new.seen_s, "problem": new.problem}
+        message_s, starts = func.coalesce(new.message_s, kept.message_s), kept.starts + new.starts
+        changed = {"seen_s": new.seen_s, "problem": new.problem, "message_s": message_s, "starts": starts}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
     if table.name == "quarantine":
         changed = {"reason": new.reason, "reader": new.reader}
