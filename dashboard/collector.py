@@ -80,10 +80,10 @@ class Collector:
         while not _ended(stop):
             began = time.monotonic()
             try:
-                self._say(None, starts=starts)
-                starts = 0
                 self._read_again()
                 with closing(Feed(self._broker, f"benchd-collector-{self._name}", SESSION_S)) as feed:
+                    self._say(None, starts)
+                    starts = 0
                     self._collect(feed, stop)
             except Exception as error:  # whatever it is, the next attempt may succeed
                 self._report(error)

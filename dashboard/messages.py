@@ -15,6 +15,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Record, Sample, decode
 from benchd.daemon.verdicts.rows import columns
+from benchd.dashboard import limits
 
 TEXT_LIMIT = 512  # characters in a searchable column; PostgreSQL indexes no more than 2,704 bytes
 INTEGER_LIMIT = 2**63  # the range of both databases
@@ -70,14 +71,20 @@ class _Unreadable(Exception):
 
 
 def rows(message: Arrived) -> list[Row]:
-    """Return the rows of one message; an unreadable body becomes one row in quarantine, with the reason."""
+    """Return the rows of one message; an unreadable one becomes one row in quarantine, with the reason.
+
+    One beyond the limits of its kind is quarantined without its body, once per topic.
+    """
     address = topics.parse(message.topic)
     try:
+        limits.check(address.kind if address else "", message.body)
         if address is None or address.kind not in _READERS:
             raise _Unreadable("not a benchd topic")
         found = [Row(*row) for row in _READERS[address.kind](address, message)]
         for row in found:
             _refuse_unstorable(row)
+    except limits.TooLarge as error:
+        return [quarantined(message._replace(body=b""), str(error))]
     except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
         return [quarantined(message, str(error))]
     except Exception as error:  # a bug here must cost one message, not the collector

@@ -91,6 +91,8 @@ _MIGRATIONS = (
         "ALTER TABLE quarantine ADD COLUMN reader TEXT NOT NULL DEFAULT ''",  # the last version that could not read it
         "ALTER TABLE collector ADD COLUMN message_s DOUBLE PRECISION",  # when its last message arrived
         "ALTER TABLE collector ADD COLUMN starts BIGINT NOT NULL DEFAULT 0",
+        # more than is accepted now
+        "DELETE FROM document WHERE length(body) > CASE kind WHEN 'info' THEN 262144 ELSE 16384 END",
     ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
@@ -154,7 +156,8 @@ class Store:
     def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
         """Return by key the oldest messages in quarantine that the version `but` has not read yet."""
         table = self.tables["quarantine"]
-        wanted = select(table).where(table.c.reader != but).order_by(table.c.id).limit(limit)
+        kept = (table.c.reader != but, func.length(table.c.body) > 0)
+        wanted = select(table).where(*kept).order_by(table.c.id).limit(limit)
         with self.reading() as connection:
             rows = connection.execute(wanted).all()
         # retained: what it says of its device's presence is over
