@@ -31,6 +31,7 @@ SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collect
 IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
+CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
 MAX_DELAY_S = 30.0
 REASON_CHARS = 100  # of why a result cannot be read; a device takes 128 KiB
 AGAIN = 32  # messages of the quarantine that are read again at once
@@ -73,6 +74,7 @@ class Collector:
         self._store, self._broker, self._name = store, broker, name
         self._presence_due = self._tidy_due = 0.0
         self._message_s: float | None = None
+        self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Collect until `stop`; lost connections are retried at growing intervals."""
@@ -136,13 +138,20 @@ class Collector:
             feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(ack))
 
     def _keep_house(self) -> None:
-        now_s = time.time()
+        now_s = time.monotonic()
         if now_s >= self._presence_due:
             self._presence_due = now_s + PRESENCE_S
             self._say(None)
         if now_s >= self._tidy_due:
             self._tidy_due = now_s + TIDY_S
-            self._store.tidy(now_s)
+            self._store.tidy(time.time(), expire=self._is_steady(now_s))
+
+    def _is_steady(self, now_s: float) -> bool:
+        """Return whether the wall clock has not been set for a day, or since the start: setting it must age nothing."""
+        clock_s = time.time() - now_s
+        if abs(clock_s - self._clock_s) > CLOCK_STEP_S:
+            self._clock_s, self._steady_due = clock_s, now_s + BELIEVED_S
+        return now_s >= self._steady_due
 
     def _report(self, error: Exception) -> None:
         sys.stderr.write(f"collector {self._name}: {_reason(error)}; trying again\n")

@@ -169,13 +169,13 @@ class Store:
         with self._writing() as connection:
             connection.execute(delete(table).where(table.c.key.in_(list(keys))))
 
-    def tidy(self, now_s: float) -> None:
-        """Aggregate telemetry older than an hour to minutes and delete what has expired."""
+    def tidy(self, now_s: float, *, expire: bool = True) -> None:
+        """Aggregate telemetry older than an hour to minutes and, if `expire`, delete what has expired."""
         with self._writing() as connection:
             # the first to write here blocks other collectors, so that nothing is aggregated twice
             connection.execute(update(_VERSION).values(tidied_s=now_s))
             self._roll_up(connection, now_s - RAW_S)
-            for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")):
+            for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")) if expire else ():
                 table = self.tables[name]
                 connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
             table = self.tables["quarantine"]

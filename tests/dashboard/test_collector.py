@@ -26,6 +26,7 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, messages
+from benchd.dashboard.collector import Collector
 from benchd.dashboard.messages import READER, quarantined
 from benchd.dashboard.store import Store
 
@@ -246,6 +247,21 @@ def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
             publish(second.url, tmp_path, range(5))
             wait_for(lambda: count(store, "result") == 5)
         assert process.is_alive()
+
+
+def test_a_clock_that_is_set_neither_ages_anything_nor_silences_the_collector(url, monkeypatch):
+    wall, uptime, year_s = time.time, time.monotonic, 365 * 86400.0
+    with closing(Store(url)) as store:
+        kept = Collector(store, parse_url("mqtt://127.0.0.1"), "site")
+        store.add(messages.rows(Arrived("benchd/v1/d1/event", b'{"event":"a"}', wall())))
+        seen_s = select(store.tables["collector"].c.seen_s)
+        # set ahead, set back, set ahead for good and then left alone for two days
+        for hours, set_s, events in ((0, 0, 1), (1, year_s, 1), (2, -year_s, 1), (3, year_s, 1), (51, year_s, 0)):
+            monkeypatch.setattr(time, "monotonic", lambda hours=hours: uptime() + 3600 * hours)
+            monkeypatch.setattr(time, "time", lambda hours=hours, set_s=set_s: wall() + 3600 * hours + set_s)
+            kept._keep_house()
+            assert count(store, "event") == events
+            assert abs(value(store, seen_s) - time.time()) < 60
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "+", "#", "A"])
