@@ -62,7 +62,7 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
     try:
         record = records.decode(line)
     except SchemaError as error:
-        raise SchemaError(f"{file} line {number}: {_printable(str(error))}") from error
+        raise SchemaError(f"{file} line {number}: {error}") from error
     return msgspec.convert(_printable(msgspec.to_builtins(record)), Record) if _SPECIAL.search(line) else record
 
 

@@ -19,7 +19,9 @@ from test_pages import serving
 from test_upkeep import collector_of, metric
 
 from benchd.dashboard.limits import LIMITS
+from benchd.dashboard.messages import Latest
 from benchd.dashboard.store import Store
+from benchd.dashboard.views.device import _verdict
 
 DEVICE = "hostile"
 MOST_BYTES = 250e6
@@ -58,6 +60,11 @@ def most_bytes(*processes):
     """Return the most memory that these processes have had together."""
     status = "".join(Path(f"/proc/{process}/status").read_text() for process in processes)
     return sum(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+@pytest.mark.parametrize(("verdict", "look"), [("slower", "link slower"), ("fixed inset-0 bg-red", "link ")])
+def test_only_a_known_verdict_becomes_a_class(verdict, look):
+    assert _verdict(DEVICE, Latest(case_id="c", verdict=verdict))[1] == look
 
 
 def test_messages_of_any_size_leave_the_pages_the_memory_and_the_results_of_others_alone(tmp_path):

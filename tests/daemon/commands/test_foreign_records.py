@@ -41,13 +41,6 @@ def test_what_is_hostile_in_a_record_does_not_reach_the_terminal(foreign, tmp_pa
     assert [char for char in shown if not char.isprintable() and char != "\n"] == []
 
 
-def test_what_is_hostile_in_a_line_that_is_no_record_does_not_either(foreign):
-    foreign.write_bytes(encode(made()).replace(b'"ok"', b'"\\u001b[2J"') + b"\n")
-    shown = said("recommend", foreign)
-    assert "foreign.jsonl line 1: not a benchd record" in shown
-    assert [char for char in shown if not char.isprintable() and char != "\n"] == []
-
-
 def test_csv_holds_no_formula(foreign, tmp_path):
     said("report", foreign, "--format", "csv", "--output", tmp_path)
     with (tmp_path / "report.csv").open() as file:
