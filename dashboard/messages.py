@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,11 +15,13 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Record, Sample, decode
 from benchd.daemon.verdicts.rows import columns
+from benchd.dashboard import limits
 
 TEXT_LIMIT = 512  # characters in a searchable column; PostgreSQL indexes no more than 2,704 bytes
 INTEGER_LIMIT = 2**63  # the range of both databases
 SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
+READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
 
 
 class Row(NamedTuple):
@@ -68,25 +71,30 @@ class _Unreadable(Exception):
 
 
 def rows(message: Arrived) -> list[Row]:
-    """Return the rows of one message; an unreadable body becomes one row in quarantine, with the reason."""
+    """Return the rows of one message; an unreadable one becomes one row in quarantine, with the reason.
+
+    One beyond the limits of its kind is quarantined without its body, once per topic.
+    """
     address = topics.parse(message.topic)
     try:
+        limits.check(address.kind if address else "", message.body)
         if address is None or address.kind not in _READERS:
             raise _Unreadable("not a benchd topic")
         found = [Row(*row) for row in _READERS[address.kind](address, message)]
         for row in found:
             _refuse_unstorable(row)
+    except limits.TooLarge as error:
+        return [quarantined(message._replace(body=b""), str(error))]
     except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
-        return [_quarantined(message, str(error))]
+        return [quarantined(message, str(error))]
+    except Exception as error:  # a bug here must cost one message, not the collector
+        return [quarantined(message, f"{type(error).__name__}: {error}")]
     seen_s = None if message.retained else message.arrived_s
     return [*found, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
 
 
-def acknowledged_key(topic: str) -> tuple[str, str] | None:
-    """Return the device and the delivery key of a message that awaits confirmation of storage; None for others.
-
-    The key comes from the topic: a quarantined result is stored too and need not be sent again.
-    """
+def delivery_key(topic: str) -> tuple[str, str] | None:
+    """Return the device and the delivery key of a message that awaits confirmation of storage; None for others."""
     address = topics.parse(topic)
     if address is None or address.kind != "result":
         return None
@@ -281,7 +289,8 @@ def _refuse_unstorable(row: Row) -> None:
             raise _Unreadable(f"{column} is not a finite number")
 
 
-def _quarantined(message: Arrived, reason: str) -> Row:
+def quarantined(message: Arrived, reason: str) -> Row:
+    """Return the row of a message that cannot be stored as what it claims to be."""
     return Row(
         "quarantine",
         {
@@ -290,6 +299,7 @@ def _quarantined(message: Arrived, reason: str) -> Row:
             "reason": reason.replace("\0", "")[:TEXT_LIMIT],
             "arrived_s": message.arrived_s,
             "body": message.body,
+            "reader": READER,
         },
     )
 

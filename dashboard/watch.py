@@ -13,10 +13,11 @@ from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.errors import NotAvailable
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
+from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import rows
 from benchd.dashboard.queries import Device, Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, energy, figure, median, short
+from benchd.dashboard.text import SIGNS, age, energy, figure, median, more, short
 
 REFRESH_S = 1.0
 RESULTS = 10
@@ -56,7 +57,8 @@ def _screen(store: Store) -> Group:
     store.tidy(now_s)
     newest = queries.results(store, Filter(), "arrived_s", True, 0, RESULTS).results
     fleet = _table("device", "state", "last data", "doing", "power", "backlog", "problem")
-    for device in queries.fleet(store, now_s):
+    fleet.caption = more(queries.devices(store) - SHOWN) or None
+    for device in queries.fleet(store, now_s, limit=SHOWN):
         fleet.add_row(*map(_plain, _device(device)))
     last = _table("model", "variant", "batch", "device", "median [95 %]", "energy per inference", "check", "status")
     for result in newest:

@@ -366,7 +366,8 @@ class _Conversation:
     def _deliver(self, session: Session) -> None:
         self._settle(session)
         while self._acks:
-            self._collectors.take(*self._acks.popleft())
+            if unread := self._collectors.take(*self._acks.popleft()):
+                self._link.tell("not_stored", unread)
         expired = self._collectors.expire(time.monotonic())
         if expired:
             self._link.tell("collector_expired", expired)

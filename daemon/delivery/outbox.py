@@ -51,6 +51,7 @@ _MIGRATIONS = (
 )
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
 KEEP_SENT_S = 7 * 86400.0
+UNREAD = 2  # in the column `unstored`: a collector has received it and could not read it
 KEEP_SENT_ROWS = 100_000
 
 # each count uses an index: counting by state would read every body
@@ -176,9 +177,16 @@ class Outbox:
             sql = "DELETE FROM outbox WHERE key = ? AND state != 'refused'"
             return self._db.executemany(sql, [(key,) for key in keys]).rowcount
 
-    def send_unstored(self) -> int:
-        """Mark messages that no collector has stored as pending again; return how many."""
-        return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", "unstored")
+    def mark_unread(self, keys: Sequence[str]) -> int:
+        """Record that a collector cannot read these sent messages; return how many of them were here."""
+        with _explaining(self._path), self._transaction():
+            sql = "UPDATE outbox SET unstored = ? WHERE key = ? AND state = 'sent'"
+            return self._db.executemany(sql, [(UNREAD, key) for key in keys]).rowcount
+
+    def send_unstored(self, *, unread: bool = False) -> int:
+        """Mark messages that no collector has stored, or none could read, as pending again; return how many."""
+        change = "UPDATE outbox SET state = 'pending', unstored = 0"
+        return self._in_parts(change, f"unstored AND unstored {'=' if unread else '!='} {UNREAD}")
 
     def expect_no_collector(self) -> int:
         """Count messages that a broker has acknowledged as sent after all; return how many."""

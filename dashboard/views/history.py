@@ -13,7 +13,7 @@ from benchd.daemon.verdicts import one_environment
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.statistics import median
 from benchd.dashboard import queries
-from benchd.dashboard.layout import frame, heading, notice
+from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
 from benchd.dashboard.store import Store
@@ -31,7 +31,7 @@ CLEAN = " A hollow point: the same run excluding its disturbed blocks."
 def add(store: Store) -> None:
     """Serve the view at /history/<device>/<case>."""
 
-    @ui.page("/history/{device_id}/{case_id:path}")
+    @ui.page("/history/{device_id}/{case_id:path}", response_timeout=PATIENCE_S)
     async def history(device_id: str, case_id: str) -> None:
         with frame(short(f"{case_id} on {device_id}")):
             found = await to_thread(queries.history, store, device_id, case_id, RUNS)
