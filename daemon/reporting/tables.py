@@ -1,13 +1,16 @@
 """Tables for the width of their terminal: no figure is cut or broken; rows that do not fit become blocks of lines."""
 
+import re
 from collections.abc import Sequence
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 ALARM, GOOD = "bold red", "green"
+BAR = 8  # columns of a bar
 
 Cell = str | Text
 """What a cell shows, never as markup."""
@@ -61,3 +64,29 @@ def breakable(name: Text, width: int) -> Text:
     """Return a name that can wrap after its commas if a word of it is longer than a line."""
     is_long = any(len(word) > width for word in name.plain.split())
     return Text(name.plain.replace(",", ", "), name.style) if is_long else name
+
+
+def cut(text: str, width: int) -> str:
+    """Return the text if it fits, else as many whole words as do and an ellipsis: no number in it is ever shortened."""
+    if cell_len(text) <= width:
+        return text
+    words = re.findall(r"[\s,;/-]*[^\s,;/-]+", text)
+    kept = ""
+    while words and cell_len(kept) + cell_len(words[0]) < width:
+        kept += words.pop(0)
+    return f"{kept}…"
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """Return a bar of `width` columns, filled by a share of 0 to 1, to an eighth of a column."""
+    eighths = round(8 * width * min(max(share, 0.0), 1.0))
+    part = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
+    return f"{'█' * (eighths // 8)}{part}".ljust(width, "·")
+
+
+def light(*columns: str | Column) -> Table:
+    """Return a table with no frame, whose cells stay on one line."""
+    table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+    return table
