@@ -89,7 +89,7 @@ def _follow(store: Store, feed: Feed, keys: Keys, console: Console, seconds: flo
 def _seen(store: Store) -> Seen:
     now_s = time.time()
     store.tidy(now_s)
-    newest = queries.results(store, Filter(), "arrived_s", True, 0, RESULTS).results
+    newest = queries.results(store, Filter(), "measured_s", True, 0, RESULTS).results
     return Seen(queries.fleet(store, now_s), newest)
 
 
