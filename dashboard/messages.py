@@ -15,6 +15,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Record, Sample, decode
 from benchd.daemon.verdicts.rows import columns
+from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import limits
 
 TEXT_LIMIT = 512  # characters in a searchable column; PostgreSQL indexes no more than 2,704 bytes
@@ -32,7 +33,10 @@ class Row(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What tables show of a Record; energy is per inference and gross, times are in milliseconds."""
+    """What tables show of a Record; energy is per inference and gross, times are in milliseconds.
+
+    `measured_s` is by the device's clock; it is `arrived_s` if that clock cannot have been right.
+    """
 
     key: str
     device_id: str
@@ -46,6 +50,7 @@ class Result(NamedTuple):
     reason: str | None
     t_wall: str
     arrived_s: float
+    measured_s: float
     median_ms: float | None
     low_ms: float | None
     high_ms: float | None
@@ -115,6 +120,7 @@ def flat(record: Record, arrived_s: float) -> Result:
         "key": record.key,
         "reason": record.reason[:TEXT_LIMIT] if record.reason else None,
         "arrived_s": arrived_s,
+        "measured_s": measured_s(record.t_wall, arrived_s) or arrived_s,
         "energy_scope": record.energy.scope if record.energy else None,
         "checked": record.check.verdict if record.check else None,
         "flags": ", ".join(record.flags),
@@ -251,6 +257,7 @@ class Event(Struct, frozen=True):
 
     event: str
     detail: str = ""
+    t_wall: str = ""
     judgement: Judgement | None = None
 
 

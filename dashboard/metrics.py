@@ -46,6 +46,7 @@ DEVICE: _Gauges[Device] = {
 CASE: _Gauges[Result] = {
     "case_ok": ("1 if the last result of the case succeeded.", lambda result: result.status == "ok"),
     "case_arrived_timestamp_seconds": ("When the last result arrived.", lambda result: result.arrived_s),
+    "case_measured_timestamp_seconds": ("When the last result was measured.", lambda result: result.measured_s),
     "case_median_seconds": ("Median time of one batch.", lambda result: _scaled(result.median_ms)),
     "case_low_seconds": ("Lower end of the median's interval.", lambda result: _scaled(result.low_ms)),
     "case_high_seconds": ("Upper end of the median's interval.", lambda result: _scaled(result.high_ms)),
@@ -112,7 +113,9 @@ def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_
 def _newest(store: Store) -> list[Result]:
     """Return the last result of every case on every device, however it ended."""
     table = store.tables["result"]
-    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=table.c.arrived_s.desc())
+    place = func.row_number().over(
+        partition_by=(table.c.device_id, table.c.case_id), order_by=queries.newest_first(table)
+    )
     ranked = select(table.c.id, place.label("place")).subquery()
     last = table.c.id.in_(select(ranked.c.id).where(ranked.c.place == 1))
     wanted = select(*(table.c[name] for name in Result._fields)).where(last).limit(CASES)

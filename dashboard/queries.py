@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 
 from benchd.daemon.records import PROFILED, Record, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
+from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.messages import Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
@@ -33,9 +34,9 @@ class Device(NamedTuple):
 
 
 class Happened(NamedTuple):
-    """An event of a device, or the end of a case."""
+    """An event of a device, or a case, at its start; `at_s` is by the device's clock if that can have been right."""
 
-    arrived_s: float
+    at_s: float
     name: str
     detail: str
 
@@ -132,7 +133,7 @@ def presence(said: str | None, age_s: float | None) -> State:
 def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
     """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
     table = store.tables["result"]
-    column = table.c[sort if sort in Result._fields else "arrived_s"]
+    column = table.c[sort if sort in Result._fields else "measured_s"]
     order = column.desc() if descending else column.asc()
     conditions = _conditions(table, which)
     wanted = select(*_columns(table)).where(*conditions)
@@ -155,6 +156,11 @@ def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
 
 def _columns(table: Any) -> list[Any]:
     return [table.c[name] for name in Result._fields]
+
+
+def newest_first(table: Any) -> tuple[Any, Any]:
+    """Return what orders results by when they were measured, the newest first."""
+    return table.c.measured_s.desc(), table.c.arrived_s.desc()
 
 
 def choices(store: Store, column: str) -> list[str]:
@@ -201,12 +207,12 @@ def _clean_ms(record: Record) -> float | None:
 
 
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
-    """Return the newest measured results of one case on one device, oldest first."""
+    """Return the newest measured results of one case on one device, oldest first, by when they were measured."""
     table = store.tables["result"]
     measured = (table.c.median_ms > 0, ~table.c.flags.contains(PROFILED))
     mine = (table.c.device_id == device_id, table.c.case_id == case_id, *measured)
     with store.reading() as connection:
-        rows = connection.execute(select(*_columns(table)).where(*mine).order_by(table.c.arrived_s.desc()).limit(limit))
+        rows = connection.execute(select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit))
         return [Result(*row) for row in rows][::-1]
 
 
@@ -214,7 +220,7 @@ def newest_of_each_case(store: Store, model: str) -> list[Result]:
     """Return the last successful result of every case of a model on every device."""
     table = store.tables["result"]
     good = (table.c.model == model, table.c.status == "ok", ~table.c.flags.contains(PROFILED))
-    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=table.c.arrived_s.desc())
+    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=newest_first(table))
     ranked = select(*_columns(table), place.label("place")).where(*good).subquery()
     with store.reading() as connection:
         wanted = select(*_columns(ranked)).where(ranked.c.place == 1).limit(READ)
@@ -240,18 +246,22 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
 
 
 def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
-    """Return the last events of a device and ends of its cases, in order of arrival."""
+    """Return the last events of a device and ends of its cases, in order."""
     event, result_ = store.tables["event"], store.tables["result"]
     with store.reading() as connection:
         mine = (event.c.device_id == device_id, event.c.arrived_s >= since_s)
         wanted = select(event.c.arrived_s, event.c.body).where(*mine).order_by(event.c.id.desc()).limit(SHOWN)
         events = connection.execute(wanted).all()
-        ended = (result_.c.device_id == device_id, result_.c.arrived_s >= since_s)
-        rows = select(result_.c.arrived_s, result_.c.case_id, result_.c.status).where(*ended)
-        cases = connection.execute(rows.order_by(result_.c.id.desc()).limit(READ)).all()
+        ended = (result_.c.device_id == device_id, result_.c.measured_s >= since_s)
+        rows = select(result_.c.measured_s, result_.c.case_id, result_.c.status).where(*ended)
+        cases = connection.execute(rows.order_by(result_.c.measured_s.desc()).limit(READ)).all()
     said = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
-    found = [Happened(arrived_s, event.event, event.detail) for arrived_s, event in said]
-    return sorted([*found, *(Happened(arrived_s, f"case {status}", case_id) for arrived_s, case_id, status in cases)])
+    found = [
+        Happened(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail)
+        for arrived_s, event in said
+    ]
+    found += [Happened(at_s, f"case {status}", case_id) for at_s, case_id, status in cases]
+    return sorted(one for one in found if one.at_s >= since_s)
 
 
 def collectors(store: Store, now_s: float) -> list[Collecting]:

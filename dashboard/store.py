@@ -5,7 +5,7 @@ Records stay forever, each with its original bytes; telemetry is aggregated to m
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from sqlalchemy import (
     Double,
     MetaData,
     Table,
+    bindparam,
     case,
     create_engine,
     delete,
@@ -34,6 +35,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.messages import Row
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
@@ -43,8 +45,19 @@ QUARANTINE_ROWS = 10_000  # of results, and as many of all else
 
 _LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
 
-# Entry n migrates a database from version n to n + 1; released entries are never edited.
-_MIGRATIONS = (
+
+def _date(connection: Connection) -> None:
+    """Set when each result was measured that an older benchd stored."""
+    undated = connection.exec_driver_sql("SELECT id, t_wall, arrived_s FROM result WHERE measured_s = 0").all()
+    times = [{"b_id": row.id, "s": measured_s(row.t_wall, row.arrived_s) or row.arrived_s} for row in undated]
+    if times:
+        table = Table("result", MetaData(), Column("id", BigInteger), Column("measured_s", Double))
+        dated = update(table).where(table.c.id == bindparam("b_id")).values(measured_s=bindparam("s"))
+        connection.execute(dated, times)
+
+
+# Entry n migrates a database from version n to n + 1, by statements and functions; released entries are never edited.
+_MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
     (
         """CREATE TABLE result(
             id {serial}, key TEXT NOT NULL UNIQUE, device_id TEXT NOT NULL, run_id TEXT NOT NULL,
@@ -93,6 +106,11 @@ _MIGRATIONS = (
         "ALTER TABLE collector ADD COLUMN starts BIGINT NOT NULL DEFAULT 0",
         # more than is accepted now
         "DELETE FROM document WHERE length(body) > CASE kind WHEN 'info' THEN 262144 ELSE 16384 END",
+    ),
+    (
+        "ALTER TABLE result ADD COLUMN measured_s DOUBLE PRECISION NOT NULL DEFAULT 0",
+        "CREATE INDEX result_measured ON result(device_id, case_id, measured_s)",
+        _date,
     ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
@@ -200,8 +218,11 @@ class Store:
             version = _version(connection)
             if version > len(_MIGRATIONS):
                 raise UsageError(f"written by a newer benchd (version {version}); upgrade benchd")
-            for statement in (statement for entry in _MIGRATIONS[version:] for statement in entry):
-                connection.exec_driver_sql(statement.format(**_WORDS[connection.dialect.name]))
+            for step in (step for entry in _MIGRATIONS[version:] for step in entry):
+                if callable(step):
+                    step(connection)
+                else:
+                    connection.exec_driver_sql(step.format(**_WORDS[connection.dialect.name]))
             connection.execute(update(_VERSION).values(number=len(_MIGRATIONS)))
 
     def _roll_up(self, connection: Connection, before_s: float) -> None:

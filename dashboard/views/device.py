@@ -177,4 +177,4 @@ def _accuracy(device_id: str, latest: Latest) -> _Line:
 
 
 def _event(mark: Happened) -> _Line:
-    return f"{clock(mark.arrived_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""
+    return f"{clock(mark.at_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""

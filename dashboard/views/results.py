@@ -120,8 +120,7 @@ def _table() -> _Table:
 
 def _page(store: Store, which: Filter, paging: dict[str, Any]) -> queries.Page:
     rows = min(int(paging["rowsPerPage"]) or ROWS, 100)
-    # by arrival, not by a device's own clock
-    sort = "arrived_s" if paging["sortBy"] in (None, "t_wall") else str(paging["sortBy"])
+    sort = "measured_s" if paging["sortBy"] in (None, "t_wall") else str(paging["sortBy"])
     return queries.results(store, which, sort, bool(paging["descending"]), (int(paging["page"]) - 1) * rows, rows)
 
 
