@@ -7,6 +7,7 @@ name of an unknown parameter.
 import hashlib
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -118,10 +119,9 @@ class Gate:
         """Return the ids encoded to survive a restart; boot times of different boots are not comparable."""
         return msgspec.json.encode([digest.hex() for digest in self._seen])
 
-    def remember(self, kept: bytes, boottime_s: float) -> None:
+    def remember(self, ids: Sequence[bytes], boottime_s: float) -> None:
         """Restore the ids that were stored before a restart."""
-        for digest in msgspec.json.decode(kept, type=list[str]):
-            self._seen[bytes.fromhex(digest)] = boottime_s
+        self._seen.update(dict.fromkeys(ids, boottime_s))
 
     def _token(self, now_s: float) -> bool:
         self._tokens = min(float(BURST), self._tokens + (now_s - self._refilled_s) * RATE_PER_S)
@@ -146,6 +146,11 @@ class Gate:
         if topic is None and parameters and parameters.client:
             topic = f"{self._topics.root}resp/{parameters.client}/{parameters.id}"
         return topic if topic and self._topics.may_answer(topic) else None
+
+
+def remembered_ids(kept: bytes) -> list[bytes]:
+    """Decode what `Gate.remembered` returned; raise ValueError or DecodeError for anything else."""
+    return [bytes.fromhex(digest) for digest in msgspec.json.decode(kept, type=list[str])]
 
 
 def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:

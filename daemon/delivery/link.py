@@ -218,6 +218,8 @@ class Link:
     def _talk(self, outbox: Outbox, collectors: Collectors) -> None:
         while not self.stopping.is_set():
             talk = _Conversation(self, outbox, collectors)
+            for lost in outbox.take_lost():
+                self.tell("state_lost", lost)
             try:
                 talk.run()
             except Ended as end:
@@ -249,7 +251,7 @@ class _Conversation:
     def __init__(self, link: Link, outbox: Outbox, collectors: Collectors) -> None:
         self._link, self._outbox, self._collectors = link, outbox, collectors
         self._topics = link.topics
-        self._number = int(outbox.kept(SESSION) or b"0") + 1
+        self._number = outbox.kept_as(SESSION, int, 0) + 1
         self._sender = Sender(outbox, collectors.awaited)
         self._acks: deque[tuple[str, bytes]] = deque(maxlen=MAX_WAITING)
         self._answered: deque[tuple[str, int, str]] = deque(maxlen=MAX_WAITING)

@@ -7,11 +7,13 @@ it is sent again, and its key lets the receiver deduplicate. The service commits
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from benchd.daemon.errors import Full, UsageError
 
@@ -63,6 +65,9 @@ _ADVICE = {
 _FULL = ("is full", "disk I/O error")
 
 
+Value = TypeVar("Value")
+
+
 class Message(NamedTuple):
     """A message to deliver, once per key."""
 
@@ -107,6 +112,7 @@ class Outbox:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path, self._synchronous = path, "FULL" if durable else "NORMAL"
+        self._lost: list[str] = []
         with _explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
@@ -151,6 +157,23 @@ class Outbox:
         with _explaining(self._path):
             row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row else None
+
+    def kept_as(self, name: str, decode: Callable[[bytes], Value], default: Value) -> Value:
+        """Return the decoded value stored under this name; `default` if there is none or it cannot be decoded.
+
+        A value of another version of benchd may have another shape; `take_lost` says so.
+        """
+        kept = self.kept(name)
+        try:
+            return decode(kept) if kept else default
+        except (msgspec.DecodeError, ValueError, RecursionError, UsageError) as error:
+            self._lost.append(f"{name} was stored by another version of benchd: {error}")
+            return default
+
+    def take_lost(self) -> list[str]:
+        """Return, once, which values could not be decoded and why."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """Return the first `limit` pending messages with a `seq` above `after`, in order."""

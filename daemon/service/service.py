@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 import msgspec
 
@@ -22,7 +21,7 @@ from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.outbox import OUTBOX, open_or_salvage
 from benchd.daemon.delivery.sinks import JournalSink
-from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.delivery.topics import Topics, is_name
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.lock import MachineLock
@@ -42,8 +41,6 @@ from benchd.daemon.verdicts.results import JOURNAL
 TICK_S = 1.0
 INSTANCE = "instance"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-Kept = TypeVar("Kept")
 
 
 def run(path: Path, artifacts: Path | None = None) -> int:
@@ -83,28 +80,19 @@ class Service:
             self._shutdown()
 
     def _startup(self, salvaged: str | None) -> None:
-        state, schedule_lost = self._kept(SCHEDULE, State, State())
-        standings, standings_lost = self._kept(STANDINGS, dict[str, Standing], {})
-        running, running_lost = self._kept(RUNNING, Running, None)
+        outbox = self._base.outbox
+        state = outbox.kept_as(SCHEDULE, msgspec.json.Decoder(State).decode, State())
+        standings: Standings = outbox.kept_as(STANDINGS, msgspec.json.Decoder(dict[str, Standing]).decode, {})
+        running = outbox.kept_as(RUNNING, msgspec.json.Decoder(Running | None).decode, None)
         self._configure(state, standings)
         if salvaged:
             self._between.event("outbox_salvaged", salvaged)
-        for lost in filter(None, (schedule_lost, standings_lost, running_lost)):
-            self._between.event("schedule_lost", lost)
         if running:
             self._cases.end_interrupted(running)
-        elif running_lost:
+        elif outbox.kept(RUNNING):  # of another version
             self._between.attempt(lambda: self._now.publisher.keep({RUNNING: b""}))
         self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
         self._base.notifier.ready()
-
-    def _kept(self, name: str, kind: type[Kept], default: Kept) -> tuple[Kept, str | None]:
-        """Return the value stored under that name, or the default and why it cannot be read (after a rollback)."""
-        try:
-            body = self._base.outbox.kept(name)
-            return msgspec.json.decode(body, type=kind) if body else default, None
-        except (msgspec.ValidationError, UsageError) as error:
-            return default, f"{name} was stored by another version of benchd: {error}"
 
     def _main_loop(self) -> None:
         while not self._stopping:
@@ -183,7 +171,7 @@ class Service:
     def _introduce(self, link: Link) -> None:
         device, now = self._settings.device, self._now
         said = announcements.info(device, now.topics.device_id, self._base.boot_id, now.machine, now.agenda)
-        known = msgspec.json.decode(self._base.outbox.kept(announcements.LATEST) or b"[]", type=list[str])
+        known: list[str] = self._base.outbox.kept_as(announcements.LATEST, msgspec.json.Decoder(list[str]).decode, [])
         home_assistant = self._settings.mqtt.home_assistant
         known = announcements.introduce(link, now.topics, said, known, home_assistant=home_assistant)
         self._between.attempt(lambda: now.publisher.keep({announcements.LATEST: msgspec.json.encode(known)}))
@@ -205,12 +193,12 @@ class Service:
     def _instance(self) -> str:
         """Return what distinguishes machines with the same device id: the serial number and this state folder."""
         outbox = self._base.outbox
-        kept = outbox.kept(INSTANCE)
-        if kept is None:
-            kept = uuid.uuid4().hex.encode()
-            made = {INSTANCE: kept}
+        instance = outbox.kept_as(INSTANCE, _name, "")
+        if not instance:
+            instance = uuid.uuid4().hex
+            made = {INSTANCE: instance.encode()}
             self._base.reserve.write(lambda: outbox.keep(made))
-        return f"{identity.device_id(None)[-6:]}{kept.decode()[:10]}"
+        return f"{identity.device_id(None)[-6:]}{instance[:10]}"
 
     def _reload(self) -> None:
         """Read the configuration again; an invalid one leaves the old one in force."""
@@ -249,6 +237,12 @@ class Service:
         """Reload between two cases; raise BenchdError for an invalid configuration."""
         self._checked_settings()
         self._reload_asked = True
+
+
+def _name(kept: bytes) -> str:
+    if not is_name(name := kept.decode()):
+        raise ValueError("it is not a name")
+    return name
 
 
 def _regressions(settings: Config, agenda: Agenda, standings: Standings) -> Regressions:
