@@ -16,6 +16,7 @@ import msgspec
 
 from benchd.daemon import config
 from benchd.daemon.config import Config
+from benchd.daemon.delivery import rollback
 from benchd.daemon.delivery.broker import configured, parse_url
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Identity, Link
@@ -62,7 +63,8 @@ class Service:
 
     def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
         self._path, self._places, self._artifacts = path, places, artifacts
-        self._settings = config.read(path)
+        self._warnings: list[str] = []
+        self._settings = config.read(path, self._warnings.append)
         self._stopping = self._reload_asked = False
 
     def run(self) -> None:
@@ -70,16 +72,17 @@ class Service:
         with ExitStack() as stack:
             self._wake, self._wake_end = stack.enter_context(on_signals(SIGNALS, self._on_signal))
             reserve = Reserve(self._places.state / "reserve")
+            taken_back = reserve.write(lambda: rollback.take_back(self._places.state / OUTBOX))
             outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / OUTBOX))
             stack.callback(outbox.close)
             reserve.hold()
             journal = JournalSink(self._places.state / JOURNAL, reserve)
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
-            self._startup(salvaged)
+            self._startup(salvaged, taken_back)
             self._main_loop()
             self._shutdown()
 
-    def _startup(self, salvaged: str | None) -> None:
+    def _startup(self, salvaged: str | None, taken_back: str | None = None) -> None:
         outbox = self._base.outbox
         state = outbox.kept_as(SCHEDULE, msgspec.json.Decoder(State).decode, State())
         standings: Standings = outbox.kept_as(STANDINGS, msgspec.json.Decoder(dict[str, Standing]).decode, {})
@@ -87,10 +90,10 @@ class Service:
         self._configure(state, standings)
         if salvaged:
             self._between.event("outbox_salvaged", salvaged)
+        if taken_back:
+            self._between.event("outbox_taken_back", taken_back)
         if running:
             self._cases.end_interrupted(running)
-        elif outbox.kept(RUNNING):  # of another version
-            self._between.attempt(lambda: self._now.publisher.keep({RUNNING: b""}))
         self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
         self._base.notifier.ready()
 
@@ -167,6 +170,9 @@ class Service:
         self._between.attempt(lambda: publisher.plan(planned))
         self._base.activity.slower = regressions.problem()
         self._between.save()
+        for warning in dict.fromkeys(self._warnings):
+            self._between.event("keys_ignored", warning)
+        self._warnings.clear()
 
     def _introduce(self, link: Link) -> None:
         device, now = self._settings.device, self._now
@@ -226,7 +232,7 @@ class Service:
 
     def _checked_settings(self) -> Config:
         """Return the current configuration; raise BenchdError if it is invalid."""
-        settings = config.read(self._path)
+        settings = config.read(self._path, self._warnings.append)
         _regressions(settings, Agenda(settings, self._now.machine, State()), {})
         identity.device_id(settings.device.id)
         if settings.mqtt.url:
