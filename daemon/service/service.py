@@ -177,10 +177,16 @@ class Service:
     def _introduce(self, link: Link) -> None:
         device, now = self._settings.device, self._now
         said = announcements.info(device, now.topics.device_id, self._base.boot_id, now.machine, now.agenda)
-        known: list[str] = self._base.outbox.kept_as(announcements.LATEST, msgspec.json.Decoder(list[str]).decode, [])
-        home_assistant = self._settings.mqtt.home_assistant
-        known = announcements.introduce(link, now.topics, said, known, home_assistant=home_assistant)
-        self._between.attempt(lambda: now.publisher.keep({announcements.LATEST: msgspec.json.encode(known)}))
+        names = msgspec.json.Decoder(list[str])
+        cases: list[str] = self._base.outbox.kept_as(announcements.LATEST, names.decode, [])
+        announced: list[str] = self._base.outbox.kept_as(announcements.ANNOUNCED, names.decode, [])
+        wanted = self._settings.mqtt.home_assistant
+        known = {
+            announcements.LATEST: announcements.introduce(link, now.topics, said, cases),
+            announcements.ANNOUNCED: announcements.announce(link, now.topics, said, announced, wanted=wanted),
+        }
+        kept = {name: msgspec.json.encode(values) for name, values in known.items()}
+        self._between.attempt(lambda: now.publisher.keep(kept))
 
     def _connected(self, url: str, topics: Topics) -> Link:
         given = self._settings.mqtt
