@@ -103,7 +103,7 @@ class Collectors:
 
 def _silent_s(outbox: Outbox) -> dict[str, float]:
     """Return how long each known collector has been silent."""
-    kept = outbox.kept(SILENT)
-    if kept is None:
-        return dict.fromkeys(msgspec.json.decode(outbox.kept(NAMES) or b"[]", type=list[str]), 0.0)
-    return msgspec.json.decode(kept, type=dict[str, float])
+    if outbox.kept(SILENT) is None:
+        names: list[str] = outbox.kept_as(NAMES, msgspec.json.Decoder(list[str]).decode, [])
+        return dict.fromkeys(names, 0.0)
+    return outbox.kept_as(SILENT, msgspec.json.Decoder(dict[str, float]).decode, {})

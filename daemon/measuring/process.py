@@ -21,6 +21,8 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 1.0
 EXIT_GRACE_S = 10.0
 STDERR = 2
+# the broker's password and systemd's socket are the service's alone: a worker runs the code of models
+WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Child[Any]")
@@ -183,10 +185,14 @@ def allocator(device: str) -> dict[str, str]:
 
 
 def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]:
-    """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings."""
+    """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings.
+
+    What is in `WITHHELD` is left out.
+    """
     # the GPU whose sensors are read, by the only name that is the same everywhere
     gpu = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {}
-    return os.environ | settings(device, cache) | gpu
+    ours = {name: value for name, value in os.environ.items() if name not in WITHHELD}
+    return ours | settings(device, cache) | gpu
 
 
 def settings(device: str, cache: str) -> dict[str, str]:
