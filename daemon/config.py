@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -61,10 +61,14 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[service]`: the disk quota of `benchd run`, and the file it writes for node_exporter."""
+    """`[service]`: the disk quota of `benchd run`, and the file it writes for node_exporter.
+
+    With `newer_keys` "warn" an unknown key, as after a rollback, is ignored with a warning instead of being refused.
+    """
 
     quota_bytes: int = 512 * 2**20
     prometheus_file: str | None = None
+    newer_keys: Literal["refuse", "warn"] = "refuse"
 
 
 class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,10 +188,15 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"suite.onnx: two files are called {alike!r}; rename one")
 
 
-def read(path: Path) -> Config:
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
     """Return the configuration in `path`; raise UsageError that names the key, the value or the line.
 
-    It may name ONNX files only if nobody but root and the current user can have written it.
+    It may name ONNX files only if nobody but root and the current user can have written it. `warn` gets a line for each
+    unknown key that the file permits with `newer_keys`.
     """
     try:
         with path.open("rb") as file:
@@ -195,7 +204,8 @@ def read(path: Path) -> Config:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"configuration {path}: {error}") from error
     try:
-        _refuse_unknown_keys(data, Config, "")
+        for key in _without_unknown_keys(data):
+            warn(f"configuration {path}: ignored the key {key}, which this version of benchd does not know")
         found = msgspec.convert(data, Config)
         if any(suite.onnx for suite in found.suite):
             _refuse_foreign(path, status)
@@ -217,17 +227,34 @@ def _refuse_foreign(path: Path, status: os.stat_result) -> None:
             raise UsageError(f"suite.onnx: refused because others may write this {what}: sudo chmod go-w {place}")
 
 
-def _refuse_unknown_keys(data: Mapping[str, Any], kind: type[Struct], where: str) -> None:
+def _without_unknown_keys(data: dict[str, Any]) -> list[str]:
+    """Remove the unknown keys and return them; raise UsageError for the first one unless the file permits them."""
+    service = data.get("service")
+    is_permitted = isinstance(service, dict) and service.get("newer_keys") == "warn"
+    found = []
+    for table, key, where, names in list(_unknown_keys(data, Config, "")):
+        if not is_permitted:
+            raise unknown("configuration key", f"{where}{key}", [f"{where}{name}" for name in names])
+        del table[key]
+        found.append(f"{where}{key}")
+    return found
+
+
+def _unknown_keys(
+    data: dict[str, Any], kind: type[Struct], where: str
+) -> Iterator[tuple[dict[str, Any], str, str, list[str]]]:
+    """Yield each table with an unknown key, the key, the table's name and the keys that are known there."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in data.items():
         if key not in fields:
-            raise unknown("configuration key", f"{where}{key}", [f"{where}{name}" for name in fields])
+            yield data, key, where, list(fields)
+            continue
         for table, inner in _tables(value, fields[key]):
-            _refuse_unknown_keys(table, inner, f"{where}{key}.")
+            yield from _unknown_keys(table, inner, f"{where}{key}.")
 
 
-def _tables(value: Any, kind: Any) -> list[tuple[Mapping[str, Any], type[Struct]]]:
+def _tables(value: Any, kind: Any) -> list[tuple[dict[str, Any], type[Struct]]]:
     """Return the tables inside a value together with the Struct that describes them."""
     inner = next((arg for arg in (kind, *get_args(kind)) if isinstance(arg, type) and issubclass(arg, Struct)), None)
     items = value if isinstance(value, list) else [value]
-    return [(item, inner) for item in items if inner and isinstance(item, Mapping)]
+    return [(item, inner) for item in items if inner and isinstance(item, dict)]

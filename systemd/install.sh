@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the benchd service, or a newer version of it. `--help` says how; README.md beside it says what goes where.
+# Installs the benchd service or the dashboard, or a newer version of them. `--help` says how; README.md beside it says what goes where.
 #
 # A version is a virtual environment of its own, and `current` names the one that runs. It is switched by one rename, after
 # everything that can fail has been done: an install that is interrupted leaves the running version as it was.
@@ -11,16 +11,20 @@ tree=$(dirname "$units") # a checkout or a bundle, which is laid out alike
 root=${DESTDIR:-}
 home=$root/opt/benchd
 configuration=/etc/benchd/benchd.toml
+broker=/etc/systemd/system/benchd-dashboard.service.d/broker.conf
 unit_files=/etc/systemd/system
+declare -A services=([service]=benchd [dashboard]=benchd-dashboard)
 python=${PYTHON:-/usr/bin/python3}
-action=install mqtt='' device_name='' wheels='' changed=''
+action=install asked=service mqtt='' device_name='' wheels='' changed=''
 
 usage() {
     cat <<'END'
-Usage: sudo systemd/install.sh [--mqtt URL] [--device-name NAME] [--wheels FOLDER] | --rollback | --uninstall
+Usage: sudo systemd/install.sh [--dashboard] [--mqtt URL] [--device-name NAME] [--wheels FOLDER] | --rollback | --uninstall
 
-Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade; where nothing changed it does nothing.
+Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade what is installed; where nothing
+changed it does nothing.
 
+  --dashboard         install the dashboard and not the service; what is installed already stays, and is upgraded with it
   --mqtt URL          the broker, mqtt://[user@]host[:port] or mqtts://...; its password goes into /etc/benchd/mqtt_password
   --device-name NAME  what people call this machine
   --wheels FOLDER     install from the wheels in there, ours among them, without a network (`make bundle` fills one)
@@ -53,6 +57,7 @@ parse() {
             esac
             shift
             ;;
+        --dashboard) asked=dashboard ;;
         --rollback | --uninstall) action=${1#--} ;;
         --help) usage && exit ;;
         *) die "no option $1; --help shows them all" ;;
@@ -62,8 +67,10 @@ parse() {
 }
 
 check_values() {
+    case ${mqtt#*://} in
+    *:*@*) die "a password does not belong into --mqtt: all may read $configuration. Put it into /etc/benchd/mqtt_password" ;;
+    esac
     case $mqtt in
-    *://*:*@*) die "a password does not belong into --mqtt: all may read $configuration. Put it into /etc/benchd/mqtt_password" ;;
     '' | mqtt://?* | mqtts://?*) ;;
     *) die "--mqtt $mqtt is no mqtt://[user@]host[:port] nor mqtts://..." ;;
     esac
@@ -98,6 +105,19 @@ find_platform() {
     fi
 }
 
+has() {
+    [ "$asked" = "$1" ] || [ -e "$root$unit_files/${services[$1]}.service" ]
+}
+
+find_parts() {
+    local part
+    parts=()
+    for part in service dashboard; do if has "$part"; then parts+=("$part"); fi; done
+    if ! has service; then platform=cpu; fi # a board's torch is for measuring
+    extras=${parts[*]/service/$platform}
+    extras=${extras// /,}
+}
+
 # Built from a copy, because a build leaves files of root's in the checkout.
 build_wheel() {
     local copy=$scratch/tree
@@ -123,7 +143,7 @@ name_version() {
     local hash number
     constraints=$tree/constraints.txt
     if [ "$platform" = jetson ]; then constraints=$tree/constraints-jetson62.txt; fi
-    hash=$(cat "$wheel" "$constraints" | sha256sum)
+    hash=$( (cat "$wheel" "$constraints" && case $extras in *dashboard) echo "$extras" ;; esac) | sha256sum)
     number=$(basename "$wheel")
     number=${number#benchd-}
     version=${number%%-*}-${hash:0:6}
@@ -135,15 +155,22 @@ make_environment() {
         return
     fi
     PYTHON=$python WHEELS=$wheels RETRY="sudo SETTING $0${wheels:+ --wheels $wheels}" \
-        "$tree/.ci/setup" "$home/$version" "$platform" "$platform" "$constraints" "$wheel"
+        "$tree/.ci/setup" "$home/$version" "$platform" "$extras" "$constraints" "$wheel"
     touch "$home/$version/.complete"
 }
 
 check_version() {
     local need=cuda
+    check_dashboard "$version"
+    if ! has service; then return; fi
     if [ "$platform" = cpu ]; then need=torch; fi
     "$home/$version/bin/benchd" doctor --need "$need" ||
         die "$version cannot measure here: the line \"no  $need\" above says why. $(running) stays"
+}
+
+check_dashboard() {
+    if ! has dashboard || "$home/$1/bin/python" -c 'import benchd.dashboard.app'; then return; fi
+    die "$1 cannot show the dashboard, as it says above. $(running) stays"
 }
 
 running() {
@@ -153,12 +180,20 @@ running() {
 # Prints where each file comes from and goes to, on this platform.
 list_files() {
     printf '%s\n' \
+        "tmpfiles.conf /etc/tmpfiles.d/benchd.conf" \
+        "README.md /usr/share/doc/benchd/README.md"
+    if [ "$1" = all ] || has dashboard; then
+        echo "benchd-dashboard.service $unit_files/benchd-dashboard.service"
+    fi
+    if [ "$1" = all ] || has service; then list_service_files "$1"; fi
+}
+
+list_service_files() {
+    printf '%s\n' \
         "benchd.service $unit_files/benchd.service" \
         "bench-once@.service $unit_files/bench-once@.service" \
         "bench-once@.timer $unit_files/bench-once@.timer" \
-        "sysusers.conf /etc/sysusers.d/benchd.conf" \
-        "tmpfiles.conf /etc/tmpfiles.d/benchd.conf" \
-        "README.md /usr/share/doc/benchd/README.md"
+        "sysusers.conf /etc/sysusers.d/benchd.conf"
     case $1 in jetson | all) list_drop_in jetson.conf benchd.service bench-once@.service ;; esac
     case $1 in gpu | all) echo "modules-load.conf /etc/modules-load.d/benchd.conf" ;; esac
     if [ "$1" = all ] || grep -qs '^jtop:' "$root/etc/group"; then
@@ -191,23 +226,58 @@ place() {
 place_files() {
     local from to
     while read -r from to; do place "$units/$from" "$to"; done < <(list_files "$platform")
-    place "$draft" "$configuration"
+    if has service; then place_configuration; fi
+    if has dashboard; then place_broker; fi
+}
+
+# The site's file keeps its owner, its mode and the link that leads to it.
+place_configuration() {
+    local to
+    to=$(readlink -m "$root$configuration")
+    if cmp --quiet "$draft" "$to"; then return; fi
+    if [ ! -e "$to" ]; then
+        place "$draft" "${to#"$root"}"
+        return
+    fi
+    cp --preserve=all "$to" "$root$configuration.old"
+    cp --preserve=all "$to" "$to.new"
+    cat "$draft" >"$to.new"
+    mv "$to.new" "$to"
+    say "$configuration is a new one; the one before is $configuration.old"
+    changed=yes
+}
+
+# The dashboard has no configuration: its broker stands in a drop-in, where a % is doubled.
+place_broker() {
+    if [ -z "$mqtt" ]; then return; fi
+    printf '[Service]\nEnvironment="MQTT_URL=%s"\n' "${mqtt//%/%%}" >"$scratch/broker.conf"
+    place "$scratch/broker.conf" "$broker"
 }
 
 # The configuration as it will be: the site's own, or the sample, with what was asked for on the command line.
 draft_configuration() {
+    if ! has service; then return; fi
     draft=$scratch/benchd.toml
     cat "$root$configuration" >"$draft" 2>/dev/null || cat "$tree/docs/benchd.toml" >"$draft"
     set_key mqtt url "$mqtt"
     set_key device name "$device_name"
-    check_configuration
+    check_password
+    check_configuration "$version" "$draft"
 }
 
 check_configuration() {
     local status=0
-    "$home/$version/bin/bench-once" --config "$draft" --dry-run >/dev/null || status=$?
+    "$home/$1/bin/bench-once" --config "$2" --dry-run >/dev/null || status=$?
     # any other status is of what cannot run here, which the service passes over
-    [ "$status" != 2 ] || die "$version does not read $configuration, as it says above. $(running) stays"
+    [ "$status" != 2 ] || die "$1 does not read $configuration, as it says above. $(running) stays"
+}
+
+check_password() {
+    if [ -e "$root$configuration" ] && [ -z "$(find -L "$root$configuration" -perm /o=r)" ]; then return; fi
+    if grep -Eq "^[[:space:]]*url[[:space:]]*=[[:space:]]*[\"'][a-z]+://[^\"'@]*:[^\"'@]*@" "$draft"; then
+        die "the url in $configuration contains a password, and all may read that file. Move the password to" \
+            "/etc/benchd/mqtt_password and leave mqtt://USER@HOST. $(running) stays"
+    fi
 }
 
 set_key() {
@@ -242,19 +312,25 @@ remove_older() {
 }
 
 start() {
+    local name names=()
+    for name in "${parts[@]}"; do names+=("${services[$name]}"); done
     if [ -n "$root" ] || [ ! -d /run/systemd/system ]; then
         say "systemd was not asked to do anything. To start the service where it runs:" \
-            "  sudo systemd-sysusers && sudo systemd-tmpfiles --create && sudo systemctl enable --now benchd"
+            "  sudo systemd-sysusers && sudo systemd-tmpfiles --create && sudo systemctl enable --now$(printf ' %s' "${names[@]}")"
         return
     fi
-    systemd-sysusers benchd.conf
+    if has service; then systemd-sysusers benchd.conf; fi
     systemd-tmpfiles --create benchd.conf
     load_module
     systemctl daemon-reload
-    systemctl enable --quiet benchd
+    for name in "${names[@]}"; do start_unit "$name"; done
+}
+
+start_unit() {
+    systemctl enable --quiet "$1"
     # a restart ends the case that runs
-    systemctl "${changed:+re}start" benchd || show_failure
-    say "the service runs; systemctl status benchd shows what it does"
+    systemctl "${changed:+re}start" "$1" || show_failure "$1"
+    say "$1 runs; systemctl status $1 shows what it does"
 }
 
 load_module() {
@@ -263,14 +339,15 @@ load_module() {
 }
 
 show_failure() {
-    journalctl --no-pager --lines=10 --unit=benchd >&2
-    die "the service does not start, as it says above. Back to the version before: sudo $0 --rollback"
+    journalctl --no-pager --lines=10 --unit="$1" >&2
+    die "$1 does not start, as it says above. Back to the version before: sudo $0 --rollback"
 }
 
 do_install() {
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
     platform=$(find_platform)
+    find_parts
     find_wheel
     name_version
     make_environment
@@ -283,22 +360,42 @@ do_install() {
 }
 
 do_rollback() {
+    local to
     [ -L "$home/previous" ] || die "there is no version before $(running)"
-    switch_to "$(readlink "$home/previous")"
+    to=$(readlink "$home/previous")
+    asked='' platform=''
+    find_parts
+    check_dashboard "$to"
+    if has service && [ -e "$root$configuration" ]; then check_configuration "$to" "$root$configuration"; fi
+    if has service && [ -z "$root" ] && [ -d /run/systemd/system ]; then systemctl stop benchd; fi
+    take_outbox_back "$to"
+    switch_to "$to"
     start
+}
+
+# An earlier version refuses the outbox of a later one, so the later one takes it back.
+take_outbox_back() {
+    local as=() layout outbox=$root/var/lib/benchd/outbox.db owner python=$home/current/bin/python
+    if [ ! -e "$outbox" ] || ! "$python" -c 'import benchd.daemon.delivery.rollback' 2>/dev/null; then return; fi
+    layout=$("$home/$1/bin/python" -c 'from benchd.daemon.delivery import outbox; print(len(outbox._MIGRATIONS))')
+    owner=$(stat --format=%U "$outbox")
+    # not as root in a folder of the service's, where a link could lead anywhere
+    if [ "$owner" != "$(id -un)" ]; then as=(runuser -u "$owner" --); fi
+    "${as[@]}" "$python" -m benchd.daemon.delivery.rollback "$outbox" "$layout" ||
+        die "the outbox cannot be taken back, as it says above. $(running) stays: sudo systemctl start benchd"
 }
 
 do_uninstall() {
     local to
     if [ -z "$root" ] && [ -d /run/systemd/system ]; then
-        systemctl disable --now benchd.service bench-once@.timer || true
+        systemctl disable --now benchd.service benchd-dashboard.service bench-once@.timer || true
     fi
     while read -r _ to; do rm -f "$root$to"; done < <(list_files all)
     rmdir --ignore-fail-on-non-empty "$root$unit_files"/{benchd,bench-once@}.service.d "$root/usr/share/doc/benchd" \
         2>/dev/null || true
     rm -rf "${home:?}"
     if [ -z "$root" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
-    say "removed. Kept: /etc/benchd, /var/lib/benchd, /var/cache/benchd and the user benchd"
+    say "removed. Kept: /etc/benchd, /var/lib/benchd, /var/lib/benchd-dashboard, /var/cache/benchd and the user benchd"
 }
 
 main() {

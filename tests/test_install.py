@@ -4,10 +4,12 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from test_makefile import base_python_has_torch
 from waiting import wait_for
 
 from benchd.daemon import config
+from benchd.daemon.delivery.outbox import _MIGRATIONS, Message, Outbox, of_layout
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "systemd/install.sh"
@@ -57,7 +60,8 @@ class Site:
 
     def files(self):
         """Return every installed file outside the virtual environments with its text."""
-        paths = (path for path in self.root.rglob("*") if path.is_file() and self.home not in path.parents)
+        apart = {self.home, self.root / "var"}
+        paths = (path for path in self.root.rglob("*") if path.is_file() and apart.isdisjoint(path.parents))
         return {str(path.relative_to(self.root)): path.read_text() for path in paths}
 
 
@@ -140,9 +144,29 @@ def cured_and_switched(site, update, first, second):
 
 
 def rolled_back_and_forth(site, first, second):
-    for current, previous in ((first, second), (second, first)):
-        site.install("--rollback")
-        assert (site.points_to("current"), site.points_to("previous")) == (current, previous)
+    newer_outbox(site.root / "var/lib/benchd/outbox.db")
+    toml = site.root / "etc/benchd/benchd.toml"
+    toml.write_text(toml.read_text() + "\n[of_a_newer_version]\n")
+    assert f"{first} does not read /etc/benchd/benchd.toml" in site.install("--rollback", code=1)
+    assert site.points_to("current") == second
+    toml.write_text(toml.read_text().replace('newer_keys = "refuse"', 'newer_keys = "warn"'))
+    assert "1000 messages taken over" in site.install("--rollback")
+    with Outbox(site.root / "var/lib/benchd/outbox.db") as outbox:
+        assert (outbox.counts().pending, outbox.kept("schedule")) == (1000, b"of before")
+    assert (site.points_to("current"), site.points_to("previous")) == (first, second)
+    assert "messages" not in site.install("--rollback")
+    assert (site.points_to("current"), site.points_to("previous")) == (second, first)
+
+
+def newer_outbox(path):
+    """Leave an outbox as the upgrade to a later layout does: migrated, with a backlog, beside the copy from before."""
+    with Outbox(path) as outbox:
+        outbox.keep({"schedule": b"of before"})
+    shutil.copy(path, of_layout(path, len(_MIGRATIONS)))
+    with Outbox(path) as outbox:
+        outbox.add_all([Message(str(number), "t", 1, b"{}") for number in range(1000)], {"schedule": b"of a later one"})
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version={len(_MIGRATIONS) + 1}")
 
 
 def uninstalled(site):
@@ -237,10 +261,67 @@ def test_a_board_with_its_own_torch_gets_the_board_s_drop_ins(board, tmp_path, o
     assert "include-system-site-packages = true" in environment
 
 
+def test_the_dashboard_is_installed_alone_and_goes_along_when_the_service_comes(site, wheels):
+    unit = "etc/systemd/system/benchd-dashboard.service"
+    assert "enable --now benchd-dashboard\n" in site.install(
+        "--wheels", wheels, "--dashboard", "--mqtt", "mqtt://a%40b@h"
+    )
+    files = site.files()
+    assert files[f"{unit}.d/broker.conf"] == '[Service]\nEnvironment="MQTT_URL=mqtt://a%%40b@h"\n'
+    assert "mqtt_password" in files["etc/tmpfiles.d/benchd.conf"]
+    assert not any("benchd.service" in name or name.endswith(".toml") for name in files)
+    alone = site.points_to("current")
+    assert "enable --now benchd benchd-dashboard\n" in site.install("--wheels", wheels)
+    assert files.items() <= site.files().items()
+    assert site.points_to("current") != alone
+    look = [site.home / "current/bin/python", "-c", "import benchd.dashboard.app"]
+    assert subprocess.run(look, check=False, env=site.environment).returncode == 0
+    site.install("--uninstall")
+    assert not {unit, "etc/systemd/system/benchd.service"} & site.files().keys()
+
+
+def place(site, text):
+    """Place a configuration as an upgrade does."""
+    (site.root / "draft").write_text(text)
+    draft = site.root / "draft"
+    return phase(site, f"draft={draft}; place_configuration")
+
+
+def test_the_configuration_keeps_its_owner_its_mode_and_its_link(site):
+    own, linked = site.root / "srv/site.toml", site.root / "etc/benchd/benchd.toml"
+    for path in (own, linked):
+        path.parent.mkdir(parents=True)
+    own.write_text("# the site's\n")
+    own.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(own, 12345, 12346)
+    linked.symlink_to("../../srv/site.toml")
+    before = own.stat()
+    assert "the one before is /etc/benchd/benchd.toml.old" in place(site, "# ours\n")
+    after = own.stat()
+    assert linked.is_symlink()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    old = linked.with_name("benchd.toml.old")
+    assert (own.read_text(), old.read_text(), old.stat().st_mode) == ("# ours\n", "# the site's\n", before.st_mode)
+    assert sorted(path.name for path in own.parent.iterdir()) == ["site.toml"]
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+def test_a_password_in_a_configuration_that_all_may_read_is_refused(site, mode):
+    toml = site.root / "etc/benchd/benchd.toml"
+    toml.parent.mkdir(parents=True)
+    toml.write_text("[mqtt]\nurl = 'mqtts://me:secret@broker'\n")
+    toml.chmod(mode)
+    code = f"(draft={toml}; check_password) 2>&1 || true"
+    said = phase(site, code)
+    assert ("/etc/benchd/mqtt_password" in said, "secret" in said) == (mode == 0o644, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--mqtt", "http://broker"], "is no mqtt://"),
+        (["--mqtt", "me:secret@broker"], "a password does not belong"),
         (["--mqtt", "mqtt://me:secret@broker"], "/etc/benchd/mqtt_password"),
         (["--device-name", 'a"b'], "may not hold"),
         (["--device-name"], "needs a value"),

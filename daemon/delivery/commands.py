@@ -7,6 +7,8 @@ name of an unknown parameter.
 import hashlib
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -68,6 +70,13 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+class _Sender(Struct, frozen=True):
+    """What an invalid command still says of its sender."""
+
+    id: str = ""
+    client: str | None = None
+
+
 @dataclass(frozen=True)
 class Command:
     """A command that may be carried out before `expires_s`, and the topic of its answer (None if not requested)."""
@@ -112,25 +121,21 @@ class Gate:
         given, unreadable = _parameters(arrived.body)
         reason = FLOOD if flooded else _misplaced(arrived, verb) or unreadable
         if given:
-            reason = (
-                reason
-                or _forbidden(given, verb, self._allowed)
-                or _stale(given, wall_s)
-                or self._repeated(given.id, boottime_s)
-            )
-        answer_to = self._answer_to(arrived, given)
+            forbidden = _forbidden(given, verb, self._allowed)
+            reason = reason or forbidden or _stale(given, wall_s) or self._repeated(given.id, boottime_s)
+        sender = given or _sender(arrived.body)
+        answer_to = self._answer_to(arrived, sender)
         if verb and given and not reason:
             return Command(verb, given, answer_to, arrived.correlation, boottime_s + arrived.expire_s)
-        return Refused(given.id if given else "", verb or "", str(reason), answer_to, arrived.correlation)
+        return Refused(sender.id, verb or "", str(reason), answer_to, arrived.correlation)
 
     def remembered(self) -> bytes:
         """Return the ids encoded to survive a restart; boot times of different boots are not comparable."""
         return msgspec.json.encode([digest.hex() for digest in self._seen])
 
-    def remember(self, kept: bytes, boottime_s: float) -> None:
+    def remember(self, ids: Sequence[bytes], boottime_s: float) -> None:
         """Restore the ids that were stored before a restart."""
-        for digest in msgspec.json.decode(kept, type=list[str]):
-            self._seen[bytes.fromhex(digest)] = boottime_s
+        self._seen.update(dict.fromkeys(ids, boottime_s))
 
     def _token(self, now_s: float) -> bool:
         self._tokens = min(float(BURST), self._tokens + (now_s - self._refilled_s) * RATE_PER_S)
@@ -149,12 +154,17 @@ class Gate:
         self._seen[digest] = now_s
         return None
 
-    def _answer_to(self, arrived: Arrived, parameters: Parameters | None) -> str | None:
+    def _answer_to(self, arrived: Arrived, sender: Parameters | _Sender) -> str | None:
         """Return the topic to answer on, None if the sender asked for none of this device's."""
         topic = arrived.response_topic
-        if topic is None and parameters and parameters.client:
-            topic = f"{self._topics.root}resp/{parameters.client}/{parameters.id}"
+        if topic is None and sender.client:
+            topic = f"{self._topics.root}resp/{sender.client}/{sender.id}"
         return topic if topic and self._topics.may_answer(topic) else None
+
+
+def remembered_ids(kept: bytes) -> list[bytes]:
+    """Decode what `Gate.remembered` returned; raise ValueError or DecodeError for anything else."""
+    return [bytes.fromhex(digest) for digest in msgspec.json.decode(kept, type=list[str])]
 
 
 def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:
@@ -186,6 +196,14 @@ def _forbidden(parameters: Parameters, verb: Verb | None, allowed: Commands) -> 
     if allowed == "suites" and verb == "run" and parameters.suite is None:
         return 'only configured suites may be run here; [mqtt] commands = "all" in the configuration allows lists'
     return None
+
+
+def _sender(body: bytes) -> _Sender:
+    """Return the id and the client of an invalid command, as far as they are valid."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(body, type=_Sender)
+        return found if _NAME.fullmatch(found.id) else _Sender()
+    return _Sender()
 
 
 def _stale(parameters: Parameters, wall_s: float) -> str | None:

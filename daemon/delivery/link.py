@@ -38,8 +38,10 @@ CONFLICT_S = 300.0
 ON_ITS_WAY_S = 0.5  # the error of comparing the ages of two machines
 CONTRADICTED_S = 10.0  # another machine with the same id has answered by then
 GOODBYE_S = 3.0
-MAX_WAITING = 100  # unprocessed answers, commands and collectors' acknowledgements
+MAX_WAITING = 100  # unprocessed answers and commands
+MAX_ACK_BYTES = 4 * 2**20  # of unprocessed acknowledgements; a collector may send one per result
 TELEMETRY_EXPIRY_S = 5
+ACKS_PER_TURN = 500  # each is a commit
 SESSION = "session"
 
 
@@ -113,13 +115,17 @@ class Link:
         """Return whether the thread is making progress, connected or waiting to connect."""
         return self._thread.is_alive() and time.monotonic() - self.moved_s < STUCK_S
 
-    def stop(self) -> None:
-        """Send pending messages for at most a few seconds, publish `offline` and end."""
+    def stop(self, within_s: float = CONNECT_S + 2 * GOODBYE_S) -> None:
+        """Send pending messages for at most a few seconds, publish `offline` and end.
+
+        A thread that takes longer than `within_s` ends with the process, and the broker publishes the will.
+        """
         self.stopping.set()
         self.release()
-        self._thread.join(CONNECT_S + 2 * GOODBYE_S)
-        self.poked.close()
-        self._poke_end.close()
+        self._thread.join(within_s)
+        if not self._thread.is_alive():
+            self.poked.close()
+            self._poke_end.close()
 
     def hold(self) -> None:
         """Send nothing but health and telemetry from now on."""
@@ -219,6 +225,8 @@ class Link:
     def _talk(self, outbox: Outbox, collectors: Collectors) -> None:
         while not self.stopping.is_set():
             talk = _Conversation(self, outbox, collectors)
+            for lost in outbox.take_lost():
+                self.tell("state_lost", lost)
             try:
                 talk.run()
             except Ended as end:
@@ -250,9 +258,10 @@ class _Conversation:
     def __init__(self, link: Link, outbox: Outbox, collectors: Collectors) -> None:
         self._link, self._outbox, self._collectors = link, outbox, collectors
         self._topics = link.topics
-        self._number = int(outbox.kept(SESSION) or b"0") + 1
+        self._number = outbox.kept_as(SESSION, int, 0) + 1
         self._sender = Sender(outbox, collectors.awaited)
-        self._acks: deque[tuple[str, bytes]] = deque(maxlen=MAX_WAITING)
+        self._acks: deque[tuple[str, bytes]] = deque()
+        self._ack_bytes = 0
         self._answered: deque[tuple[str, int, str]] = deque(maxlen=MAX_WAITING)
         self._unsendable: deque[str] = deque(maxlen=MAX_WAITING)
         self._nonce = secrets.token_hex(8)
@@ -323,9 +332,16 @@ class _Conversation:
             self._judge(session, message)
         elif kind == "ack":
             if not message.retained:  # a retained one does not show that a collector is alive
-                self._acks.append((leaf, message.body))
+                self._keep_ack(leaf, message.body)
         else:
             self._link.hand_over(message)
+
+    def _keep_ack(self, collector: str, body: bytes) -> None:
+        """Keep an acknowledgement until the outbox may be written; results of one beyond the limit are sent again."""
+        size = len(collector) + len(body)
+        if self._ack_bytes + size <= MAX_ACK_BYTES:
+            self._acks.append((collector, body))
+            self._ack_bytes += size
 
     def _judge(self, session: Session, message: Arrived) -> None:
         """Detect another machine with the same id on the status topic, and correct a late will of this device's own.
@@ -367,10 +383,7 @@ class _Conversation:
 
     def _deliver(self, session: Session) -> None:
         self._settle(session)
-        while self._acks:
-            unproven = self._collectors.take(*self._acks.popleft())
-            if unproven:
-                self._link.tell("acknowledgement_ignored", unproven)
+        self._store_acks()
         expired = self._collectors.expire(time.monotonic())
         if expired:
             self._link.tell("collector_expired", expired)
@@ -380,6 +393,15 @@ class _Conversation:
         self._sender.fill(session)
         if self._sender.stopped and not self._sender.waiting:
             raise Ended(self._sender.reason or "the broker accepts no more messages for now")
+
+    def _store_acks(self) -> None:
+        for _ in range(min(len(self._acks), ACKS_PER_TURN)):
+            collector, body = self._acks.popleft()
+            self._ack_bytes -= len(collector) + len(body)
+            if told := self._collectors.take(collector, body):
+                self._link.tell(*told)
+        if self._acks:
+            self._link.poke()
 
     def _look_back(self) -> None:
         """Restart from the first row of the outbox if a message before the last one sent is pending again."""

@@ -6,23 +6,29 @@ it is sent again, and its key lets the receiver deduplicate. The service commits
 """
 
 import hashlib
+import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from benchd.daemon.errors import Full, UsageError
 
 OUTBOX = "outbox.db"
+JOURNALLED = "journalled"  # the run id of the last record that came from the journal; empty in a new outbox
+DELIVERED = "delivered"  # the keys of what a damaged outbox had delivered
 BUSY_S = 5.0  # wait for another writer; transactions take milliseconds, more on a slow disk
 PART_ROWS = 200  # per commit, so that no commit keeps other writers waiting
 LOGS = ("-wal", "-shm")  # SQLite's files beside an open database
 APPLICATION_ID = 0x62636864  # marks the file as ours among SQLite databases
 
-# Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited.
+# Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited. Another shape of a kept
+# value needs an entry too, be it an empty one: the copy from before it is what an earlier version can read.
 _MIGRATIONS = (
     (
         f"PRAGMA application_id={APPLICATION_ID}",
@@ -61,6 +67,7 @@ STREAM = "stream"
 LAST_SEQ = 2**63 - 1
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
 KEEP_SENT_S = 7 * 86400.0
+UNREAD = 2  # in the column `unstored`: a collector has received it and could not read it
 KEEP_SENT_ROWS = 100_000
 
 # each count uses an index: counting by state would read every body
@@ -72,10 +79,14 @@ _ADVICE = {
     "not a database": _REBUILD,
     "malformed": _REBUILD,
     "is full": "free some space",
+    "unable to open": "check that it can be written and that the disk has free inodes",
     "disk I/O error": "free some space, and look for a failing disk in the kernel's log",
 }
 # SQLite also reports the second one if the write-ahead log does not fit on the disk
 _FULL = ("is full", "disk I/O error")
+
+
+Value = TypeVar("Value")
 
 
 def body_digest(body: bytes) -> str:
@@ -128,7 +139,8 @@ class Outbox:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path, self._synchronous = path, "FULL" if durable else "NORMAL"
-        with _explaining(path):
+        self._lost: list[str] = []
+        with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             try:
@@ -158,32 +170,51 @@ class Outbox:
     def add_all(self, messages: Sequence[Message], kept: Mapping[str, bytes] | None = None) -> None:
         """Add messages in order, and `kept`, in one commit, as `add` does."""
         sql = "INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?) ON CONFLICT(key) DO NOTHING"
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             self._db.executemany(sql, messages)
             self._keep(kept or {})
 
     def keep(self, values: Mapping[str, bytes]) -> None:
         """Store values by name beside the messages, replacing earlier ones, in one commit."""
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             self._keep(values)
 
     def kept(self, name: str) -> bytes | None:
         """Return the value stored under this name."""
-        with _explaining(self._path):
+        with explaining(self._path):
             row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row else None
+
+    def kept_as(self, name: str, decode: Callable[[bytes], Value], default: Value) -> Value:
+        """Return the decoded value stored under this name; `default` if there is none or it cannot be decoded.
+
+        A value of another version of benchd may have another shape; it is deleted, and `take_lost` says so.
+        """
+        kept = self.kept(name)
+        try:
+            return decode(kept) if kept else default
+        except (msgspec.DecodeError, ValueError, RecursionError, UsageError) as error:
+            self._lost.append(f"{name} was stored by another version of benchd: {error}")
+            with suppress(UsageError), explaining(self._path):  # a full disk: it is said again at the next start
+                self._db.execute("DELETE FROM kept WHERE name = ?", (name,))
+            return default
+
+    def take_lost(self) -> list[str]:
+        """Return, once, which values could not be decoded and why."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """Return the first `limit` pending messages with a `seq` above `after`, in order."""
         sql = """SELECT seq, key, topic, qos, body, number FROM outbox LEFT JOIN numbered USING (seq)
             WHERE state = 'pending' AND seq > ? ORDER BY seq LIMIT ?"""
-        with _explaining(self._path):
+        with explaining(self._path):
             return [Row(*row) for row in self._db.execute(sql, (after, limit))]
 
     def mark_sent(self, *seqs: int, at_s: float | None = None, unstored: bool = False) -> None:
         """Record that a broker has acknowledged these, in one commit; `unstored`: a collector must still store them."""
         rows = [(at_s, unstored, seq) for seq in seqs]
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             self._db.executemany("UPDATE outbox SET state = 'sent', sent_s = ?, unstored = ? WHERE seq = ?", rows)
 
     def mark_stored(self, digests: Mapping[str, str | None]) -> int:
@@ -191,10 +222,17 @@ class Outbox:
 
         One that no broker has acknowledged stays, and so does one whose body has another digest than the given one.
         """
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             found = [seq for key, digest in digests.items() for seq in self._sent(key, digest)]
             self._db.executemany("DELETE FROM outbox WHERE seq = ?", found)
         return len(found)
+
+    def mark_unread(self, digests: Mapping[str, str | None]) -> int:
+        """Record that a collector has received these sent messages and cannot read them; return how many are here."""
+        with explaining(self._path), self._transaction():
+            found = [seq for key, digest in digests.items() for seq in self._sent(key, digest)]
+            sql = f"UPDATE outbox SET unstored = {UNREAD} WHERE seq = ? AND state = 'sent'"  # noqa: S608 - ours
+            return self._db.executemany(sql, found).rowcount if found else 0
 
     def _sent(self, key: str, digest: str | None) -> list[tuple[int]]:
         """Return the `seq` of the message, if it was sent and its body has this digest."""
@@ -211,26 +249,27 @@ class Outbox:
         where = "state = 'sent' AND NOT unstored AND instr(topic, '/result/')"
         return self._next("UPDATE outbox SET unstored = 1", where, after)
 
-    def send_unstored(self, after: int = 0) -> int | None:
-        """Mark the next messages above `after` that no collector has stored as pending again, at most PART_ROWS.
+    def send_unstored(self, after: int = 0, *, unread: bool = False) -> int | None:
+        """Mark the next PART_ROWS messages above `after` that no collector has stored, or could read, as pending again.
 
         Returns the last one's `seq`, None if there are none.
         """
-        return self._next("UPDATE outbox SET state = 'pending', unstored = 0", "unstored", after)
+        where = f"unstored AND unstored {'=' if unread else '!='} {UNREAD}"
+        return self._next("UPDATE outbox SET state = 'pending', unstored = 0", where, after)
 
     def _next(self, change: str, where: str, after: int) -> int | None:
         """Change the next rows above `after` in one commit of bounded size; return the last one's `seq`, if any."""
         part = f"SELECT seq FROM outbox WHERE {where} AND seq > ? ORDER BY seq LIMIT {PART_ROWS}"  # noqa: S608 - ours
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             seqs = self._db.execute(part, (after,)).fetchall()
             self._db.executemany(f"{change} WHERE seq = ?", seqs)
         return int(seqs[-1][0]) if seqs else None
 
     def is_stored(self, after: int, to: int) -> bool:
         """Return whether none of the messages above `after` up to `to` waits for a broker or a collector."""
-        sql = """SELECT (SELECT count(*) FROM outbox WHERE unstored AND seq > ?1 AND seq <= ?2)
+        sql = """SELECT (SELECT count(*) FROM outbox WHERE unstored AND unstored = 1 AND seq > ?1 AND seq <= ?2)
             + (SELECT count(*) FROM outbox WHERE state = 'pending' AND seq > ?1 AND seq <= ?2)"""
-        with _explaining(self._path):
+        with explaining(self._path):
             (waiting,) = self._db.execute(sql, (after, to)).fetchone()
         return not waiting
 
@@ -256,14 +295,14 @@ class Outbox:
         done = "state = 'sent' AND NOT unstored"
         self._in_parts("DELETE FROM outbox", f"{done} AND sent_s BETWEEN ? AND ?", CLOCK_SET_S, now_s - keep_s)
         last = f"SELECT seq FROM outbox WHERE {done} ORDER BY seq DESC LIMIT 1 OFFSET ?"  # noqa: S608 - our own words
-        with _explaining(self._path):
+        with explaining(self._path):
             found = self._db.execute(last, (keep_rows,)).fetchone()
         if found:
             self._in_parts("DELETE FROM outbox", f"{done} AND seq <= ?", *found)
 
     def used_bytes(self) -> int:
         """Return the size of the used part of the file."""
-        with _explaining(self._path):
+        with explaining(self._path):
             pages = self._pragma("page_count") - self._pragma("freelist_count")
             return pages * self._pragma("page_size")
 
@@ -273,7 +312,7 @@ class Outbox:
         `may_retry`: another connection may be allowed to send it.
         """
         sql = "UPDATE outbox SET state = 'refused', reason = ?, may_retry = ? WHERE seq = ?"
-        with _explaining(self._path):
+        with explaining(self._path):
             self._db.execute(sql, (reason, may_retry, seq))
 
     def retry_refused(self, *, every: bool = True) -> None:
@@ -283,19 +322,19 @@ class Outbox:
 
     def refused(self) -> list[Refusal]:
         """Return the refused messages in order."""
-        with _explaining(self._path):
+        with explaining(self._path):
             rows = self._db.execute("SELECT key, reason FROM outbox WHERE state = 'refused' ORDER BY seq")
             return [Refusal(*row) for row in rows]
 
     def counts(self) -> Counts:
         """Return how many messages are in each state."""
-        with _explaining(self._path):
+        with explaining(self._path):
             total, pending, sent = self._db.execute(_COUNT).fetchone()
         return Counts(pending, sent, total - pending - sent)
 
     def backlog(self) -> tuple[Counts, int]:
         """Return how many messages are in each state, and how many sent ones no collector has stored."""
-        with _explaining(self._path):
+        with explaining(self._path):
             (unstored,) = self._db.execute("SELECT count(*) FROM outbox WHERE unstored").fetchone()
         return self.counts(), unstored
 
@@ -310,7 +349,7 @@ class Outbox:
 
     def close(self) -> None:
         """Close the file; the last process to do so merges the write-ahead log into it."""
-        with _explaining(self._path):
+        with explaining(self._path):
             self._db.close()
 
     def __enter__(self) -> "Outbox":
@@ -326,18 +365,33 @@ class Outbox:
         part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - likewise
         sql = f"{change} WHERE seq IN ({part})"
         total = 0
-        with _explaining(self._path):
+        with explaining(self._path):
             while changed := self._db.execute(sql, given).rowcount:
                 total += changed
         return total
 
     def _prepare(self) -> None:
         self._refuse_foreign()
+        if 0 < (layout := self._pragma("user_version")) < len(_MIGRATIONS):
+            self._copy_to(of_layout(self._path, layout))
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute(f"PRAGMA synchronous={self._synchronous}")
         if self._pragma("user_version") < len(_MIGRATIONS):
             with self._transaction():
                 self._migrate()
+
+    def _copy_to(self, copy: Path) -> None:
+        """Copy the file for a rollback; without the space for that, go on and let `take_lost` say so."""
+        for older in copy.parent.glob(f"{self._path.name}.layout-*"):
+            older.unlink()
+        unfinished = copy.with_name(f"{self._path.name}.copying")
+        try:
+            with closing(sqlite3.connect(unfinished)) as target:
+                self._db.backup(target)
+            unfinished.replace(copy)
+        except sqlite3.OperationalError as error:
+            _remove(unfinished)
+            self._lost.append(f"no copy of the outbox was made before its upgrade: {error}")
 
     def _refuse_foreign(self) -> None:
         version = self._pragma("user_version")
@@ -349,10 +403,13 @@ class Outbox:
 
     def _migrate(self) -> None:
         # read again inside the transaction: another process may have done it meanwhile
-        for version in range(self._pragma("user_version"), len(_MIGRATIONS)):
+        first = self._pragma("user_version")
+        for version in range(first, len(_MIGRATIONS)):
             for statement in _MIGRATIONS[version]:
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={version + 1}")
+        if first == 0:
+            self._keep({JOURNALLED: b""})
 
     def _pragma(self, name: str) -> int:
         (value,) = self._db.execute(f"PRAGMA {name}").fetchone()
@@ -369,8 +426,13 @@ class Outbox:
         self._db.executemany(sql, values.items())
 
 
+def of_layout(path: Path, layout: int) -> Path:
+    """Return where the copy of an outbox lies that was made before its migration from `layout`."""
+    return path.with_name(f"{path.name}.layout-{layout}")
+
+
 @contextmanager
-def _explaining(path: Path) -> Iterator[None]:
+def explaining(path: Path) -> Iterator[None]:
     """Turn errors of the file system and SQLite into one line with path and remedy."""
     try:
         yield
@@ -379,8 +441,16 @@ def _explaining(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
-        kind = Full if any(word in cause for word in _FULL) else UsageError
+        kind = Full if any(word in cause for word in _FULL) or _lacks_inodes(path.parent) else UsageError
         raise kind(f"outbox {path}: {cause}; {remedy}") from error
+
+
+def _lacks_inodes(folder: Path) -> bool:
+    """Return whether the disk takes no further file, which SQLite reports as one that it cannot open."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        return disk.f_files > 0 and disk.f_favail == 0
+    return False
 
 
 def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
@@ -420,7 +490,7 @@ def _salvage(path: Path, salvaged: Path) -> None:
     unfinished = path.with_name(f"{path.name}.salvaging")
     _remove(unfinished)
     try:
-        with _explaining(unfinished):
+        with explaining(unfinished):
             Outbox(unfinished).close()
             with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(unfinished)) as new:
                 _copy(old, new)
@@ -434,14 +504,18 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
     """Copy every readable row, one by one, so that a bad page costs only its own rows."""
     kept: dict[str, bytes] = {}
     with suppress(sqlite3.DatabaseError):
-        kept.update(old.execute("SELECT name, value FROM kept"))
+        kept.update(old.execute("SELECT name, value FROM kept WHERE name != ?", (DELIVERED,)))
     new.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", kept.items())
     new.commit()
     add = "INSERT OR IGNORE INTO outbox(key, topic, qos, body, state, reason) VALUES (?, ?, ?, ?, ?, ?)"
+    delivered: list[str] = []
     for first in range(1, _last_seq(old) + 1, PART_ROWS):
-        rows = (_undelivered(old, seq) for seq in range(first, first + PART_ROWS))
-        new.executemany(add, filter(None, rows))
+        rows = [row for seq in range(first, first + PART_ROWS) if (row := _row(old, seq))]
+        new.executemany(add, [row[1:] for row in rows if not row[0]])
+        delivered += [str(row[1]) for row in rows if row[0]]
         new.commit()
+    new.execute("INSERT INTO kept VALUES (?, ?)", (DELIVERED, msgspec.json.encode(delivered)))
+    new.commit()
     new.execute("PRAGMA journal_mode=DELETE")  # all in one file, or an error, unlike close()
 
 
@@ -455,10 +529,10 @@ def _last_seq(old: sqlite3.Connection) -> int:
     return 0
 
 
-def _undelivered(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
-    """Return a row for the new outbox; None if it was delivered or cannot be read."""
-    sql = """SELECT key, topic, qos, body, CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason
-        FROM outbox WHERE seq = ? AND (state != 'sent' OR unstored)"""
+def _row(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
+    """Return whether a row was delivered, and the row for the new outbox; None if it cannot be read."""
+    sql = """SELECT state = 'sent' AND NOT unstored, key, topic, qos, body,
+        CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason FROM outbox WHERE seq = ?"""
     with suppress(sqlite3.DatabaseError):
         found: tuple[object, ...] | None = old.execute(sql, (seq,)).fetchone()
         return found

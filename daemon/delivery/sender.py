@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.messages import RESULT_BYTES
 from benchd.daemon.delivery.outbox import STREAM, Outbox, Row
 from benchd.daemon.delivery.session import ABOUT_THE_SENDER, QUOTA_EXCEEDED, Numbered, Session, Unsendable, connect
 
@@ -79,6 +80,9 @@ class Sender:
         self._last_seq = 0
 
     def _send(self, session: Session, row: Row) -> None:
+        if len(row.body) > RESULT_BYTES and self._awaits_storage(row):
+            self._refuse(row.seq, f"{len(row.body)} bytes, but a collector accepts records of at most {RESULT_BYTES}")
+            return
         try:
             numbered = Numbered(self._stream, row.number) if row.number else None
             self._waiting[session.publish(row.topic, row.body, row.qos, numbered=numbered)] = row

@@ -13,14 +13,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from benchd.daemon.machine.lines import Lines, Rubbish
-from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
-from benchd.daemon.records import ProcessResult, Stages, Status
+from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, unmeasured
+from benchd.daemon.records import Status
 
 # A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
-TERMINATE_GRACE_S = 3.0
+TERMINATE_GRACE_S = 1.0
 EXIT_GRACE_S = 10.0
 STDERR = 2
+# the broker's password and systemd's socket are the service's alone: a worker runs the code of models
+WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Child[Any]")
@@ -149,8 +151,8 @@ class Worker(Child[Message]):
         if self._outcome and not ended_by:
             return self._outcome
         if ended_by:
-            return _lost(ended_by, reason)
-        return _lost(
+            return unmeasured(ended_by, reason)
+        return unmeasured(
             "failed",
             f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
             f"(log: logs/{self._log_path.name})",
@@ -176,10 +178,6 @@ class Worker(Child[Message]):
         return f": {lines[-1][:300]}" if lines else ""
 
 
-def _lost(status: Status, reason: str | None) -> Outcome:
-    return Outcome(process=ProcessResult(status=status, reason=reason, stages=Stages()))
-
-
 def allocator(device: str) -> dict[str, str]:
     """Return the settings of the heap in a child that measures on `device`, cpu or cuda."""
     # a Tegra's GPU shares the memory: a kept heap would withhold what building an engine has freed
@@ -187,10 +185,14 @@ def allocator(device: str) -> dict[str, str]:
 
 
 def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]:
-    """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings."""
+    """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings.
+
+    What is in `WITHHELD` is left out.
+    """
     # the GPU whose sensors are read, by the only name that is the same everywhere
     gpu = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {}
-    return os.environ | settings(device, cache) | gpu
+    ours = {name: value for name, value in os.environ.items() if name not in WITHHELD}
+    return ours | settings(device, cache) | gpu
 
 
 def settings(device: str, cache: str) -> dict[str, str]:

@@ -21,9 +21,12 @@ from benchd.daemon.records import wall_now
 from benchd.daemon.service import homeassistant
 from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.schedule import Progress
+from benchd.daemon.service.starts import STEADY_S
 
 LATEST = "latest"
 MAX_GONE = 200  # cases that have left the plan and are still cleared on the broker
+ANNOUNCED = "announced"
+MAX_ANNOUNCED = 16  # likewise topics of Home Assistant's discovery
 
 
 @dataclass
@@ -34,12 +37,14 @@ class ServiceActivity:
     waiting_for: str | None = None
     problem: str | None = None
     slower: str | None = None
+    restarted: str | None = None
     started_s: float = field(default_factory=time.monotonic)
 
     @property
     def problems(self) -> str | None:
         """Return all problems."""
-        return "; ".join(filter(None, (self.problem, self.slower))) or None
+        is_steady = time.monotonic() - self.started_s > STEADY_S
+        return "; ".join(filter(None, (self.problem, self.slower, None if is_steady else self.restarted))) or None
 
     @property
     def case_id(self) -> str | None:
@@ -68,20 +73,32 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, machine: Machine, ag
     )
 
 
-def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, home_assistant: bool) -> list[str]:
-    """Retain info and discovery, and clear what belongs to `known` cases that have left the plan.
+def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str]) -> list[str]:
+    """Retain info, and clear what belongs to `known` cases that have left the plan.
 
     Returns the cases to pass as `known` next time. Those that have left remain in it: the broker may be unreachable
     until the next start, or may crash and lose the update.
     """
     link.retain(topics.of("info"), msgspec.json.encode(said))
-    if home_assistant:
-        link.retain(homeassistant.topic(topics.device_id), homeassistant.discovery(topics, said))
     planned = {case_id for suite in said.suites for case_id in suite.cases}
     gone = [case_id for case_id in known if case_id not in planned]
     for case_id in gone:
         link.retain(topics.latest(case_id), b"")
     return gone[-MAX_GONE:] + sorted(planned)
+
+
+def announce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, wanted: bool) -> list[str]:
+    """Retain the discovery for Home Assistant if `wanted`, and remove it from the other topics in `known`.
+
+    Returns the topics to pass as `known` next time, those of earlier device ids included, for the same reason.
+    """
+    topic = homeassistant.topic(topics.device_id)
+    gone = [other for other in known if other != topic or not wanted]
+    for other in gone:
+        link.retain(other, b"")
+    if wanted:
+        link.retain(topic, homeassistant.discovery(topics, said))
+    return gone[-MAX_ANNOUNCED:] + [topic] * wanted
 
 
 def health(

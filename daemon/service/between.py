@@ -65,6 +65,8 @@ class Between:
             log(f"event not stored: {error}")
 
     def _publish_events(self) -> None:
+        for lost in self._base.outbox.take_lost():
+            self.event("state_lost", lost)
         while self._link and self._link.seen.events:
             self.event(*self._link.seen.events.popleft())
 

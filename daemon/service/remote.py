@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from benchd.daemon.delivery.commands import Command, Gate, Refused
+from benchd.daemon.delivery.commands import Command, Gate, Refused, remembered_ids
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Health, Response
 from benchd.daemon.delivery.outbox import STREAM, Outbox
@@ -39,7 +39,7 @@ class Remote:
         self._link, self._gate, self._agenda, self._outbox = link, gate, agenda, outbox
         self._health, self._save, self._reload = health, save, reload
         self._waiting: deque[Command] = deque()
-        self._gate.remember(outbox.kept(COMMANDS) or b"[]", _boottime_s())
+        self._gate.remember(outbox.kept_as(COMMANDS, remembered_ids, []), _boottime_s())
 
     def remembered(self) -> bytes:
         """Return the ids of commands, to be stored as `COMMANDS`."""

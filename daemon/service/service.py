@@ -11,24 +11,24 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 import msgspec
 
 from benchd.daemon import config
 from benchd.daemon.config import Config
+from benchd.daemon.delivery import rollback
 from benchd.daemon.delivery.broker import configured, parse_url
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.outbox import OUTBOX, open_or_salvage
 from benchd.daemon.delivery.sinks import JournalSink
-from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.delivery.topics import Topics, is_name
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
-from benchd.daemon.service import announcements
+from benchd.daemon.service import announcements, recovery, starts
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import LOOK_S, Cases
@@ -40,10 +40,9 @@ from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.results import JOURNAL
 
 TICK_S = 1.0
+GOODBYE_S = 2.0  # with a worker and a sampler that end slowly, less than 5 s in all
 INSTANCE = "instance"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-Kept = TypeVar("Kept")
 
 
 def run(path: Path, artifacts: Path | None = None) -> int:
@@ -54,18 +53,20 @@ def run(path: Path, artifacts: Path | None = None) -> int:
     if artifacts is not None and not artifacts.is_dir():
         made_by = f"`benchd export MODEL --output {artifacts}`"
         raise UsageError(f"--artifacts {artifacts}: no such folder; {made_by} makes one")
-    places = Places.here()
-    with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
-        Service(path, places, artifacts and artifacts.resolve()).run()
+    with starts.counted() as restarted:
+        places = Places.here()
+        with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
+            Service(path, places, artifacts and artifacts.resolve(), restarted).run()
     return 0
 
 
 class Service:
     """The service from startup to shutdown. A new configuration rebuilds `between` and `cases`."""
 
-    def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
-        self._path, self._places, self._artifacts = path, places, artifacts
-        self._settings = config.read(path)
+    def __init__(self, path: Path, places: Places, artifacts: Path | None = None, restarted: str | None = None) -> None:
+        self._path, self._places, self._artifacts, self._restarted = path, places, artifacts, restarted
+        self._warnings: list[str] = []
+        self._settings = config.read(path, self._warnings.append)
         self._stopping = self._reload_asked = False
 
     def run(self) -> None:
@@ -73,38 +74,30 @@ class Service:
         with ExitStack() as stack:
             self._wake, self._wake_end = stack.enter_context(on_signals(SIGNALS, self._on_signal))
             reserve = Reserve(self._places.state / "reserve")
+            taken_back = reserve.write(lambda: rollback.take_back(self._places.state / OUTBOX))
             outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / OUTBOX))
             stack.callback(outbox.close)
             reserve.hold()
-            journal = JournalSink(self._places.state / JOURNAL, reserve)
+            journal = reserve.write(lambda: JournalSink(self._places.state / JOURNAL, reserve))
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
-            self._startup(salvaged)
+            self._base.activity.restarted = self._restarted
+            self._startup(salvaged, taken_back)
             self._main_loop()
             self._shutdown()
 
-    def _startup(self, salvaged: str | None) -> None:
-        state, schedule_lost = self._kept(SCHEDULE, State, State())
-        standings, standings_lost = self._kept(STANDINGS, dict[str, Standing], {})
-        running, running_lost = self._kept(RUNNING, Running, None)
+    def _startup(self, salvaged: str | None, taken_back: str | None = None) -> None:
+        outbox = self._base.outbox
+        state = outbox.kept_as(SCHEDULE, msgspec.json.Decoder(State).decode, State())
+        standings: Standings = outbox.kept_as(STANDINGS, msgspec.json.Decoder(dict[str, Standing]).decode, {})
+        running = outbox.kept_as(RUNNING, msgspec.json.Decoder(Running | None).decode, None)
         self._configure(state, standings)
         if salvaged:
             self._between.event("outbox_salvaged", salvaged)
-        for lost in filter(None, (schedule_lost, standings_lost, running_lost)):
-            self._between.event("schedule_lost", lost)
-        if running:
-            self._cases.end_interrupted(running)
-        elif running_lost:
-            self._between.attempt(lambda: self._now.publisher.keep({RUNNING: b""}))
+        if taken_back:
+            self._between.event("outbox_taken_back", taken_back)
+        recovery.recover(self._base, self._now, self._between, self._cases, running)
         self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
         self._base.notifier.ready()
-
-    def _kept(self, name: str, kind: type[Kept], default: Kept) -> tuple[Kept, str | None]:
-        """Return the value stored under that name, or the default and why it cannot be read (after a rollback)."""
-        try:
-            body = self._base.outbox.kept(name)
-            return msgspec.json.decode(body, type=kind) if body else default, None
-        except (msgspec.ValidationError, UsageError) as error:
-            return default, f"{name} was stored by another version of benchd: {error}"
 
     def _main_loop(self) -> None:
         while not self._stopping:
@@ -114,7 +107,7 @@ class Service:
             if self._base.every.is_due("look", LOOK_S) or self._now.agenda.state.passes:
                 self._begin_due()
             step = self._cases.next()
-            if step:
+            if step and not self._stopping:
                 self._cases.measure(*step)
                 self._stopping = self._stopping or self._cases.session.interrupted
             else:
@@ -127,7 +120,7 @@ class Service:
         self._between.event("stopped", "by a signal")
         self._between.save()
         if self._now.publisher.link:
-            self._now.publisher.link.stop()
+            self._now.publisher.link.stop(GOODBYE_S)
         self._base.notifier.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -172,21 +165,30 @@ class Service:
         publisher.link = self._connected(settings.mqtt.url, topics) if settings.mqtt.url else None
         self._now = Configured(settings, machine, topics, agenda, regressions, publisher)
         self._between = Between(self._base, self._now, self._ask_reload)
-        self._cases = Cases(self._base, self._now, self._between, self._artifacts)
+        self._cases = Cases(self._base, self._now, self._between, self._artifacts, lambda: self._stopping)
         if publisher.link:
             self._introduce(publisher.link)
         planned = {case for cases in agenda.cases.values() for case in cases}
         self._between.attempt(lambda: publisher.plan(planned))
         self._base.activity.slower = regressions.problem()
         self._between.save()
+        for warning in dict.fromkeys(self._warnings):
+            self._between.event("keys_ignored", warning)
+        self._warnings.clear()
 
     def _introduce(self, link: Link) -> None:
         device, now = self._settings.device, self._now
         said = announcements.info(device, now.topics.device_id, self._base.boot_id, now.machine, now.agenda)
-        known = msgspec.json.decode(self._base.outbox.kept(announcements.LATEST) or b"[]", type=list[str])
-        home_assistant = self._settings.mqtt.home_assistant
-        known = announcements.introduce(link, now.topics, said, known, home_assistant=home_assistant)
-        self._between.attempt(lambda: now.publisher.keep({announcements.LATEST: msgspec.json.encode(known)}))
+        names = msgspec.json.Decoder(list[str])
+        cases: list[str] = self._base.outbox.kept_as(announcements.LATEST, names.decode, [])
+        announced: list[str] = self._base.outbox.kept_as(announcements.ANNOUNCED, names.decode, [])
+        wanted = self._settings.mqtt.home_assistant
+        known = {
+            announcements.LATEST: announcements.introduce(link, now.topics, said, cases),
+            announcements.ANNOUNCED: announcements.announce(link, now.topics, said, announced, wanted=wanted),
+        }
+        kept = {name: msgspec.json.encode(values) for name, values in known.items()}
+        self._between.attempt(lambda: now.publisher.keep(kept))
 
     def _connected(self, url: str, topics: Topics) -> Link:
         given = self._settings.mqtt
@@ -205,12 +207,12 @@ class Service:
     def _instance(self) -> str:
         """Return what distinguishes machines with the same device id: the serial number and this state folder."""
         outbox = self._base.outbox
-        kept = outbox.kept(INSTANCE)
-        if kept is None:
-            kept = uuid.uuid4().hex.encode()
-            made = {INSTANCE: kept}
+        instance = outbox.kept_as(INSTANCE, _name, "")
+        if not instance:
+            instance = uuid.uuid4().hex
+            made = {INSTANCE: instance.encode()}
             self._base.reserve.write(lambda: outbox.keep(made))
-        return f"{identity.device_id(None)[-6:]}{kept.decode()[:10]}"
+        return f"{identity.device_id(None)[-6:]}{instance[:10]}"
 
     def _reload(self) -> None:
         """Read the configuration again; an invalid one leaves the old one in force."""
@@ -238,7 +240,7 @@ class Service:
 
     def _checked_settings(self) -> Config:
         """Return the current configuration; raise BenchdError if it is invalid."""
-        settings = config.read(self._path)
+        settings = config.read(self._path, self._warnings.append)
         _regressions(settings, Agenda(settings, self._now.machine, State()), {})
         identity.device_id(settings.device.id)
         if settings.mqtt.url:
@@ -249,6 +251,12 @@ class Service:
         """Reload between two cases; raise BenchdError for an invalid configuration."""
         self._checked_settings()
         self._reload_asked = True
+
+
+def _name(kept: bytes) -> str:
+    if not is_name(name := kept.decode()):
+        raise ValueError("it is not a name")
+    return name
 
 
 def _regressions(settings: Config, agenda: Agenda, standings: Standings) -> Regressions:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(torch.__file__).parents[1]
-LEADING = "numpy"  # the stub that leads to all the others
+LEADING = "msgspec"  # the stub that leads to all the others, because every installation has it
 
 
 def build_ours(folder: Path) -> Path:

@@ -94,7 +94,7 @@ def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
     gate.take(arrived("run"), NOW_S, WALL_S)
     assert reason(gate.take(arrived("run"), NOW_S + 1, WALL_S)) == "a command with this id was already accepted"
     after = Gate(TOPICS, "all")
-    after.remember(gate.remembered(), NOW_S)
+    after.remember(commands.remembered_ids(gate.remembered()), NOW_S)
     assert isinstance(after.take(arrived("run"), NOW_S + 80_000, WALL_S), Refused)
     assert isinstance(gate.take(arrived("run"), NOW_S + 86_402, WALL_S), Command)
 

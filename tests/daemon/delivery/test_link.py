@@ -127,6 +127,21 @@ def test_with_a_collector_only_what_it_has_stored_leaves_the_outbox(mosquitto, d
         wait_for(lambda: counts(path) == ((0, 0, 0), 0))
 
 
+def test_a_subscriber_that_acknowledges_a_thousand_results_one_by_one_in_a_case_is_heard_each_time(
+    mosquitto, device_id, watcher, tmp_path
+):
+    path, run_ids = tmp_path / "outbox.db", [f"r{number}" for number in range(1000)]
+    add(path, device_id, *run_ids)
+    with linked(mosquitto, device_id, path, collectors=["store"]) as (link, _):
+        watcher.until(lambda topic, payload: topic.endswith("/result/r999"))
+        link.hold()
+        for run_id in run_ids:
+            acknowledge(watcher, link.topics, run_id)
+        watcher.until(lambda topic, payload: topic.endswith("/ack/store") and b"r999" in payload)
+        link.release()
+        wait_for(lambda: sum(counts(path)[0]) == 0, mosquitto.process)
+
+
 def test_a_collector_that_acknowledges_once_is_awaited_from_then_on(mosquitto, device_id, watcher, tmp_path):
     path, topics = tmp_path / "outbox.db", Topics(device_id)
     add(path, device_id, "r1")
@@ -278,14 +293,16 @@ def test_health_that_finds_no_room_is_said_later(mosquitto, device_id, watcher, 
 
 
 def test_a_failure_that_nobody_thought_of_ends_a_connection_and_not_the_link(mosquitto, device_id, watcher, tmp_path):
-    path = tmp_path / "outbox.db"
-    with Outbox(path) as outbox:
-        outbox.keep({SILENT: b"rubbish"})
-        with linked(mosquitto, device_id, path) as (link, _):
-            wait_for(lambda: link.seen.reason.startswith("DecodeError: "))
-            assert link.is_alive()
-            outbox.keep({SILENT: b"{}"})
-            watcher.until_status("online")
+    def fail(*_):
+        raise KeyError("nobody thought of it")
+
+    patched = pytest.MonkeyPatch()
+    patched.setattr(link_module, "Collectors", fail)
+    with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, _):
+        wait_for(lambda: link.seen.reason.startswith("KeyError: "))
+        assert link.is_alive()
+        patched.undo()
+        watcher.until_status("online")
 
 
 def test_a_keep_alive_that_paho_refuses_is_a_reason_and_not_the_end_of_the_link(mosquitto, device_id, tmp_path):
@@ -312,7 +329,7 @@ def test_a_broker_that_takes_nothing_is_tried_later_and_later(mosquitto, device_
 def test_on_a_full_disk_the_reserve_keeps_the_link_up(mosquitto, device_id, watcher, small_disk):
     path, reserve = small_disk / "outbox.db", Reserve(small_disk / "reserve", 2**20)
     add(path, device_id, "r1")
-    assert reserve.hold()
+    assert reserve.hold() is None
     with (small_disk / "filler").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(small_disk).free)
     with linked(mosquitto, device_id, path, reserve=reserve):

@@ -186,6 +186,20 @@ def test_only_a_collector_s_word_lets_go_of_what_waits_for_it(tmp_path):
         assert outbox.backlog() == ((0, 2, 0), 0)
 
 
+class Watched:
+    """A database that notes its statements, but not those of triggers, as SQLite's own trace does."""
+
+    def __init__(self, database, statements):
+        self._database, self._statements = database, statements
+
+    def execute(self, sql, *given):
+        self._statements.append(sql)
+        return self._database.execute(sql, *given)
+
+    def __getattr__(self, name):
+        return getattr(self._database, name)
+
+
 def test_many_rows_are_changed_in_commits_that_keep_nobody_waiting(tmp_path):
     with Outbox(tmp_path / "outbox.db") as outbox:
         for number in range(2 * PART_ROWS + 1):
@@ -196,9 +210,9 @@ def test_many_rows_are_changed_in_commits_that_keep_nobody_waiting(tmp_path):
         assert outbox.backlog() == ((2 * PART_ROWS, 1, 0), 1)
         assert outbox.send_unstored(2 * PART_ROWS) == 2 * PART_ROWS + 1
         assert outbox.send_unstored(2 * PART_ROWS + 1) is None
-        commits = []
-        outbox._db.set_trace_callback(commits.append)
         outbox.mark_sent(*range(1, 2 * PART_ROWS + 2), at_s=CLOCK_SET_S)
+        commits = []
+        outbox._db = Watched(outbox._db, commits)
         for limit, deletions, left in (
             ({"keep_rows": PART_ROWS}, 1 + 3, PART_ROWS),
             ({"keep_s": 0.0}, 2, 0),
@@ -296,7 +310,7 @@ def of_every_state(path):
 
 def assert_whole(outbox, schedule=b"1"):
     assert keys(outbox) == ["unstored", "waiting"]
-    assert outbox.pending(9)[1][2:] == ("t/waiting", 1, b"<waiting>" * 300)
+    assert outbox.pending(9)[1][2:5] == ("t/waiting", 1, b"<waiting>" * 300)
     assert outbox.refused() == [("refused", "Not authorized")]
     assert outbox.counts() == (2, 0, 1)
     assert outbox.kept("schedule") == schedule

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from worker_jobs import TINY, job, run, user_module
 
+from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
 from benchd.daemon.measuring import plan, process
 from benchd.daemon.records import Variant
 from benchd.models import catalog
@@ -50,6 +51,16 @@ def test_a_worker_that_ends_badly(tmp_path, lines, status, reason):
     outcome = run(job(tmp_path, module=user_module(tmp_path, **lines)))
     assert outcome.process.status == status
     assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
+
+
+def test_a_worker_has_neither_the_broker_s_password_nor_systemd_s_socket(tmp_path, monkeypatch):
+    secrets = {PASSWORD_VARIABLE, "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC"}
+    for name in (*secrets, "OF_THE_SITE"):
+        monkeypatch.setenv(name, "a secret")
+    run(job(tmp_path, module=user_module(tmp_path, build="print('has', *os.environ)")))
+    (line,) = [line for line in (tmp_path / "logs" / "run.log").read_text().splitlines() if line.startswith("has ")]
+    assert "OF_THE_SITE" in line
+    assert not secrets & set(line.split())
 
 
 def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):

@@ -16,7 +16,7 @@ def introduced(tmp_path, known, planned):
     """Return what a new connection is told to take away, and what is known then."""
     said = msgspec.structs.replace(INFO, suites=[SuiteInfo(name="s", when=None, cases=planned)])
     with unstarted(tmp_path / "outbox.db", TOPICS) as link:
-        known = announcements.introduce(link, TOPICS, said, known, home_assistant=False)
+        known = announcements.introduce(link, TOPICS, said, known)
         documents = iter(link.take_document, None)
         return {topic for topic, body in documents if not body}, known
 

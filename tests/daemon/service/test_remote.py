@@ -68,6 +68,17 @@ def test_a_command_that_expires_while_it_waits_is_refused_when_its_turn_comes(as
     assert len(asked.agenda.state.passes) == 1
 
 
+def test_what_is_no_command_is_answered_if_it_says_by_whom_and_with_which_id(asked):
+    asked.hear("run", module="os:system")
+    asked.hear("run", batch_sizes=["1"])
+    asked.hear("run", id="../x", suite="s")
+    asked.hear("run", client="a/#", module="os:system")
+    answers = asked.answers()
+    assert [(key, answer["accepted"]) for key, answer in answers.items()] == [("1", False), ("2", False)]
+    assert "unknown field `module`" in answers["1"]["reason"]
+    assert "batch_sizes" in answers["2"]["reason"]
+
+
 def test_more_commands_than_may_wait_are_refused_and_none_is_forgotten(asked, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING", 3)
     for _ in range(4):
