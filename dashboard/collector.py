@@ -66,7 +66,7 @@ class _Ack(Struct):
     schema: str = "benchd.ack/1"
     keys: list[str] = []
     unread: dict[str, str] = {}
-    digests: list[str] = []
+    digests: dict[str, str] = {}
 
 
 class Collector:
@@ -130,16 +130,16 @@ class Collector:
         Those in quarantine are not: the device keeps them for a collector that can read them.
         """
         acks: dict[str, _Ack] = defaultdict(_Ack)
-        digests: dict[str, str] = {}
         for one, (row, *_) in zip(arrived, found, strict=True):
             device_id, key = delivery_key(one.topic) or ("", "")
             if row.table == "result":
                 acks[device_id].keys.append(key)
             elif key and len(key) <= TEXT_LIMIT:
                 acks[device_id].unread[key] = row.values["reason"][:REASON_CHARS]
-            digests[key] = body_digest(one.body)
+            else:
+                continue
+            acks[device_id].digests[key] = body_digest(one.body)
         for device_id, ack in acks.items():
-            ack.digests = [digests[key] for key in (*ack.keys, *ack.unread)]
             feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(ack))
 
     def _keep_house(self) -> None:

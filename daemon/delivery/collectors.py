@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -22,13 +23,20 @@ SILENT = "collectors_silent_s"
 class Ack(Struct, frozen=True):
     """A collector's acknowledgement of the results that it has stored; `unread`: those it cannot read, and why.
 
-    `digests` has the SHA-256 of each one's bytes, in hex, first of `keys`, then of `unread`: it proves that the sender
-    has received them. Only a collector that the device's configuration names may leave them out.
+    `digests` has the SHA-256 of the bytes of each of both, in hex by key, which proves that the sender has received
+    them. Only a collector that the device's configuration names may leave them out.
     """
 
     keys: list[str]
     unread: dict[str, str] = {}
-    digests: list[str] = []
+    digests: dict[str, str] = {}
+
+
+class Told(NamedTuple):
+    """What people are told of an acknowledgement: the event's name and its text."""
+
+    event: str
+    detail: str
 
 
 class Collectors:
@@ -42,10 +50,11 @@ class Collectors:
         self._heard_s = {name: time.monotonic() - silent_s for name, silent_s in _silent_s(outbox).items()}
         self._kept_s = time.monotonic()
         self._again_s, self._again_delay_s = 0.0, AGAIN_FIRST_S
+        self._unread_s = 0.0
+        self._told: set[str] = set()  # collectors whose unread results were reported
         self._round = (0, 0)  # the rows above the first `seq` up to the second one were sent again last
         self._doubted: int | None = 0  # the last row that counts as not stored, None after all
-        self._unread_s, self._unread_to = 0.0, 0
-        self._told: set[tuple[str, str]] = set()  # which event of which collector was reported
+        self._is_unproven_told = False
 
     @property
     def _is_any_known(self) -> bool:
@@ -55,47 +64,49 @@ class Collectors:
         """Return whether a collector must store this message before it is deleted; only results are acknowledged."""
         return self._is_any_known and "/result/" in row.topic
 
-    def take(self, name: str, body: bytes) -> tuple[str, str] | None:
+    def take(self, name: str, body: bytes) -> Told | None:
         """Apply an acknowledgement; one that is malformed or proves nothing changes nothing.
 
-        Returns, once, an event and its detail: that a collector cannot read something, or gives no digests.
+        Returns, once per collector, that it cannot read something, and, once, that acknowledgements have no digests.
         """
         try:
             ack = msgspec.json.decode(body, type=Ack)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        digests = self._digests(name, ack)
-        if digests is None:
-            detail = f"acknowledgements of {name} without digests: upgrade it, or name it in [mqtt] collectors"
-            return self._tell("acknowledgement_ignored", name, detail)
-        unread = self._outbox.mark_unread({key: digests[key] for key in ack.unread})
-        stored = self._outbox.mark_stored({key: digests[key] for key in ack.keys})
+        if not is_name(name):
+            return None
+        if not ack.digests and name not in self._named:
+            return self._tell_unproven(name) if ack.keys or ack.unread else None
+        stored = self._outbox.mark_stored(self._digests(name, ack, ack.keys))
+        unread = self._outbox.mark_unread(self._digests(name, ack, ack.unread))
         if stored or unread:
             self._hear(name)
-        if stored:
             self._look_sooner()
-        if not unread:
-            return None
-        reason = next(iter(ack.unread.values()))[:REASON_CHARS]
-        detail = f"{name} cannot read {unread} results ({reason}); they are kept and sent again every hour"
-        return self._tell("not_stored", name, detail)
+        return self._tell_unread(name, unread, next(iter(ack.unread.values()))) if unread else None
 
-    def _digests(self, name: str, ack: Ack) -> Mapping[str, str | None] | None:
-        """Return the digests by key, None if they are missing."""
-        keys = [*ack.keys, *ack.unread]
+    def _digests(self, name: str, ack: Ack, keys: Iterable[str]) -> Mapping[str, str | None]:
+        """Return the digest of each key that has one; None stands for one that is not required."""
         if not ack.digests and name in self._named:
             return dict.fromkeys(keys)
-        return dict(zip(keys, ack.digests, strict=True)) if len(keys) == len(ack.digests) else None
+        return {key: ack.digests[key] for key in keys if key in ack.digests}
 
-    def _tell(self, event: str, name: str, detail: str) -> tuple[str, str] | None:
-        if not is_name(name) or (event, name) in self._told or len(self._told) == MAX_KNOWN:
+    def _tell_unproven(self, name: str) -> Told | None:
+        if self._is_unproven_told:
             return None
-        self._told.add((event, name))
-        return event, detail
+        self._is_unproven_told = True
+        advice = "upgrade it, or name it in [mqtt] collectors"
+        return Told("acknowledgement_ignored", f"acknowledgements of {name} without digests are ignored: {advice}")
+
+    def _tell_unread(self, name: str, count: int, reason: str) -> Told | None:
+        if name in self._told or len(self._told) == MAX_KNOWN:
+            return None
+        self._told.add(name)
+        kept = f"{name} cannot read {count} results ({reason[:REASON_CHARS]}); they are kept and sent again every hour"
+        return Told("not_stored", kept)
 
     def _hear(self, name: str) -> None:
         was_any_known, now_s = self._is_any_known, time.monotonic()
-        if is_name(name) and (name in self._heard_s or len(self._heard_s) < MAX_KNOWN):
+        if name in self._heard_s or len(self._heard_s) < MAX_KNOWN:
             silent_s = now_s - self._heard_s.get(name, -math.inf)
             self._heard_s[name] = now_s
             if silent_s > KEEP_S:
@@ -104,7 +115,7 @@ class Collectors:
             self._doubted, self._again_s = 0, 0.0
 
     def _look_sooner(self) -> None:
-        """Send again in half a minute at most, at once if all that was last sent again is stored."""
+        """Send again in half a minute at most, at once if all that was last sent again is stored or cannot be read."""
         self._again_delay_s = AGAIN_FIRST_S
         self._again_s = min(self._again_s, time.monotonic() + AGAIN_FIRST_S)
         if self._round[1] and self._outbox.is_stored(*self._round):
@@ -115,28 +126,27 @@ class Collectors:
 
         They go in order, a limited number each time, and from the first one again after the last one. Those that were
         sent before a collector was known count as not stored, too. Those that a collector could not read wait for its
-        next version, whatever else it stores meanwhile.
+        next version, whatever else it stores meanwhile: they go every hour.
         """
         if self._is_any_known and self._doubted is not None:
             self._doubted = self._outbox.doubt_sent(self._doubted)
-        sent = False
-        if now_s >= self._again_s:
-            self._again_s = now_s + self._again_delay_s
-            self._again_delay_s = min(2 * self._again_delay_s, AGAIN_LAST_S)
-            self._round = self._send_next(self._round[1])
-            sent = self._round[1] > 0
+        is_any = False
         if now_s >= self._unread_s:
             self._unread_s = now_s + AGAIN_LAST_S
-            _, self._unread_to = self._send_next(self._unread_to, unread=True)
-            sent = sent or self._unread_to > 0
-        return sent
+            is_any = self._outbox.send_unread() > 0
+        return self._send_round(now_s) or is_any
 
-    def _send_next(self, after: int, *, unread: bool = False) -> tuple[int, int]:
-        """Mark the next rows above `after` as pending, the first ones after the last; return their range of `seq`."""
-        last = self._outbox.send_unstored(after, unread=unread)
+    def _send_round(self, now_s: float) -> bool:
+        if now_s < self._again_s:
+            return False
+        self._again_s = now_s + self._again_delay_s
+        self._again_delay_s = min(2 * self._again_delay_s, AGAIN_LAST_S)
+        after = self._round[1]
+        last = self._outbox.send_unstored(after)
         if last is None and after:
-            after, last = 0, self._outbox.send_unstored(unread=unread)
-        return after, last or 0
+            after, last = 0, self._outbox.send_unstored()
+        self._round = (after, last or 0)
+        return last is not None
 
     def expire(self, now_s: float) -> str | None:
         """Forget collectors silent for too long at the monotonic time `now_s`; return the consequence, None if none."""

@@ -27,6 +27,9 @@ PART_ROWS = 200  # per commit, so that no commit keeps other writers waiting
 LOGS = ("-wal", "-shm")  # SQLite's files beside an open database
 APPLICATION_ID = 0x62636864  # marks the file as ours among SQLite databases
 
+STREAM = "stream"
+NEW_STREAM = "INSERT OR REPLACE INTO kept VALUES ('stream', CAST(lower(hex(randomblob(8))) AS BLOB))"
+
 # Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited. Another shape of a kept
 # value needs an entry too, be it an empty one: the copy from before it is what an earlier version can read.
 _MIGRATIONS = (
@@ -57,18 +60,18 @@ _MIGRATIONS = (
         """CREATE TRIGGER outbox_added AFTER INSERT ON outbox WHEN instr(NEW.topic, '/result/')
             BEGIN INSERT INTO numbered(seq) VALUES (NEW.seq); END""",
         "CREATE TRIGGER outbox_deleted AFTER DELETE ON outbox BEGIN DELETE FROM numbered WHERE seq = OLD.seq; END",
-        "INSERT INTO kept VALUES ('stream', CAST(lower(hex(randomblob(8))) AS BLOB))",
+        NEW_STREAM,
         # another connection may have the right that was missing
         "ALTER TABLE outbox ADD COLUMN may_retry INTEGER NOT NULL DEFAULT 0",
         "UPDATE outbox SET may_retry = 1 WHERE state = 'refused' AND reason LIKE '%: Not authorized'",
     ),
 )
-STREAM = "stream"
 LAST_SEQ = 2**63 - 1
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
 KEEP_SENT_S = 7 * 86400.0
 UNREAD = 2  # in the column `unstored`: a collector has received it and could not read it
 KEEP_SENT_ROWS = 100_000
+_UNSTORED = f"unstored AND unstored != {UNREAD}"  # the first word lets SQLite use the index
 
 # each count uses an index: counting by state would read every body
 _COUNT = """SELECT (SELECT count(*) FROM outbox),
@@ -222,17 +225,19 @@ class Outbox:
 
         One that no broker has acknowledged stays, and so does one whose body has another digest than the given one.
         """
-        with explaining(self._path), self._transaction():
-            found = [seq for key, digest in digests.items() for seq in self._sent(key, digest)]
-            self._db.executemany("DELETE FROM outbox WHERE seq = ?", found)
-        return len(found)
+        return self._acknowledge("DELETE FROM outbox WHERE seq = ?", digests)
 
     def mark_unread(self, digests: Mapping[str, str | None]) -> int:
-        """Record that a collector has received these sent messages and cannot read them; return how many are here."""
+        """Record that a collector cannot read these sent messages, which it must prove likewise; return how many."""
+        change = f"UPDATE outbox SET unstored = {UNREAD} WHERE seq = ? AND state = 'sent'"  # noqa: S608 - our own words
+        return self._acknowledge(change, digests)
+
+    def _acknowledge(self, change: str, digests: Mapping[str, str | None]) -> int:
+        if not digests:
+            return 0
         with explaining(self._path), self._transaction():
             found = [seq for key, digest in digests.items() for seq in self._sent(key, digest)]
-            sql = f"UPDATE outbox SET unstored = {UNREAD} WHERE seq = ? AND state = 'sent'"  # noqa: S608 - ours
-            return self._db.executemany(sql, found).rowcount if found else 0
+            return self._db.executemany(change, found).rowcount if found else 0
 
     def _sent(self, key: str, digest: str | None) -> list[tuple[int]]:
         """Return the `seq` of the message, if it was sent and its body has this digest."""
@@ -249,13 +254,16 @@ class Outbox:
         where = "state = 'sent' AND NOT unstored AND instr(topic, '/result/')"
         return self._next("UPDATE outbox SET unstored = 1", where, after)
 
-    def send_unstored(self, after: int = 0, *, unread: bool = False) -> int | None:
-        """Mark the next PART_ROWS messages above `after` that no collector has stored, or could read, as pending again.
+    def send_unstored(self, after: int = 0) -> int | None:
+        """Mark the next messages above `after` that no collector has stored as pending again, at most PART_ROWS.
 
-        Returns the last one's `seq`, None if there are none.
+        Those that one could not read are not among them. Returns the last one's `seq`, None if there are none.
         """
-        where = f"unstored AND unstored {'=' if unread else '!='} {UNREAD}"
-        return self._next("UPDATE outbox SET state = 'pending', unstored = 0", where, after)
+        return self._next("UPDATE outbox SET state = 'pending', unstored = 0", _UNSTORED, after)
+
+    def send_unread(self) -> int:
+        """Mark all messages that a collector could not read as pending again; return how many."""
+        return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", f"unstored AND unstored = {UNREAD}")
 
     def _next(self, change: str, where: str, after: int) -> int | None:
         """Change the next rows above `after` in one commit of bounded size; return the last one's `seq`, if any."""
@@ -266,9 +274,9 @@ class Outbox:
         return int(seqs[-1][0]) if seqs else None
 
     def is_stored(self, after: int, to: int) -> bool:
-        """Return whether none of the messages above `after` up to `to` waits for a broker or a collector."""
-        sql = """SELECT (SELECT count(*) FROM outbox WHERE unstored AND unstored = 1 AND seq > ?1 AND seq <= ?2)
-            + (SELECT count(*) FROM outbox WHERE state = 'pending' AND seq > ?1 AND seq <= ?2)"""
+        """Return whether none of the messages above `after` up to `to` waits for a broker or a collector's word."""
+        sql = f"""SELECT (SELECT count(*) FROM outbox WHERE {_UNSTORED} AND seq > ?1 AND seq <= ?2)
+            + (SELECT count(*) FROM outbox WHERE state = 'pending' AND seq > ?1 AND seq <= ?2)"""  # noqa: S608 - ours
         with explaining(self._path):
             (waiting,) = self._db.execute(sql, (after, to)).fetchone()
         return not waiting

@@ -108,9 +108,9 @@ def test_what_is_stored_is_confirmed_to_its_device_and_nothing_else_is(broker, u
         publish(broker.url, tmp_path, [1])
         confirmed = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
         assert count(store, "result") == 1
-        digests = [body_digest(bytes(value(store, select(store.tables["body"].c.body))))]
-    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"], "unread": {}, "digests": digests}
-    assert heard["keys"] == []
+    proof = {"d1:r1": body_digest(encode(made(run_id="r1", device_id="d1")))}
+    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"], "unread": {}, "digests": proof}
+    assert (heard["keys"], heard["digests"]) == ([], {"d1:rubbish": body_digest(b"{")})
     assert "not a benchd record" in heard["unread"]["d1:rubbish"]
 
 

@@ -109,4 +109,6 @@ def acknowledge(watcher, topics, *run_ids, body=b"{}"):
 def acknowledgement(topics, *run_ids, body=b"{}"):
     """Return what a collector says that has stored these results, each of which is `body`."""
     keys = [f"{topics.device_id}:{run_id}" for run_id in run_ids]
-    return msgspec.json.encode({"schema": "benchd.ack/1", "keys": keys, "digests": [body_digest(body)] * len(keys)})
+    return msgspec.json.encode(
+        {"schema": "benchd.ack/1", "keys": keys, "digests": dict.fromkeys(keys, body_digest(body))}
+    )

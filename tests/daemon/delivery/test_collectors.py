@@ -9,7 +9,7 @@ from benchd.daemon.delivery import collectors
 from benchd.daemon.delivery.collectors import Collectors
 from benchd.daemon.delivery.outbox import PART_ROWS, Message, Outbox, body_digest
 
-RESULT, EVENT = "benchd/v1/d/result/r", "benchd/v1/d/event"
+RESULT, EVENT, REASON = "benchd/v1/d/result/r", "benchd/v1/d/event", "record of schema 2"
 
 
 @pytest.fixture
@@ -24,8 +24,9 @@ def awaited(known, outbox):
     return [row.key for row in outbox.pending(10) if known.awaited(row)]
 
 
-def ack(*keys, body=b"{}"):
-    return msgspec.json.encode({"keys": keys, "digests": [body_digest(body)] * len(keys)})
+def ack(*keys, body=b"{}", unread=()):
+    digests = dict.fromkeys((*keys, *unread), body_digest(body))
+    return msgspec.json.encode({"keys": keys, "unread": dict.fromkeys(unread, REASON), "digests": digests})
 
 
 def hear(known, outbox, name="store"):
@@ -107,7 +108,7 @@ def test_one_that_is_named_is_never_forgotten(outbox):
 
 
 def test_what_a_collector_cannot_read_is_kept_and_sent_again_every_hour_whatever_else_it_stores(outbox):
-    known, unread = Collectors(outbox, ["store"]), b'{"keys":[],"unread":{"d:r":"record of schema 2"}}'
+    known, unread = Collectors(outbox, []), ack(unread=["d:r"])
     outbox.mark_sent(1, at_s=0.0)
     assert known.take("store", unread) == (
         "not_stored",
@@ -115,13 +116,51 @@ def test_what_a_collector_cannot_read_is_kept_and_sent_again_every_hour_whatever
     )
     begun_s, again = time.monotonic(), []
     for second in range(0, 3 * 3600 + 1, 10):
-        assert known.take("store", b'{"keys":["others"]}') is None
+        hear(known, outbox)
         if known.send_again(begun_s + second):
             again.append(second)
             outbox.mark_sent(1, at_s=0.0, unstored=True)
             assert known.take("store", unread) is None
     assert again == [0, 3600, 7200, 10800]
     assert outbox.backlog() == ((1, 1, 0), 1)
+
+
+def test_that_a_result_cannot_be_read_must_be_proven_too_and_makes_its_collector_known(outbox):
+    known = Collectors(outbox, ["named"])
+    outbox.mark_sent(1, at_s=0.0)
+    assert known.take("store", ack(unread=["d:r"], body=b"other")) is None
+    assert known.take("store", b'{"keys":[],"unread":{"d:r":"?"}}').event == "acknowledgement_ignored"
+    assert known.take("a/b", ack(unread=["d:r"])) is None
+    assert (outbox.backlog(), outbox.kept(collectors.SILENT)) == (((1, 1, 0), 0), None)
+    assert known.take("named", b'{"keys":[],"unread":{"d:r":"?"}}').event == "not_stored"
+    assert known.take("store", ack(unread=["d:r"])).event == "not_stored"
+    assert (outbox.backlog(), outbox.kept(collectors.SILENT)) == (((1, 1, 0), 1), b'{"named":0,"store":0}')
+
+
+def test_one_that_cannot_be_read_keeps_no_part_of_the_others_waiting(outbox):
+    outbox.add_all([Message(f"d:{number}", RESULT, 1, b"{}") for number in range(2)])
+    outbox.mark_sent(2, at_s=0.0)
+    outbox.mark_sent(1, 3, 4, at_s=0.0, unstored=True)
+    known, now_s = Collectors(outbox, ["store"]), time.monotonic()
+    assert known.send_again(now_s)
+    outbox.mark_sent(1, 3, 4, at_s=0.0, unstored=True)
+    known.take("store", ack("d:0", "d:1"))
+    assert not known.send_again(now_s)
+    known.take("store", ack(unread=["d:r"]))
+    outbox.add("d:2", RESULT, 1, b"{}")
+    outbox.mark_sent(5, at_s=0.0, unstored=True)
+    assert known.send_again(now_s)
+    assert [row.key for row in outbox.pending(9)] == ["d:2"]
+
+
+def test_all_that_cannot_be_read_goes_out_at_once_each_hour(outbox):
+    keys = [f"d:{number}" for number in range(PART_ROWS + 1)]
+    outbox.add_all([Message(key, RESULT, 1, b"{}") for key in keys])
+    outbox.mark_sent(*range(1, PART_ROWS + 4), at_s=0.0)
+    known = Collectors(outbox, [])
+    known.take("store", ack(unread=keys))
+    assert known.send_again(time.monotonic())
+    assert [row.key for row in outbox.pending(2 * PART_ROWS)][-len(keys) :] == keys
 
 
 def test_what_nobody_stores_is_sent_again_later_and_later_until_somebody_does(outbox):
@@ -150,7 +189,7 @@ def test_only_who_has_received_a_sent_result_can_acknowledge_it(outbox):
     known.take("store", ack("d:r", body=b"other"))
     told = [known.take(name, b'{"keys":["d:r"]}') for name in ("x/y", "store", "store")]
     assert [bool(line) for line in told] == [False, True, False]
-    assert "store without digests: upgrade it, or name it in [mqtt] collectors" in told[1][1]
+    assert "store without digests are ignored: upgrade it, or name it in [mqtt] collectors" in told[1].detail
     assert (outbox.counts().sent, outbox.kept(collectors.SILENT)) == (1, None)
     known.take("named", b'{"keys":["d:r"]}')
     assert outbox.counts().sent == 0
