@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +30,11 @@ def set_(
     runs: Annotated[list[Path], typer.Argument(help="Result files or folders: at least 3 runs of bench-once.")],
 ) -> None:
     """Store at least 3 runs as the baseline of this machine."""
-    kept = baseline.set_(runs)
-    print_baseline(sys.stdout, kept, baseline.path(), _budget(kept, None))
+    kept = baseline.chosen(runs)
+    shown = StringIO()
+    print_baseline(shown, kept, baseline.path(), _budget(kept, None))  # what cannot be shown replaces no baseline
+    baseline.store(kept)
+    sys.stdout.write(shown.getvalue())
 
 
 @app.command(epilog="Example: benchd baseline show --config /etc/benchd/benchd.toml")

@@ -48,11 +48,15 @@ TOOL_TIMEOUT_S = 10.0
 OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
 # LD_LIBRARY_PATH has only folders; `software` names the libraries that it leads to.
 _VARIABLES = re.compile(
-    r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC)_.+|(PY)?TORCH.*|"
+    r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC|MIMALLOC|TBB)_.+|"
+    "(PY)?TORCH.*|PYTHON(MALLOC|DEVMODE|OPTIMIZE|_GIL|_JIT)|NVIDIA_TF32_OVERRIDE|_RJEM_MALLOC_CONF|(HEAP|CPU)PROFILE|"
     "GLIBC_TUNABLES|LD_PRELOAD|LRU_CACHE_CAPACITY|THP_MEM_ALLOC_ENABLE"
 )
-_LEFT_OUT = re.compile(r"_(DIR|HOME|PATH|ROOT|KEY)$|TOKEN|SECRET|PASSWORD|CREDENTIAL")
-_CREDENTIALS = re.compile(r"(?<=//)[^/\s]*@")
+_LEFT_OUT = re.compile(
+    r"_(DIR|HOME|PATH|ROOT|KEY|PW|PASS|SAS|SIG)$|TOKEN|SECRET|PASSW|PASSPHRASE|PWD|AUTH|BEARER|COOKIE|CREDENTIAL"
+)
+_OPAQUE = re.compile(r"(?=[\w+-]*[0-9])(?=[\w+-]*[A-Za-z])[\w+-]{20,}")  # as no setting is, but every key or token
+_CREDENTIALS = re.compile(r"(?<=//)[^/\s]*@|[?#]\S*")
 _FOLDERS = re.compile(r"/?([^/\s:,;=]*/)+")
 _PACKAGE = re.compile(r"^Package: (\S+)\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)$", re.MULTILINE)
 _L4T = re.compile(r"# (R\d+) \(release\), REVISION: ([\d.]+)")
@@ -335,10 +339,20 @@ def _cooling(root: Path) -> dict[str, int]:
 def variables(given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables in `given` that change how a worker computes, except the settings in `ours`.
 
-    Names of secrets and of folders are left out, and so are the folders in a value.
+    Names of secrets and of folders are left out, and so are the folders in a value. What looks like a key in a value is
+    replaced by a hash, except the GPUs in CUDA_VISIBLE_DEVICES.
     """
     names = (name for name in sorted(given) if _VARIABLES.fullmatch(name) and not _LEFT_OUT.search(name))
-    return {name: _without_folders(given[name]) for name in names if given[name] != ours.get(name)}
+    return {name: _public(name, given[name]) for name in names if given[name] != ours.get(name)}
+
+
+def _public(name: str, value: str) -> str:
+    shown = _without_folders(value)
+    return shown if name == "CUDA_VISIBLE_DEVICES" else _OPAQUE.sub(_hashed, shown)
+
+
+def _hashed(found: re.Match[str]) -> str:
+    return f"#{hashlib.sha256(found[0].encode()).hexdigest()[:8]}"
 
 
 def _without_folders(value: str) -> str:

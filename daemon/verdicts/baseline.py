@@ -10,6 +10,7 @@ from benchd.daemon.records import Record
 from benchd.daemon.verdicts import one_environment, results
 from benchd.daemon.verdicts.compare import Comparison, compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT
+from benchd.daemon.verdicts.recommend import impossible, wrong
 
 FILE = "baseline.jsonl"
 STORED = "stored"
@@ -21,12 +22,17 @@ def path() -> Path:
     return folders.state() / FILE
 
 
-def set_(files: Sequence[Path]) -> list[Record]:
-    """Replace the stored baseline with the successful records in these files, and return it.
+def chosen(files: Sequence[Path]) -> list[Record]:
+    """Return the records of a new baseline: the successful ones in these files.
 
-    Raises UsageError for fewer than three runs of bench-once and for records of several devices.
+    Raises UsageError for fewer than three runs of bench-once, for records of several devices, and for records that no
+    verdict may rest on.
     """
     kept = [record for record in results.read_all(files) if record.status == "ok"]
+    for record in kept:
+        reason = "is simulated" if "simulated" in record.flags else impossible(record) or wrong(record)
+        if reason:
+            raise UsageError(f"{record.case_id} of {record.t_wall} {reason}: a baseline needs results that hold")
     runs = {record.suite_id for record in kept}
     if len(runs) < FEWEST_RUNS:
         raise UsageError(
@@ -36,11 +42,11 @@ def set_(files: Sequence[Path]) -> list[Record]:
     devices = sorted({record.device_id for record in kept})
     if len(devices) > 1:
         raise UsageError(f"a baseline covers one device, and these records are of {', '.join(devices)}")
-    _write(kept)
     return kept
 
 
-def _write(kept: Sequence[Record]) -> None:
+def store(kept: Sequence[Record]) -> None:
+    """Replace the stored baseline with these records."""
     path().parent.mkdir(parents=True, exist_ok=True)
     unfinished = path().with_suffix(".unfinished")
     unfinished.write_bytes(b"".join(records.encode(record) + b"\n" for record in kept))

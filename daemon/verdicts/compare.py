@@ -1,5 +1,6 @@
 """Two sets of records: which cases may be compared, the verdict on each, and the exit code that follows; pure."""
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,13 +11,14 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import OF_MODULE, InputSpec, Record
-from benchd.daemon.verdicts import one_environment, one_model
+from benchd.daemon.verdicts import levels, one_environment, one_model
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Verdict, judge_plan, runs_effect
-from benchd.daemon.verdicts.recommend import unfit, void, wrong
+from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.statistics import median
+from benchd.daemon.verdicts.statistics import combine, median
 from benchd.models import catalog, demo
 
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable: a record may come from anyone
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ADVISED_PROCESSES = 5
 """How many processes the commands ask for that a reason names."""
@@ -29,7 +31,7 @@ FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The verdict on `second` against `first`. The medians are over the process medians of each side.
+    """The verdict on `second` against `first`.
 
     `notes` are differences between the sides that do not prevent a comparison.
     """
@@ -45,12 +47,14 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def medians_ms(self) -> tuple[float | None, float | None]:
-        """Return the median of each side's process medians; None for a side without any."""
-        return (_median(self.first_ms), _median(self.second_ms))
+        """Return the centre of each side's process medians, like a record's median; None for a side without any."""
+        return (_centre(self.first_ms), _centre(self.second_ms))
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+def _centre(medians_ms: Sequence[float]) -> float | None:
+    if not medians_ms or min(medians_ms) <= 0.0:
+        return median(medians_ms) if medians_ms else None
+    return combine(medians_ms, [None] * len(medians_ms)).centre
 
 
 def compare(
@@ -64,23 +68,51 @@ def compare(
 
     A case that may not be compared is inconclusive, with the reason and, if there is one, the command to run. One that
     is unsupported on both sides is left out. `fewest_runs` is how many runs of a case the first side needs,
-    and `floors` are the noise floors of cases.
+    and `floors` are the noise floors of cases. A record of both sides counts for the first one alone: it would make
+    the sides alike, and is no second measurement.
     """
-    arms = {case_id: (_of(first, case_id), _of(second, case_id)) for case_id in _case_ids(first, second)}
+    in_first = {record.key for record in first}
+    new = [record for record in second if record.key not in in_first]
+    arms = {case_id: (_of(first, case_id), _of(new, case_id)) for case_id in _case_ids(first, second)}
     refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
     judged = [case_id for case_id, reason in refused.items() if reason is None]
     effects = [runs_effect(*map(_runs_ms, arms[case_id])) for case_id in judged]
     floor_of = [floors.get(case_id, 0.0) for case_id in judged]
     verdicts = dict(zip(judged, judge_plan(effects, min_effect, floor_of), strict=True))
-    return [
+    found = [
         comparison(
             (case_id, case_id),
-            verdicts.get(case_id) or Verdict(answer="inconclusive", reason=refused[case_id] or ""),
+            _by_levels(verdicts[case_id], sides)
+            if case_id in verdicts
+            else Verdict(answer="inconclusive", reason=refused[case_id] or ""),
             (process_medians_ms(sides[0]), process_medians_ms(sides[1])),
             sides,
         )
         for case_id, sides in arms.items()
     ]
+    return [_with_shared(one, len(_of(second, one.second)) - len(arms[one.second][1])) for one in found]
+
+
+def _by_levels(verdict: Verdict, sides: Sequence[Sequence[Record]]) -> Verdict:
+    """Return the verdict; no difference where processes jump further than it between two levels, in either side."""
+    pairs = [levels.found(process_medians_ms(side)) for side in sides]
+    jumps = [(slow.ms / fast.ms, fast.ms, slow.ms) for fast, slow in filter(None, pairs)]
+    jump, fast_ms, slow_ms = max(jumps, default=(1.0, 0.0, 0.0))
+    if verdict.answer not in ("faster", "slower") or abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
+        return verdict
+    told = f"processes jump between {fast_ms:.4g} and {slow_ms:.4g} ms: how often each occurs may be the difference"
+    return msgspec.structs.replace(verdict, answer="inconclusive", reason=f"{told}; benchd compare --live may tell")
+
+
+def _with_shared(one: Comparison, shared: int) -> Comparison:
+    """Say how many records of B are also in A and count only there."""
+    if not shared:
+        return one
+    note = f"{shared} records of B are also in A and count only there"
+    verdict = one.verdict
+    if not one.second_ms:
+        verdict = msgspec.structs.replace(verdict, reason="B has only records that A has too")
+    return msgspec.structs.replace(one, verdict=verdict, notes=[*one.notes, note])
 
 
 def _runs_ms(found: Sequence[Record]) -> list[list[float]]:
@@ -174,8 +206,21 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
     notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
+    notes += [
+        f"{side} is flagged {', '.join(found)}"
+        for side, found in zip("AB", _flags(first, second), strict=True)
+        if found
+    ]
+    presets = [(a.preset, b.preset) for a, b in pairs if a.preset and b.preset]
+    notes += [f"A was measured with the preset {a} and B with {b}" for a, b in presets if a != b]
     models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]
     return notes + ["B has different weights from A" for a, b in models if a.weights_sha256 != b.weights_sha256]
+
+
+def _flags(*sides: Sequence[Record]) -> list[list[str]]:
+    """Return the flags of each side that put its times in doubt, or say that they are simulated."""
+    told = [{flag for record in _measured(side) for flag in record.flags} for side in sides]
+    return [sorted(flags - (NOT_OF_TIME - {"simulated"})) for flags in told]
 
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
@@ -189,7 +234,10 @@ def _void(*sides: Sequence[Record]) -> str | None:
 
 
 def _absence(found: Sequence[Record]) -> str:
-    return f"{found[-1].status}: {found[-1].reason}" if found else "has no record of it"
+    if not found:
+        return "has no record of it"
+    last = found[-1]
+    return f"{last.status}: {last.reason or 'without a time'}"
 
 
 def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int) -> str | None:
@@ -259,10 +307,10 @@ def _prefix(record: Record) -> Iterator[str]:
     """Yield the variables, except the one of the GPU that `--device` names, and the CPUs if they are not all."""
     environment = record.environment
     for name, value in (environment.variables or {}).items():
-        if name != VISIBLE or environment.device == "cpu":
+        if _NAME.fullmatch(name) and (name != VISIBLE or environment.device == "cpu"):
             yield f"{name}={shlex.quote(value)}"
     if environment.affinity and environment.affinity != environment.system.get("online_cpus", environment.affinity):
-        yield f"taskset -c {environment.affinity}"
+        yield f"taskset -c {shlex.quote(environment.affinity)}"
 
 
 def _images(record: Record) -> list[str]:

@@ -56,7 +56,17 @@ class AaEffect(Struct, frozen=True, kw_only=True):
         low, high = self.effect_low, self.effect_high
         if low is None or high is None or high - low > 2 * SAME_MARGIN or self.pairs < LOOKS[0]:
             return None
+        if not low <= self.effect <= high:
+            return None
         return 0.0 if low <= 0.0 <= high else abs(self.effect)
+
+    def is_within(self, days: int, now: datetime) -> bool:
+        """Return whether it was measured in the last days; not for a date in the future, or none."""
+        try:
+            when = datetime.fromisoformat(self.t_wall.replace("Z", "+00:00"))
+        except ValueError:
+            return False
+        return when.tzinfo is not None and timedelta(0) <= now - when <= timedelta(days=days)
 
 
 class Floor(Struct, frozen=True, kw_only=True):
@@ -84,7 +94,9 @@ def stored() -> list[AaEffect]:
     try:
         return [msgspec.json.decode(line, type=AaEffect) for line in journal.read(path)]
     except msgspec.DecodeError as error:
-        raise SchemaError(f"{path}: {error}; remove the damaged line") from error
+        raise SchemaError(
+            f"{path}: {error}; remove the damaged line, or all with `benchd noise-floor --clear`"
+        ) from error
 
 
 def every() -> list[Floor]:
@@ -96,8 +108,8 @@ def every() -> list[Floor]:
 
 
 def _floor(effects: Sequence[AaEffect]) -> Floor:
-    oldest = (datetime.now(timezone.utc) - timedelta(days=NEWEST_DAYS)).isoformat()
-    sizes = sorted(size for one in effects if one.t_wall >= oldest and (size := one.beyond_interval) is not None)
+    newest = [one for one in effects if one.is_within(NEWEST_DAYS, datetime.now(timezone.utc))]
+    sizes = sorted(size for one in newest if (size := one.beyond_interval) is not None)
     device_id, device, case_id = effects[0].case
     return Floor(
         device_id=device_id,
@@ -118,8 +130,13 @@ def of_device(device_id: str, device: str) -> dict[str, float]:
 
 def clear(case_id: str | None = None) -> int:
     """Forget the effects of a case, or all; return how many there were."""
-    effects, path = stored(), folders.state() / FILE
-    kept = [one for one in effects if case_id not in (None, one.case_id)]
+    path = folders.state() / FILE
+    if case_id is None:  # also a damaged file
+        count = len(path.read_bytes().splitlines()) if path.exists() else 0
+        path.unlink(missing_ok=True)
+        return count
+    effects = stored()
+    kept = [one for one in effects if one.case_id != case_id]
     if len(kept) < len(effects):
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in kept))

@@ -204,7 +204,16 @@ def _lead(best: Record, other: Record, objective: Objective) -> Interval | None:
     times = [_process_figures(record, objective) for record in (best, other)]
     if min(map(len, times)) < FEWEST_PROCESSES or min(map(min, times)) <= 0.0:
         return None
-    return welch_effect(*times).interval(1.0 - ALPHA)
+    found = welch_effect(*times).interval(1.0 - ALPHA)
+    return _with_bars(found, best, other) if objective == "energy" else found
+
+
+def _with_bars(lead: Interval, best: Record, other: Record) -> Interval:
+    """Return the interval of a lead in energy, widened by the error bars of both, which every process shares."""
+    bars = [energy_error_share(record.energy) or 0.0 for record in (best, other)]
+    middle = math.sqrt((1.0 + lead.low) * (1.0 + lead.high))
+    reach = math.hypot(math.log((1.0 + lead.high) / middle), *(math.log1p(bar) for bar in bars))
+    return Interval(middle * math.exp(-reach) - 1.0, middle * math.exp(reach) - 1.0)
 
 
 def _process_figures(record: Record, objective: Objective) -> list[float]:
@@ -271,7 +280,7 @@ def _why_not(record: Record, requirements: Requirements) -> str | None:
     reasons = (
         disqualified(record),
         _too_slow(record, requirements.max_latency_ms),
-        _above("power", power_w(record), requirements.max_power_w, "W"),
+        _above("power", _largest_power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),
         _loses_accuracy(record, requirements.max_accuracy_drop),
@@ -350,7 +359,7 @@ def _disagrees(record: Record, least: float | None) -> str | None:
     if 2 * check.decided >= check.images:
         return None
     same = check.images - check.argmax_disagreements
-    if same >= check.images * (0.5 if least is None else least):
+    if same > check.images / 2 if least is None else same >= check.images * least:
         return None
     below = "" if least is None else f", which is below {least:.4g}"
     return f"its class is float64's for {same} of {check.images} images, most of them ties{below}"
@@ -404,6 +413,12 @@ def power_w(record: Record) -> float | None:
     """
     rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
     return max(rails) if rails else _counted_power_w(record)
+
+
+def _largest_power_w(record: Record) -> float | None:
+    """Return the mean power at the upper end of the energy's error bar."""
+    mean_w = power_w(record)
+    return None if mean_w is None else mean_w * (1.0 + (energy_error_share(record.energy) or 0.0))
 
 
 def _counted_power_w(record: Record) -> float | None:

@@ -187,6 +187,38 @@ def test_a_machine_that_tells_nothing(tmp_path, tools):
     assert (found.machine, found.kernel) == (os.uname().machine, os.uname().release)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("PYTHONMALLOC", "debug", "debug"),
+        ("NVIDIA_TF32_OVERRIDE", "0", "0"),
+        ("TORCH_PASSWD", "x", None),
+        ("ORT_PWD", "x", None),
+        ("TORCH_AUTH", "x", None),
+        ("MKL_PASS", "x", None),
+        ("TORCH_COOKIE", "x", None),
+        ("PYTHONPATH", "/a", None),
+        ("PYTHONHASHSEED", "0", None),
+        ("TORCH_EXTRA", "hf_abcdefghijklmnop12345", "#"),
+        ("TORCH_EXTRA", "AKIAIOSFODNN7EXAMPLE", "#"),
+        ("TORCH_EXTRA", "https://host/x?sig=abc&token=def", "https://host/x"),
+        (
+            "CUDA_VISIBLE_DEVICES",
+            "GPU-8f3a2b1c-0000-1111-2222-333344445555",
+            "GPU-8f3a2b1c-0000-1111-2222-333344445555",
+        ),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128", "expandable_segments:True,max_"),
+    ],
+)
+def test_no_secret_of_the_environment_is_in_a_record(name, value, shown):
+    found = variables({name: value}, {}).get(name)
+    if shown == "#":
+        assert len(found) == 9
+        assert found != variables({name: value + "x"}, {})[name]
+    else:
+        assert found is None if shown is None else found.startswith(shown)
+
+
 def test_variables_are_named_without_our_settings_secrets_and_folders():
     given = {
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",

@@ -27,7 +27,9 @@ def three_runs(**fields):
 def test_what_is_set_is_read_until_it_is_cleared(tmp_path):
     failed = made(run_id="r9", suite_id="s9", status="failed", timing=None)
     path = written(tmp_path / "records.jsonl", *three_runs(), failed)
-    assert baseline.set_([path, tmp_path]) == three_runs()
+    kept = baseline.chosen([path, tmp_path])
+    baseline.store(kept)
+    assert kept == three_runs()
     assert baseline.read("stored") == three_runs()
     assert baseline.clear()
     assert not baseline.clear()
@@ -41,17 +43,17 @@ def test_a_file_or_a_folder_serves_as_a_baseline(tmp_path):
 
 
 def test_fewer_than_three_runs_are_refused_and_the_old_baseline_stays(tmp_path):
-    baseline.set_([written(tmp_path / "old", *three_runs())])
+    baseline.store(baseline.chosen([written(tmp_path / "old", *three_runs())]))
     few = written(tmp_path / "few", *three_runs()[:2])
     with pytest.raises(UsageError, match=r"at least 3 runs, .* these are 2; run bench-once again"):
-        baseline.set_([few])
+        baseline.chosen([few])
     assert len(baseline.read("stored")) == 3
 
 
 def test_mixed_devices_are_refused(tmp_path):
     mixed = [*three_runs(), made(run_id="r5", suite_id="s5", device_id="orin-2")]
     with pytest.raises(UsageError, match="of bench-abc123, orin-2"):
-        baseline.set_([written(tmp_path / "mixed", *mixed)])
+        baseline.chosen([written(tmp_path / "mixed", *mixed)])
 
 
 @pytest.mark.parametrize(

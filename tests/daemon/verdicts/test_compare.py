@@ -30,8 +30,13 @@ def several(times_ms, count=3):
     return [run([value * (1 + step / 1e4) for value in times_ms], f"r{step}") for step in range(count)]
 
 
+def other(found):
+    """Return these records as others of the second side."""
+    return [msgspec.structs.replace(record, run_id=f"{record.run_id} B") for record in found]
+
+
 def only(first, second, **options):
-    (comparison,) = compare(first, second, 0.005, **options)
+    (comparison,) = compare(first, other(second), 0.005, **options)
     return comparison
 
 
@@ -145,7 +150,7 @@ def clock(hz):
     ("first", "second", "words"),
     [
         ([run()], [run(FAST[:2])], "B has 2 of 3 processes: run bench-once --models vim_tiny --variants eager"),
-        ([run([])], [run()], "A ok: None"),
+        ([run([])], [run()], "A ok: without a time"),
         ([run(status="failed", reason="no memory")], [run()], "A failed: no memory"),
         ([run([0.0, *FAST])], [run()], "A has a time of 0 ms"),
         (
@@ -307,6 +312,45 @@ def test_many_cases_are_corrected_for_their_number():
     spread = [4.6, 4.8, 5.0, 5.2, 5.4]
     first[6], second[6] = run(spread, case=cases[6]), run([value * 1.15 for value in spread], case=cases[6])
     assert only(first[6:7], second[6:7]).verdict.answer == "slower"
-    answers = [comparison.verdict.answer for comparison in compare(first, second, 0.005)]
+    answers = [comparison.verdict.answer for comparison in compare(first, other(second), 0.005)]
     assert answers.count("slower") == 0
     assert answers[6] == "inconclusive"
+
+
+def test_a_record_of_both_sides_counts_for_the_first_one_alone():
+    """An output folder to which a run was added still holds those before it."""
+    before = [run(FAST, f"r{number}") for number in range(4)]
+    (comparison,) = compare(before, [*before, run(SLOW, "new")], 0.005)
+    assert (comparison.verdict.answer, comparison.second_ms) == ("slower", SLOW)
+    assert comparison.notes == ["4 records of B are also in A and count only there"]
+    (nothing_new,) = compare(before, before, 0.005)
+    assert (nothing_new.verdict.answer, nothing_new.verdict.reason) == (
+        "inconclusive",
+        "B has only records that A has too",
+    )
+
+
+def test_a_difference_smaller_than_a_jump_between_levels_is_none():
+    """Five processes of two levels fall on a lattice, where runs agree exactly by chance."""
+    mixed, rarer = [10.0, 10.0, 10.0, 13.0, 13.0], [10.0, 10.0, 10.0, 10.0, 13.0]
+    found = only([run(mixed, f"r{number}") for number in range(3)], [run(rarer, "new")])
+    assert found.verdict.answer == "inconclusive"
+    assert "jump between 10 and 13 ms" in found.verdict.reason
+    twice = [value / 2 for value in rarer]
+    assert only([run(mixed, f"r{number}") for number in range(3)], [run(twice, "new")]).verdict.answer == "faster"
+    centre = (10.0**3 * 13.0**2) ** 0.2
+    assert found.medians_ms[0] == pytest.approx(centre)
+
+
+def test_flags_and_presets_of_either_side_are_noted():
+    busy = run(FAST, flags=["busy_machine", "mqtt", "simulated"], preset="quick")
+    notes = only(several(FAST), [msgspec.structs.replace(busy, preset="thorough")]).notes
+    assert "B is flagged busy_machine, simulated" in notes
+    assert any("preset" in note for note in notes) is bool(several(FAST)[-1].preset)
+
+
+def test_a_record_of_a_stranger_runs_nothing():
+    hostile = environment(
+        variables={"X=1 rm -rf /;": "y", "OMP_PLACES": "a b"}, affinity="0; rm -rf /", system={"online_cpus": "0-7"}
+    )
+    assert command(run(environment=hostile)).startswith("OMP_PLACES='a b' taskset -c '0; rm -rf /' bench-once ")

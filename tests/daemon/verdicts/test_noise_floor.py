@@ -77,10 +77,14 @@ def test_a_floor_decides_for_its_own_case_alone():
     def arm(ms, suite_id):
         cases = [msgspec.structs.replace(made().case, batch_size=size) for size in (1, 2)]
         times = [ProcessResult(status="ok", timing=timing(ms * (1 + number / 1000))) for number in range(5)]
-        return [made(case=case, suite_id=suite_id, processes=times, check=PASSED) for case in cases]
+        return [
+            made(case=case, run_id=f"{suite_id} {case.batch_size}", suite_id=suite_id, processes=times, check=PASSED)
+            for case in cases
+        ]
 
     floors = {"vim_tiny,eager,b2": 0.04}
-    verdicts = [one.verdict for one in compare(arm(5.0, "a"), arm(5.15, "b"), 0.005, floors=floors)]
+    before = [record for number in range(4) for record in arm(5.0 * (1 + number / 1e4), f"a{number}")]
+    verdicts = [one.verdict for one in compare(before, arm(5.15, "b"), 0.005, floors=floors)]
     assert [verdict.answer for verdict in verdicts] == ["slower", "inconclusive"]
     assert "below the smallest that counts here, 4 %" in verdicts[1].reason
 

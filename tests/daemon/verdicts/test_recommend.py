@@ -73,7 +73,9 @@ def test_a_variant_that_names_other_classes_does_not_ship_unasked():
 
 
 def test_ties_alone_are_called_so_and_ship_unless_asked_for():
-    assert line(only([candidate("bf16", 4.1, check=HALF_RIGHT)])).endswith("check ok, all ties (4 of 8 agree)")
+    more = msgspec.structs.replace(HALF_RIGHT, argmax_disagreements=3, tie_disagreements=3)
+    assert line(only([candidate("bf16", 4.1, check=more)])).endswith("check ok, all ties (5 of 8 agree)")
+    assert only([candidate("bf16", 4.1, check=HALF_RIGHT)]).ship is None
 
 
 def test_classes_that_are_nearly_all_the_same_say_nothing():
@@ -200,7 +202,7 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
         ({"timing": timing(4.0, p99_ms=9.0)}, {"max_latency_ms": 5.0}, "p99 9 ms is above 5 ms"),
         ({"telemetry": RAILS}, {"max_power_w": 10.0}, "power 12 W is above 10 W"),
         ({}, {"max_power_w": 10.0}, "power was not measured"),
-        ({"energy": ENERGY, "processes": COUNTED}, {"max_power_w": 4.0}, "power 5 W is above 4 W"),
+        ({"energy": ENERGY, "processes": COUNTED}, {"max_power_w": 4.0}, "power 5.1 W is above 4 W"),
         (
             {"memory": Memory(rss_peak_bytes=3 * 2**30)},
             {"max_memory_bytes": 2**31},
