@@ -1,10 +1,12 @@
 """`benchd profile`: where the time of one case goes and what to do about it, from command line to exit code."""
 
 import shlex
+import shutil
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
 
@@ -39,7 +41,7 @@ from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
-from benchd.daemon.profiling.output.sections import finding_lines, sections
+from benchd.daemon.profiling.output.sections import all_finding_lines, sections, warning
 from benchd.daemon.profiling.output.terminal import print_profile
 from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob, encode
 from benchd.daemon.profiling.rules.findings import find
@@ -47,7 +49,7 @@ from benchd.daemon.profiling.trace import tables
 from benchd.daemon.profiling.verification import tried
 from benchd.daemon.records import Case
 
-USUAL = ("torch", "memory", "benchmark")
+USUAL = ("torch", "memory", "benchmark", "layers")
 
 
 class Depth(NamedTuple):
@@ -77,7 +79,7 @@ def profile(
     method: Annotated[
         str | None,
         typer.Option(
-            help="torch, memory, benchmark, layers, nsys, ncu, or all (default: the first three).", metavar="A,B"
+            help="torch, memory, benchmark, layers, nsys, ncu, or all (default: the first four).", metavar="A,B"
         ),
     ] = None,
     preset: Annotated[str, typer.Option(help="How much to run: quick, standard or thorough.")] = "standard",
@@ -133,7 +135,7 @@ def profile(
     planned = _planned(given, machine, own)
     folder = _folder(output, planned.case)
     sinks, waiting = lasting(folder, MqttConfig(), sys.stderr, mqtt), sys.stderr if waits(wait) else None
-    with Session(Config(), machine, folder, sinks, waiting=waiting) as session:
+    with _not_left_empty(folder, output is None), Session(Config(), machine, folder, sinks, waiting=waiting) as session:
         run = session.run(uuid.uuid4().hex)
         job = ProfileJob(
             **msgspec.structs.asdict(session.job(planned, run.suite_id)),
@@ -158,6 +160,8 @@ def profile(
         session.publish(record(made, run, run_id, found.occupancy))
         session.end()
     _show(made, sort, job, json, sys.stdout)
+    if doubt := warning(made):
+        sys.stderr.write(f"warning: {doubt}\n")
     sys.stderr.writelines(f"error: {failed}: {found.missing[failed]}\n" for failed in found.failed)
     unstored = session.unstored(sys.stderr)
     raise typer.Exit(exit_code(made, found, by_name=bool(methods) and "all" not in methods) or unstored)
@@ -192,6 +196,19 @@ def _folder(asked: Path | None, case: Case) -> Path:
     return writable(folder, f"--output {folder}")
 
 
+@contextmanager
+def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
+    """Remove the folder if nothing was written to it, as after a refusal, and the one around it if that is ours."""
+    try:
+        yield
+    finally:
+        if not any(path.is_dir() or path.stat().st_size for path in folder.iterdir()):
+            shutil.rmtree(folder)
+            if is_ours:
+                with suppress(OSError):  # it holds other profiles
+                    folder.parent.rmdir()
+
+
 def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profile:
     collected, described = found.collected, shared.environment
     made = Profile(
@@ -216,6 +233,7 @@ def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profi
         ncu=found.ncu,
         nesting=found.nesting,
         missing=found.missing,
+        foreign_cpus=found.foreign_cpus,
     )
     return msgspec.structs.replace(made, findings=find(made))
 
@@ -235,7 +253,7 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
     if as_json:
         out.write(encode(profile).decode() + "\n")
         return
-    print_profile(out, [finding_lines(finding) for finding in profile.findings], sections(profile, sort))
+    print_profile(out, all_finding_lines(profile), sections(profile, sort))
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())
 
 
