@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
@@ -37,18 +37,20 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.measuring.user_model import UserModule
+from benchd.daemon.profiling import comparison
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.output.sections import all_finding_lines, sections, warning
-from benchd.daemon.profiling.output.terminal import print_profile
+from benchd.daemon.profiling.output.terminal import print_compared, print_profile
 from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob, encode
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
 from benchd.daemon.profiling.verification import tried
 from benchd.daemon.records import Case
 
+COMPARE = "compare"
 USUAL = ("torch", "memory", "benchmark", "layers")
 
 
@@ -74,7 +76,13 @@ app = application()
 
 @app.command(epilog="Example: benchd profile vim_tiny --workload eval --batch-sizes 4 --steps 3 --warmup 1")
 def profile(
-    model: Annotated[str | None, typer.Argument(help="A model of `benchd list`.", metavar="MODEL")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A model of `benchd list`; or compare, with two profiles.", metavar="MODEL")
+    ] = None,
+    sides: Annotated[
+        list[Path] | None,
+        typer.Argument(help="With compare: two folders of profiles.", metavar="A B", show_default=False),
+    ] = None,
     variants: Annotated[str, typer.Option(help="The variant to profile.", metavar="NAME")] = "eager",
     method: Annotated[
         str | None,
@@ -112,6 +120,12 @@ def profile(
 
     Times are by operator, kernel, module, layer and component.
     """
+    if model == COMPARE:
+        return _compare(sides or [], sys.stdout, as_json=json)
+    if sides:
+        raise UsageError(
+            f"{model} {sides[0]}: a profile covers one model; benchd profile compare A B takes two profiles"
+        )
     what, methods = choices("workload", [workload], WORKLOADS)[0], choices("method", names(method), [*METHODS, "all"])
     depth = DEPTHS[choices("preset", [preset], list(DEPTHS))[0]]
     given = {
@@ -165,6 +179,17 @@ def profile(
     sys.stderr.writelines(f"error: {failed}: {found.missing[failed]}\n" for failed in found.failed)
     unstored = session.unstored(sys.stderr)
     raise typer.Exit(exit_code(made, found, by_name=bool(methods) and "all" not in methods) or unstored)
+
+
+def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
+    """Print what changed between two profiles."""
+    if len(sides) != 2:
+        raise UsageError(f"compare takes two profiles, not {len(sides)}, as in `benchd profile compare before after`")
+    found = comparison.compare(*map(comparison.read, sides))
+    if as_json:
+        out.write(msgspec.json.encode(found._asdict()).decode() + "\n")
+    else:
+        print_compared(out, found)
 
 
 def _user_module(model: str | None, module: str | None, inputs: list[str]) -> UserModule | None:
