@@ -110,7 +110,7 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
     """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
     table = store.tables["result"]
     column = table.c[sort if sort in Result._fields else "measured_s"]
-    order = [one.desc() if descending else one.asc() for one in (column, table.c.id)]
+    order = [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
     conditions = _conditions(table, which)
     wanted = select(*_columns(table)).where(*conditions)
     with store.reading() as connection:
