@@ -134,12 +134,12 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
     """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
     table = store.tables["result"]
     column = table.c[sort if sort in Result._fields else "measured_s"]
-    order = column.desc() if descending else column.asc()
+    order = [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
     conditions = _conditions(table, which)
     wanted = select(*_columns(table)).where(*conditions)
     with store.reading() as connection:
         total = connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one()
-        rows = connection.execute(wanted.order_by(column.is_(None), order, table.c.id).offset(offset).limit(limit))
+        rows = connection.execute(wanted.order_by(column.is_(None), *order).offset(offset).limit(limit))
         return Page([Result(*row) for row in rows], total)
 
 
