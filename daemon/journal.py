@@ -1,6 +1,7 @@
 """`records.jsonl`: one record per line, for people and their programs; the outbox tracks delivery."""
 
 import errno
+import gzip
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -65,8 +66,11 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[bytes]:
-    """Yield every line of `path` without its line break; raise SchemaError if a crash truncated the last one."""
-    with _explaining(path), path.open("rb") as file:
+    """Yield every line of `path`, which may be compressed (`.gz`), without its line break.
+
+    Raises SchemaError if a crash truncated the last one.
+    """
+    with _explaining(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 raise SchemaError(f"{path} line {number}: truncated; the lines before it are complete")
@@ -79,7 +83,7 @@ def _explaining(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         cause = error.strerror or error
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Full(f"{path}: {cause}; free some space") from error
         raise UsageError(f"{path}: {cause}; choose a folder that can be read and written") from error
 

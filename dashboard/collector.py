@@ -16,21 +16,26 @@ from contextlib import closing, suppress
 from multiprocessing import parent_process
 
 import msgspec
-from sqlalchemy.exc import DBAPIError
+from msgspec import Struct
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.feed import Feed
-from benchd.dashboard.messages import Row, acknowledged_key, rows
+from benchd.dashboard.messages import READER, TEXT_LIMIT, Row, delivery_key, quarantined, rows
 from benchd.dashboard.store import Store
 
 SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collector
 IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
+CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
 MAX_DELAY_S = 30.0
+REASON_CHARS = 100  # of why a result cannot be read; a device takes 128 KiB
+AGAIN = 32  # messages of the quarantine that are read again at once
+OUTAGES = (OperationalError, InterfaceError, InternalError)  # of the database; any other error is the message's
 
 
 def default_name() -> str:
@@ -38,17 +43,28 @@ def default_name() -> str:
     return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-") or "collector"
 
 
-def run(broker: Broker, database: str, name: str) -> None:
-    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
+def checked(name: str) -> str:
+    """Return a collector's name; raise UsageError if it is not a single plain topic level."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise UsageError(
             f"collector name {name!r}: use lower-case letters, digits, '-' and '_', starting with a letter"
         )
+    return name
+
+
+def run(broker: Broker, database: str, name: str) -> None:
+    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with closing(Store(database)) as store:
-        Collector(store, broker, name).run(stop)
+        Collector(store, broker, checked(name)).run(stop)
+
+
+class _Ack(Struct):
+    schema: str = "benchd.ack/1"
+    keys: list[str] = []
+    unread: dict[str, str] = {}
 
 
 class Collector:
@@ -57,16 +73,21 @@ class Collector:
     def __init__(self, store: Store, broker: Broker, name: str) -> None:
         self._store, self._broker, self._name = store, broker, name
         self._presence_due = self._tidy_due = 0.0
+        self._message_s: float | None = None
+        self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Collect until `stop`; lost connections are retried at growing intervals."""
-        delay_s = 1.0
+        delay_s, starts = 1.0, 1
         while not _ended(stop):
             began = time.monotonic()
             try:
+                self._read_again()
                 with closing(Feed(self._broker, f"benchd-collector-{self._name}", SESSION_S)) as feed:
+                    self._say(None, starts)
+                    starts = 0
                     self._collect(feed, stop)
-            except (Ended, DBAPIError) as error:
+            except Exception as error:  # whatever it is, the next attempt may succeed
                 self._report(error)
                 delay_s = 1.0 if time.monotonic() - began > MAX_DELAY_S else min(2 * delay_s, MAX_DELAY_S)
                 stop.wait(delay_s)
@@ -75,39 +96,78 @@ class Collector:
         while not _ended(stop):
             arrived = feed.batch(IDLE_S)
             if arrived:
-                self._store.add(row for one in arrived for row in rows(one))
+                found = self._keep(arrived)
                 feed.acknowledge(arrived)
-                self._confirm(feed, arrived)
+                self._confirm(feed, arrived, found)
+                self._message_s = arrived[-1].arrived_s
             self._keep_house()
 
-    def _confirm(self, feed: Feed, arrived: Sequence[Arrived]) -> None:
-        """Inform each device which of its results are stored: the broker's acknowledgement does not show that."""
-        stored = defaultdict(list)
-        for one in arrived:
-            confirmed = acknowledged_key(one.topic)
-            if confirmed:
-                stored[confirmed[0]].append(confirmed[1])
-        for device_id, keys in stored.items():
-            body = msgspec.json.encode({"schema": "benchd.ack/1", "keys": keys})
-            feed.publish(Topics(device_id).ack(self._name), body)
+    def _keep(self, arrived: Sequence[Arrived]) -> list[list[Row]]:
+        """Commit messages and return the rows of each; one that the database refuses goes to quarantine alone."""
+        found = [rows(one) for one in arrived]
+        try:
+            self._store.add(row for each in found for row in each)
+        except OUTAGES:
+            raise
+        except Exception as error:
+            if len(arrived) > 1:
+                return [self._keep([one])[0] for one in arrived]
+            found = [[quarantined(arrived[0], f"not stored: {_reason(error)}")]]
+            self._store.add(found[0])
+        return found
+
+    def _read_again(self) -> None:
+        """Read what an earlier version of benchd had to put in quarantine."""
+        while held := self._store.quarantined(but=READER, limit=AGAIN):
+            found = zip(held, self._keep(list(held.values())), strict=True)
+            self._store.release(key for key, each in found if key not in [row.values.get("key") for row in each])
+
+    def _confirm(self, feed: Feed, arrived: Sequence[Arrived], found: Sequence[list[Row]]) -> None:
+        """Inform each device which of its results are stored: the broker's acknowledgement does not show that.
+
+        Those in quarantine are not: the device keeps them for a collector that can read them.
+        """
+        acks: dict[str, _Ack] = defaultdict(_Ack)
+        for one, (row, *_) in zip(arrived, found, strict=True):
+            device_id, key = delivery_key(one.topic) or ("", "")
+            if row.table == "result":
+                acks[device_id].keys.append(key)
+            elif key and len(key) <= TEXT_LIMIT:
+                acks[device_id].unread[key] = row.values["reason"][:REASON_CHARS]
+        for device_id, ack in acks.items():
+            feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(ack))
 
     def _keep_house(self) -> None:
-        now_s = time.time()
+        now_s = time.monotonic()
         if now_s >= self._presence_due:
             self._presence_due = now_s + PRESENCE_S
-            self._store.add([self._presence(None)])
+            self._say(None)
         if now_s >= self._tidy_due:
             self._tidy_due = now_s + TIDY_S
-            self._store.tidy(now_s)
+            self._store.tidy(time.time(), expire=self._is_steady(now_s))
+
+    def _is_steady(self, now_s: float) -> bool:
+        """Return whether the wall clock has not been set for a day, or since the start: setting it must age nothing."""
+        clock_s = time.time() - now_s
+        if abs(clock_s - self._clock_s) > CLOCK_STEP_S:
+            self._clock_s, self._steady_due = clock_s, now_s + BELIEVED_S
+        return now_s >= self._steady_due
 
     def _report(self, error: Exception) -> None:
-        sys.stderr.write(f"collector {self._name}: {error}; trying again\n")
-        if isinstance(error, Ended):
-            with suppress(DBAPIError):  # the next attempt will report it
-                self._store.add([self._presence(str(error))])
+        sys.stderr.write(f"collector {self._name}: {_reason(error)}; trying again\n")
+        with suppress(Exception):  # the database may be what is wrong
+            self._say(_reason(error))
 
-    def _presence(self, problem: str | None) -> Row:
-        return Row("collector", {"name": self._name, "seen_s": time.time(), "problem": problem})
+    def _say(self, problem: str | None, starts: int = 0) -> None:
+        values = {"name": self._name, "seen_s": time.time(), "message_s": self._message_s, "problem": problem}
+        self._store.add([Row("collector", values | {"starts": starts})])
+
+
+def _reason(error: Exception) -> str:
+    """Return one line; a database's error would otherwise quote its statement and every value."""
+    if isinstance(error, DBAPIError):
+        return str(error.orig).strip().replace("\n", " ")
+    return str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {error}"
 
 
 def _ended(stop: threading.Event) -> bool:

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterator
 
+from benchd.daemon.verdicts.rows import spreadsheet
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter, results
 from benchd.dashboard.store import Store
@@ -16,13 +17,8 @@ def lines(store: Store, which: Filter) -> Iterator[str]:
     yield _line(Result._fields)
     offset = 0
     while page := results(store, which, "arrived_s", False, offset, ROWS).results:
-        yield "".join(_line([_cell(value) for value in result]) for result in page)
+        yield "".join(_line([spreadsheet(value) for value in result]) for result in page)
         offset += len(page)
-
-
-def _cell(value: object) -> object:
-    # a spreadsheet would interpret such text as a formula
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def _line(cells: object) -> str:

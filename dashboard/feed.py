@@ -7,6 +7,7 @@ from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.session import Arrived, Terms, Unsendable, connect
 
 BATCH = 256
+BATCH_BYTES = 8 * 2**20
 BATCH_S = 0.1  # longest time that the first message of a batch waits for more
 PAUSE_S = 0.02  # a batch ends after this time without a message
 CONNECT_S = 10.0
@@ -38,7 +39,9 @@ class Feed:
         arrived = self._session.take_received()  # messages that came before the answer to a subscription
         arrived += self._more(0.0 if arrived else wait_s)
         deadline = time.monotonic() + BATCH_S
-        while 0 < len(arrived) < BATCH and time.monotonic() < deadline and (more := self._more(PAUSE_S)):
+        while 0 < len(arrived) < BATCH and time.monotonic() < deadline:
+            if sum(len(one.body) for one in arrived) > BATCH_BYTES or not (more := self._more(PAUSE_S)):
+                break
             arrived += more
         return arrived
 

@@ -5,15 +5,18 @@ Text from a device is shown as text of bounded length, never as HTML.
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
 from nicegui import ui
 from sqlalchemy.exc import DBAPIError
 
-from benchd.dashboard.text import short
+from benchd.dashboard.limits import SHOWN
+from benchd.dashboard.text import more, short
 
 REFRESH_S = 0.5
+PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
 UNREACHABLE = "The database does not answer: "
 
 CSS = Path(__file__).with_suffix(".css")
@@ -73,12 +76,13 @@ def notice(text: str) -> ui.label:
 def facts(pairs: dict[str, object]) -> None:
     """Show names and values, except those without a value."""
     with ui.element("dl").classes("facts"):
-        for name, value in pairs.items():
-            if value not in (None, "", [], {}):
-                with ui.element("dt"):
-                    ui.label(name)
-                with ui.element("dd"):
-                    ui.label(short(value))
+        known = {name: value for name, value in pairs.items() if value not in (None, "", [], {})}
+        for name, value in islice(known.items(), SHOWN):
+            with ui.element("dt"):
+                ui.label(short(name))
+            with ui.element("dd"):
+                ui.label(short(value))
+    ui.label(more(len(known) - SHOWN)).classes("soft")
 
 
 def record_path(key: str) -> str:

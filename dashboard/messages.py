@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,11 +15,14 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Record, Sample, decode
 from benchd.daemon.verdicts.rows import columns
+from benchd.daemon.verdicts.when import measured_s
+from benchd.dashboard import limits
 
 TEXT_LIMIT = 512  # characters in a searchable column; PostgreSQL indexes no more than 2,704 bytes
 INTEGER_LIMIT = 2**63  # the range of both databases
 SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
+READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
 
 
 class Row(NamedTuple):
@@ -29,7 +33,10 @@ class Row(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What tables show of a Record; energy is per inference and gross, times are in milliseconds."""
+    """What tables show of a Record; energy is per inference and gross, times are in milliseconds.
+
+    `measured_s` is by the device's clock; it is `arrived_s` if that clock cannot have been right.
+    """
 
     key: str
     device_id: str
@@ -43,6 +50,7 @@ class Result(NamedTuple):
     reason: str | None
     t_wall: str
     arrived_s: float
+    measured_s: float
     median_ms: float | None
     low_ms: float | None
     high_ms: float | None
@@ -68,25 +76,30 @@ class _Unreadable(Exception):
 
 
 def rows(message: Arrived) -> list[Row]:
-    """Return the rows of one message; an unreadable body becomes one row in quarantine, with the reason."""
+    """Return the rows of one message; an unreadable one becomes one row in quarantine, with the reason.
+
+    One beyond the limits of its kind is quarantined without its body, once per topic.
+    """
     address = topics.parse(message.topic)
     try:
+        limits.check(address.kind if address else "", message.body)
         if address is None or address.kind not in _READERS:
             raise _Unreadable("not a benchd topic")
         found = [Row(*row) for row in _READERS[address.kind](address, message)]
         for row in found:
             _refuse_unstorable(row)
+    except limits.TooLarge as error:
+        return [quarantined(message._replace(body=b""), str(error))]
     except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
-        return [_quarantined(message, str(error))]
+        return [quarantined(message, str(error))]
+    except Exception as error:  # a bug here must cost one message, not the collector
+        return [quarantined(message, f"{type(error).__name__}: {error}")]
     seen_s = None if message.retained else message.arrived_s
     return [*found, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
 
 
-def acknowledged_key(topic: str) -> tuple[str, str] | None:
-    """Return the device and the delivery key of a message that awaits confirmation of storage; None for others.
-
-    The key comes from the topic: a quarantined result is stored too and need not be sent again.
-    """
+def delivery_key(topic: str) -> tuple[str, str] | None:
+    """Return the device and the delivery key of a message that awaits confirmation of storage; None for others."""
     address = topics.parse(topic)
     if address is None or address.kind != "result":
         return None
@@ -107,6 +120,7 @@ def flat(record: Record, arrived_s: float) -> Result:
         "key": record.key,
         "reason": record.reason[:TEXT_LIMIT] if record.reason else None,
         "arrived_s": arrived_s,
+        "measured_s": measured_s(record.t_wall, arrived_s) or arrived_s,
         "energy_scope": record.energy.scope if record.energy else None,
         "checked": record.check.verdict if record.check else None,
         "flags": ", ".join(record.flags),
@@ -243,6 +257,7 @@ class Event(Struct, frozen=True):
 
     event: str
     detail: str = ""
+    t_wall: str = ""
     judgement: Judgement | None = None
 
 
@@ -281,7 +296,8 @@ def _refuse_unstorable(row: Row) -> None:
             raise _Unreadable(f"{column} is not a finite number")
 
 
-def _quarantined(message: Arrived, reason: str) -> Row:
+def quarantined(message: Arrived, reason: str) -> Row:
+    """Return the row of a message that cannot be stored as what it claims to be."""
     return Row(
         "quarantine",
         {
@@ -290,6 +306,7 @@ def _quarantined(message: Arrived, reason: str) -> Row:
             "reason": reason.replace("\0", "")[:TEXT_LIMIT],
             "arrived_s": message.arrived_s,
             "body": message.body,
+            "reader": READER,
         },
     )
 

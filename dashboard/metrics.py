@@ -10,14 +10,15 @@ from typing import NamedTuple, TypeVar
 
 from nicegui import app
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import func, select
 from starlette.responses import Response
 
 from benchd.dashboard import queries
+from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import Device
+from benchd.dashboard.queries import Collecting, Device
 from benchd.dashboard.store import Store
 
 _Thing = TypeVar("_Thing")
@@ -45,6 +46,7 @@ DEVICE: _Gauges[Device] = {
 CASE: _Gauges[Result] = {
     "case_ok": ("1 if the last result of the case succeeded.", lambda result: result.status == "ok"),
     "case_arrived_timestamp_seconds": ("When the last result arrived.", lambda result: result.arrived_s),
+    "case_measured_timestamp_seconds": ("When the last result was measured.", lambda result: result.measured_s),
     "case_median_seconds": ("Median time of one batch.", lambda result: _scaled(result.median_ms)),
     "case_low_seconds": ("Lower end of the median's interval.", lambda result: _scaled(result.low_ms)),
     "case_high_seconds": ("Upper end of the median's interval.", lambda result: _scaled(result.high_ms)),
@@ -52,6 +54,7 @@ CASE: _Gauges[Result] = {
     "case_energy_error_joules": ("Error bar of that energy.", lambda result: _scaled(result.energy_err_mj)),
     "case_check_passed": ("1 if the outputs were correct.", lambda result: _passed(result.checked)),
 }
+CASES = 10 * READ
 CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
 VERDICT: _Gauges[Verdict] = {
     "case_slower": ("1 while the last result is slower than its baseline.", lambda said: said.answer == "slower"),
@@ -64,8 +67,11 @@ class Fleet(Collector):
     def __init__(self, store: Store, now_s: float) -> None:
         self._store, self._now_s = store, now_s
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield each gauge with its values, empty if none are known."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric with its values, empty if none are known."""
+        yield from _of_collectors(queries.collectors(self._store, self._now_s), self._now_s)
+        text = f"Known devices; the first {READ} are listed."
+        yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield from _families(CASE, CASE_LABELS, _newest(self._store))
         yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))
@@ -77,6 +83,21 @@ def add(store: Store) -> None:
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(Fleet(store, time.time())), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _of_collectors(found: Sequence[Collecting], now_s: float) -> Iterator[Metric]:
+    labels = ("collector",)
+    up = GaugeMetricFamily("benchd_collector_up", "1 while the collector stores what arrives.", labels=labels)
+    text = "Age of the last message that the collector has stored."
+    age_s = GaugeMetricFamily("benchd_collector_last_message_age_seconds", text, labels=labels)
+    text = "Starts of the collector after its first."
+    restarts = CounterMetricFamily("benchd_collector_restarts", text, labels=labels)
+    for one in found:
+        up.add_metric([one.name], now_s - one.seen_s < queries.STALE_S and one.problem is None)
+        restarts.add_metric([one.name], max(one.starts - 1, 0))
+        if one.message_s is not None:
+            age_s.add_metric([one.name], max(now_s - one.message_s, 0.0))
+    yield from (up, age_s, restarts)
 
 
 def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_Thing]) -> Iterator[GaugeMetricFamily]:
@@ -92,10 +113,12 @@ def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_
 def _newest(store: Store) -> list[Result]:
     """Return the last result of every case on every device, however it ended."""
     table = store.tables["result"]
-    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=table.c.arrived_s.desc())
+    place = func.row_number().over(
+        partition_by=(table.c.device_id, table.c.case_id), order_by=queries.newest_first(table)
+    )
     ranked = select(table.c.id, place.label("place")).subquery()
     last = table.c.id.in_(select(ranked.c.id).where(ranked.c.place == 1))
-    wanted = select(*(table.c[name] for name in Result._fields)).where(last)
+    wanted = select(*(table.c[name] for name in Result._fields)).where(last).limit(CASES)
     with store.reading() as connection:
         return [Result(*row) for row in connection.execute(wanted)]
 
@@ -104,7 +127,8 @@ def _verdicts(store: Store) -> list[Verdict]:
     table = store.tables["document"]
     mine = (table.c.kind.startswith("latest/"), table.c.state.is_not(None))
     with store.reading() as connection:
-        found = connection.execute(select(table.c.device_id, table.c.kind, table.c.state).where(*mine))
+        wanted = select(table.c.device_id, table.c.kind, table.c.state).where(*mine).limit(CASES)
+        found = connection.execute(wanted)
         return [Verdict(device_id, kind.removeprefix("latest/"), state) for device_id, kind, state in found]
 
 

@@ -9,11 +9,14 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 
 from benchd.daemon.records import PROFILED, Record, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
+from benchd.daemon.verdicts.when import measured_s
+from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.messages import Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
+KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
 
@@ -31,11 +34,21 @@ class Device(NamedTuple):
 
 
 class Happened(NamedTuple):
-    """An event of a device, or the end of a case."""
+    """An event of a device, or a case, at its start; `at_s` is by the device's clock if that can have been right."""
 
-    arrived_s: float
+    at_s: float
     name: str
     detail: str
+
+
+class Collecting(NamedTuple):
+    """A collector; `message_s` is when its last message arrived. `problem` prevents more from arriving."""
+
+    name: str
+    seen_s: float
+    problem: str | None
+    message_s: float | None
+    starts: int
 
 
 class Filter(NamedTuple):
@@ -55,15 +68,20 @@ class Page(NamedTuple):
     total: int
 
 
-def fleet(store: Store, now_s: float) -> list[Device]:
-    """Return every known device, by id."""
+def fleet(store: Store, now_s: float, *, device_id: str = "", offset: int = 0, limit: int = READ) -> list[Device]:
+    """Return the known devices from `offset` on, by id, or only the one of `device_id`."""
     device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
     watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
+    page = select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id).offset(offset).limit(limit)
+    page = page.where(device.c.device_id == device_id) if device_id else page
+    mine = select(page.subquery().c.device_id)
     with store.reading() as connection:
-        seen = connection.execute(select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id)).all()
-        wanted = select(document).where(document.c.kind.in_(("status", "info", "health")))
+        seen = connection.execute(page).all()
+        kinds = document.c.kind.in_(("status", "info", "health"))
+        wanted = select(document).where(kinds, document.c.device_id.in_(mine))
         documents = {(row.device_id, row.kind): row for row in connection.execute(wanted)}
-        live = connection.execute(select(telemetry).where(telemetry.c.t_s > now_s - LIVE_S, watched)).all()
+        now = (telemetry.c.t_s > now_s - LIVE_S, telemetry.c.device_id.in_(mine), watched)
+        live = connection.execute(select(telemetry).where(*now).limit(10 * READ)).all()
     latest: dict[str, dict[str, float]] = defaultdict(dict)
     for row in sorted(live, key=lambda row: row.t_s):
         latest[row.device_id][row.metric] = row.value
@@ -87,12 +105,19 @@ def _device(
     )
 
 
+def devices(store: Store) -> int:
+    """Return how many devices are known."""
+    with store.reading() as connection:
+        return int(connection.execute(select(func.count()).select_from(store.tables["device"])).scalar_one())
+
+
 def latest(store: Store, device_id: str) -> list[Latest]:
     """Return the device's verdict on the last result of each planned case, by case."""
     table = store.tables["document"]
     mine = (table.c.device_id == device_id, table.c.kind.startswith("latest/"))
     with store.reading() as connection:
-        bodies = connection.execute(select(table.c.body).where(*mine).order_by(table.c.kind)).scalars().all()
+        wanted = select(table.c.body).where(*mine).order_by(table.c.kind).limit(READ)
+        bodies = connection.execute(wanted).scalars().all()
     return [msgspec.json.decode(body, type=Latest) for body in bodies]
 
 
@@ -108,7 +133,7 @@ def presence(said: str | None, age_s: float | None) -> State:
 def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
     """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
     table = store.tables["result"]
-    column = table.c[sort if sort in Result._fields else "arrived_s"]
+    column = table.c[sort if sort in Result._fields else "measured_s"]
     order = column.desc() if descending else column.asc()
     conditions = _conditions(table, which)
     wanted = select(*_columns(table)).where(*conditions)
@@ -133,11 +158,16 @@ def _columns(table: Any) -> list[Any]:
     return [table.c[name] for name in Result._fields]
 
 
+def newest_first(table: Any) -> tuple[Any, Any]:
+    """Return what orders results by when they were measured, the newest first."""
+    return table.c.measured_s.desc(), table.c.arrived_s.desc()
+
+
 def choices(store: Store, column: str) -> list[str]:
     """Return the values of a column of the results, sorted."""
     table = store.tables["result"]
     with store.reading() as connection:
-        return sorted(connection.execute(select(table.c[column]).distinct()).scalars())
+        return sorted(connection.execute(select(table.c[column]).distinct().limit(READ)).scalars())
 
 
 def result(store: Store, key: str) -> Result | None:
@@ -164,11 +194,8 @@ def record(store: Store, key: str) -> Record | None:
 
 def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
     """Return the median in ms excluding disturbed blocks, by key, for the records that have any."""
-    table = store.tables["body"]
-    with store.reading() as connection:
-        bodies = connection.execute(select(table.c.body).where(table.c.key.in_(keys))).scalars().all()
-    found = [decode(bytes(body)) for body in bodies]
-    return {record.key: clean_ms for record in found if (clean_ms := _clean_ms(record)) is not None}
+    found = ((key, record(store, key)) for key in keys)  # one at a time: together they may be large
+    return {key: clean_ms for key, one in found if one and (clean_ms := _clean_ms(one)) is not None}
 
 
 def _clean_ms(record: Record) -> float | None:
@@ -180,12 +207,12 @@ def _clean_ms(record: Record) -> float | None:
 
 
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
-    """Return the newest measured results of one case on one device, oldest first."""
+    """Return the newest measured results of one case on one device, oldest first, by when they were measured."""
     table = store.tables["result"]
     measured = (table.c.median_ms > 0, ~table.c.flags.contains(PROFILED))
     mine = (table.c.device_id == device_id, table.c.case_id == case_id, *measured)
     with store.reading() as connection:
-        rows = connection.execute(select(*_columns(table)).where(*mine).order_by(table.c.arrived_s.desc()).limit(limit))
+        rows = connection.execute(select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit))
         return [Result(*row) for row in rows][::-1]
 
 
@@ -193,10 +220,11 @@ def newest_of_each_case(store: Store, model: str) -> list[Result]:
     """Return the last successful result of every case of a model on every device."""
     table = store.tables["result"]
     good = (table.c.model == model, table.c.status == "ok", ~table.c.flags.contains(PROFILED))
-    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=table.c.arrived_s.desc())
+    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=newest_first(table))
     ranked = select(*_columns(table), place.label("place")).where(*good).subquery()
     with store.reading() as connection:
-        return [Result(*row) for row in connection.execute(select(*_columns(ranked)).where(ranked.c.place == 1))]
+        wanted = select(*_columns(ranked)).where(ranked.c.place == 1).limit(READ)
+        return [Result(*row) for row in connection.execute(wanted)]
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
@@ -210,30 +238,44 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
         new = select(raw.c.metric, raw.c.t_s, raw.c.value)
         for table, wanted in ((minutes, old), (raw, new)):
             mine = (table.c.device_id == device_id, table.c.t_s >= since_s)
-            for metric, t_s, value in connection.execute(wanted.where(*mine).order_by(table.c.t_s)):
+            names = select(table.c.metric).where(*mine).distinct().order_by(table.c.metric).limit(SHOWN)
+            shown = table.c.metric.in_(select(names.subquery().c.metric))
+            for metric, t_s, value in connection.execute(wanted.where(*mine, shown).order_by(table.c.t_s)):
                 found[metric].append((float(t_s), value))
     return found
 
 
 def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
-    """Return the events of a device and the ends of its cases, in order of arrival."""
+    """Return the last events of a device and ends of its cases, in order."""
     event, result_ = store.tables["event"], store.tables["result"]
     with store.reading() as connection:
         mine = (event.c.device_id == device_id, event.c.arrived_s >= since_s)
-        events = connection.execute(select(event.c.arrived_s, event.c.body).where(*mine)).all()
-        ended = (result_.c.device_id == device_id, result_.c.arrived_s >= since_s)
-        cases = connection.execute(select(result_.c.arrived_s, result_.c.case_id, result_.c.status).where(*ended)).all()
+        wanted = select(event.c.arrived_s, event.c.body).where(*mine).order_by(event.c.id.desc()).limit(SHOWN)
+        events = connection.execute(wanted).all()
+        ended = (result_.c.device_id == device_id, result_.c.measured_s >= since_s)
+        rows = select(result_.c.measured_s, result_.c.case_id, result_.c.status).where(*ended)
+        cases = connection.execute(rows.order_by(result_.c.measured_s.desc()).limit(READ)).all()
     said = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
-    found = [Happened(arrived_s, event.event, event.detail) for arrived_s, event in said]
-    return sorted([*found, *(Happened(arrived_s, f"case {status}", case_id) for arrived_s, case_id, status in cases)])
+    found = [
+        Happened(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail)
+        for arrived_s, event in said
+    ]
+    found += [Happened(at_s, f"case {status}", case_id) for at_s, case_id, status in cases]
+    return sorted(one for one in found if one.at_s >= since_s)
+
+
+def collectors(store: Store, now_s: float) -> list[Collecting]:
+    """Return the collectors that have run in the last seven days."""
+    table = store.tables["collector"]
+    columns = [table.c[name] for name in Collecting._fields]
+    with store.reading() as connection:
+        rows = select(*columns).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
+        return [Collecting(*row) for row in connection.execute(rows)]
 
 
 def problems(store: Store, now_s: float) -> list[str]:
     """Return what prevents data from arriving here, in sentences; empty if nothing does."""
-    table = store.tables["collector"]
-    with store.reading() as connection:
-        collectors = connection.execute(select(table)).all()
-    alive = [row for row in collectors if now_s - row.seen_s < STALE_S]
+    alive = [row for row in collectors(store, now_s) if now_s - row.seen_s < STALE_S]
     found = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
     return found if alive else ["no collector runs: start `benchd dashboard`, or one with --only collector"]
 

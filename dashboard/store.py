@@ -5,7 +5,7 @@ Records stay forever, each with its original bytes; telemetry is aggregated to m
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from sqlalchemy import (
     Double,
     MetaData,
     Table,
+    bindparam,
     case,
     create_engine,
     delete,
@@ -32,18 +33,31 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.messages import Row
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
 RAW_S = 3600.0  # raw telemetry
 MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
-QUARANTINE_ROWS = 10_000
+QUARANTINE_ROWS = 10_000  # of results, and as many of all else
 
 _LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
 
-# Entry n migrates a database from version n to n + 1; released entries are never edited.
-_MIGRATIONS = (
+
+def _date(connection: Connection) -> None:
+    """Set when each result was measured that an older benchd stored."""
+    undated = connection.exec_driver_sql("SELECT id, t_wall, arrived_s FROM result WHERE measured_s = 0").all()
+    times = [{"b_id": row.id, "s": measured_s(row.t_wall, row.arrived_s) or row.arrived_s} for row in undated]
+    if times:
+        table = Table("result", MetaData(), Column("id", BigInteger), Column("measured_s", Double))
+        dated = update(table).where(table.c.id == bindparam("b_id")).values(measured_s=bindparam("s"))
+        connection.execute(dated, times)
+
+
+# Entry n migrates a database from version n to n + 1, by statements and functions; released entries are never edited.
+_MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
     (
         """CREATE TABLE result(
             id {serial}, key TEXT NOT NULL UNIQUE, device_id TEXT NOT NULL, run_id TEXT NOT NULL,
@@ -85,6 +99,18 @@ _MIGRATIONS = (
     ),
     tuple(
         f"ALTER TABLE result ADD COLUMN accuracy_{name} DOUBLE PRECISION" for name in ("top1", "low", "high", "drop")
+    ),
+    (
+        "ALTER TABLE quarantine ADD COLUMN reader TEXT NOT NULL DEFAULT ''",  # the last version that could not read it
+        "ALTER TABLE collector ADD COLUMN message_s DOUBLE PRECISION",  # when its last message arrived
+        "ALTER TABLE collector ADD COLUMN starts BIGINT NOT NULL DEFAULT 0",
+        # more than is accepted now
+        "DELETE FROM document WHERE length(body) > CASE kind WHEN 'info' THEN 262144 ELSE 16384 END",
+    ),
+    (
+        "ALTER TABLE result ADD COLUMN measured_s DOUBLE PRECISION NOT NULL DEFAULT 0",
+        "CREATE INDEX result_measured ON result(device_id, case_id, measured_s)",
+        _date,
     ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
@@ -145,18 +171,36 @@ class Store:
                 found.sort(key=itemgetter(*_KEYS[name]))
                 connection.execute(_insertion(connection, self.tables[name]), found)
 
-    def tidy(self, now_s: float) -> None:
-        """Aggregate telemetry older than an hour to minutes and delete what has expired."""
+    def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
+        """Return by key the oldest messages in quarantine that the version `but` has not read yet."""
+        table = self.tables["quarantine"]
+        kept = (table.c.reader != but, func.length(table.c.body) > 0)
+        wanted = select(table).where(*kept).order_by(table.c.id).limit(limit)
+        with self.reading() as connection:
+            rows = connection.execute(wanted).all()
+        # retained: what it says of its device's presence is over
+        return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in rows}
+
+    def release(self, keys: Iterable[str]) -> None:
+        """Delete these messages from the quarantine."""
+        table = self.tables["quarantine"]
+        with self._writing() as connection:
+            connection.execute(delete(table).where(table.c.key.in_(list(keys))))
+
+    def tidy(self, now_s: float, *, expire: bool = True) -> None:
+        """Aggregate telemetry older than an hour to minutes and, if `expire`, delete what has expired."""
         with self._writing() as connection:
             # the first to write here blocks other collectors, so that nothing is aggregated twice
             connection.execute(update(_VERSION).values(tidied_s=now_s))
             self._roll_up(connection, now_s - RAW_S)
-            for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")):
+            for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")) if expire else ():
                 table = self.tables[name]
                 connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
-            quarantine = self.tables["quarantine"]
-            newest = select(func.max(quarantine.c.id)).scalar_subquery()
-            connection.execute(delete(quarantine).where(quarantine.c.id <= newest - QUARANTINE_ROWS))
+            table = self.tables["quarantine"]
+            is_result = table.c.topic.like("%/result/%")
+            for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result
+                beyond = select(table.c.id).where(mine).order_by(table.c.id.desc()).offset(QUARANTINE_ROWS).limit(1)
+                connection.execute(delete(table).where(mine, table.c.id <= beyond.scalar_subquery()))
 
     def close(self) -> None:
         """Close the database."""
@@ -174,8 +218,11 @@ class Store:
             version = _version(connection)
             if version > len(_MIGRATIONS):
                 raise UsageError(f"written by a newer benchd (version {version}); upgrade benchd")
-            for statement in (statement for entry in _MIGRATIONS[version:] for statement in entry):
-                connection.exec_driver_sql(statement.format(**_WORDS[connection.dialect.name]))
+            for step in (step for entry in _MIGRATIONS[version:] for step in entry):
+                if callable(step):
+                    step(connection)
+                else:
+                    connection.exec_driver_sql(step.format(**_WORDS[connection.dialect.name]))
             connection.execute(update(_VERSION).values(number=len(_MIGRATIONS)))
 
     def _roll_up(self, connection: Connection, before_s: float) -> None:
@@ -254,7 +301,11 @@ def _insertion(connection: Connection, table: Table) -> Any:
         later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)
         return insertion.on_conflict_do_update(index_elements=keys, set_={"seen_s": new.seen_s}, where=later)
     if table.name == "collector":
-        changed = {"seen_s": new.seen_s, "problem": new.problem}
+        message_s, starts = func.coalesce(new.message_s, kept.message_s), kept.starts + new.starts
+        changed = {"seen_s": new.seen_s, "problem": new.problem, "message_s": message_s, "starts": starts}
+        return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
+    if table.name == "quarantine":
+        changed = {"reason": new.reason, "reader": new.reader}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
     if table.name == "document":
         # a broker may send a session's will after the next session has begun

@@ -35,6 +35,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def more(number: int) -> str:
+    """Return how many things beyond those shown there are, empty for none."""
+    return f"and {number} more" if number > 0 else ""
+
+
 def age(seconds: float | None) -> str:
     """Return how long ago, in words."""
     if seconds is None:

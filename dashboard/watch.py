@@ -1,26 +1,55 @@
-"""`benchd watch --mqtt`: the fleet as a live table in the terminal, and the results as they arrive."""
+"""`benchd watch --mqtt`: the fleet as a live table in the terminal, trouble first, and the newest results below it."""
 
 import time
+from collections.abc import Callable
 from contextlib import closing
-from typing import TextIO
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.errors import NotAvailable
+from benchd.daemon.reporting.console import console_on
+from benchd.daemon.reporting.tables import ALARM, BAR, bar, cut, figures, light
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
-from benchd.dashboard.messages import rows
+from benchd.dashboard.keys import Keys
+from benchd.dashboard.messages import Result, rows
 from benchd.dashboard.queries import Device, Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, energy, figure, median, short
+from benchd.dashboard.text import SIGNS, age, energy, figure, median
 
 REFRESH_S = 1.0
+KEYS_S = 0.2  # how long a key may wait
 RESULTS = 10
-PLAIN_WIDTH = 160  # columns if there is no terminal
+MORE, ALL = 80, 120  # the least widths of a terminal with more columns, and with all
+AROUND = 6  # lines that are neither devices nor results
+
+SORTS: dict[str, Callable[[Device], Any]] = {
+    "trouble": lambda device: (not trouble(device), device.state == "online", device.device_id),
+    "name": lambda device: device.device_id,
+    "power": lambda device: -(device.power_w or 0.0),
+    "last data": lambda device: -(device.age_s or 0.0),
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """What the keys chose: the order of the devices, and the first one shown."""
+
+    sort: str = "trouble"
+    first: int = 0
+
+
+class Seen(NamedTuple):
+    """What the store holds at one time."""
+
+    devices: list[Device]
+    results: list[Result]
 
 
 def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) -> None:
@@ -28,60 +57,122 @@ def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) ->
 
     It goes through a store in memory, so that the terminal shows the same as the pages.
     """
-    width = None if out.isatty() else PLAIN_WIDTH
-    console = Console(file=out, width=width, highlight=False)
+    console = console_on(out)
     try:
-        with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id, 0)) as feed:
-            _follow(store, feed, console, seconds)
+        with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id, 0)) as feed, Keys() as keys:
+            _follow(store, feed, keys, console, seconds)
     except Ended as error:
         raise NotAvailable(f"{error}") from None
 
 
-def _follow(store: Store, feed: Feed, console: Console, seconds: float | None) -> None:
+def _follow(store: Store, feed: Feed, keys: Keys, console: Console, seconds: float | None) -> None:
     end_s = time.monotonic() + seconds if seconds is not None else float("inf")
+    view, seen, due_s = View(), _seen(store), 0.0
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        due_s = time.monotonic()
         while time.monotonic() < end_s:
-            arrived = feed.batch(min(REFRESH_S, max(end_s - time.monotonic(), 0.0)))
+            arrived = feed.batch(min(KEYS_S, max(end_s - time.monotonic(), 0.0)))
             store.add(row for one in arrived for row in rows(one))
             feed.acknowledge(arrived)
-            if time.monotonic() >= due_s:
-                due_s = time.monotonic() + REFRESH_S
-                live.update(_screen(store), refresh=True)
-        live.update(_screen(store), refresh=True)
+            pressed = keys.pressed()
+            if "quit" in pressed:
+                return
+            is_due = time.monotonic() >= due_s
+            if is_due:
+                due_s, seen = time.monotonic() + REFRESH_S, _seen(store)
+            for key in pressed:
+                view = moved(view, key, len(seen.devices), _room(console))
+            if pressed or is_due:
+                live.update(screen(seen, view, console), refresh=True)
+        live.update(screen(_seen(store), view, console), refresh=True)
 
 
-def _screen(store: Store) -> Group:
+def _seen(store: Store) -> Seen:
     now_s = time.time()
     store.tidy(now_s)
-    newest = queries.results(store, Filter(), "arrived_s", True, 0, RESULTS).results
-    fleet = _table("device", "state", "last data", "doing", "power", "backlog", "problem")
-    for device in queries.fleet(store, now_s):
-        fleet.add_row(*map(_plain, _device(device)))
-    last = _table("model", "variant", "batch", "device", "median [95 %]", "energy per inference", "check", "status")
-    for result in newest:
-        cells = [short(result.model), result.variant, str(result.batch_size), result.device_id]
-        cells += [median(result), energy(result), result.checked or "-", result.status]
-        last.add_row(*map(_plain, cells))
-    return Group(fleet, last if newest else "no result since the start")
+    newest = queries.results(store, Filter(), "measured_s", True, 0, RESULTS).results
+    return Seen(queries.fleet(store, now_s), newest)
 
 
-def _table(*headings: str) -> Table:
-    table = Table()
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+def moved(view: View, key: str, count: int, room: int) -> View:
+    """Return the view after a key, with `room` lines for `count` devices."""
+    if key == "sort":
+        names = [*SORTS]
+        return View(names[(names.index(view.sort) + 1) % len(names)])
+    step = {"up": -1, "down": 1, "page up": -room, "page down": room}.get(key, 0)
+    return replace(view, first=max(0, min(view.first + step, count - room)))
+
+
+def _room(console: Console) -> int:
+    """Return how many devices fit, so that half the results fit too; without a terminal all do."""
+    return max(3, console.height - AROUND - RESULTS // 2) if console.is_terminal else 10**9
+
+
+def screen(seen: Seen, view: View, console: Console) -> Group:
+    """Return the devices in view, how many are not, and the newest results as far as there are lines for them."""
+    room, width = _room(console), console.width
+    devices = sorted(seen.devices, key=SORTS[view.sort])[view.first : view.first + room]
+    hidden = len(seen.devices) - len(devices)
+    parts: list[RenderableType] = [_fleet(devices, width)]
+    if hidden:
+        parts.append(Text(f"{view.first + 1} to {view.first + len(devices)}, and {hidden} more", "bold"))
+    if console.is_terminal:
+        parts.append(Text(cut(f"by {view.sort}; s sorts, arrows and page keys scroll, q ends", width), "dim"))
+    left = console.height - AROUND - len(devices) if console.is_terminal else RESULTS
+    newest = seen.results[: max(left, 1)]
+    return Group(*parts, _results(newest, width) if newest else "no result since the start")
+
+
+def trouble(device: Device) -> str:
+    """Return what is wrong with a device, empty if nothing is known to be."""
+    said = [device.health.problem or "", "THROTTLED" if device.throttled else ""]
+    said += [] if device.state == "online" else [device.state]
+    return "; ".join(filter(None, said))
+
+
+def _fleet(devices: list[Device], width: int) -> Table:
+    more, everything = width >= MORE, width >= ALL
+    left = width - 24 - 35 * more - 3 * everything  # for text, beside figures and what separates the columns
+    names, said = ([_plain(text(device)) for device in devices] for text in (lambda one: one.device_id, trouble))
+    name_width = min(max(map(len, names), default=0), left // (3 if everything else 2))
+    trouble_width = min(max(map(len, said), default=0), (left - name_width) // (2 if everything else 1))
+    full_w = max((device.power_w or 0.0 for device in devices), default=0.0)
+    table = light("device", "state", *figures("power"), *(["", *figures("last data", "backlog")] if more else []))
+    for heading in ["doing"] * everything + ["trouble"]:
+        table.add_column(heading, no_wrap=True)
+    for device, name, wrong in zip(devices, names, said, strict=True):
+        # ids differ at their ends
+        cells = [cut(name[::-1], name_width)[::-1], SIGNS[device.state], figure(device.power_w, "W")]
+        cells += _more(device, full_w) if more else []
+        cells += [cut(_plain(_doing(device)), left - name_width - trouble_width)] if everything else []
+        table.add_row(*map(Text, cells), Text(cut(wrong, trouble_width), ALARM if wrong else ""))
     return table
 
 
-def _device(device: Device) -> list[str]:
-    health = device.health
-    doing = health.case_id or health.waiting_for or health.activity
-    backlog = str(health.outbox_pending + health.outbox_unstored)
-    power = figure(device.power_w, "W")
-    cells = [device.device_id, SIGNS[device.state], age(device.age_s), doing, power, backlog, health.problem or ""]
-    return [short(cell) for cell in cells]
+def _more(device: Device, full_w: float) -> list[str]:
+    drawn = bar(device.power_w / full_w) if device.power_w and full_w else " " * BAR
+    return [drawn, age(device.age_s), str(device.health.outbox_pending + device.health.outbox_unstored)]
+
+
+def _doing(device: Device) -> str:
+    return device.health.case_id or device.health.waiting_for or device.health.activity
+
+
+def _results(results: list[Result], width: int) -> Table:
+    more, everything = width >= MORE, width >= ALL
+    texts = (width - (68 if everything else 44 if more else 28)) // (2 if everything else 1)
+    table = light("result", *(["device"] if everything else []), *figures("median", *(["energy"] if more else [])))
+    table.add_column("check", no_wrap=True)
+    for result in results:
+        case = f"{result.model} {result.variant} b{result.batch_size}"
+        took = median(result) if everything else figure(result.median_ms, "ms")
+        cells = [cut(_plain(case), texts), *([cut(_plain(result.device_id), texts)] if everything else [])]
+        cells += [took if result.status == "ok" else result.status, *([energy(result)] if more else [])]
+        is_wrong = result.checked == "failed" or result.status not in ("ok", "unsupported")
+        check = Text("FAILED" if result.checked == "failed" else result.checked or "-", ALARM if is_wrong else "")
+        table.add_row(*map(Text, cells), check)
+    return table
 
 
 def _plain(text: str) -> str:
     """Return a device's text without terminal control characters."""
-    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

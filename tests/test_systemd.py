@@ -13,7 +13,7 @@ from benchd.daemon.delivery.broker import CREDENTIAL
 from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import process
 from benchd.daemon.sampling import child
-from benchd.daemon.service import between, service
+from benchd.daemon.service import between, service, starts
 
 SYSTEMD = Path(__file__).parents[1] / "systemd"
 UNITS = ["benchd.service", "bench-once@.service"]  # those that need the GPU
@@ -84,6 +84,14 @@ def test_the_driver_is_there_before_its_devices_are_allowed_by_their_numbers(nam
     assert "DeviceAllow=char-nvidia-uvm rw" in text
     for option in ("Wants", "After"):
         assert "modprobe@nvidia_uvm.service" in re.search(rf"^{option}=(.+)$", text, re.MULTILINE)[1].split()
+
+
+def test_the_service_is_started_again_for_ever():
+    text = unit("benchd.service")
+    lines = {"StartLimitIntervalSec=0", "Restart=on-failure", "RuntimeDirectoryPreserve=restart"}
+    assert lines <= set(text.splitlines())
+    start_s = float(re.search(r"^TimeoutStartSec=(\d+)$", text, re.MULTILINE)[1])
+    assert start_s > max(starts.delay_s(failed) for failed in range(100)) + 30.0
 
 
 def test_units_and_code_agree_on_paths():

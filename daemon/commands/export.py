@@ -9,8 +9,6 @@ from typing import Annotated, Literal, TextIO
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import (
@@ -28,13 +26,14 @@ from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import ExportRequest
+from benchd.daemon.reporting.console import console_on
+from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, ArtifactError, Store
 from benchd.models import catalog, demo
 
 To = Literal["onnx", "tensorrt"]
 TARGETS: tuple[To, ...] = ("onnx", "tensorrt")
-PLAIN_WIDTH = 180
 
 app = application()
 
@@ -146,18 +145,10 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
     if as_json:
         out.write(msgspec.json.encode(artifacts, enc_hook=str).decode() + "\n")
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("model", "precision", "batch", "scan"):
-        table.add_column(heading)
-    for heading in ("nodes", "MB", "off by", "load s", "export s"):
-        table.add_column(heading, justify="right")
-    for heading in ("code", "torch", "", "key"):
-        table.add_column(heading, overflow="fold")
-    for artifact in artifacts:
-        table.add_row(*_row(artifact))
     if artifacts:
-        plain = not out.isatty()
-        Console(file=out, width=PLAIN_WIDTH if plain else None, highlight=False, soft_wrap=plain).print(table)
+        of_each = figures("nodes", "MB", "off by", "load s", "export s")
+        columns = ["model", "precision", "batch", "scan", *of_each, "code", "torch", "", "key"]
+        print_rows(console_on(out), columns, list(map(_row, artifacts)))
 
 
 def _row(artifact: Artifact) -> list[str]:

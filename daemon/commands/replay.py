@@ -7,13 +7,12 @@ from typing import Annotated, TextIO
 
 import typer
 
-from benchd.daemon import journal, records
 from benchd.daemon.commands import application
+from benchd.daemon.delivery import refill
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.outbox import OUTBOX, Outbox
+from benchd.daemon.delivery.outbox import DELIVERED, JOURNALLED, OUTBOX, Outbox
 from benchd.daemon.delivery.sender import drain
-from benchd.daemon.delivery.topics import RESULT_QOS, Topics
-from benchd.daemon.errors import BenchdError, SchemaError, UsageError
+from benchd.daemon.errors import UsageError
 from benchd.daemon.verdicts.results import JOURNAL
 
 app = application()
@@ -27,22 +26,27 @@ def replay(
     mqtt: Annotated[str, typer.Option(help="Publish to this broker.", metavar="mqtt://HOST[:PORT]")],
     timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 60.0,
     dead: Annotated[bool, typer.Option("--dead", help="Also retry results that a broker has refused.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Send everything that the folder's records.jsonl holds, also what was sent.")
+    ] = False,
 ) -> None:
     """Send the results of a folder that no broker has acknowledged yet."""
-    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead))
+    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead, everything=everything))
 
 
-def send(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False) -> int:
+def send(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False, everything: bool = False) -> int:
     """Send the results in `folder` that no broker has acknowledged, with `dead` also refused ones; report to `out`.
 
-    If there is no outbox, one is made from records.jsonl; if both exist, some results were measured without a broker,
-    and those that the outbox never had are added. Returns the exit code: 0 if the broker acknowledged everything, else
-    1, also for results that stay refused. Raises UsageError for a bad URL or a folder without either file.
+    The outbox gets the records that it never had: all of records.jsonl if it is new, else those measured without a
+    broker. With `everything` all that the journals hold is sent. Returns the exit code: 0 if the broker acknowledged
+    everything, else 1, also for results that stay refused. Raises UsageError for a bad URL or a folder without results.
     """
     broker = parse_url(url)
-    unreadable = _complete(folder) if (folder / OUTBOX).exists() else _build(folder)
+    if not (folder / OUTBOX).exists() and not refill.journals(folder):
+        raise UsageError(f"{folder}: contains neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
     with Outbox(folder / OUTBOX) as outbox:
-        if dead:
+        unreadable = _complete(outbox, folder, everything=everything)
+        if dead or everything:
             outbox.retry_refused()
         report = drain(outbox, broker, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
         refusals = outbox.refused()
@@ -56,49 +60,12 @@ def _because(reason: str | None) -> str:
     return f": {reason}" if reason else ""
 
 
-def _build(folder: Path) -> list[str]:
-    """Create the outbox from the folder's records; return a line for each unreadable one."""
-    if not (folder / JOURNAL).exists():
-        raise UsageError(f"{folder}: contains neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
-    # under another name until it is complete: half an outbox would hide the records it lacks
-    unfinished = folder / f"{OUTBOX}.unfinished"
-    with Outbox(unfinished) as outbox:
-        unreadable = _add_all(outbox, folder / JOURNAL)
-    unfinished.replace(folder / OUTBOX)
-    return unreadable
-
-
-def _complete(folder: Path) -> list[str]:
-    """Add the records that the outbox never had; return a line for each unreadable one.
-
-    The service flags the records it put into an outbox, which may have dropped them since.
-    """
-    if not (folder / JOURNAL).exists():
-        return []
-    with Outbox(folder / OUTBOX) as outbox:
-        return _add_all(outbox, folder / JOURNAL, but="mqtt")
-
-
-def _add_all(outbox: Outbox, path: Path, but: str | None = None) -> list[str]:
-    """Add the records without the flag `but`; return a line for each unreadable one."""
-    unreadable = []
-    try:
-        for number, line in enumerate(journal.read(path), 1):
-            problem = _add(outbox, line, but)
-            if problem:
-                unreadable.append(f"{path} line {number}: {problem}")
-    except SchemaError as error:
-        unreadable.append(str(error))
-    return unreadable
-
-
-def _add(outbox: Outbox, line: bytes, but: str | None) -> str | None:
-    """Add one record as its original bytes unless it is flagged; return the error if it is not a record."""
-    try:
-        record = records.decode(line)
-        topic = Topics(record.device_id).result(record.run_id)
-    except BenchdError as error:
-        return str(error)
-    if but not in record.flags:
-        outbox.add(record.key, topic, RESULT_QOS, line)
-    return None
+def _complete(outbox: Outbox, folder: Path, *, everything: bool) -> list[str]:
+    """Add the records that the outbox never had; return a line for each unreadable one."""
+    if everything:
+        outbox.keep({DELIVERED: b"[]"})
+        outbox.send_again(0)
+    # the service flags what it put into an outbox, which may have dropped it since; a new one has had nothing
+    is_new = outbox.kept(JOURNALLED) == b""
+    paths = refill.journals(folder)
+    return refill.refill(outbox, paths, lambda record: everything or is_new or "mqtt" not in record.flags).unreadable

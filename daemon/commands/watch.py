@@ -4,19 +4,18 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, broker
 from benchd.daemon.records import SamplerReport, Summary, Window
+from benchd.daemon.reporting.console import console_on
+from benchd.daemon.reporting.sensors_table import sensors
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.dashboard.start import show
@@ -45,14 +44,14 @@ def watch(
 
 def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:
     """Show every metric of the last second until Ctrl-C or for `seconds`; plain lines if `out` is not a terminal."""
-    console = Console(file=out, highlight=False)
+    console, most = console_on(out), dict[str, float]()
     until = time.monotonic() + seconds if seconds is not None else float("inf")
     screen = Live(console=console, auto_refresh=False)
     with suppress(KeyboardInterrupt), _terminable(), SamplerProcess(sources, PERIOD_S) as sampler, screen:
         while time.monotonic() < until:
             summaries, report = _next(sampler)
             if out.isatty():
-                screen.update(_table(summaries, report), refresh=True)
+                screen.update(sensors(summaries, report, console.width, most), refresh=True)
             else:
                 out.write("  ".join(f"{name}={found.mean:.6g}" for name, found in sorted(summaries.items())) + "\n")
                 out.flush()
@@ -69,20 +68,6 @@ def _next(sampler: SamplerProcess) -> tuple[dict[str, Summary], SamplerReport]:
     found = sampler.cut(Window(start_ns, time.monotonic_ns()))
     sampler.drop_before(start_ns)
     return found
-
-
-def _table(summaries: Mapping[str, Summary], report: SamplerReport) -> Table:
-    table = Table(box=None, pad_edge=False, caption_justify="left")
-    for heading in ("metric", "rail", "source"):
-        table.add_column(heading)
-    for heading in ("mean", "lowest", "highest"):
-        table.add_column(heading, justify="right")
-    for name, found in sorted(summaries.items()):
-        metric, _, rail = name.partition("@")
-        figures = (found.mean, found.minimum, found.maximum)
-        table.add_row(metric, rail, found.source, *(f"{value:.6g}" for value in figures))
-    table.caption = "\n".join(f"{source}: {failure}" for source, failure in report.failures.items()) or "Ctrl-C to stop"
-    return table
 
 
 class _terminable:  # noqa: N801 - reads as a word in a with statement

@@ -13,15 +13,17 @@ from benchd.daemon.delivery.topics import is_name
 KNOWN_S = 7 * 86400.0
 MAX_KNOWN = 16
 AGAIN_FIRST_S, AGAIN_LAST_S = 30.0, 3600.0
+REASON_CHARS = 200
 KEEP_S = 3600.0  # the stored times may be this old
 NAMES = "collectors"  # the key that an earlier version used
 SILENT = "collectors_silent_s"
 
 
 class Ack(Struct, frozen=True):
-    """A collector's acknowledgement of the results that it has stored."""
+    """A collector's acknowledgement of the results that it has stored; `unread`: those it cannot read, and why."""
 
     keys: list[str]
+    unread: dict[str, str] = {}
 
 
 class Collectors:
@@ -35,33 +37,51 @@ class Collectors:
         self._heard_s = {name: time.monotonic() - silent_s for name, silent_s in _silent_s(outbox).items()}
         self._kept_s = time.monotonic()
         self._again_s, self._again_delay_s = 0.0, AGAIN_FIRST_S
+        self._unread_s = 0.0
+        self._told: set[str] = set()  # collectors whose unread results were reported
 
     def awaited(self, row: Row) -> bool:
         """Return whether a collector must store this message before it is deleted; only results are acknowledged."""
         return bool(self._named or self._heard_s) and "/result/" in row.topic
 
-    def take(self, name: str, body: bytes) -> None:
-        """Apply an acknowledgement; a malformed one changes nothing."""
+    def take(self, name: str, body: bytes) -> str | None:
+        """Apply an acknowledgement; a malformed one changes nothing. Return, once, that it cannot read something."""
         try:
-            keys = msgspec.json.decode(body, type=Ack).keys
+            ack = msgspec.json.decode(body, type=Ack)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
+            return None
         if is_name(name) and (name in self._heard_s or len(self._heard_s) < MAX_KNOWN):
             silent_s = time.monotonic() - self._heard_s.get(name, -math.inf)
             self._heard_s[name] = time.monotonic()
             if silent_s > KEEP_S:
                 self._keep(time.monotonic())
-        self._outbox.mark_stored(keys)
+        self._outbox.mark_stored(ack.keys)
         self._again_delay_s = AGAIN_FIRST_S
         self._again_s = time.monotonic() + AGAIN_FIRST_S
+        return self._unread(name, ack.unread)
+
+    def _unread(self, name: str, reasons: dict[str, str]) -> str | None:
+        count = self._outbox.mark_unread(list(reasons)) if reasons else 0
+        if not count or name in self._told or len(self._told) == MAX_KNOWN:
+            return None
+        self._told.add(name)
+        reason = next(iter(reasons.values()))[:REASON_CHARS]
+        return f"{name} cannot read {count} results ({reason}); they are kept and sent again every hour"
 
     def send_again(self, now_s: float) -> bool:
-        """Mark unstored results as pending again, with growing delays: the broker may have lost them. Return if any."""
-        if now_s < self._again_s:
-            return False
-        self._again_s = now_s + self._again_delay_s
-        self._again_delay_s = min(2 * self._again_delay_s, AGAIN_LAST_S)
-        return self._outbox.send_unstored() > 0
+        """Mark unstored results as pending again, with growing delays: the broker may have lost them. Return if any.
+
+        Those that a collector could not read wait for its next version, whatever else it stores meanwhile.
+        """
+        count = 0
+        if now_s >= self._again_s:
+            self._again_s = now_s + self._again_delay_s
+            self._again_delay_s = min(2 * self._again_delay_s, AGAIN_LAST_S)
+            count += self._outbox.send_unstored()
+        if now_s >= self._unread_s:
+            self._unread_s = now_s + AGAIN_LAST_S
+            count += self._outbox.send_unstored(unread=True)
+        return count > 0
 
     def expire(self, now_s: float) -> str | None:
         """Forget collectors silent for too long at the monotonic time `now_s`; return the consequence, None if none."""

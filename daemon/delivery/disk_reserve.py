@@ -1,10 +1,12 @@
 """Disk space for results: a reserve that is released when the disk is full, and limits on old files."""
 
+import errno
 import gzip
 import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +15,8 @@ from benchd.daemon.errors import Full
 
 RESERVE_BYTES = 16 * 2**20
 BESIDE_BYTES = 2**20  # for a case's log and raw times, which are written without the reserve
+RESERVE_FILES = 8  # the outbox alone opens with three
+BESIDE_FILES = 64  # with the compiler's and the exporter's
 KEEP_S = 90 * 86400.0
 KEEP_BYTES = 256 * 2**20
 PART = ".part"
@@ -21,25 +25,44 @@ Written = TypeVar("Written")
 
 
 class Reserve:
-    """A file that reserves space, so that the result of the running case can still be stored on a full disk."""
+    """A file of some size and empty ones: their space and inodes let the running case be stored on a full disk."""
 
     def __init__(self, path: Path, size: int = RESERVE_BYTES) -> None:
         self._path, self._size = path, size
+        self._empty = [path.with_name(f"{path.name}-{number}") for number in range(1, RESERVE_FILES)]
 
-    def hold(self) -> bool:
-        """Reserve the space; return False if the disk does not have it and a little more."""
-        if self._is_held():
-            return self._free_bytes() >= BESIDE_BYTES
-        self.release()
-        if self._free_bytes() < self._size + BESIDE_BYTES:
-            return False
+    def hold(self) -> str | None:
+        """Reserve the space and inodes; return why the disk takes no case, None if it has them and a little more."""
         try:
+            if self._is_held():
+                self._path.touch()  # fails on a disk that an error has made read-only, which looks as before
+            else:
+                self.release()
+                self._take()
+            return self._lacks(0)
+        except OSError as error:
+            return error.strerror
+
+    def _take(self) -> None:
+        """Create the files; raise OSError, and leave none, if that would use up the disk."""
+        try:
+            if lack := self._lacks(self._size):
+                raise OSError(errno.ENOSPC, lack)
             with self._path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, self._size)
+            for path in self._empty:
+                path.touch()
         except OSError:
             self.release()
-            return False
-        return True
+            raise
+
+    def _lacks(self, beside: int) -> str | None:
+        """Return what the disk has too little of for so many bytes and a case, None if it has enough."""
+        disk = os.statvfs(self._path.parent)
+        if disk.f_bavail * disk.f_frsize < beside + BESIDE_BYTES:
+            return os.strerror(errno.ENOSPC)
+        few = disk.f_files and disk.f_favail < BESIDE_FILES  # 0 files in all: a file system without a limit
+        return "too few free inodes; delete small files" if few else None
 
     def write(self, action: Callable[[], Written]) -> Written:
         """Run a writing action and return its result; on a full disk, release the reserve and run it again."""
@@ -51,16 +74,15 @@ class Reserve:
 
     def _is_held(self) -> bool:
         try:
-            return self._path.stat().st_size == self._size
+            return self._path.stat().st_size == self._size and all(path.exists() for path in self._empty)
         except FileNotFoundError:  # another thread may release it at any time
             return False
 
-    def _free_bytes(self) -> int:
-        return shutil.disk_usage(self._path.parent).free
-
     def release(self) -> None:
-        """Release the space."""
-        self._path.unlink(missing_ok=True)
+        """Release the space and the inodes."""
+        for path in (self._path, *self._empty):
+            with suppress(OSError):  # absent, or on a disk that became read-only, as the next write reports
+                path.unlink()
 
 
 def _up_s() -> float:

@@ -114,13 +114,17 @@ class Link:
         """Return whether the thread is making progress, connected or waiting to connect."""
         return self._thread.is_alive() and time.monotonic() - self.moved_s < STUCK_S
 
-    def stop(self) -> None:
-        """Send pending messages for at most a few seconds, publish `offline` and end."""
+    def stop(self, within_s: float = CONNECT_S + 2 * GOODBYE_S) -> None:
+        """Send pending messages for at most a few seconds, publish `offline` and end.
+
+        A thread that takes longer than `within_s` ends with the process, and the broker publishes the will.
+        """
         self.stopping.set()
         self.release()
-        self._thread.join(CONNECT_S + 2 * GOODBYE_S)
-        self.poked.close()
-        self._poke_end.close()
+        self._thread.join(within_s)
+        if not self._thread.is_alive():
+            self.poked.close()
+            self._poke_end.close()
 
     def hold(self) -> None:
         """Send nothing but health and telemetry from now on."""
@@ -388,7 +392,8 @@ class _Conversation:
         for _ in range(min(len(self._acks), ACKS_PER_TURN)):
             collector, body = self._acks.popleft()
             self._ack_bytes -= len(collector) + len(body)
-            self._collectors.take(collector, body)
+            if unread := self._collectors.take(collector, body):
+                self._link.tell("not_stored", unread)
         if self._acks:
             self._link.poke()
 

@@ -11,6 +11,8 @@ from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
 from benchd.daemon.verdicts.effects import Answer
 from benchd.daemon.verdicts.rows import columns
 
+RESULT_BYTES = 2_000_000  # of a record; with its topic it fits the largest packet that a collector accepts, 2 MiB
+
 
 class Status(Struct, frozen=True, kw_only=True):
     """Retained; the will is the one with `offline`. `session` counts connections, which identifies a late will.

@@ -5,6 +5,7 @@ until the collector reports it stored: a broker that dies may lose what it has a
 it is sent again, and its key lets the receiver deduplicate. The service commits its few other facts together with it.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ import msgspec
 from benchd.daemon.errors import Full, UsageError
 
 OUTBOX = "outbox.db"
+JOURNALLED = "journalled"  # the run id of the last record that came from the journal; empty in a new outbox
+DELIVERED = "delivered"  # the keys of what a damaged outbox had delivered
 BUSY_S = 5.0  # wait for another writer; transactions take milliseconds, more on a slow disk
 PART_ROWS = 200  # per commit, so that no commit keeps other writers waiting
 LOGS = ("-wal", "-shm")  # SQLite's files beside an open database
@@ -49,6 +52,7 @@ _MIGRATIONS = (
 )
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
 KEEP_SENT_S = 7 * 86400.0
+UNREAD = 2  # in the column `unstored`: a collector has received it and could not read it
 KEEP_SENT_ROWS = 100_000
 
 # each count uses an index: counting by state would read every body
@@ -60,6 +64,7 @@ _ADVICE = {
     "not a database": _REBUILD,
     "malformed": _REBUILD,
     "is full": "free some space",
+    "unable to open": "check that it can be written and that the disk has free inodes",
     "disk I/O error": "free some space, and look for a failing disk in the kernel's log",
 }
 # SQLite also reports the second one if the write-ahead log does not fit on the disk
@@ -114,7 +119,7 @@ class Outbox:
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path, self._synchronous = path, "FULL" if durable else "NORMAL"
         self._lost: list[str] = []
-        with explaining(path):
+        with _explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             try:
@@ -144,18 +149,18 @@ class Outbox:
     def add_all(self, messages: Sequence[Message], kept: Mapping[str, bytes] | None = None) -> None:
         """Add messages in order, and `kept`, in one commit, as `add` does."""
         sql = "INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?) ON CONFLICT(key) DO NOTHING"
-        with explaining(self._path), self._transaction():
+        with _explaining(self._path), self._transaction():
             self._db.executemany(sql, messages)
             self._keep(kept or {})
 
     def keep(self, values: Mapping[str, bytes]) -> None:
         """Store values by name beside the messages, replacing earlier ones, in one commit."""
-        with explaining(self._path), self._transaction():
+        with _explaining(self._path), self._transaction():
             self._keep(values)
 
     def kept(self, name: str) -> bytes | None:
         """Return the value stored under this name."""
-        with explaining(self._path):
+        with _explaining(self._path):
             row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row else None
 
@@ -169,7 +174,7 @@ class Outbox:
             return decode(kept) if kept else default
         except (msgspec.DecodeError, ValueError, RecursionError, UsageError) as error:
             self._lost.append(f"{name} was stored by another version of benchd: {error}")
-            with suppress(UsageError), explaining(self._path):  # a full disk: it is said again at the next start
+            with suppress(UsageError), _explaining(self._path):  # a full disk: it is said again at the next start
                 self._db.execute("DELETE FROM kept WHERE name = ?", (name,))
             return default
 
@@ -181,24 +186,31 @@ class Outbox:
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """Return the first `limit` pending messages with a `seq` above `after`, in order."""
         sql = "SELECT seq, key, topic, qos, body FROM outbox WHERE state = 'pending' AND seq > ? ORDER BY seq LIMIT ?"
-        with explaining(self._path):
+        with _explaining(self._path):
             return [Row(*row) for row in self._db.execute(sql, (after, limit))]
 
     def mark_sent(self, *seqs: int, at_s: float | None = None, unstored: bool = False) -> None:
         """Record that a broker has acknowledged these, in one commit; `unstored`: a collector must still store them."""
         rows = [(at_s, unstored, seq) for seq in seqs]
-        with explaining(self._path), self._transaction():
+        with _explaining(self._path), self._transaction():
             self._db.executemany("UPDATE outbox SET state = 'sent', sent_s = ?, unstored = ? WHERE seq = ?", rows)
 
     def mark_stored(self, keys: Sequence[str]) -> int:
         """Delete the messages that a collector has stored; return how many of them were here."""
-        with explaining(self._path), self._transaction():
+        with _explaining(self._path), self._transaction():
             sql = "DELETE FROM outbox WHERE key = ? AND state != 'refused'"
             return self._db.executemany(sql, [(key,) for key in keys]).rowcount
 
-    def send_unstored(self) -> int:
-        """Mark messages that no collector has stored as pending again; return how many."""
-        return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", "unstored")
+    def mark_unread(self, keys: Sequence[str]) -> int:
+        """Record that a collector cannot read these sent messages; return how many of them were here."""
+        with _explaining(self._path), self._transaction():
+            sql = "UPDATE outbox SET unstored = ? WHERE key = ? AND state = 'sent'"
+            return self._db.executemany(sql, [(UNREAD, key) for key in keys]).rowcount
+
+    def send_unstored(self, *, unread: bool = False) -> int:
+        """Mark messages that no collector has stored, or none could read, as pending again; return how many."""
+        change = "UPDATE outbox SET state = 'pending', unstored = 0"
+        return self._in_parts(change, f"unstored AND unstored {'=' if unread else '!='} {UNREAD}")
 
     def expect_no_collector(self) -> int:
         """Count messages that a broker has acknowledged as sent after all; return how many."""
@@ -217,42 +229,42 @@ class Outbox:
         done = "state = 'sent' AND NOT unstored"
         self._in_parts("DELETE FROM outbox", f"{done} AND sent_s BETWEEN ? AND ?", CLOCK_SET_S, now_s - keep_s)
         last = f"SELECT seq FROM outbox WHERE {done} ORDER BY seq DESC LIMIT 1 OFFSET ?"  # noqa: S608 - our own words
-        with explaining(self._path):
+        with _explaining(self._path):
             found = self._db.execute(last, (keep_rows,)).fetchone()
         if found:
             self._in_parts("DELETE FROM outbox", f"{done} AND seq <= ?", *found)
 
     def used_bytes(self) -> int:
         """Return the size of the used part of the file."""
-        with explaining(self._path):
+        with _explaining(self._path):
             pages = self._pragma("page_count") - self._pragma("freelist_count")
             return pages * self._pragma("page_size")
 
     def mark_refused(self, seq: int, reason: str) -> None:
         """Record that the broker refused this message; it is not sent again until `retry_refused`."""
-        with explaining(self._path):
+        with _explaining(self._path):
             self._db.execute("UPDATE outbox SET state = 'refused', reason = ? WHERE seq = ?", (reason, seq))
 
     def retry_refused(self) -> None:
         """Mark every refused message as pending again."""
-        with explaining(self._path):
+        with _explaining(self._path):
             self._db.execute("UPDATE outbox SET state = 'pending', reason = NULL WHERE state = 'refused'")
 
     def refused(self) -> list[Refusal]:
         """Return the refused messages in order."""
-        with explaining(self._path):
+        with _explaining(self._path):
             rows = self._db.execute("SELECT key, reason FROM outbox WHERE state = 'refused' ORDER BY seq")
             return [Refusal(*row) for row in rows]
 
     def counts(self) -> Counts:
         """Return how many messages are in each state."""
-        with explaining(self._path):
+        with _explaining(self._path):
             total, pending, sent = self._db.execute(_COUNT).fetchone()
         return Counts(pending, sent, total - pending - sent)
 
     def backlog(self) -> tuple[Counts, int]:
         """Return how many messages are in each state, and how many sent ones no collector has stored."""
-        with explaining(self._path):
+        with _explaining(self._path):
             (unstored,) = self._db.execute("SELECT count(*) FROM outbox WHERE unstored").fetchone()
         return self.counts(), unstored
 
@@ -267,7 +279,7 @@ class Outbox:
 
     def close(self) -> None:
         """Close the file; the last process to do so merges the write-ahead log into it."""
-        with explaining(self._path):
+        with _explaining(self._path):
             self._db.close()
 
     def __enter__(self) -> "Outbox":
@@ -283,7 +295,7 @@ class Outbox:
         part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - likewise
         sql = f"{change} WHERE seq IN ({part})"
         total = 0
-        with explaining(self._path):
+        with _explaining(self._path):
             while changed := self._db.execute(sql, given).rowcount:
                 total += changed
         return total
@@ -321,10 +333,13 @@ class Outbox:
 
     def _migrate(self) -> None:
         # read again inside the transaction: another process may have done it meanwhile
-        for version in range(self._pragma("user_version"), len(_MIGRATIONS)):
+        first = self._pragma("user_version")
+        for version in range(first, len(_MIGRATIONS)):
             for statement in _MIGRATIONS[version]:
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={version + 1}")
+        if first == 0:
+            self._keep({JOURNALLED: b""})
 
     def _pragma(self, name: str) -> int:
         (value,) = self._db.execute(f"PRAGMA {name}").fetchone()
@@ -347,7 +362,7 @@ def of_layout(path: Path, layout: int) -> Path:
 
 
 @contextmanager
-def explaining(path: Path) -> Iterator[None]:
+def _explaining(path: Path) -> Iterator[None]:
     """Turn errors of the file system and SQLite into one line with path and remedy."""
     try:
         yield
@@ -356,8 +371,16 @@ def explaining(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
-        kind = Full if any(word in cause for word in _FULL) else UsageError
+        kind = Full if any(word in cause for word in _FULL) or _lacks_inodes(path.parent) else UsageError
         raise kind(f"outbox {path}: {cause}; {remedy}") from error
+
+
+def _lacks_inodes(folder: Path) -> bool:
+    """Return whether the disk takes no further file, which SQLite reports as one that it cannot open."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        return disk.f_files > 0 and disk.f_favail == 0
+    return False
 
 
 def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
@@ -397,7 +420,7 @@ def _salvage(path: Path, salvaged: Path) -> None:
     unfinished = path.with_name(f"{path.name}.salvaging")
     _remove(unfinished)
     try:
-        with explaining(unfinished):
+        with _explaining(unfinished):
             Outbox(unfinished).close()
             with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(unfinished)) as new:
                 _copy(old, new)
@@ -411,14 +434,18 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
     """Copy every readable row, one by one, so that a bad page costs only its own rows."""
     kept: dict[str, bytes] = {}
     with suppress(sqlite3.DatabaseError):
-        kept.update(old.execute("SELECT name, value FROM kept"))
+        kept.update(old.execute("SELECT name, value FROM kept WHERE name != ?", (DELIVERED,)))
     new.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", kept.items())
     new.commit()
     add = "INSERT OR IGNORE INTO outbox(key, topic, qos, body, state, reason) VALUES (?, ?, ?, ?, ?, ?)"
+    delivered: list[str] = []
     for first in range(1, _last_seq(old) + 1, PART_ROWS):
-        rows = (_undelivered(old, seq) for seq in range(first, first + PART_ROWS))
-        new.executemany(add, filter(None, rows))
+        rows = [row for seq in range(first, first + PART_ROWS) if (row := _row(old, seq))]
+        new.executemany(add, [row[1:] for row in rows if not row[0]])
+        delivered += [str(row[1]) for row in rows if row[0]]
         new.commit()
+    new.execute("INSERT INTO kept VALUES (?, ?)", (DELIVERED, msgspec.json.encode(delivered)))
+    new.commit()
     new.execute("PRAGMA journal_mode=DELETE")  # all in one file, or an error, unlike close()
 
 
@@ -432,10 +459,10 @@ def _last_seq(old: sqlite3.Connection) -> int:
     return 0
 
 
-def _undelivered(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
-    """Return a row for the new outbox; None if it was delivered or cannot be read."""
-    sql = """SELECT key, topic, qos, body, CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason
-        FROM outbox WHERE seq = ? AND (state != 'sent' OR unstored)"""
+def _row(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
+    """Return whether a row was delivered, and the row for the new outbox; None if it cannot be read."""
+    sql = """SELECT state = 'sent' AND NOT unstored, key, topic, qos, body,
+        CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason FROM outbox WHERE seq = ?"""
     with suppress(sqlite3.DatabaseError):
         found: tuple[object, ...] | None = old.execute(sql, (seq,)).fetchone()
         return found

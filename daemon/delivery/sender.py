@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.messages import RESULT_BYTES
 from benchd.daemon.delivery.outbox import Outbox, Row
 from benchd.daemon.delivery.session import QUOTA_EXCEEDED, Session, Unsendable, connect
 
@@ -78,6 +79,9 @@ class Sender:
         self._last_seq = 0
 
     def _send(self, session: Session, row: Row) -> None:
+        if len(row.body) > RESULT_BYTES and self._awaits_storage(row):
+            self._refuse(row.seq, f"{len(row.body)} bytes, but a collector accepts records of at most {RESULT_BYTES}")
+            return
         try:
             self._waiting[session.publish(row.topic, row.body, row.qos)] = row
         except Unsendable as error:

@@ -72,4 +72,4 @@ def lasting(output: Path, mqtt: MqttConfig, err: TextIO, url: str | None = None)
     """Return the sinks that store records in `output` and send them to `url`, else to the configured broker."""
     url = url or mqtt.url
     sent: list[Sink] = [MqttSink(configured(url, mqtt), mqtt.timeout_s, output, err)] if url else []
-    return [*sent, JournalSink(output / JOURNAL)]
+    return [JournalSink(output / JOURNAL), *sent]  # what only the journal has, `benchd replay` adds to the outbox

@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from benchd.daemon.machine.lines import Lines, Rubbish
-from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
-from benchd.daemon.records import ProcessResult, Stages, Status
+from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, unmeasured
+from benchd.daemon.records import Status
 
 # A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
-TERMINATE_GRACE_S = 3.0
+TERMINATE_GRACE_S = 1.0
 EXIT_GRACE_S = 10.0
 STDERR = 2
 # the broker's password and systemd's socket are the service's alone: a worker runs the code of models
@@ -151,8 +151,8 @@ class Worker(Child[Message]):
         if self._outcome and not ended_by:
             return self._outcome
         if ended_by:
-            return _lost(ended_by, reason)
-        return _lost(
+            return unmeasured(ended_by, reason)
+        return unmeasured(
             "failed",
             f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
             f"(log: logs/{self._log_path.name})",
@@ -176,10 +176,6 @@ class Worker(Child[Message]):
             log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         return f": {lines[-1][:300]}" if lines else ""
-
-
-def _lost(status: Status, reason: str | None) -> Outcome:
-    return Outcome(process=ProcessResult(status=status, reason=reason, stages=Stages()))
 
 
 def allocator(device: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from benchd.daemon.records import (
     OptionValue,
     ProcessResult,
     RuntimeFacts,
+    Status,
 )
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.exporters.files import Form
@@ -138,6 +139,11 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
 
 
 Message = Stage | Outcome
+
+
+def unmeasured(status: Status, reason: str | None) -> Outcome:
+    """Return the outcome of a process that has no results."""
+    return Outcome(process=ProcessResult(status=status, reason=reason))
 
 
 class ExportRequest(Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
 
 ATTEND_S = 1.0
+INTERRUPTED = "interrupted by a signal"
 FEWEST_CPUS = 4  # with fewer, reserving a CPU would cost the case more than the sampler does
 
 
@@ -173,7 +174,7 @@ class Session:
     def reason_to_end(self) -> str | None:
         """Return why the child must end, else None."""
         if self.interrupted:
-            return "interrupted by a signal"
+            return INTERRUPTED
         return self.attend() if self.attend else None
 
     def publish(self, record: Record) -> None:

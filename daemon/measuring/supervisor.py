@@ -10,10 +10,10 @@ import msgspec
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.process import Worker
-from benchd.daemon.measuring.protocol import ImageCount, Outcome, StageName
+from benchd.daemon.measuring.protocol import ImageCount, Outcome, StageName, unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.records import Case, Precision, Probes, ProcessResult, Record, Status
+from benchd.daemon.records import Case, Precision, Probes, Record, Status
 from benchd.daemon.sampling import energy
 
 PROGRESS_S = 10.0  # between two progress lines of a stage
@@ -56,7 +56,7 @@ class Supervisor:
         run, run_id = self.session.run(self.suite_id), RunId.new()
         outcomes: list[Outcome] = []
         if planned.reason:
-            outcomes.append(Outcome(process=ProcessResult(status="unsupported", reason=planned.reason)))
+            outcomes.append(unmeasured("unsupported", planned.reason))
         elif planned.case.scenario == "cold_start":
             outcomes += self._make_ready(planned, run_id.run_id)
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
@@ -97,10 +97,13 @@ class Supervisor:
             is_compared=is_compared,
             accuracy=accuracy,
         )
-        with Worker(job, session.output / "logs" / f"{name}.log", python) as worker:
-            samples.watch(worker.pid)
-            ended_by, reason = self._wait(worker, planned, index)
-            outcome = worker.outcome(ended_by, reason)
+        try:
+            with Worker(job, session.output / "logs" / f"{name}.log", python) as worker:
+                samples.watch(worker.pid)
+                ended_by, reason = self._wait(worker, planned, index)
+                outcome = worker.outcome(ended_by, reason)
+        except OSError as error:  # no free process, descriptor or inode, a disk that is full or read-only
+            outcome = unmeasured("failed", f"the worker could not be run: {error.strerror}")
         return recording.with_samples(outcome, planned.case, samples, session.machine, period_s)
 
     def _is_to_probe(self, planned: Planned, index: int) -> bool:

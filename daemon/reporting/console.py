@@ -8,9 +8,8 @@ from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring.plan import Planned
@@ -19,6 +18,7 @@ from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Energy, Record, Timing, Variant, all_variants, of_range
 from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
+from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, figures, print_rows
 from benchd.daemon.verdicts import accuracy, alarms, baseline, levels
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import Comparison
@@ -273,7 +273,9 @@ def _plain(decision: Decision) -> dict[str, Any]:
 
 def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
     for decision in decisions:
-        console.print(line(decision), markup=False)
+        said = Text(line(decision))
+        said.highlight_words([f"ship: {decision.ship}", f": {decision.fastest};", "nothing to ship"], "bold")
+        console.print(said)
         for text in exclusions(decision):
             console.print(f"    {text}", markup=False)
         left = untried(decision)
@@ -282,19 +284,14 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
 
 
 def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: bool) -> None:
-    """Print one row per comparison, and why any is inconclusive; or JSON."""
+    """Print one row per comparison, failed checks first, and why any is inconclusive; or JSON."""
     if as_json:
         out.write(msgspec.json.encode(comparisons).decode() + "\n")
         return
     console = console_on(out)
-    table = Table(title="B against A, + is slower", title_justify="left", title_style="")
-    table.add_column("case", overflow="fold")
-    for heading in ("A ms", "B ms", "change [interval]", "processes"):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict")
-    for one in comparisons:
-        table.add_row(*map(escape, _comparison_row(one)))
-    console.print(table)
+    columns = ["case", *figures("A ms", "B ms", "change [interval]", "processes"), "verdict"]
+    rows = [_comparison_row(one) for one in sorted(comparisons, key=_calm)]
+    print_rows(console, columns, rows, "B against A, + is slower")
     for one in comparisons:
         if one.verdict.reason:
             console.print(f"{one.verdict.answer}: {_case(one)}: {one.verdict.reason}", markup=False)
@@ -306,31 +303,35 @@ def _case(one: Comparison) -> str:
     return one.second if one.first == one.second else f"{one.second} against {one.first}"
 
 
-def _comparison_row(one: Comparison) -> list[str]:
+def _calm(one: Comparison) -> tuple[bool, bool]:
+    """Return a key that sorts failed checks first, then what became slower."""
+    return not one.check_failed, one.verdict.answer != "slower"
+
+
+def _comparison_row(one: Comparison) -> list[Cell]:
     verdict = one.verdict
     change = "-" if verdict.effect is None else f"{100 * verdict.effect:+.2f} %"
     if verdict.interval and verdict.confidence:
         interval = f"{100 * verdict.interval.low:+.2f}, {100 * verdict.interval.high:+.2f}"
         change += f" [{interval} at {100 * verdict.confidence:.4g} %]"
-    answer = verdict.answer.upper() + (" check FAILED" if one.check_failed else "")
-    return [_case(one), *map(figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", answer]
+    answer = (verdict.answer.upper(), {"faster": GOOD, "slower": ALARM}.get(verdict.answer, ""))
+    said = Text.assemble(answer, (" check FAILED", ALARM)) if one.check_failed else Text(*answer)
+    return [_case(one), *map(figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", said]
 
 
 def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budget) -> None:
     """Print the runs of each case in a baseline, how much slower an alarm of the service needs, and its path."""
-    console, lacking = console_on(out), ""
-    table = Table(title=f"baseline of {kept[0].device_id}", title_justify="left", title_style="")
-    for heading in ("case", "runs", "12 h apart", "processes", "median ms", "alarm from"):
-        table.add_column(heading, overflow="fold")
+    console, lacking, rows = console_on(out), "", []
     for case_id in dict.fromkeys(record.case_id for record in kept):
         of_case = baseline.newest_environment([record for record in kept if record.case_id == case_id])
         runs, times_ms = {record.suite_id for record in of_case}, process_medians_ms(of_case)
         bound = alarms.least_change(budget, of_case)
         lacking = lacking or (alarms.too_few(of_case) if bound is None else "")
-        row = (len(runs), len(alarms.apart(of_case)), len(times_ms), figure(median(times_ms)))
+        counts = map(str, (len(runs), len(alarms.apart(of_case)), len(times_ms)))
         least = "-" if bound is None else f"{100 * max(math.expm1(bound), MIN_EFFECT):+.1f} %"
-        table.add_row(escape(case_id), *map(str, row), least)
-    console.print(table)
+        rows.append([case_id, *counts, figure(median(times_ms)), least])
+    columns = ["case", *figures("runs", "12 h apart", "processes", "median ms", "alarm from")]
+    print_rows(console, columns, rows, f"baseline of {kept[0].device_id}")
     console.print(f"The service raises an alarm after two results this much slower, 12 hours apart.\n{budget}")
     if lacking:
         console.print(f"No alarm yet: {lacking}", markup=False)
@@ -340,15 +341,12 @@ def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budg
 def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
     """Print the noise floor of each case and how many A/A comparisons are behind it."""
     console = console_on(out)
-    if floors:
-        table = Table()
-        for heading in ("device", "case", "comparisons", "counted", "noise floor"):
-            table.add_column(heading, overflow="fold")
-        for one in floors:
-            floor = "-" if one.floor is None else f"{100 * one.floor:.2g} %"
-            case = escape(f"{one.device_id} {one.device}"), escape(one.case_id)
-            table.add_row(*case, str(one.stored), str(one.counted), floor)
-        console.print(table)
+    rows = []
+    for one in floors:
+        floor = "-" if one.floor is None else f"{100 * one.floor:.2g} %"
+        rows.append([one.case_id, f"{one.device_id} {one.device}", str(one.stored), str(one.counted), floor])
+    if rows:
+        print_rows(console, ["case", "device", *figures("comparisons", "counted", "noise floor")], rows)
     console.print(
         f"A floor takes {FEWEST} comparisons of the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and an "
         f"interval of at most {100 * SAME_MARGIN:g} % either way: benchd compare --aa CASE"
@@ -358,13 +356,14 @@ def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
     """Print every case of a plan, the variants that cannot run here by reason, and the longest time it can take."""
     console = console_on(out)
-    table = Table(title="plan", title_justify="left", title_style="")
-    for heading in ("case", "processes", "at most"):
-        table.add_column(heading, overflow="fold")
+    rows, reasons = [], []
     for planned in plan:
-        length = planned.reason or f"{planned.seconds:.0f} s"
-        table.add_row(escape(planned.case.case_id), str(planned.limits.processes), escape(length))
-    console.print(table)
+        case_id, reason = planned.case.case_id, planned.reason
+        rows.append([case_id, str(planned.limits.processes), "-" if reason else f"{planned.seconds:.0f} s"])
+        reasons += [f"not run: {case_id}: {reason}"] if reason else []
+    print_rows(console, ["case", *figures("processes", "at most")], rows, "plan")
+    for text in reasons:
+        console.print(text, markup=False)
     longest = _clock(sum(planned.seconds for planned in plan))
     console.print(f"{_cases(len(plan))}, at most about {longest}")
     if any(planned.accuracy for planned in plan):
@@ -406,20 +405,14 @@ def print_kernels(out: TextIO, err: TextIO, as_json: bool) -> None:
     if as_json:
         out.write(msgspec.json.encode({"triton": version, "kernels": rows}).decode() + "\n")
     else:
-        console_on(out).print(_kernel_table(rows, version))
+        of_each = figures("sm", "warps", "registers", "spills B", "shared B", "occupancy %")
+        columns = ["op", "kernel", *of_each, "limited by"]
+        print_rows(console_on(out), columns, list(map(_kernel_row, rows)), f"compiled by Triton {version}")
 
 
-def _kernel_table(rows: Sequence[Compiled], version: str) -> Table:
-    table = Table(title=f"compiled by Triton {version}", title_justify="left", title_style="")
-    for heading in ("op", "kernel", "sm"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("warps", "registers", "spills B", "shared B", "occupancy %"):
-        table.add_column(heading, justify="right")
-    table.add_column("limited by")
-    for row in rows:
-        figures = (row.sm, row.warps, row.registers, row.spilled_bytes, row.shared_bytes, f"{100 * row.occupancy:.0f}")
-        table.add_row(row.op, escape(row.kernel), *map(str, figures), ", ".join(row.limits))
-    return table
+def _kernel_row(row: Compiled) -> list[str]:
+    counts = (row.sm, row.warps, row.registers, row.spilled_bytes, row.shared_bytes, f"{100 * row.occupancy:.0f}")
+    return [row.op, row.kernel, *map(str, counts), ", ".join(row.limits)]
 
 
 def _compiled(console: Console) -> list[Compiled]:

@@ -14,7 +14,7 @@ from benchd.daemon.records import Record
 from benchd.daemon.reporting.console import print_decisions
 from benchd.daemon.verdicts import accuracy, results
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line
-from benchd.daemon.verdicts.rows import Cell, row
+from benchd.daemon.verdicts.rows import Cell, row, spreadsheet
 
 
 def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> int:
@@ -52,7 +52,7 @@ def _csv(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     text = StringIO()
     writer = csv.DictWriter(text, list(row(found[0])), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(row(record) for record in found)
+    writer.writerows({name: spreadsheet(value) for name, value in row(record).items()} for record in found)
     return text.getvalue()
 
 

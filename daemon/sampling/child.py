@@ -48,8 +48,8 @@ class SamplerProcess:
     def __enter__(self) -> "SamplerProcess":
         # Never readable: the owner waits on it while there is no process.
         self._silence = os.pipe()
-        self._child = _Child(self._arguments)
         try:
+            self._child = _Child(self._arguments)
             self._wait(lambda: self._samples.last_tick_ns() is not None or self._child is None, START_S)
             self._require_started()
         except BaseException:
@@ -186,7 +186,12 @@ class SamplerProcess:
             self._start_again()
 
     def _start_again(self) -> None:
-        self._child = _Child(self._arguments)
+        try:
+            self._child = _Child(self._arguments)
+        except OSError as error:  # the case goes on without samples
+            since_ns = self._samples.last_tick_ns() or time.monotonic_ns()
+            self._lost = self._lost or _Loss(since_ns, f"the sampler process did not start: {error.strerror}")
+            return
         if self._watched is not None:
             self._tell(Command(watch_pid=self._watched))
 

@@ -21,6 +21,7 @@ from benchd.daemon.records import wall_now
 from benchd.daemon.service import homeassistant
 from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.schedule import Progress
+from benchd.daemon.service.starts import STEADY_S
 
 LATEST = "latest"
 MAX_GONE = 200  # cases that have left the plan and are still cleared on the broker
@@ -36,12 +37,14 @@ class ServiceActivity:
     waiting_for: str | None = None
     problem: str | None = None
     slower: str | None = None
+    restarted: str | None = None
     started_s: float = field(default_factory=time.monotonic)
 
     @property
     def problems(self) -> str | None:
         """Return all problems."""
-        return "; ".join(filter(None, (self.problem, self.slower))) or None
+        is_steady = time.monotonic() - self.started_s > STEADY_S
+        return "; ".join(filter(None, (self.problem, self.slower, None if is_steady else self.restarted))) or None
 
     @property
     def case_id(self) -> str | None:

@@ -2,12 +2,9 @@
 
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import msgspec
 
 from benchd.daemon.config import Conditions
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
@@ -15,31 +12,38 @@ from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.session import INTERRUPTED, Session
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import ProcessResult
+from benchd.daemon.records import Record
 from benchd.daemon.service import conditions
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.service.publisher import Running
 from benchd.daemon.service.schedule import Progress
 
+DIED = "the service died while this case ran"
 LOOK_S = 5.0  # between two checks of the schedule, the conditions and a lock held by another process
 
 
 class Cases:
-    """Measures the agenda's cases one by one; `session` lasts until the configuration changes."""
+    """Measures the agenda's cases one by one; `session` lasts until the configuration changes.
 
-    def __init__(self, base: Base, now: Configured, between: Between, artifacts: Path | None) -> None:
+    A case ends when `is_stopping`.
+    """
+
+    def __init__(
+        self, base: Base, now: Configured, between: Between, artifacts: Path | None, is_stopping: Callable[[], bool]
+    ) -> None:
         self._base, self._now, self._between, self._activity = base, now, between, base.activity
         self.session = Session(
             now.settings,
             now.machine,
             base.places.state / "runs",
-            [now.publisher, base.journal],
-            lambda: between.attend(self.session),
+            [base.journal, now.publisher],
+            # a signal that came before the session took them over ends the case too
+            lambda: INTERRUPTED if is_stopping() else between.attend(self.session),
             given_artifacts=artifacts,
             flags=("mqtt", "service") if now.publisher.link else ("service",),
         )
@@ -74,11 +78,13 @@ class Cases:
     def _disk_problem(self) -> str | None:
         """Return why no new case may begin, after trying to free space by deleting sent messages."""
         outbox, quota_bytes = self._base.outbox, self._now.settings.service.quota_bytes
-        if outbox.used_bytes() > quota_bytes:
-            with suppress(UsageError):  # a full disk, which is reported below
+        try:
+            if outbox.used_bytes() > quota_bytes:
                 outbox.forget_sent(time.time(), keep_rows=0)
-        full = outbox.used_bytes() > quota_bytes or not self._base.reserve.hold()
-        self._activity.problem = "degraded:disk" if full else None
+            full = "the outbox exceeds its quota" if outbox.used_bytes() > quota_bytes else self._base.reserve.hold()
+        except UsageError as error:
+            full = str(error)
+        self._activity.problem = f"degraded:disk: {full}" if full else None
         return self._activity.problem
 
     def measure(self, entry: Progress, left: Sequence[Planned]) -> None:
@@ -95,6 +101,10 @@ class Cases:
                 supervisor.measure(planned)
         except Busy as busy:  # another process was faster
             self._wait_for(str(busy))
+        except OSError as error:  # no free process or descriptor, before there was a worker
+            run, run_id = session.run(entry.suite_id), RunId.new()
+            outcomes = [unmeasured("failed", f"the case did not start: {error.strerror}")]
+            session.publish(recording.record(planned.case, planned.preset, run, run_id, outcomes))
         except BenchdError as error:
             self._activity.problem = str(error)
             self._between.event("pass_failed", f"{entry.suite.name or 'run'}: {error}")
@@ -121,15 +131,22 @@ class Cases:
 
         It may have killed the service.
         """
-        reason = "the service died while this case ran"
-        outcome = Outcome(process=ProcessResult(status="aborted", reason=reason))
+        outcome = unmeasured("aborted", DIED)
         run_id = RunId(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
         run = replace(self.session.run(running.suite_id), boot_id=running.boot_id, flags=())
         record = recording.record(running.case, running.preset, run, run_id, [outcome])
-        if self._now.agenda.is_under_way(running.suite_id):
-            self._now.agenda.skip(running.suite_id, record.case_id)
-        for sink in self.session.sinks:
-            sink.publish(record, msgspec.json.encode(record))
+        self._skip(record)
+        self.session.publish(record)
+
+    def take_up(self, record: Record, body: bytes) -> None:
+        """Publish a record that the last service only put into the journal before it died."""
+        if record.reason == DIED:
+            self._skip(record)
+        self._now.publisher.publish(record, body)
+
+    def _skip(self, record: Record) -> None:
+        if self._now.agenda.is_under_way(record.suite_id):
+            self._now.agenda.skip(record.suite_id, record.case_id)
 
 
 def _not_free() -> str | None:

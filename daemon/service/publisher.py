@@ -11,7 +11,7 @@ from msgspec import Struct
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Event, latest
-from benchd.daemon.delivery.outbox import Message, Outbox
+from benchd.daemon.delivery.outbox import JOURNALLED, Message, Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.machine.lock import Activity
 from benchd.daemon.machine.systemd_notify import log
@@ -61,6 +61,7 @@ class Publisher(Sink):
         self._outbox, self._reserve, self._boot_id = outbox, reserve, boot_id
         self._agenda, self._regressions, self._activity = agenda, regressions, activity
         self._begun_s = time.monotonic()
+        self._owed: list[Message] = []  # results that a full disk has kept from the outbox
 
     def begin_case(self, suite_id: str, planned: Planned) -> None:
         """Store the next case, so that a crash can be attributed to it."""
@@ -86,12 +87,18 @@ class Publisher(Sink):
         update = self._update(record)
         again_s = time.time() + APART_S if update.again else None
         state = self._agenda.after(record, time.monotonic() - self._begun_s, again_s)
-        result = Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body)
-        self._apply(update, {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}, result)
+        self._owed.append(Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body))
+        facts = {SCHEDULE: msgspec.json.encode(state), RUNNING: b"", JOURNALLED: record.run_id.encode()}
+        self._apply(update, facts, *self._owed)
+        self._owed.clear()
         self._agenda.state = state
         if self.link and record.case_id in self.planned_cases:
             shown = latest(record, update.judgement)
             self.link.retain(self.topics.latest(record.case_id), msgspec.json.encode(shown))
+
+    def adopt(self, results: Sequence[Message], run_id: str) -> None:
+        """Commit results that are in the journal up to this one."""
+        self._commit(results, {JOURNALLED: run_id.encode()})
 
     def _update(self, record: Record) -> Update:
         """Return the consequences of a result; cases listed in a command do not count as results of the plan."""
@@ -113,7 +120,9 @@ class Publisher(Sink):
     def end(self) -> None:
         """Let the link send again, whatever the result of the case."""
         self._hold(False)
-        self._activity.unlink(missing_ok=True)
+        self._begun_s = time.monotonic()
+        with suppress(OSError):
+            self._activity.unlink(missing_ok=True)
 
     def _hold(self, timed: bool) -> None:
         self.timed = timed

@@ -28,7 +28,7 @@ from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
-from benchd.daemon.service import announcements
+from benchd.daemon.service import announcements, recovery, starts
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import LOOK_S, Cases
@@ -40,6 +40,7 @@ from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.results import JOURNAL
 
 TICK_S = 1.0
+GOODBYE_S = 2.0  # with a worker and a sampler that end slowly, less than 5 s in all
 INSTANCE = "instance"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,17 +53,18 @@ def run(path: Path, artifacts: Path | None = None) -> int:
     if artifacts is not None and not artifacts.is_dir():
         made_by = f"`benchd export MODEL --output {artifacts}`"
         raise UsageError(f"--artifacts {artifacts}: no such folder; {made_by} makes one")
-    places = Places.here()
-    with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
-        Service(path, places, artifacts and artifacts.resolve()).run()
+    with starts.counted() as restarted:
+        places = Places.here()
+        with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
+            Service(path, places, artifacts and artifacts.resolve(), restarted).run()
     return 0
 
 
 class Service:
     """The service from startup to shutdown. A new configuration rebuilds `between` and `cases`."""
 
-    def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
-        self._path, self._places, self._artifacts = path, places, artifacts
+    def __init__(self, path: Path, places: Places, artifacts: Path | None = None, restarted: str | None = None) -> None:
+        self._path, self._places, self._artifacts, self._restarted = path, places, artifacts, restarted
         self._warnings: list[str] = []
         self._settings = config.read(path, self._warnings.append)
         self._stopping = self._reload_asked = False
@@ -76,8 +78,9 @@ class Service:
             outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / OUTBOX))
             stack.callback(outbox.close)
             reserve.hold()
-            journal = JournalSink(self._places.state / JOURNAL, reserve)
+            journal = reserve.write(lambda: JournalSink(self._places.state / JOURNAL, reserve))
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
+            self._base.activity.restarted = self._restarted
             self._startup(salvaged, taken_back)
             self._main_loop()
             self._shutdown()
@@ -92,8 +95,7 @@ class Service:
             self._between.event("outbox_salvaged", salvaged)
         if taken_back:
             self._between.event("outbox_taken_back", taken_back)
-        if running:
-            self._cases.end_interrupted(running)
+        recovery.recover(self._base, self._now, self._between, self._cases, running)
         self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
         self._base.notifier.ready()
 
@@ -105,7 +107,7 @@ class Service:
             if self._base.every.is_due("look", LOOK_S) or self._now.agenda.state.passes:
                 self._begin_due()
             step = self._cases.next()
-            if step:
+            if step and not self._stopping:
                 self._cases.measure(*step)
                 self._stopping = self._stopping or self._cases.session.interrupted
             else:
@@ -118,7 +120,7 @@ class Service:
         self._between.event("stopped", "by a signal")
         self._between.save()
         if self._now.publisher.link:
-            self._now.publisher.link.stop()
+            self._now.publisher.link.stop(GOODBYE_S)
         self._base.notifier.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -163,7 +165,7 @@ class Service:
         publisher.link = self._connected(settings.mqtt.url, topics) if settings.mqtt.url else None
         self._now = Configured(settings, machine, topics, agenda, regressions, publisher)
         self._between = Between(self._base, self._now, self._ask_reload)
-        self._cases = Cases(self._base, self._now, self._between, self._artifacts)
+        self._cases = Cases(self._base, self._now, self._between, self._artifacts, lambda: self._stopping)
         if publisher.link:
             self._introduce(publisher.link)
         planned = {case for cases in agenda.cases.values() for case in cases}

@@ -26,6 +26,9 @@ S. J. Pocock, Biometrika 64, 1977, who bounds the two-sided error; both are simu
 ALPHA = 0.05
 MIN_EFFECT = 0.005
 SAME_MARGIN = 0.01
+RUNS_APART = 0.1
+"""The smallest change that counts between one run and one other: runs 3 % apart differ by that in 2 to 3 %."""
+
 FEWEST_PROCESSES = 3
 """With two processes per side the degrees of freedom of Welch's t may fall below 2."""
 
@@ -146,12 +149,14 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     """Return the verdict on one effect at the two-sided error `alpha`.
 
     Faster or slower: the interval excludes 0, and the effect is at least `min_effect`. Same: two one-sided tests, each
-    at `same_alpha`, exclude a change of 1 %; never from one run per side, which does not show how much runs differ.
+    at `same_alpha`, exclude a change of 1 %. One run per side does not show how much runs differ: it is never the same,
+    and only a change of at least `RUNS_APART` is one.
     """
+    least = max(min_effect, RUNS_APART) if effect.unit == "processes" else min_effect
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
     answer: Answer = "inconclusive"
     within = narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN
-    if _excludes_zero(interval) and abs(effect.share) >= min_effect:
+    if _excludes_zero(interval) and abs(effect.share) >= least:
         answer = "slower" if effect.share > 0.0 else "faster"
         reason = "of these two runs; how much runs differ is not known" if effect.unit == "processes" else ""
     elif within and effect.unit != "processes":
@@ -165,6 +170,10 @@ def _undecided(effect: Effect, interval: Interval, within: bool, alpha: float, m
     """Return why the effect is neither a difference nor the same, and what would decide."""
     if within:
         why = f"alike within {100 * SAME_MARGIN:g} % in these two runs; how much runs differ is not known"
+    elif _excludes_zero(interval) and effect.unit == "processes":
+        why = (
+            f"these two runs differ, but so may runs of the same code: a change below {100 * RUNS_APART:g} % takes more"
+        )
     elif _excludes_zero(interval):
         return f"the difference is below the smallest that counts here, {100 * min_effect:.2g} %"
     else:

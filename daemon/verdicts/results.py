@@ -1,13 +1,18 @@
 """Reads result files: the records of a run, or the error in the first line that is not a record."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from benchd.daemon import journal, records
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import PROFILED, Record
 
 JOURNAL = "records.jsonl"
+_SPECIAL = re.compile(rb"\\u|[^ -~]")  # what a record without control characters may lack
 
 
 def read(path: Path) -> list[Record]:
@@ -53,10 +58,20 @@ def _each(paths: Sequence[Path]) -> Iterator[Record]:
 
 
 def _decoded(file: Path, number: int, line: bytes) -> Record:
+    """Return the record of a line; control characters are replaced, because a terminal would obey them."""
     try:
-        return records.decode(line)
+        record = records.decode(line)
     except SchemaError as error:
         raise SchemaError(f"{file} line {number}: {error}") from error
+    return msgspec.convert(_printable(msgspec.to_builtins(record)), Record) if _SPECIAL.search(line) else record
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in value)
+    if isinstance(value, dict):
+        return {_printable(name): _printable(inner) for name, inner in value.items()}
+    return [_printable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def process_medians_ms(found: Sequence[Record]) -> list[float]:

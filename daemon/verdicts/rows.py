@@ -70,6 +70,11 @@ def row(record: Record) -> Row:
     }
 
 
+def spreadsheet(value: Cell) -> Cell:
+    """Return a cell for CSV: a spreadsheet would interpret some texts as formulas."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
 def _options(options: dict[str, OptionValue]) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(options.items()))
 

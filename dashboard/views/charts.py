@@ -87,7 +87,7 @@ def throttled(series: Series) -> list[tuple[float, float]]:
 
 
 def _boundaries(marks: list[Happened]) -> dict[str, Any]:
-    lines = [{"xAxis": mark.arrived_s * 1e3, "name": mark.name} for mark in marks]
+    lines = [{"xAxis": mark.at_s * 1e3, "name": mark.name} for mark in marks]
     return {"symbol": "none", "silent": True, "label": {"show": False}, "lineStyle": {"color": GREY}, "data": lines}
 
 
@@ -99,13 +99,13 @@ def _bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
 def history(results: list[Result], clean: dict[str, float], marks: list[Happened]) -> dict[str, Any]:
     """Return medians with their intervals over time, those of `clean` blocks beside them, and one line per mark."""
     options = base("ms")
-    points = [[result.arrived_s * 1e3, result.median_ms] for result in results]
+    points = [[result.measured_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(result) for result in results if result.low_ms is not None and result.high_ms is not None]
     options["series"] = [{"type": "line", "name": "as experienced", "data": points, "symbolSize": 8}, *bars]
     options["series"][0]["markLine"] = lines = _boundaries(marks)
     lines["data"] = [line if line["name"] == CHANGED else line | STEP for line in lines["data"]]
     if clean:
-        hollow = [[result.arrived_s * 1e3, clean[result.key]] for result in results if result.key in clean]
+        hollow = [[result.measured_s * 1e3, clean[result.key]] for result in results if result.key in clean]
         options["series"].append(
             {"type": "scatter", "name": "clean", "data": hollow, "symbol": "emptyCircle", "symbolSize": 10}
         )
@@ -114,7 +114,7 @@ def history(results: list[Result], clean: dict[str, float], marks: list[Happened
 
 
 def _interval(result: Result) -> dict[str, Any]:
-    t_ms = result.arrived_s * 1e3
+    t_ms = result.measured_s * 1e3
     line = {"color": GREY, "width": 3, "opacity": 0.6}
     data = [[t_ms, result.low_ms], [t_ms, result.high_ms]]
     return {

@@ -10,7 +10,7 @@ from benchd.daemon.verdicts import one_environment
 from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT, Verdict
 from benchd.dashboard import queries
-from benchd.dashboard.layout import frame, notice, record_path
+from benchd.dashboard.layout import PATIENCE_S, frame, notice, record_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import energy, figure, median, short, verdict
@@ -19,7 +19,7 @@ from benchd.dashboard.text import energy, figure, median, short, verdict
 def add(store: Store) -> None:
     """Serve the view at /compare?a=KEY&b=KEY."""
 
-    @ui.page("/compare")
+    @ui.page("/compare", response_timeout=PATIENCE_S)
     async def comparison(a: str = "", b: str = "") -> None:
         with frame("Compare"):
             pair = [await to_thread(queries.result, store, key) for key in (a, b)]
@@ -30,7 +30,7 @@ def add(store: Store) -> None:
             if any(PROFILED in side.flags for side in pair if side):
                 notice("Profiles cannot be compared: measure the case with bench-once.")
                 return
-            found = judged(records[0], records[1])
+            found = await to_thread(judged, records[0], records[1])
             ui.label(verdict(found)).classes(f"verdict {found.answer}").mark("verdict")
             ui.label(_ratio(pair[0], pair[1])).classes("soft")
             _side_by_side(pair[0], pair[1])

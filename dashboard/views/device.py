@@ -3,23 +3,24 @@
 import time
 from asyncio import to_thread
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 from urllib.parse import quote
 
 from nicegui import ui
 
 from benchd.daemon.delivery.broker import Broker
+from benchd.daemon.verdicts.effects import Answer
 from benchd.dashboard import queries
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.layout import REFRESH_S, facts, follow, frame, heading, history_path, notice
+from benchd.dashboard.layout import PATIENCE_S, REFRESH_S, facts, follow, frame, heading, history_path, notice
+from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, short, top1
+from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, top1
 from benchd.dashboard.views import charts
 
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
-EVENTS = 20
 QUIET = "No telemetry in this period: a device sends it while a case runs and a sensor can be read."
 
 
@@ -36,7 +37,7 @@ class _State(NamedTuple):
 def add(store: Store, broker: Broker) -> None:
     """Serve the view at /device/<id>."""
 
-    @ui.page("/device/{device_id}")
+    @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
         with frame(short(device_id)):
             first = await to_thread(_read, store, device_id, min(SPANS))
@@ -71,14 +72,14 @@ def add(store: Store, broker: Broker) -> None:
                 accuracies.show(
                     [_accuracy(device_id, latest) for latest in now.latest if latest.accuracy_top1 is not None]
                 )
-                events.show([_event(mark) for mark in now.marks[: -EVENTS - 1 : -1]])
+                events.show([_event(mark) for mark in reversed(now.marks)])
 
             await follow(refresh, 2 * REFRESH_S)
 
 
 def _read(store: Store, device_id: str, span_s: int) -> _State:
     now_s = time.time()
-    found = next((device for device in queries.fleet(store, now_s) if device.device_id == device_id), None)
+    found = next(iter(queries.fleet(store, now_s, device_id=device_id)), None)
     since_s = now_s - span_s
     series, marks = queries.series(store, device_id, since_s), queries.happenings(store, device_id, since_s)
     return _State(found, series, marks, queries.latest(store, device_id))
@@ -108,12 +109,13 @@ def _suites(broker: Broker, device_id: str, suites: list[SuiteInfo]) -> None:
     heading("Suites")
     if not suites:
         notice("This device has published no suites. Its configuration lists them under [[suite]].")
-    for suite in suites:
+    for number, suite in enumerate(suites[:SHOWN]):
         with ui.row().style("align-items: center; gap: .75rem"):
             ui.button("Run", on_click=partial(_run, broker, device_id, suite.name)).props(
-                f"aria-label='run suite' no-caps data-suite={suites.index(suite)}"
+                f"aria-label='run suite' no-caps data-suite={number}"
             )
             ui.label(short(f"{suite.name}: {count(len(suite.cases), 'case')}, {suite.when or 'on demand'}"))
+    ui.label(more(len(suites) - SHOWN)).classes("soft")
 
 
 async def _run(broker: Broker, device_id: str, suite: str) -> None:
@@ -151,6 +153,8 @@ class _Lines:
 
     def show(self, lines: list[_Line]) -> None:
         """Replace the lines."""
+        lines, rest = lines[:SHOWN], more(len(lines) - SHOWN)
+        lines += [(rest, "soft", "")] if rest else []
         if lines == self._shown:
             return
         self._shown = lines
@@ -164,7 +168,8 @@ class _Lines:
 def _verdict(device_id: str, latest: Latest) -> _Line:
     against = f"{figure(latest.median_ms, 'ms')} against {figure(latest.baseline_ms, 'ms')}"
     text = f"{latest.verdict}: {latest.case_id}, {latest.verdict_reason or against}"
-    return text, f"link {latest.verdict}", history_path(device_id, latest.case_id)
+    look = latest.verdict if latest.verdict in get_args(Answer) else ""  # a foreign word must not become classes
+    return text, f"link {look}", history_path(device_id, latest.case_id)
 
 
 def _accuracy(device_id: str, latest: Latest) -> _Line:
@@ -172,4 +177,4 @@ def _accuracy(device_id: str, latest: Latest) -> _Line:
 
 
 def _event(mark: Happened) -> _Line:
-    return f"{clock(mark.arrived_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""
+    return f"{clock(mark.at_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""

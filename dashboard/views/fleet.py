@@ -7,10 +7,11 @@ from urllib.parse import quote
 from nicegui import ui
 
 from benchd.dashboard import queries
-from benchd.dashboard.layout import follow, frame, notice
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice
+from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, count, doing, figure, short
+from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short
 
 EMPTY = "No device is known yet. On a device run bench-once --mqtt URL, or the service (benchd run) with this broker."
 
@@ -18,15 +19,18 @@ EMPTY = "No device is known yet. On a device run bench-once --mqtt URL, or the s
 def add(store: Store) -> None:
     """Serve the view at /."""
 
-    @ui.page("/")
-    async def fleet() -> None:
+    @ui.page("/", response_timeout=PATIENCE_S)
+    async def fleet(page: int = 1) -> None:
+        page = min(max(page, 1), READ)
+        offset = SHOWN * (page - 1)
         with frame("Fleet"):
             problems, empty = notice(""), notice(EMPTY)
-            grid = ui.element("div").classes("grid")
+            grid, rest = ui.element("div").classes("grid"), ui.link("", f"/?page={page + 1}").classes("link")
             cards: dict[str, _Card] = {}
 
             async def refresh() -> None:
-                devices, wrong = await to_thread(_read, store)
+                devices, total, wrong = await to_thread(_read, store, offset)
+                rest.set_text(more(total - offset - SHOWN))
                 problems.set_text(" ".join(wrong))
                 problems.set_visibility(bool(wrong))
                 empty.set_visibility(not devices and not wrong)
@@ -39,9 +43,10 @@ def add(store: Store) -> None:
             await follow(refresh)
 
 
-def _read(store: Store) -> tuple[list[Device], list[str]]:
+def _read(store: Store, offset: int) -> tuple[list[Device], int, list[str]]:
     now_s = time.time()
-    return queries.fleet(store, now_s), queries.problems(store, now_s)
+    devices = queries.fleet(store, now_s, offset=offset, limit=SHOWN)
+    return devices, queries.devices(store), queries.problems(store, now_s)
 
 
 class _Card:

@@ -13,7 +13,7 @@ from benchd.daemon.verdicts import one_environment
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.statistics import median
 from benchd.dashboard import queries
-from benchd.dashboard.layout import frame, heading, notice
+from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
 from benchd.dashboard.store import Store
@@ -22,8 +22,8 @@ from benchd.dashboard.views import charts
 
 RUNS = 200
 CAPTION = (
-    f"Median with its 95 % interval, as experienced; the newest {RUNS} runs. A labelled line: start of a new level. "
-    "A grey line: the environment or benchd changed."
+    f"Median with its 95 % interval, as experienced; the newest {RUNS} runs, when they were measured. "
+    "A labelled line: start of a new level. A grey line: the environment or benchd changed."
 )
 CLEAN = " A hollow point: the same run excluding its disturbed blocks."
 
@@ -31,7 +31,7 @@ CLEAN = " A hollow point: the same run excluding its disturbed blocks."
 def add(store: Store) -> None:
     """Serve the view at /history/<device>/<case>."""
 
-    @ui.page("/history/{device_id}/{case_id:path}")
+    @ui.page("/history/{device_id}/{case_id:path}", response_timeout=PATIENCE_S)
     async def history(device_id: str, case_id: str) -> None:
         with frame(short(f"{case_id} on {device_id}")):
             found = await to_thread(queries.history, store, device_id, case_id, RUNS)
@@ -40,14 +40,20 @@ def add(store: Store) -> None:
                 return
             clean = await to_thread(queries.clean_medians, store, [result.key for result in found])
             marks = [*steps(found), *await to_thread(changes, found, partial(queries.record, store))]
-            ui.label(CAPTION + (CLEAN if clean else ""))
+            ui.label(CAPTION + (CLEAN if clean else "") + undated(found))
             ui.echart(charts.history(found, clean, marks)).style("height: 24rem; width: 100%")
             heading("Steps and changes")
             with ui.column().style("gap: .1rem"):
                 for mark in sorted(marks, reverse=True):
-                    ui.label(f"{clock(mark.arrived_s)}  {mark.name}  {short(mark.detail)}")
+                    ui.label(f"{clock(mark.at_s)}  {mark.name}  {short(mark.detail)}")
                 if not marks:
                     ui.label(f"none in {count(len(found), 'run')}").classes("soft")
+
+
+def undated(results: list[Result]) -> str:
+    """Return how many results are shown when they arrived, because their device's clock cannot have been right."""
+    number = sum(result.measured_s == result.arrived_s for result in results)
+    return f" {count(number, 'run')} by arrival: the device's clock was not set." if number else ""
 
 
 def steps(results: list[Result]) -> Iterator[Happened]:
@@ -57,14 +63,14 @@ def steps(results: list[Result]) -> Iterator[Happened]:
     levels = [median(times_ms[begin:end]) for begin, end in pairwise([0, *places, len(times_ms)])]
     for place, (before, after) in zip(places, pairwise(levels), strict=True):
         detail = f"from {figure(before, 'ms')} to {figure(after, 'ms')}"
-        yield Happened(results[place].arrived_s, f"{100 * (after / before - 1):+.1f} %", detail)
+        yield Happened(results[place].measured_s, f"{100 * (after / before - 1):+.1f} %", detail)
 
 
 def changes(results: list[Result], record: Callable[[str], Record | None]) -> list[Happened]:
     """Return where the environment or benchd changed, and what of it; `record` finds one by its key."""
     pairs = [pair for pair in pairwise(results) if _made_by(pair[0]) != _made_by(pair[1])]
     named = [(after, _changed(before, after, record(before.key), record(after.key))) for before, after in pairs]
-    return [Happened(after.arrived_s, charts.CHANGED, words) for after, words in named if words]
+    return [Happened(after.measured_s, charts.CHANGED, words) for after, words in named if words]
 
 
 def _made_by(result: Result) -> tuple[str, str]:

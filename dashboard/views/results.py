@@ -8,7 +8,7 @@ from nicegui import app, events, ui
 from starlette.responses import Response, StreamingResponse
 
 from benchd.dashboard import export, queries
-from benchd.dashboard.layout import follow, frame, history_path, notice, record_path
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, notice, record_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
@@ -43,7 +43,7 @@ def add(store: Store) -> None:
     app.get("/record/{key}")(lambda key: _raw(store, key))
     app.get("/results.csv")(lambda: StreamingResponse(export.lines(store, Filter()), media_type="text/csv"))
 
-    @ui.page("/results")
+    @ui.page("/results", response_timeout=PATIENCE_S)
     async def results(device: str = "", model: str = "", variant: str = "", status: str = "", text: str = "") -> None:
         names = ("device_id", "model", "variant", "status")
         with frame("Results"):
@@ -120,8 +120,7 @@ def _table() -> _Table:
 
 def _page(store: Store, which: Filter, paging: dict[str, Any]) -> queries.Page:
     rows = min(int(paging["rowsPerPage"]) or ROWS, 100)
-    # by arrival, not by a device's own clock
-    sort = "arrived_s" if paging["sortBy"] in (None, "t_wall") else str(paging["sortBy"])
+    sort = "measured_s" if paging["sortBy"] in (None, "t_wall") else str(paging["sortBy"])
     return queries.results(store, which, sort, bool(paging["descending"]), (int(paging["page"]) - 1) * rows, rows)
 
 

@@ -6,7 +6,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from benchd.dashboard import queries
-from benchd.dashboard.layout import frame, heading, notice
+from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
@@ -18,7 +18,7 @@ NO_ENERGY = "No result of this model has both latency and energy. Energy needs a
 def add(store: Store) -> None:
     """Serve the view at /trade-off."""
 
-    @ui.page("/trade-off")
+    @ui.page("/trade-off", response_timeout=PATIENCE_S)
     async def trade_off(model: str = "") -> None:
         with frame("Trade-off"):
             models = await to_thread(queries.choices, store, "model")

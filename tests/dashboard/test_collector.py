@@ -7,8 +7,10 @@ import time
 import uuid
 from contextlib import closing, contextmanager
 
+import msgspec
 import pytest
 from broker import free_port, program, running_broker
+from links import linked
 from records_made import made
 from waiting import WAIT_S, wait_for
 
@@ -19,10 +21,13 @@ from sqlalchemy import func, select
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.sender import drain
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
-from benchd.dashboard import collector
+from benchd.dashboard import collector, messages
+from benchd.dashboard.collector import Collector
+from benchd.dashboard.messages import READER, quarantined
 from benchd.dashboard.store import Store
 
 SETTINGS = (
@@ -43,9 +48,9 @@ def url(tmp_path):
 
 
 @contextmanager
-def collecting(url, database, name="site"):
+def collecting(url, database, name="site", run=collector.run):
     """Yield the process of a collector whose session the broker knows."""
-    process = multiprocessing.get_context("spawn").Process(target=collector.run, args=(parse_url(url), database, name))
+    process = multiprocessing.get_context("spawn").Process(target=run, args=(parse_url(url), database, name))
     began_s = time.time()
     process.start()
     try:
@@ -95,7 +100,7 @@ def hear(broker, topic, *options):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_what_is_stored_is_confirmed_to_its_device(broker, url, tmp_path):
+def test_what_is_stored_is_confirmed_to_its_device_and_nothing_else_is(broker, url, tmp_path):
     hear(broker, "benchd/v1/d1/ack/site", "-E")
     with collecting(broker.url, url), closing(Store(url)) as store:
         say(broker, "benchd/v1/d1/result/rubbish", "{")
@@ -103,9 +108,73 @@ def test_what_is_stored_is_confirmed_to_its_device(broker, url, tmp_path):
         publish(broker.url, tmp_path, [1])
         confirmed = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
         assert count(store, "result") == 1
-    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"]}
-    # what nobody can read is stored too, and need not come again
-    assert heard["keys"] == ["d1:rubbish"]
+    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"], "unread": {}}
+    assert heard["keys"] == []
+    assert "not a benchd record" in heard["unread"]["d1:rubbish"]
+
+
+FUTURE = {
+    "a schema": {"schema": "benchd.record/2", "run_id": "r1"},
+    "a scenario": msgspec.to_builtins(made(device_id="d1")) | {"case": {"model": "m", "scenario": "offshore"}},
+}
+
+
+@pytest.mark.parametrize("kind", FUTURE)
+def test_a_result_that_only_a_later_dashboard_can_read_stays_with_its_device(broker, url, tmp_path, kind):
+    path, key = tmp_path / "outbox.db", "d1:r1"
+    with closing(Outbox(path)) as outbox:
+        outbox.add(key, Topics("d1").result("r1"), 1, json.dumps(FUTURE[kind]).encode())
+        with collecting(broker.url, url), linked(broker, "d1", path) as (link, _), closing(Store(url)) as store:
+            wait_for(lambda: link.seen.events)
+            assert (count(store, "result"), count(store, "quarantine")) == (0, 1)
+        assert outbox.backlog() == ((0, 1, 0), 1)
+    event, detail = link.seen.events[0]
+    assert event == "not_stored"
+    assert detail.startswith("site cannot read 1 results (")
+
+
+def test_what_an_earlier_version_could_not_read_is_read_again(broker, url):
+    topic = Topics("d1").result("r1")
+    held = [Arrived(topic, encode(made(device_id="d1")), 5.0), Arrived(topic, b"{", 6.0)]
+    with closing(Store(url)) as store:
+        rows = [quarantined(one, "record of a later schema") for one in held]
+        store.add(row._replace(values=row.values | {"reader": "0.0"}) for row in rows)
+        with collecting(broker.url, url):
+            pass
+        assert (count(store, "result"), count(store, "body"), count(store, "quarantine")) == (1, 1, 1)
+        assert value(store, select(store.tables["result"].c.arrived_s)) == 5.0
+        assert value(store, select(store.tables["quarantine"].c.reader)) == READER
+
+
+def test_a_message_that_the_database_refuses_costs_nothing_but_itself(broker, url, tmp_path):
+    with closing(Store(url)) as store:
+        with store._writing() as connection:
+            wrong = "WHEN new.run_id = 'r5' BEGIN SELECT RAISE(ABORT, 'no'); END"
+            connection.exec_driver_sql(f"CREATE TRIGGER fault BEFORE INSERT ON result {wrong}")
+        with collecting(broker.url, url) as process:
+            publish(broker.url, tmp_path, range(10))
+            wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (9, 1))
+            assert process.is_alive()
+        assert value(store, select(store.tables["quarantine"].c.reason)) == "not stored: no"
+
+
+def collect_with_a_fault(broker, database, name):
+    """Collect with a reader of events that fails as no code foresees."""
+
+    def fail(address, message):
+        raise KeyError("planted")
+
+    messages._READERS["event"] = fail
+    collector.run(broker, database, name)
+
+
+def test_an_exception_that_nobody_foresaw_costs_one_message(broker, url, tmp_path):
+    with collecting(broker.url, url, run=collect_with_a_fault) as process, closing(Store(url)) as store:
+        say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')
+        publish(broker.url, tmp_path, [1])
+        wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (1, 1))
+        assert value(store, select(store.tables["quarantine"].c.reason)) == "KeyError: 'planted'"
+        assert process.is_alive()
 
 
 def test_a_message_that_cannot_be_read_never_stops_the_rest(broker, url, tmp_path):
@@ -178,6 +247,21 @@ def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
             publish(second.url, tmp_path, range(5))
             wait_for(lambda: count(store, "result") == 5)
         assert process.is_alive()
+
+
+def test_a_clock_that_is_set_neither_ages_anything_nor_silences_the_collector(url, monkeypatch):
+    wall, uptime, year_s = time.time, time.monotonic, 365 * 86400.0
+    with closing(Store(url)) as store:
+        kept = Collector(store, parse_url("mqtt://127.0.0.1"), "site")
+        store.add(messages.rows(Arrived("benchd/v1/d1/event", b'{"event":"a"}', wall())))
+        seen_s = select(store.tables["collector"].c.seen_s)
+        # set ahead, set back, set ahead for good and then left alone for two days
+        for hours, set_s, events in ((0, 0, 1), (1, year_s, 1), (2, -year_s, 1), (3, year_s, 1), (51, year_s, 0)):
+            monkeypatch.setattr(time, "monotonic", lambda hours=hours: uptime() + 3600 * hours)
+            monkeypatch.setattr(time, "time", lambda hours=hours, set_s=set_s: wall() + 3600 * hours + set_s)
+            kept._keep_house()
+            assert count(store, "event") == events
+            assert abs(value(store, seen_s) - time.time()) < 60
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "+", "#", "A"])

@@ -108,7 +108,7 @@ def stored(now_s):
 
 @contextmanager
 def serving(mqtt, database, *options, **environment):
-    """Yield the port of the running command."""
+    """Yield the port of the running command, and its process."""
     port = free_port()
     command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mqtt, "--database", database]
     child = {**os.environ, "NICEGUI_STORAGE_PATH": str(Path(database.removeprefix("sqlite:///")).parent), **environment}
@@ -116,7 +116,7 @@ def serving(mqtt, database, *options, **environment):
     with subprocess.Popen([*command, "--port", str(port), *options], env=child) as process:
         try:
             wait_for(lambda: _answers(port), process)
-            yield port
+            yield port, process
         finally:
             process.terminate()
             assert process.wait(WAIT_S) is not None
@@ -144,7 +144,7 @@ def store_of_site(site_database):
 @pytest.fixture(scope="module")
 def site(mosquitto, site_database, store_of_site):
     """The port of a dashboard that shows the small fleet."""
-    with serving(mosquitto.url, site_database) as port:
+    with serving(mosquitto.url, site_database) as (port, _):
         yield port
 
 
@@ -382,7 +382,7 @@ def test_another_name_and_another_site_are_refused(site):
 
 def test_beyond_loopback_a_token_is_asked_for(mosquitto, tmp_path):
     database, secret = f"sqlite:///{tmp_path}/d.db", {TOKEN_VARIABLE: "s3cret"}
-    with serving(mosquitto.url, database, "--host", "0.0.0.0", "--only", "pages", **secret) as port:  # noqa: S104
+    with serving(mosquitto.url, database, "--host", "0.0.0.0", "--only", "pages", **secret) as (port, _):  # noqa: S104
         assert get(port, "/")[0] == 401
         assert get(port, "/?token=wrong")[0] == 401
         status, headers, _ = get(port, "/?token=s3cret")

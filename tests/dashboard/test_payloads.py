@@ -8,7 +8,8 @@ from records_made import ENERGY, WRONG, made
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import Case, Energy, encode
-from benchd.dashboard.messages import INTEGER_LIMIT, acknowledged_key, rows
+from benchd.dashboard.limits import LIMITS, OTHER
+from benchd.dashboard.messages import INTEGER_LIMIT, delivery_key, rows
 
 DEVICE = "bench-abc123"
 RESULT = f"benchd/v1/{DEVICE}/result/r1"
@@ -104,7 +105,7 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (RESULT, b"", "not a benchd record"),
         (RESULT, b'{"schema":"benchd.record/2"}', "this version reads"),
         (RESULT, b'{"schema":"benchd.record/1","median":NaN}', "not a benchd record"),
-        (RESULT, b"[" * 100_000, "not a benchd record"),
+        (RESULT, b"[" * 32, "not a benchd record"),
         (RESULT, b"\xff\xfe", "not a benchd record"),
         (RESULT, encode(made(run_id="other")), f"the record says it is {DEVICE}:other"),
         (RESULT, encode(made(case=Case(model="m" * 513))), "longer than 512 characters"),
@@ -142,7 +143,23 @@ def test_no_change_of_a_record_raises_or_makes_a_value_that_no_database_takes(va
             assert all(abs(number) < INTEGER_LIMIT for number in whole)
 
 
+@pytest.mark.parametrize("kind", [*LIMITS, "cmd"])
+def test_what_is_beyond_a_limit_of_its_kind_is_kept_apart_without_its_body(kind):
+    limit = LIMITS.get(kind, OTHER)
+    topic = f"benchd/v1/{DEVICE}/{kind}"
+    for over, why in (
+        (b"x" * (limit.bytes + 1), f"more than {limit.bytes} bytes"),
+        (b"[" + b"0," * limit.values + b"0]", f"more than {limit.values} values"),
+        (b"[" * (limit.depth + 1) + b"]" * (limit.depth + 1), f"nested more than {limit.depth} deep"),
+    ):
+        ((table, values),) = rows(Arrived(topic, over, 100.0))
+        assert (table, values["body"], values["reason"]) == ("quarantine", b"", why)
+    text = b'["' + b"[{," * limit.values + b'"]'  # brackets and commas of a text are none
+    if len(text) <= limit.bytes:
+        assert rows(Arrived(topic, text, 100.0))[0].values.get("body") == text
+
+
 def test_only_results_wait_for_a_confirmation():
-    assert acknowledged_key(RESULT) == (DEVICE, f"{DEVICE}:r1")
-    assert acknowledged_key(f"benchd/v1/{DEVICE}/event") is None
-    assert acknowledged_key("x/y") is None
+    assert delivery_key(RESULT) == (DEVICE, f"{DEVICE}:r1")
+    assert delivery_key(f"benchd/v1/{DEVICE}/event") is None
+    assert delivery_key("x/y") is None

@@ -159,7 +159,7 @@ def test_a_change_of_the_setup_is_marked_with_what_changed():
 
 def test_a_step_is_marked_at_its_first_run_with_its_size():
     levels = [10.0, 10.01, 9.99, 10.02, 10.0, 9.98, 11.2, 11.21, 11.19, 11.2, 11.22, 11.18]
-    results = [point("eager", median_ms, 1.0)._replace(arrived_s=place) for place, median_ms in enumerate(levels)]
+    results = [point("eager", median_ms, 1.0)._replace(measured_s=place) for place, median_ms in enumerate(levels)]
     assert list(history.steps(results)) == [Happened(6, "+12.0 %", "from 10 ms to 11.2 ms")]
     assert list(history.steps(results[:6])) == []
 

@@ -150,6 +150,15 @@ def test_records_stay_while_events_and_the_quarantine_end(store):
     assert (len(kept["result"]), kept["event"], len(kept["quarantine"])) == (1, [], QUARANTINE_ROWS)
 
 
+def test_rubbish_never_displaces_a_result_in_quarantine(store):
+    add(store, result(1)._replace(body=b'{"schema":"benchd.record/2"}'))
+    add(store, *[message("nothing", {"n": n}) for n in range(QUARANTINE_ROWS + 3)])
+    store.tidy(NOW_S)
+    found = content(store, "quarantine")["quarantine"]
+    assert len(found) == QUARANTINE_ROWS + 1
+    assert sum("/result/r1" in row for row in found) == 1
+
+
 def test_what_was_committed_is_there_after_reopening(url):
     with closing(Store(url)) as store:
         add(store, *MESSAGES)

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import queue
+import resource
 import signal
 import socket
 import sqlite3
@@ -20,18 +21,21 @@ import paho.mqtt.client as paho
 import psutil
 import pytest
 from asyncapi import Document
+from disks import use_up_inodes
 from fake_nvml import FIRST, FakeNvml
 from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon import records
+from benchd.daemon.config import Suite
 from benchd.daemon.delivery.disk_reserve import RESERVE_BYTES
 from benchd.daemon.delivery.outbox import OUTBOX, Outbox
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.service.between import WATCHDOG_S
 from benchd.daemon.service.publisher import SCHEDULE, STANDINGS, Running
+from benchd.daemon.service.schedule import State, begin
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -65,6 +69,14 @@ for look in (plan.has_gpu, plan.has_missed_gpu):
 del sys.argv[1]
 sys.exit(cli.benchd())
 """
+# dies once the journal has the record and before the outbox has it
+DYING = """
+import os, signal, sys
+from benchd.daemon import cli
+from benchd.daemon.service.publisher import Publisher
+Publisher.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(cli.benchd())
+"""
 
 
 class Site:
@@ -91,9 +103,10 @@ class Site:
         return self
 
     @contextmanager
-    def service(self, *, connects=True, root=None, **environment):
+    def service(self, *, connects=True, root=None, dying=False, **environment):
         """Run the service over the block, which begins once it listens; `root` holds the nodes of its GPU."""
         program = [Path(sys.executable).parent / "benchd"] if root is None else [sys.executable, "-c", ROOTED, root]
+        program = [sys.executable, "-c", DYING] if dying else program
         command = [*program, "run", "--config", "benchd.toml"]
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(command, cwd=self.folder, env=self.environment | environment, stderr=log)
@@ -310,6 +323,63 @@ def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next
     assert results[0]["reason"] == "the service died while this case ran"
 
 
+@pytest.mark.parametrize("connects", [True, False], ids=["broker", "no broker"])
+def test_a_record_that_only_the_journal_has_is_taken_up_and_nothing_is_measured_twice(site, connects):
+    with site.configure().service() as process:
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    outbox = site.folder / "state/benchd/outbox.db"
+    case_ids = ["square,eager,b1,size=16", "square,eager,b1,size=32"]
+    suite = Suite(name="small", models=["square"], options={"size": [16, 32]}, variants=["eager"], preset="quick")
+    keep(outbox, schedule=begin(State(), suite, case_ids))
+    if not connects:
+        without_broker(site)
+    with site.service(connects=connects, dying=True) as process:
+        assert process.wait(WAIT_S) == -signal.SIGKILL
+    with site.service(connects=connects) as process:
+        wait_for(lambda: len(journal_of(site)) == 2, process)
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    kept = journal_of(site)
+    assert [(record.case_id, record.status) for record in kept] == [(case_id, "ok") for case_id in case_ids]
+    if connects:
+        results = [site.until("result/"), site.until("result/")]
+        assert [result["run_id"] for result in results] == [record.run_id for record in kept]
+
+
+def journal_of(site):
+    path = site.folder / "state/benchd/records.jsonl"
+    return [records.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def keep(path, **values):
+    with Outbox(path) as outbox:
+        outbox.keep({name: msgspec.json.encode(value) for name, value in values.items()})
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database, " * 500], ids=["0 bytes", "broken header"])
+def test_an_outbox_that_was_lost_is_filled_from_the_journal(site, damage):
+    with site.configure(sizes="[16]").service() as process:
+        site.command("run", suite="small")
+        run_id = site.until("result/")["run_id"]
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    for path in (site.folder / "state/benchd").glob("outbox.db*"):
+        path.unlink()
+    (site.folder / "state/benchd/outbox.db").write_bytes(damage)
+    site.session = 0  # counted in the outbox
+    for again in (True, False):
+        site.heard.clear()
+        with site.service() as process:
+            site.until("event", event="started")
+            site.command("status")
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+        assert [result["run_id"] for result in site.seen("result/")] == [run_id] * again
+        details = [event["detail"] for event in site.seen("event") if event["event"] == "outbox_refilled"]
+        assert details == ["the outbox lacked 1 results of records.jsonl; they are sent"] * again
+
+
 def test_a_run_probes_as_bench_once_does_and_keeps_its_sampler(site):
     """In the first and the last process that need the same rates, on the same plan."""
     with site.configure(sizes="[16, 32, 64]").service() as process:
@@ -486,7 +556,8 @@ def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
         health = site.command("status")["health"]
         while not health["problem"]:
             health = site.command("status")["health"]
-        assert (health["problem"], health["waiting_for"], health["cases_left"]) == ("degraded:disk", "degraded:disk", 2)
+        problem = "degraded:disk: the outbox exceeds its quota"
+        assert (health["problem"], health["waiting_for"], health["cases_left"]) == (problem, problem, 2)
 
 
 def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_starts_and_says_so_once(site):
@@ -527,7 +598,7 @@ def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
         health = site.command("status")["health"]
         while not health["problem"]:
             health = site.command("status")["health"]
-        assert (health["problem"], health["cases_left"]) == ("degraded:disk", 1)
+        assert (health["problem"], health["cases_left"]) == ("degraded:disk: No space left on device", 1)
         assert "old files not removed: [Errno 28] No space left on device" in (site.folder / "log").read_text()
         assert [path.name for path in raw.parent.iterdir()] == ["old"]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
@@ -563,6 +634,63 @@ def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_no
         assert "pass_failed" not in [event["event"] for event in site.seen("event")]
 
 
+@pytest.mark.parametrize("disk", ["64m,nr_inodes=300"], indirect=True)
+def test_a_disk_without_inodes_ends_no_service_and_burns_no_case(site, disk):
+    with site.configure(sizes="[16]").service():
+        use_up_inodes(disk)
+        cases = site.command("run", suite="small")["cases"]
+        assert degraded(site)["problem"] == "degraded:disk: too few free inodes; delete small files"
+    with site.service() as process:
+        assert degraded(site)["cases_left"] == len(cases)
+        assert process.poll() is None
+        for small in disk.glob("small-*"):
+            small.unlink()
+        assert site.until("result/")["status"] == "ok"
+    assert [result["status"] for result in site.seen("result/")] == ["ok"]
+
+
+@pytest.fixture
+def failing_disk(site):
+    """An ext4 under the state folder; the yielded function makes the kernel find an error, which makes it read-only."""
+    image, folder = site.folder / "image", site.folder / "state"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(128 * 2**20)
+    mount = ["mount", "-o", "loop,errors=remount-ro", image, folder]
+    if any(subprocess.run(command, check=False).returncode for command in (["mkfs.ext4", "-q", image], mount)):
+        pytest.skip("needs the right to mount an ext4")
+    source = subprocess.run(["findmnt", "-no", "SOURCE", folder], check=True, capture_output=True, text=True).stdout
+    yield Path("/sys/fs/ext4", Path(source.strip()).name, "trigger_fs_error").write_text
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_becomes_read_only_ends_no_service_and_takes_no_case(site, failing_disk):
+    with site.configure(sizes="[16]").service() as process:
+        site.until("info")
+        failing_disk("an error of the test")
+        site.say("run", id="1", client="test", suite="small")
+        site.say("status", id="2", client="test")
+        assert site.until("health", activity="waiting")["problem"] == "degraded:disk: Read-only file system"
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+
+
+def test_a_service_without_a_free_descriptor_goes_on_and_says_so_in_the_record(site):
+    with site.configure(sizes="[16]").service() as process:
+        site.until("info")
+        for spare in range(4, 16, 3):
+            used = max(int(entry.name) for entry in Path(f"/proc/{process.pid}/fd").iterdir()) + 1
+            limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + spare, limits[1]))
+            site.command("run", suite="small")
+            result = site.until("result/")
+            assert result["status"] == "ok" or "Too many open files" in result["reason"], result["reason"]
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        site.command("run", suite="small")
+        assert site.until("result/")["status"] == "ok"
+    assert "failed" in [result["status"] for result in site.seen("result/")]
+
+
 def eat(disk, name="filler"):
     """Leave nothing of the disk, whoever else writes there meanwhile."""
     with (disk / name).open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
@@ -571,7 +699,7 @@ def eat(disk, name="filler"):
 
 def degraded(site):
     """Return the health once it says that the disk is full."""
-    while (health := site.command("status")["health"])["problem"] != "degraded:disk":
+    while not ((health := site.command("status")["health"])["problem"] or "").startswith("degraded:disk"):
         pass
     return health
 
@@ -623,6 +751,23 @@ def test_systemd_hears_ready_status_watchdog_and_stopping(site, tmp_path):
                 said.append(notify.recv(4096).decode())
 
 
+def test_after_starts_that_did_not_last_the_next_one_waits_and_health_says_why(site, tmp_path):
+    (tmp_path / "runtime").mkdir()
+    folders = {"RUNTIME_DIRECTORY": str(tmp_path / "runtime")}
+    (site.folder / "benchd.toml").write_text("[devise]")
+    for _ in range(2):
+        with site.service(connects=False, **folders) as process:
+            assert process.wait(WAIT_S) == 2
+    with site.configure().service(**folders) as process:
+        problem = site.command("status")["health"]["problem"]
+        assert problem.startswith("started again after 2 starts that did not last: configuration benchd.toml: ")
+        assert f"waiting 5 s; {problem}"[:80] in (site.folder / "log").read_text()
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    with site.service(**folders):
+        assert site.command("status")["health"]["problem"] is None
+
+
 def test_two_services_never_share_a_state_folder(site):
     with site.configure().service():
         site.until("info")
@@ -631,10 +776,14 @@ def test_two_services_never_share_a_state_folder(site):
     assert "service.lock" in (site.folder / "log").read_text()
 
 
-def test_without_a_broker_the_records_go_to_the_journal(site):
-    site.configure(sizes="[16]", more='every = "1min"\n')
+def without_broker(site):
     text = (site.folder / "benchd.toml").read_text()
     (site.folder / "benchd.toml").write_text("\n".join(line for line in text.splitlines() if "url" not in line))
+
+
+def test_without_a_broker_the_records_go_to_the_journal(site):
+    site.configure(sizes="[16]", more='every = "1min"\n')
+    without_broker(site)
     journal = site.folder / "state/benchd/records.jsonl"
     with site.service(connects=False) as process:
         wait_for(lambda: has_looked(site), process)

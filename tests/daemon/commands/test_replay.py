@@ -1,5 +1,6 @@
 """`benchd replay` on every state in which a run can leave its folder."""
 
+import gzip
 import io
 import subprocess
 from contextlib import closing
@@ -9,7 +10,7 @@ from broker import HOST, free_port, program, running_broker
 from records_made import made
 
 from benchd.daemon.commands.replay import send
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import JOURNALLED, Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import Journal
@@ -128,6 +129,7 @@ def test_what_was_measured_while_no_broker_was_configured_is_sent_too_and_what_t
             outbox.add(f"{DEVICE}:{run_id}", Topics(DEVICE).result(run_id), 1, b"{}")
         outbox.mark_sent(1, 2)
         outbox.mark_stored([f"{DEVICE}:r2"])
+        outbox.keep({JOURNALLED: b"r3"})  # as the service does
     assert run(folder, broker.url) == (0, ["1 sent, 0 refused, 0 left"])
     assert subscriber(broker, "-C", "1") == [a_record("r1")]
 
@@ -138,3 +140,26 @@ def test_a_folder_without_results_is_a_usage_error(folder):
     with pytest.raises(UsageError, match="MQTT URL, scheme"):
         send(folder, "h", 1.0, io.StringIO())
     assert not list(folder.iterdir())
+
+
+def test_an_outbox_of_0_bytes_is_filled_from_the_journal_of_the_service(folder, broker):
+    flagged = [encode(made(device_id=DEVICE, run_id=run_id, flags=["mqtt", "service"])) for run_id in ("r1", "r2")]
+    journal(folder, *flagged)
+    (folder / "outbox.db").touch()
+    assert run(folder, broker.url) == (0, ["2 sent, 0 refused, 0 left"])
+    assert subscriber(broker, "-C", "2") == flagged
+
+
+def test_everything_is_sent_when_asked_for_whatever_became_of_it(folder, broker):
+    (folder / "runs").mkdir()
+    (folder / "runs/records-1000.jsonl.gz").write_bytes(gzip.compress(a_record("r0") + b"\n"))
+    journal(folder, a_record("r1"), a_record("r2"), a_record("r3"))
+    with Outbox(folder / "outbox.db") as outbox:
+        for run_id in ("r1", "r2", "r3"):
+            outbox.add(f"{DEVICE}:{run_id}", Topics(DEVICE).result(run_id), 1, a_record(run_id))
+        outbox.mark_stored([f"{DEVICE}:r1"])
+        outbox.mark_sent(2)
+        outbox.mark_refused(3, "Not authorized")
+        outbox.keep({JOURNALLED: b"r3"})
+    assert run(folder, broker.url, everything=True) == (0, ["4 sent, 0 refused, 0 left"])
+    assert sorted(subscriber(broker, "-C", "4")) == [a_record(f"r{number}") for number in range(4)]

@@ -91,6 +91,23 @@ def test_one_that_is_named_is_never_forgotten(outbox):
     assert awaited(known, outbox) == ["d:r"]
 
 
+def test_what_a_collector_cannot_read_is_kept_and_sent_again_every_hour_whatever_else_it_stores(outbox):
+    known, unread = Collectors(outbox, []), b'{"keys":[],"unread":{"d:r":"record of schema 2"}}'
+    outbox.mark_sent(1, at_s=0.0)
+    assert known.take("store", unread) == (
+        "store cannot read 1 results (record of schema 2); they are kept and sent again every hour"
+    )
+    begun_s, again = time.monotonic(), []
+    for second in range(0, 3 * 3600 + 1, 10):
+        assert known.take("store", b'{"keys":["others"]}') is None
+        if known.send_again(begun_s + second):
+            again.append(second)
+            outbox.mark_sent(1, at_s=0.0, unstored=True)
+            assert known.take("store", unread) is None
+    assert again == [0, 3600, 7200, 10800]
+    assert outbox.backlog() == ((1, 1, 0), 1)
+
+
 def test_what_nobody_stores_is_sent_again_later_and_later_until_somebody_does(outbox):
     known = Collectors(outbox, ["store"])
     outbox.mark_sent(outbox.pending(1)[0].seq, at_s=0.0, unstored=True)

@@ -1,12 +1,15 @@
 """Room on the disk: a reserve on a disk that is really full, and old raw times that make room."""
 
+import errno
 import gzip
 import hashlib
 import os
 import shutil
+import subprocess
 from contextlib import closing
 
 import pytest
+from disks import use_up_inodes
 from records_made import made
 
 from benchd.daemon.delivery.disk_reserve import BESIDE_BYTES, Clock, Reserve, tidy
@@ -16,6 +19,7 @@ from benchd.daemon.errors import Full
 from benchd.daemon.journal import read
 
 SIZE = 2**20
+NO_SPACE = os.strerror(errno.ENOSPC)
 NOW_S = CLOCK_SET_S + 1e8
 YEAR_S = 365 * 86400.0
 
@@ -27,7 +31,7 @@ def fill(outbox):
 
 def test_a_full_disk_takes_one_more_result_once_the_reserve_is_let_go(small_disk):
     reserve = Reserve(small_disk / "reserve", SIZE)
-    assert reserve.hold()
+    assert reserve.hold() is None
     assert (small_disk / "reserve").stat().st_blocks * 512 >= SIZE
     with Outbox(small_disk / "outbox.db") as outbox:
         with pytest.raises(Full, match="is full; free some space"):
@@ -37,7 +41,7 @@ def test_a_full_disk_takes_one_more_result_once_the_reserve_is_let_go(small_disk
         reserve.release()
         outbox.add("last", "t", 1, b"y" * 100_000)
         assert [row.key for row in outbox.pending(100)] == [*map(str, range(taken)), "last"]
-        assert not reserve.hold()
+        assert reserve.hold() == NO_SPACE
         assert not (small_disk / "reserve").exists()
 
 
@@ -52,12 +56,12 @@ def eat(folder, left=0):
 def test_beside_a_reserve_on_a_full_disk_there_is_no_room_for_a_case(small_disk):
     reserve = Reserve(small_disk / "reserve", SIZE)
     eat(small_disk, left=SIZE + BESIDE_BYTES - 4096)
-    assert not reserve.hold()
+    assert reserve.hold() == NO_SPACE
     assert not (small_disk / "reserve").exists()
     (small_disk / "filler").unlink()
-    assert reserve.hold()
+    assert reserve.hold() is None
     eat(small_disk, left=BESIDE_BYTES - 4096)
-    assert not reserve.hold()
+    assert reserve.hold() == NO_SPACE
     assert (small_disk / "reserve").exists(), "let go before anyone needed it"
 
 
@@ -65,7 +69,7 @@ def test_an_outbox_on_a_full_disk_opens_in_the_place_of_the_reserve(small_disk):
     path, reserve = small_disk / "outbox.db", Reserve(small_disk / "reserve", SIZE)
     with Outbox(path) as outbox:
         outbox.add("a", "t", 1, b"x")
-    assert reserve.hold()
+    assert reserve.hold() is None
     eat(small_disk)
     with pytest.raises(Full, match=r"outbox\.db: disk I/O error; free some space"):
         Outbox(path)
@@ -73,6 +77,42 @@ def test_an_outbox_on_a_full_disk_opens_in_the_place_of_the_reserve(small_disk):
     with outbox:
         assert told is None
         assert outbox.counts().pending == 1
+
+
+@pytest.fixture
+def few_files(tmp_path):
+    """A file system of 200 inodes."""
+    folder = tmp_path / "few"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=200", "tmpfs", folder], check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_without_inodes_takes_no_case_and_opens_the_outbox_in_the_place_of_the_reserve(few_files):
+    path, reserve = few_files / "outbox.db", Reserve(few_files / "reserve", SIZE)
+    with Outbox(path) as outbox:
+        outbox.add("a", "t", 1, b"x")
+    assert reserve.hold() is None
+    use_up_inodes(few_files)
+    assert reserve.hold() == "too few free inodes; delete small files"
+    with pytest.raises(Full, match=r"outbox\.db: unable to open database file; .* free inodes"):
+        Outbox(path)
+    outbox, told = reserve.write(lambda: open_or_salvage(path))
+    with outbox:
+        assert (told, outbox.counts().pending) == (None, 1)
+        assert reserve.hold() == "too few free inodes; delete small files"
+    for small in few_files.glob("small-*"):
+        small.unlink()
+    assert reserve.hold() is None
+
+
+def test_a_disk_that_became_read_only_takes_no_case(small_disk):
+    reserve = Reserve(small_disk / "reserve", SIZE)
+    assert reserve.hold() is None
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert reserve.hold() == os.strerror(errno.EROFS)
 
 
 def test_a_salvage_that_finds_no_room_leaves_all_as_it_was_for_the_next_one(small_disk):
@@ -97,7 +137,7 @@ def test_a_salvage_that_finds_no_room_leaves_all_as_it_was_for_the_next_one(smal
 
 def test_a_journal_on_a_full_disk_takes_the_record_in_the_place_of_the_reserve_and_no_half_of_one(small_disk):
     reserve = Reserve(small_disk / "reserve", SIZE)
-    assert reserve.hold()
+    assert reserve.hold() is None
     sink = JournalSink(small_disk / "records.jsonl", reserve)
     with closing(sink._journal):
         sink.publish(made(), b"first")
@@ -111,8 +151,8 @@ def test_a_journal_on_a_full_disk_takes_the_record_in_the_place_of_the_reserve_a
 
 def test_a_reserve_that_is_held_stays(tmp_path):
     reserve = Reserve(tmp_path / "reserve", SIZE)
-    assert reserve.hold()
-    assert reserve.hold()
+    assert reserve.hold() is None
+    assert reserve.hold() is None
     assert (tmp_path / "reserve").stat().st_size == SIZE
     reserve.release()
     reserve.release()

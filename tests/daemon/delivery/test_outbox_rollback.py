@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from benchd.daemon.delivery import outbox as module
-from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, Outbox, of_layout
+from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, JOURNALLED, Outbox, of_layout
 from benchd.daemon.delivery.rollback import take_back
 
 BACKLOG = 1000
@@ -101,9 +101,10 @@ def test_messages_in_a_form_of_which_nothing_is_known_are_left_in_the_newer_file
     make(path, HERE)
     with newer(path) as outbox:
         outbox._db.execute("ALTER TABLE outbox RENAME COLUMN body TO content")
-    assert "its messages cannot be read; they are in records.jsonl" in take_back(path)
+    assert "its messages cannot be read and come from records.jsonl" in take_back(path)
     with Outbox(path) as outbox:
         assert outbox.counts().pending == BACKLOG
+        assert outbox.kept(JOURNALLED) == b"", "the service would not fill it from the journal"
     assert path.with_name("outbox.db.newer").exists()
 
 

@@ -4,6 +4,7 @@ import itertools
 import socket
 import subprocess
 import threading
+import time
 import uuid
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from proxy import PUBACK, Cut, forward, kind, proxying, refuse_5
 from waiting import WAIT_S
 
 from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.messages import RESULT_BYTES
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.sender import drain
+from benchd.daemon.delivery.sender import Sender, drain
+from benchd.daemon.delivery.session import connect
 from benchd.daemon.delivery.topics import Topics
 
 BODY = b'{"schema":"benchd.record/1","n":%d}'
@@ -335,3 +338,15 @@ def test_a_host_that_nobody_knows_is_a_reason(outbox):
     sent, refused, left, reason = send(outbox, "mqtt://no-such-host.invalid")
     assert (sent, refused, left) == (0, 0, 1)
     assert reason.startswith(("cannot reach no-such-host.invalid:1883: ", "no-such-host.invalid:1883 did not answer"))
+
+
+def test_a_record_that_no_collector_accepts_is_refused_with_the_reason(mosquitto, outbox):
+    device_id = fresh_device()
+    for number, size in enumerate((RESULT_BYTES, RESULT_BYTES + 1)):
+        outbox.add(f"r{number}", Topics(device_id).result(f"r{number}"), 1, b"x" * size)
+    with closing(connect(parse_url(mosquitto.url), device_id, time.monotonic() + WAIT_S)) as session:
+        Sender(outbox, lambda row: True).send_all(session)
+    assert outbox.backlog() == ((0, 1, 1), 1)
+    assert outbox.refused() == [
+        ("r1", "2000001 bytes, but a collector accepts records of at most 2000000"),
+    ]

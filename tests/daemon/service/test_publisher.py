@@ -110,7 +110,7 @@ def test_an_interrupted_case_stays_in_its_pass(outbox, tmp_path, link):
 def test_on_a_full_disk_a_result_goes_where_the_reserve_was(small_disk, link):
     with Outbox(small_disk / "outbox.db") as outbox:
         sink = publisher(outbox, small_disk, link)
-        assert sink._reserve.hold()
+        assert sink._reserve.hold() is None
         (small_disk / "filler").write_bytes(b"x" * (4 * 2**20 - 2**20 - 300_000))
         sink.publish(made(), b"y" * 400_000)
         assert not (small_disk / "reserve").exists()
@@ -129,7 +129,7 @@ def use_up_the_log(outbox):
 def test_on_a_full_disk_a_case_that_begins_is_kept_where_the_reserve_was(small_disk, link):
     with Outbox(small_disk / "outbox.db") as outbox:
         sink = publisher(outbox, small_disk, link)
-        assert sink._reserve.hold()
+        assert sink._reserve.hold() is None
         (small_disk / "filler").write_bytes(b"x" * shutil.disk_usage(small_disk).free)
         with pytest.raises(Full):
             use_up_the_log(outbox)

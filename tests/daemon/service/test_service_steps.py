@@ -1,5 +1,6 @@
 """Steps of the service in this process; tests/e2e/test_service.py runs the whole of it."""
 
+import signal
 import socket
 from contextlib import closing
 from dataclasses import replace
@@ -55,7 +56,7 @@ def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service,
     machine = plan.Machine("cuda", has_cxx=True, gpu_uuid="GPU-1a2b")
     now = replace(service._now, machine=machine)
     info = announcements.info(now.settings.device, "d", "boot", machine, now.agenda)
-    session = Cases(service._base, now, service._between, None).session
+    session = Cases(service._base, now, service._between, None, lambda: False).session
     for environment in (session.run("suite").environment, info.environment):
         assert environment.gpu == "--id=GPU-1a2b"
 
@@ -69,3 +70,10 @@ def test_a_reload_keeps_what_the_old_connection_has_heard(service):
     new = service._now.publisher.link
     assert new is not old
     assert (list(new.seen.commands), list(new.seen.events)) == ([command], [("not_sent", "x")])
+
+
+def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(service):
+    session = service._cases.session
+    assert session.reason_to_end() is None
+    service._on_signal(signal.SIGTERM, None)
+    assert session.reason_to_end() == "interrupted by a signal"

@@ -79,8 +79,14 @@ def test_one_run_per_side_is_never_the_same_and_a_difference_is_of_these_two():
         "alike within 1 % in these two runs; how much runs differ is not known; "
         "deciding would take at least 3 runs per side, or benchd compare --live"
     )
-    slower = judge(runs_effect([A], [B]))
+    slower = judge(runs_effect([A], [[1.12 * value for value in B]]))
     assert (slower.answer, slower.reason) == ("slower", "of these two runs; how much runs differ is not known")
+    between = judge(runs_effect([A], [B]))
+    assert between.answer == "inconclusive"
+    assert between.interval.low > 0.0
+    assert between.reason.startswith(
+        "these two runs differ, but so may runs of the same code: a change below 10 % takes"
+    )
     assert judge(runs_effect([A, A], [A])).answer == "same"
 
 

@@ -1,0 +1,69 @@
+"""The live table of a machine's sensors: readable units, a bar per metric, and first what holds the clocks down."""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from benchd.daemon.records import SamplerReport, Summary, throttles
+from benchd.daemon.reporting.results_table import figure
+from benchd.daemon.reporting.tables import ALARM, bar, cut, figures, light
+
+UNITS = {
+    "_w": ("W", 1.0),
+    "_j": ("J", 1.0),
+    "_hz": ("MHz", 1e-6),
+    "_c": ("°C", 1.0),
+    "_bytes": ("MiB", 2.0**-20),
+    "_percent": ("%", 1.0),
+    "_rpm": ("rpm", 1.0),
+}
+"""By the ending of a metric's name: the unit that a person reads, and the factor to it."""
+
+ALL_COLUMNS = 80  # the least width of a terminal that also shows the extremes and the source
+
+
+def sensors(summaries: Mapping[str, Summary], report: SamplerReport, width: int, most: dict[str, float]) -> Table:
+    """Return the table of the last second; `most` holds the highest value of each metric so far and is updated."""
+    is_wide = width >= ALL_COLUMNS
+    table = light("metric", *figures("mean"), "", *(figures("lowest", "highest") if is_wide else []))
+    if is_wide:
+        table.add_column("source", no_wrap=True)
+    for name, found in sorted(summaries.items(), key=lambda item: (not _is_throttled(*item), item[0])):
+        most[name] = max(most.get(name, 0.0), found.maximum)
+        others = [_reading(name, found.minimum), _reading(name, found.maximum), cut(found.source, 10)]
+        cells = [cut(_label(name), width // 3), _state(name, found), _share(name, found, most[name])]
+        table.add_row(*map(Text, cells + others * is_wide), style=ALARM if _is_throttled(name, found) else "")
+    failures = "\n".join(f"{source}: {failure}" for source, failure in report.failures.items())
+    table.caption, table.caption_justify = Text(failures or "Ctrl-C to stop"), "left"
+    return table
+
+
+def _label(name: str) -> str:
+    metric, _, rail = name.partition("@")
+    ending = next((one for one in UNITS if metric.endswith(one)), "")
+    return f"{metric.removesuffix(ending).replace('_', ' ')} {rail}".rstrip()
+
+
+def _reading(name: str, value: float) -> str:
+    metric = name.partition("@")[0]
+    unit, factor = next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), ("", 1.0))
+    return f"{figure(value * factor)} {unit}".rstrip()
+
+
+def _is_throttled(name: str, found: Summary) -> bool:
+    return "throttle_reasons" in name and throttles(found.maximum)
+
+
+def _state(name: str, found: Summary) -> str:
+    if "throttle_reasons" in name:
+        return "THROTTLED" if _is_throttled(name, found) else "none"
+    return _reading(name, found.mean)
+
+
+def _share(name: str, found: Summary, most: float) -> str:
+    """Return the bar of a mean, relative to 100 % or to the highest value so far."""
+    if "throttle_reasons" in name:
+        return ""
+    full = 100.0 if name.partition("@")[0].endswith("_percent") else most
+    return bar(found.mean / full if full else 0.0)

@@ -1,0 +1,92 @@
+"""Tables for the width of their terminal: no figure is cut or broken; rows that do not fit become blocks of lines."""
+
+import re
+from collections.abc import Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+ALARM, GOOD = "bold red", "green"
+BAR = 8  # columns of a bar
+
+Cell = str | Text
+"""What a cell shows, never as markup."""
+
+
+def figures(*headings: str) -> list[str | Column]:
+    """Return right-aligned columns."""
+    return [Column(heading, justify="right") for heading in headings]
+
+
+def print_rows(
+    console: Console, columns: Sequence[str | Column], rows: Sequence[Sequence[Cell]], title: str = ""
+) -> None:
+    """Print one row per thing if every cell but the first fits unbroken, else one block of lines per thing.
+
+    The first cell of a row names the thing; in a table it may wrap between words.
+    """
+    table = Table(*columns, title=Text(title) if title else None, title_justify="left", title_style="")
+    texts = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    for place, column in enumerate(table.columns):
+        column.no_wrap = place > 0
+    for row in texts:
+        table.add_row(*row)
+    if _least_width([[Text(str(column.header)) for column in table.columns], *texts]) <= console.width:
+        console.print(table)
+        return
+    if title:
+        console.print(Text(title))
+    for row in texts:
+        console.print(_block([str(column.header) for column in table.columns[1:]], row, console.width))
+
+
+def _least_width(rows: Sequence[Sequence[Text]]) -> int:
+    """Return the least width of a table of these rows, in which only the first column wraps."""
+    names, *others = zip(*([cell.plain for cell in row] for row in rows), strict=True)
+    unbroken = [" ".join(names).split(), *others]
+    return sum(max(map(cell_len, column)) for column in unbroken) + 3 * len(unbroken) + 1
+
+
+def _block(headings: Sequence[str], row: Sequence[Text], width: int) -> Text:
+    """Return a row as lines: its name, then a heading and a cell per line."""
+    longest = max(map(len, headings))
+    name, *cells = row
+    lines = [
+        Text.assemble(f"  {heading:<{longest}}  ", cell) for heading, cell in zip(headings, cells, strict=True) if cell
+    ]
+    return Text("\n").join([breakable(name, width), *lines])
+
+
+def breakable(name: Text, width: int) -> Text:
+    """Return a name that can wrap after its commas if a word of it is longer than a line."""
+    is_long = any(len(word) > width for word in name.plain.split())
+    return Text(name.plain.replace(",", ", "), name.style) if is_long else name
+
+
+def cut(text: str, width: int) -> str:
+    """Return the text if it fits, else as many whole words as do and an ellipsis: no number in it is ever shortened."""
+    if cell_len(text) <= width:
+        return text
+    words = re.findall(r"[\s,;/-]*[^\s,;/-]+", text)
+    kept = ""
+    while words and cell_len(kept) + cell_len(words[0]) < width:
+        kept += words.pop(0)
+    return f"{kept}…"
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """Return a bar of `width` columns, filled by a share of 0 to 1, to an eighth of a column."""
+    eighths = round(8 * width * min(max(share, 0.0), 1.0))
+    part = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
+    return f"{'█' * (eighths // 8)}{part}".ljust(width, "·")
+
+
+def light(*columns: str | Column) -> Table:
+    """Return a table with no frame, whose cells stay on one line."""
+    table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+    return table

@@ -1,0 +1,47 @@
+"""Records of another's making, in the commands that show them: nothing in them reaches the terminal as a command."""
+
+import csv
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, made
+from waiting import WAIT_S
+
+from benchd.daemon.records import Case, encode
+
+CLEAR = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e"
+FORMULA = '=HYPERLINK("http://evil.example")'
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Return a file of records with commands of a terminal in every text, and with a formula."""
+    device = msgspec.structs.replace(ENVIRONMENT, cpu_model=CLEAR, power_mode=FORMULA)
+    texts = {"device_id": "d", "environment": device, "flags": [CLEAR], "suite_id": CLEAR, "tool_version": CLEAR}
+    case = Case(model=f"{CLEAR}m", options={CLEAR: CLEAR})
+    good, bad = made(case=case, **texts), made(run_id="r2", case=case, status="failed", reason=CLEAR, **texts)
+    path = tmp_path / "foreign.jsonl"
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in (good, bad)))
+    return path
+
+
+def said(*arguments):
+    command = [sys.executable, "-m", "benchd.daemon.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["recommend", "compare", "report"])
+def test_what_is_hostile_in_a_record_does_not_reach_the_terminal(foreign, tmp_path, command):
+    more = {"compare": [foreign], "report": ["--format", "md", "--output", tmp_path]}
+    shown = said(command, foreign, *more.get(command, []))
+    assert "owned" in shown
+    assert [char for char in shown if not char.isprintable() and char != "\n"] == []
+
+
+def test_csv_holds_no_formula(foreign, tmp_path):
+    said("report", foreign, "--format", "csv", "--output", tmp_path)
+    with (tmp_path / "report.csv").open() as file:
+        assert {row["power_mode"] for row in csv.DictReader(file)} == {f"'{FORMULA}"}

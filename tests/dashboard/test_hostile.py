@@ -1,0 +1,87 @@
+"""Messages at the limit of their kind, one byte over it and of 10 MiB, while a real dashboard serves its pages."""
+
+import json
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from broker import program, running_broker
+from browsing import get
+from records_made import made
+from waiting import WAIT_S, wait_for
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from test_collector import SETTINGS, count, publish
+from test_pages import serving
+from test_upkeep import collector_of, metric
+
+from benchd.dashboard.limits import LIMITS
+from benchd.dashboard.messages import Latest
+from benchd.dashboard.store import Store
+from benchd.dashboard.views.device import _verdict
+
+DEVICE = "hostile"
+MOST_BYTES = 250e6
+PATHS = ("/", f"/device/{DEVICE}", "/results", "/trade-off", f"/history/{DEVICE}/vim_tiny,eager,b1", "/metrics")
+NAMES = [f"{number:x}" for number in range(800)]
+SAMPLES = [[number, f"m{number}_power_w", 1.0, "s"] for number in range(900)]
+PROCESS = {"status": "ok"}
+BODIES = {
+    "result/r1": msgspec.to_builtins(made(device_id=DEVICE)) | {"processes": [PROCESS] * 20_000},
+    "status": {"state": "online"},
+    "info": {
+        "tags": NAMES,
+        "environment": dict.fromkeys(NAMES, "x"),
+        "suites": [{"name": name, "cases": ["c"]} for name in NAMES],
+    },
+    "health": {"problem": "p" * 10_000},
+    "latest/c": {"case_id": "c", "verdict": "slower", "verdict_reason": "r" * 5_000},
+    "telemetry": {"samples": SAMPLES},
+    "event": {"event": "e" * 10_000, "detail": "d" * 40_000},
+}
+
+
+def filled(body, size):
+    """Return a message of so many bytes; readers ignore a field that they do not know."""
+    plain = json.dumps(body, separators=(",", ":"))
+    return f'{plain[:-1]},"pad":"{"x" * (size - len(plain) - 9)}"}}'.encode()
+
+
+def say(broker, kind, body):
+    command = [program("mosquitto_pub"), "-h", broker.host, "-p", str(broker.port), "-q", "1", "-s"]
+    retained = [] if kind.partition("/")[0] in ("result", "telemetry", "event") else ["-r"]
+    subprocess.run([*command, *retained, "-t", f"benchd/v1/{DEVICE}/{kind}"], input=body, check=True)
+
+
+def most_bytes(*processes):
+    """Return the most memory that these processes have had together."""
+    status = "".join(Path(f"/proc/{process}/status").read_text() for process in processes)
+    return sum(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+@pytest.mark.parametrize(("verdict", "look"), [("slower", "link slower"), ("fixed inset-0 bg-red", "link ")])
+def test_only_a_known_verdict_becomes_a_class(verdict, look):
+    assert _verdict(DEVICE, Latest(case_id="c", verdict=verdict))[1] == look
+
+
+def test_messages_of_any_size_leave_the_pages_the_memory_and_the_results_of_others_alone(tmp_path):
+    url = f"sqlite:///{tmp_path}/dashboard.db"
+    with running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker, closing(Store(url)) as store:
+        with serving(broker.url, url) as (port, process):
+            wait_for(lambda: metric(port, "up") == 1.0)
+            for kind, body in BODIES.items():
+                size = LIMITS[kind.partition("/")[0]].bytes
+                for large in (filled(body, size), filled(body, size + 1), filled(body, 10 * 2**20)):
+                    say(broker, kind, large)
+                assert [get(port, path)[0] for path in PATHS] == [200] * len(PATHS)
+            publish(broker.url, tmp_path, range(10))
+            wait_for(lambda: count(store, "result") == 11)
+            wait_for(lambda: count(store, "quarantine") == len(BODIES))  # the broker itself drops the largest
+            assert (count(store, "document"), count(store, "event")) == (4, 1)
+            assert most_bytes(process.pid, collector_of(process)) < MOST_BYTES
+            shown = get(port, f"/device/{DEVICE}")[2].decode()
+            assert f"and {len(NAMES) - 50} more" in shown
+        assert process.wait(WAIT_S) is not None

@@ -1,0 +1,99 @@
+"""Thirty days of results that arrive within a moment: drawn, dated and ranked by when they were measured."""
+
+import random
+import sqlite3
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from records_made import made, timing
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from prometheus_client.exposition import generate_latest
+
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import encode
+from benchd.dashboard import queries
+from benchd.dashboard import store as store_of
+from benchd.dashboard.messages import rows
+from benchd.dashboard.metrics import Fleet
+from benchd.dashboard.queries import Filter
+from benchd.dashboard.store import Store
+from benchd.dashboard.views import charts, history
+
+FIRST = datetime(2026, 5, 1, tzinfo=timezone.utc)
+ARRIVED_S = (FIRST + timedelta(days=31)).timestamp()
+SLOWER_FROM = 18
+CASE_ID = made().case_id
+
+
+def stamp(day):
+    return (FIRST + timedelta(days=day)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def result(day, t_wall):
+    median_ms = (5.0 if day < SLOWER_FROM else 6.0) + 0.001 * (day % 3)
+    record = made(run_id=f"r{day:02}", device_id="d1", t_wall=t_wall, timing=timing(median_ms))
+    return Arrived(f"benchd/v1/d1/result/r{day:02}", encode(record), ARRIVED_S + 0.005 * day)
+
+
+def deliver(store, days, stamped=stamp):
+    store.add(row for day in days for row in rows(result(day, stamped(day))))
+
+
+def shuffled(count):
+    return random.Random(0).sample(range(count), count)
+
+
+def test_the_axis_is_thirty_days_and_the_step_is_where_it_was_measured(store):
+    deliver(store, shuffled(30))
+    found = queries.history(store, "d1", CASE_ID, 200)
+    assert [one.run_id for one in found] == [f"r{day:02}" for day in range(30)]
+    (step,) = history.steps(found)
+    assert step.at_s == datetime.fromisoformat(stamp(SLOWER_FROM).replace("Z", "+00:00")).timestamp()
+    options = charts.history(found, {}, [step])
+    times_ms = [point[0] for point in options["series"][0]["data"]]
+    assert times_ms == [(FIRST + timedelta(days=day)).timestamp() * 1e3 for day in range(30)]
+    assert options["series"][0]["markLine"]["data"][0]["xAxis"] == times_ms[SLOWER_FROM]
+    assert history.undated(found) == ""
+
+
+def test_what_was_measured_last_is_the_last_however_it_arrived(store):
+    deliver(store, reversed(range(30)))
+    (last,) = queries.newest_of_each_case(store, "vim_tiny")
+    assert last.run_id == "r29"
+    assert queries.results(store, Filter(), "measured_s", True, 0, 1).results == [last]
+    shown = generate_latest(Fleet(store, ARRIVED_S + 1)).decode()
+    gauges = {line.partition("{")[0]: line.rpartition(" ")[2] for line in shown.splitlines()}
+    assert float(gauges["benchd_case_median_seconds"]) == pytest.approx(0.006002)
+    assert float(gauges["benchd_case_measured_timestamp_seconds"]) == (FIRST + timedelta(days=29)).timestamp()
+
+
+def test_the_page_of_a_device_marks_only_the_cases_of_its_last_hours(store):
+    deliver(store, range(30))
+    assert [one.detail for one in queries.happenings(store, "d1", ARRIVED_S - 3 * 86400)] == [CASE_ID] * 2
+
+
+def test_a_clock_that_was_never_set_is_not_believed_and_that_is_said(store):
+    deliver(store, range(3), stamped=lambda day: f"1970-01-01T00:0{day}:00.000Z")
+    found = queries.history(store, "d1", CASE_ID, 200)
+    assert [one.measured_s for one in found] == [ARRIVED_S + 0.005 * day for day in range(3)]
+    assert history.undated(found) == " 3 runs by arrival: the device's clock was not set."
+
+
+def test_results_of_an_older_benchd_are_dated_too(tmp_path, monkeypatch):
+    path = tmp_path / "d.db"
+    monkeypatch.setattr(store_of, "_MIGRATIONS", store_of._MIGRATIONS[:2])
+    Store(f"sqlite:///{path}").close()
+    names = "key device_id run_id suite_id case_id model variant batch_size status t_wall arrived_s"
+    names = f"{names} flags hardware fingerprint tool_version".split()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for day in range(2):
+            values = (f"k{day}", "d1", f"r{day}", "s", "c", "m", "v", 1, "ok", stamp(day) * day, ARRIVED_S, *"    ")
+            places = ", ".join("?" * len(names))
+            connection.execute(f"INSERT INTO result({', '.join(names)}) VALUES ({places})", values)  # noqa: S608
+    monkeypatch.undo()
+    with closing(Store(f"sqlite:///{path}")) as store:
+        found = queries.results(store, Filter(), "measured_s", True, 0, 9).results
+    assert [one.measured_s for one in found] == [ARRIVED_S, (FIRST + timedelta(days=1)).timestamp()]

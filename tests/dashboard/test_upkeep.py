@@ -1,0 +1,65 @@
+"""A dashboard whose collector dies, with the real command, a real mosquitto and real kills."""
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from broker import running_broker
+from browsing import get
+from waiting import WAIT_S, wait_for
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from test_collector import SETTINGS, count, publish
+from test_pages import serving
+
+from benchd.dashboard.store import Store
+from benchd.dashboard.upkeep import ATTEMPTS
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/dashboard.db"
+
+
+def collector_of(process):
+    """Return the process id of the collector that a dashboard has started, None while there is none."""
+    for children in Path(f"/proc/{process.pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return None
+
+
+def metric(port, name):
+    """Return the value of a collector's metric, None while it is unknown."""
+    lines = get(port, "/metrics")[2].decode().splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"benchd_collector_{name}{{")), None)
+
+
+def test_a_collector_that_is_killed_is_started_again_and_stores_what_came_meanwhile(tmp_path, url):
+    with (
+        running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker,
+        serving(broker.url, url, "--collector", "site") as (port, process),
+        closing(Store(url)) as store,
+    ):
+        wait_for(lambda: metric(port, "up") == 1.0)
+        publish(broker.url, tmp_path, [1])
+        wait_for(lambda: count(store, "result") == 1)
+        assert metric(port, "restarts_total") == 0.0
+        os.kill(collector_of(process), signal.SIGKILL)
+        publish(broker.url, tmp_path, [2])
+        wait_for(lambda: count(store, "result") == 2)
+        assert metric(port, "restarts_total") == 1.0
+        wait_for(lambda: metric(port, "last_message_age_seconds") < WAIT_S)
+
+
+def test_a_collector_that_cannot_live_ends_the_dashboard_with_a_failure(tmp_path, url, mosquitto):
+    with serving(mosquitto.url, url) as (_, process):
+        for _ in range(ATTEMPTS):
+            wait_for(lambda: collector_of(process), process)
+            os.kill(collector_of(process), signal.SIGKILL)
+            wait_for(lambda: collector_of(process) is None or process.poll() is not None)
+        assert process.wait(WAIT_S) == 1

@@ -1,0 +1,123 @@
+"""The fleet in a terminal of any width: trouble first, whole numbers, what is hidden counted, and its keys."""
+
+import io
+import os
+import pty
+import re
+import select
+import termios
+
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+from records_made import ENERGY, PASSED, WRONG, made, timing
+from rich.console import Console
+
+from benchd.daemon.records import Case, Summary, Variant
+from benchd.daemon.records import SamplerReport as Report
+from benchd.daemon.reporting.sensors_table import sensors
+from benchd.dashboard.keys import Keys
+from benchd.dashboard.messages import Health, Info, flat
+from benchd.dashboard.queries import Device
+from benchd.dashboard.watch import Seen, View, moved, screen
+
+WIDTHS = (60, 80, 100, 120, 200)
+
+
+def device(number, **fields):
+    given = {"state": "online", "age_s": 6542.0, "info": Info(), "power_w": 12.345, "throttled": False}
+    health = fields.pop("health", Health(activity="measuring", case_id="snn_stbif_resnet18,custom-fp16,b64,level=16"))
+    return Device(device_id=f"orin-of-the-northern-site-{number:03}", health=health, **given | fields)
+
+
+FLEET = [
+    *(device(number) for number in range(297)),
+    device(297, throttled=True, power_w=1234.5),
+    device(298, health=Health(problem="disk full: 1234567 bytes free", outbox_pending=12345, outbox_unstored=7)),
+    device(299, state="offline", power_w=None),
+]
+CASE = Case(model="snn_stbif_resnet18", variant=Variant.parse("custom-fp16"), batch_size=64)
+RESULTS = [
+    flat(made(case=CASE, timing=timing(104.3161, low_ms=103.9, high_ms=104.7), energy=ENERGY, check=check), 0.0)
+    for check in (PASSED, WRONG)
+]
+
+
+def shown(width, view=None, height=30, fleet=FLEET):
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(screen(Seen(fleet, RESULTS), view or View(), console))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_number_is_cut_and_no_line_too_long(width):
+    text = shown(width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert set(re.findall(r"(\d+)…", text)) <= {"1234567", "18", "16", "64"}
+    numbers = ["12.35 W", "1234 W", "104.3 ms" if width < 120 else "104.3 [103.9, 104.7] ms"]
+    numbers += ["109 min ago", "12352", "500 ± 25 mJ"] if width >= 80 else []
+    for number in numbers:
+        assert number in text
+    assert len(text.splitlines()) <= 30
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_trouble_comes_first_and_what_is_hidden_is_counted(width):
+    text = shown(width)
+    first = text.splitlines()[2:5]
+    assert all("offline" in line or "THROTTLED" in line or "disk full" in line for line in first)
+    assert re.search(r"1 to 19, and 281 more", text)
+    assert "FAILED" in text
+
+
+def test_keys_scroll_and_sort():
+    view = moved(View(), "page down", len(FLEET), 19)
+    assert "20 to 38, and 281 more" in shown(100, view)
+    assert moved(view, "up", len(FLEET), 19).first == 18
+    assert moved(view, "page up", len(FLEET), 19).first == 0
+    assert moved(View(first=290), "down", len(FLEET), 19).first == 281
+    by_power = moved(moved(view, "sort", 300, 19), "sort", 300, 19)
+    assert by_power == View("power")
+    assert "1234 W" in shown(100, by_power).splitlines()[2]
+
+
+def test_keys_are_read_singly_and_the_terminal_is_restored(monkeypatch):
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "wb", buffering=0) as typist, os.fdopen(follower) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        before = termios.tcgetattr(terminal)
+        with Keys() as keys:
+            assert keys.pressed() == []
+            typist.write(b"s\x1b[B\x1b[6~?q")
+            select.select([terminal], [], [])
+            assert keys.pressed() == ["sort", "down", "page down", "quit"]
+        assert termios.tcgetattr(terminal) == before
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sensors_have_units_bars_and_throttling_first(width):
+    found = {
+        "cpu_clock_hz": Summary(1e9, 2.6e9, 2.6e9, 9, "procfs"),
+        "power_w@VDD_GPU_SOC": Summary(5.0, 6.5, 7.0, 9, "ina3221"),
+        "gpu_throttle_reasons": Summary(0.0, 8.0, 8.0, 9, "nvml"),
+        "memory_used_bytes": Summary(2**30, 2**30, 2**30, 9, "procfs"),
+        "gpu_utilization_percent": Summary(50.0, 50.0, 50.0, 9, "nvml"),
+    }
+    out = io.StringIO()
+    Console(file=out, width=width).print(
+        sensors(
+            found,
+            Report(sources=[], cpu_s=0.0, period_s=0.1, period_p99_error=None, samples=9),
+            width,
+            {"power_w@VDD_GPU_SOC": 13.0},
+        )
+    )
+    lines = out.getvalue().splitlines()
+    assert "THROTTLED" in lines[2]
+    for cell in ("2600 MHz", "6.5 W", "1024 MiB", "50 %", "power VDD_GPU_SOC"):
+        assert cell in out.getvalue()
+    (bar,) = re.findall("6.5 W +([█·]+)", out.getvalue())
+    assert bar == "████····"
+    assert max(map(len, lines)) <= width

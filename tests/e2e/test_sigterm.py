@@ -1,0 +1,75 @@
+"""SIGTERM at any moment of a pass: the service ends within seconds, with its worker, and the case stays in the pass."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from waiting import WAIT_S, wait_for
+
+from benchd.daemon import records
+from benchd.daemon.config import Suite
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.service.publisher import RUNNING, SCHEDULE
+from benchd.daemon.service.schedule import State, begin
+
+CONFIG = """
+[device]
+id = "board"
+[mqtt]
+url = "{url}"
+[limits]
+warm_up_cap_s = 0.2
+measure_cap_s = 0.5
+check_images = 1
+"""
+SUITE = Suite(models=["square"], variants=["eager", "onnxruntime", "compile"], preset="quick")
+CASES = ["square,eager,b1", "square,onnxruntime,b1", "square,compile,b1"]
+PASS_S = 16.0  # of these cases with empty caches, on two cores
+WITHIN_S = 5.0
+
+
+def stopped_s(folder, environment, cases, moment_s):
+    """Run the service on a pass of these cases, stop it at this moment, and return how long it took to exit."""
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    with Outbox(folder / "state/benchd/outbox.db") as outbox:
+        outbox.keep({SCHEDULE: msgspec.json.encode(begin(State(), SUITE, cases, by_command=True))})
+    command = [Path(sys.executable).parent / "benchd", "run", "--config", "benchd.toml"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stderr=log)
+    with process:
+        wait_for(lambda: "started: " in (folder / "log").read_text(), process)
+        time.sleep(moment_s)
+        begun_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0, (folder / "log").read_text()
+    return time.monotonic() - begun_s
+
+
+def left_of(folder):
+    """Return the processes that were started for this folder and run on."""
+    found = [process for process in psutil.process_iter(["environ"]) if process.info["environ"]]
+    return [process for process in found if process.info["environ"].get("XDG_STATE_HOME") == str(folder / "state")]
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_signal_at_any_moment_ends_the_service_and_its_worker(tmp_path, mosquitto, child_environment, count):
+    (tmp_path / "benchd.toml").write_text(CONFIG.format(url=mosquitto.url))
+    chance, seconds = random.Random(count), []
+    for _ in range(count):
+        cases = chance.sample(CASES, len(CASES))
+        seconds.append(stopped_s(tmp_path, child_environment, cases, chance.uniform(0, PASS_S)))
+        assert left_of(tmp_path) == []
+        with Outbox(tmp_path / "state/benchd/outbox.db") as outbox:
+            assert outbox.kept(RUNNING) in (None, b"")
+    sys.stdout.write(f"\nSIGTERM to exit, {count} times: median {sorted(seconds)[count // 2]:.2f} s, ")
+    sys.stdout.write(f"longest {max(seconds):.2f} s\n")
+    journal = (tmp_path / "state/benchd/records.jsonl").read_bytes().splitlines()
+    assert {records.decode(line).reason for line in journal} <= {None, "interrupted by a signal"}
+    assert [each for each in seconds if each > WITHIN_S] == []
