@@ -86,7 +86,7 @@ def _take_messages(newer: sqlite3.Connection, unfinished: Path, *, with_kept: bo
 
 
 def _mark(newer: sqlite3.Connection, unfinished: Path, *, refill: bool) -> None:
-    """Say which record came last from the journal; with `refill` none did, so that the service takes them from there."""
+    """Say which record came last from the journal; with `refill` none: the service then takes all."""
     with (
         closing(sqlite3.connect(unfinished)) as new,
         new,
