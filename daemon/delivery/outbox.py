@@ -203,7 +203,7 @@ class Outbox:
 
     def mark_unread(self, keys: Sequence[str]) -> int:
         """Record that a collector cannot read these sent messages; return how many of them were here."""
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             sql = "UPDATE outbox SET unstored = ? WHERE key = ? AND state = 'sent'"
             return self._db.executemany(sql, [(UNREAD, key) for key in keys]).rowcount
 
