@@ -119,7 +119,7 @@ class Outbox:
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path, self._synchronous = path, "FULL" if durable else "NORMAL"
         self._lost: list[str] = []
-        with _explaining(path):
+        with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             try:
@@ -149,18 +149,18 @@ class Outbox:
     def add_all(self, messages: Sequence[Message], kept: Mapping[str, bytes] | None = None) -> None:
         """Add messages in order, and `kept`, in one commit, as `add` does."""
         sql = "INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?) ON CONFLICT(key) DO NOTHING"
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             self._db.executemany(sql, messages)
             self._keep(kept or {})
 
     def keep(self, values: Mapping[str, bytes]) -> None:
         """Store values by name beside the messages, replacing earlier ones, in one commit."""
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             self._keep(values)
 
     def kept(self, name: str) -> bytes | None:
         """Return the value stored under this name."""
-        with _explaining(self._path):
+        with explaining(self._path):
             row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row else None
 
@@ -174,7 +174,7 @@ class Outbox:
             return decode(kept) if kept else default
         except (msgspec.DecodeError, ValueError, RecursionError, UsageError) as error:
             self._lost.append(f"{name} was stored by another version of benchd: {error}")
-            with suppress(UsageError), _explaining(self._path):  # a full disk: it is said again at the next start
+            with suppress(UsageError), explaining(self._path):  # a full disk: it is said again at the next start
                 self._db.execute("DELETE FROM kept WHERE name = ?", (name,))
             return default
 
@@ -186,18 +186,18 @@ class Outbox:
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """Return the first `limit` pending messages with a `seq` above `after`, in order."""
         sql = "SELECT seq, key, topic, qos, body FROM outbox WHERE state = 'pending' AND seq > ? ORDER BY seq LIMIT ?"
-        with _explaining(self._path):
+        with explaining(self._path):
             return [Row(*row) for row in self._db.execute(sql, (after, limit))]
 
     def mark_sent(self, *seqs: int, at_s: float | None = None, unstored: bool = False) -> None:
         """Record that a broker has acknowledged these, in one commit; `unstored`: a collector must still store them."""
         rows = [(at_s, unstored, seq) for seq in seqs]
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             self._db.executemany("UPDATE outbox SET state = 'sent', sent_s = ?, unstored = ? WHERE seq = ?", rows)
 
     def mark_stored(self, keys: Sequence[str]) -> int:
         """Delete the messages that a collector has stored; return how many of them were here."""
-        with _explaining(self._path), self._transaction():
+        with explaining(self._path), self._transaction():
             sql = "DELETE FROM outbox WHERE key = ? AND state != 'refused'"
             return self._db.executemany(sql, [(key,) for key in keys]).rowcount
 
@@ -229,42 +229,42 @@ class Outbox:
         done = "state = 'sent' AND NOT unstored"
         self._in_parts("DELETE FROM outbox", f"{done} AND sent_s BETWEEN ? AND ?", CLOCK_SET_S, now_s - keep_s)
         last = f"SELECT seq FROM outbox WHERE {done} ORDER BY seq DESC LIMIT 1 OFFSET ?"  # noqa: S608 - our own words
-        with _explaining(self._path):
+        with explaining(self._path):
             found = self._db.execute(last, (keep_rows,)).fetchone()
         if found:
             self._in_parts("DELETE FROM outbox", f"{done} AND seq <= ?", *found)
 
     def used_bytes(self) -> int:
         """Return the size of the used part of the file."""
-        with _explaining(self._path):
+        with explaining(self._path):
             pages = self._pragma("page_count") - self._pragma("freelist_count")
             return pages * self._pragma("page_size")
 
     def mark_refused(self, seq: int, reason: str) -> None:
         """Record that the broker refused this message; it is not sent again until `retry_refused`."""
-        with _explaining(self._path):
+        with explaining(self._path):
             self._db.execute("UPDATE outbox SET state = 'refused', reason = ? WHERE seq = ?", (reason, seq))
 
     def retry_refused(self) -> None:
         """Mark every refused message as pending again."""
-        with _explaining(self._path):
+        with explaining(self._path):
             self._db.execute("UPDATE outbox SET state = 'pending', reason = NULL WHERE state = 'refused'")
 
     def refused(self) -> list[Refusal]:
         """Return the refused messages in order."""
-        with _explaining(self._path):
+        with explaining(self._path):
             rows = self._db.execute("SELECT key, reason FROM outbox WHERE state = 'refused' ORDER BY seq")
             return [Refusal(*row) for row in rows]
 
     def counts(self) -> Counts:
         """Return how many messages are in each state."""
-        with _explaining(self._path):
+        with explaining(self._path):
             total, pending, sent = self._db.execute(_COUNT).fetchone()
         return Counts(pending, sent, total - pending - sent)
 
     def backlog(self) -> tuple[Counts, int]:
         """Return how many messages are in each state, and how many sent ones no collector has stored."""
-        with _explaining(self._path):
+        with explaining(self._path):
             (unstored,) = self._db.execute("SELECT count(*) FROM outbox WHERE unstored").fetchone()
         return self.counts(), unstored
 
@@ -279,7 +279,7 @@ class Outbox:
 
     def close(self) -> None:
         """Close the file; the last process to do so merges the write-ahead log into it."""
-        with _explaining(self._path):
+        with explaining(self._path):
             self._db.close()
 
     def __enter__(self) -> "Outbox":
@@ -295,7 +295,7 @@ class Outbox:
         part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - likewise
         sql = f"{change} WHERE seq IN ({part})"
         total = 0
-        with _explaining(self._path):
+        with explaining(self._path):
             while changed := self._db.execute(sql, given).rowcount:
                 total += changed
         return total
@@ -362,7 +362,7 @@ def of_layout(path: Path, layout: int) -> Path:
 
 
 @contextmanager
-def _explaining(path: Path) -> Iterator[None]:
+def explaining(path: Path) -> Iterator[None]:
     """Turn errors of the file system and SQLite into one line with path and remedy."""
     try:
         yield
@@ -420,7 +420,7 @@ def _salvage(path: Path, salvaged: Path) -> None:
     unfinished = path.with_name(f"{path.name}.salvaging")
     _remove(unfinished)
     try:
-        with _explaining(unfinished):
+        with explaining(unfinished):
             Outbox(unfinished).close()
             with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(unfinished)) as new:
                 _copy(old, new)

@@ -8,10 +8,10 @@ import os
 import shutil
 import sqlite3
 import sys
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
-from benchd.daemon.delivery.outbox import _MIGRATIONS, APPLICATION_ID, JOURNALLED, _explaining, of_layout
+from benchd.daemon.delivery.outbox import _MIGRATIONS, APPLICATION_ID, JOURNALLED, explaining, of_layout
 from benchd.daemon.errors import BenchdError
 
 NEEDED = {"key", "topic", "qos", "body"}
@@ -26,7 +26,7 @@ def take_back(path: Path, layout: int = len(_MIGRATIONS)) -> str | None:
     if _layout(path) <= layout:
         return None
     unfinished, aside = (path.with_name(f"{path.name}.{end}") for end in ("restoring", "newer"))
-    with _explaining(path):
+    with explaining(path):
         unfinished.unlink(missing_ok=True)
         with closing(sqlite3.connect(path)) as newer:
             newer.execute("PRAGMA journal_mode=DELETE")  # all in one file, or an error if another process uses it
@@ -36,12 +36,8 @@ def take_back(path: Path, layout: int = len(_MIGRATIONS)) -> str | None:
         aside.unlink(missing_ok=True)
         os.link(path, aside)
         unfinished.replace(path)
-    facts = (
-        "of before its upgrade" if is_copied else "of the newer one, because there is no copy from before its upgrade"
-    )
-    what = (
-        "its messages cannot be read and come from records.jsonl" if taken is None else f"{taken} messages taken over"
-    )
+    facts = "of before its upgrade" if is_copied else "of the newer one, because there is no copy"
+    what = "its messages cannot be read" if taken is None else f"{taken} messages taken over"
     return f"outbox {path} was of a newer benchd: {what}, the schedule is {facts}, the newer file is now {aside.name}"
 
 
@@ -87,14 +83,12 @@ def _take_messages(newer: sqlite3.Connection, unfinished: Path, *, with_kept: bo
 
 def _mark(newer: sqlite3.Connection, unfinished: Path, *, refill: bool) -> None:
     """Say which record came last from the journal; with `refill` none: the service then takes all."""
-    with (
-        closing(sqlite3.connect(unfinished)) as new,
-        new,
-        suppress(sqlite3.OperationalError),
-    ):  # the first layout has none
-        find = "SELECT name, value FROM kept WHERE name = ?"
-        marks = [(JOURNALLED, b"")] if refill else newer.execute(find, (JOURNALLED,))
-        new.executemany("INSERT OR REPLACE INTO kept(name, value) VALUES (?, ?)", marks)
+    with closing(sqlite3.connect(unfinished)) as new, new:
+        if _columns(new, "kept"):  # the first layout has none
+            is_known = not refill and _columns(new, "kept") == _columns(newer, "kept")
+            find = "SELECT name, value FROM kept WHERE name = ?"
+            marks = newer.execute(find, (JOURNALLED,)) if is_known else [(JOURNALLED, b"")]
+            new.executemany("INSERT OR REPLACE INTO kept(name, value) VALUES (?, ?)", marks)
 
 
 def _copy_table(newer: sqlite3.Connection, new: sqlite3.Connection, table: str, columns: list[str]) -> None:
