@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("systemd", "docs/benchd.toml", ".ci/setup", ".ci/jetson_board.py", "README.md", "LICENSE")
+COPIED = (
+    "systemd",
+    "docs/benchd.toml",
+    "docs/integrations/mosquitto.acl",
+    ".ci/setup",
+    ".ci/jetson_board.py",
+    "README.md",
+    "LICENSE",
+)
 
 
 @dataclass(frozen=True)

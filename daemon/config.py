@@ -21,6 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+Commands = Literal["off", "suites", "all"]
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
 
 
@@ -38,6 +39,7 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     The service always waits for acknowledgements from the named `collectors`; it waits for any other collector until
     seven days after that collector's last acknowledgement. `telemetry` off publishes only health while a case runs.
+    `commands` says what may be run by command: nothing, the configured suites, or any lists.
     """
 
     url: str | None = None
@@ -47,6 +49,7 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str | None = None
     keep_alive_s: Annotated[int, msgspec.Meta(ge=5, le=65535)] = 30  # MQTT encodes it in two bytes
     collectors: list[str] = []
+    commands: Commands = "suites"
     telemetry: Literal["on", "off"] = "on"
     home_assistant: bool = False
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.outbox import body_digest
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -65,6 +66,7 @@ class _Ack(Struct):
     schema: str = "benchd.ack/1"
     keys: list[str] = []
     unread: dict[str, str] = {}
+    digests: dict[str, str] = {}
 
 
 class Collector:
@@ -134,6 +136,9 @@ class Collector:
                 acks[device_id].keys.append(key)
             elif key and len(key) <= TEXT_LIMIT:
                 acks[device_id].unread[key] = row.values["reason"][:REASON_CHARS]
+            else:
+                continue
+            acks[device_id].digests[key] = body_digest(one.body)
         for device_id, ack in acks.items():
             feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(ack))
 

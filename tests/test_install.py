@@ -370,6 +370,6 @@ def test_without_root_nothing_is_touched(site):
 
 
 def test_the_scripts_are_clean():
-    scripts = [SCRIPT, *(path for path in (ROOT / ".ci").iterdir() if path.suffix != ".py")]
+    scripts = [*SCRIPT.parent.glob("*.sh"), *(path for path in (ROOT / ".ci").iterdir() if path.suffix != ".py")]
     done = subprocess.run([program("shellcheck"), *scripts], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -15,7 +15,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.config import NAME, Suite
+from benchd.daemon.config import NAME, Commands, Suite
+from benchd.daemon.delivery.outbox import LAST_SEQ
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Direction, OptionValue, Scenario
@@ -36,7 +37,8 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of every command. `id` identifies repetitions; `sent_s` (seconds since the epoch) is its time.
 
     `run` takes the name of a configured suite, or lists as in `[[suite]]`; `cancel` takes a `suite_id`, else it ends
-    all; `replay` starts at `since_seq`. `client` gets the answer at `resp/<client>/<id>` without MQTT 5 properties.
+    all; `replay` resends the results of this `stream` from `since_seq` to `until_seq`. `client` gets the answer at
+    `resp/<client>/<id>` without MQTT 5 properties.
     """
 
     id: str
@@ -44,7 +46,9 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     client: str | None = None
     suite: str | None = None
     suite_id: str | None = None
-    since_seq: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0  # as far as SQLite counts
+    since_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = 0
+    until_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = LAST_SEQ
+    stream: str | None = None
     models: list[str] = []
     variants: list[str] = []
     batch_sizes: list[int] = []
@@ -101,8 +105,8 @@ class Gate:
     `boottime_s` and `wall_s` are CLOCK_BOOTTIME and seconds since the epoch.
     """
 
-    def __init__(self, topics: Topics) -> None:
-        self._topics = topics
+    def __init__(self, topics: Topics, allowed: Commands = "suites") -> None:
+        self._topics, self._allowed = topics, allowed
         self._seen: OrderedDict[bytes, float] = OrderedDict()
         self._tokens, self._refilled_s = float(BURST), 0.0
         self._flooded = False
@@ -117,7 +121,8 @@ class Gate:
         given, unreadable = _parameters(arrived.body)
         reason = FLOOD if flooded else _misplaced(arrived, verb) or unreadable
         if given:
-            reason = reason or _stale(given, wall_s) or self._repeated(given.id, boottime_s)
+            forbidden = _forbidden(given, verb, self._allowed)
+            reason = reason or forbidden or _stale(given, wall_s) or self._repeated(given.id, boottime_s)
         sender = given or _sender(arrived.body)
         answer_to = self._answer_to(arrived, sender)
         if verb and given and not reason:
@@ -183,6 +188,14 @@ def _parameters(body: bytes) -> tuple[Parameters | None, str | None]:
     return (
         (found, None) if _NAME.fullmatch(found.id) else (None, "id: use letters, digits, '.', '-' and '_', at most 40")
     )
+
+
+def _forbidden(parameters: Parameters, verb: Verb | None, allowed: Commands) -> str | None:
+    if allowed == "off":
+        return 'this device takes no commands: [mqtt] commands = "off" in its configuration'
+    if allowed == "suites" and verb == "run" and parameters.suite is None:
+        return 'only configured suites may be run here; [mqtt] commands = "all" in the configuration allows lists'
+    return None
 
 
 def _sender(body: bytes) -> _Sender:

@@ -5,6 +5,7 @@ only keeps the connection alive and sends health and telemetry, and does not tou
 """
 
 import random
+import secrets
 import select
 import socket
 import threading
@@ -263,6 +264,7 @@ class _Conversation:
         self._ack_bytes = 0
         self._answered: deque[tuple[str, int, str]] = deque(maxlen=MAX_WAITING)
         self._unsendable: deque[str] = deque(maxlen=MAX_WAITING)
+        self._nonce = secrets.token_hex(8)
         self._born_s: float | None = None
 
     @property
@@ -278,6 +280,7 @@ class _Conversation:
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
             # not earlier: nothing is written while the broker is unreachable
             self._outbox.keep({SESSION: str(self._number).encode()})
+            self._outbox.retry_refused(every=False)
             session.subscribe(self._topics.incoming)
             session.endure()
             self._be_born(session)
@@ -285,7 +288,7 @@ class _Conversation:
                 self._turn(session)
             self._say_goodbye(session)
 
-    def _status(self, state: Literal["online", "offline"]) -> bytes:
+    def _status(self, state: Literal["online", "offline"], answers: str = "") -> bytes:
         return msgspec.json.encode(
             Status(
                 state=state,
@@ -294,6 +297,8 @@ class _Conversation:
                 instance=self._link.identity.instance,
                 held_s=round(self.held_s, 3),
                 t_wall=wall_now(),
+                nonce=self._nonce if state == "online" else "",
+                answers=answers,
             )
         )
 
@@ -303,8 +308,8 @@ class _Conversation:
         self._link.resend_documents()
         self._link.seen.connected, self._link.seen.reason = True, None
 
-    def _say_online(self, session: Session) -> None:
-        session.publish(self._topics.of("status"), self._status("online"), 1, retain=True)
+    def _say_online(self, session: Session, answers: str = "") -> None:
+        session.publish(self._topics.of("status"), self._status("online", answers), 1, retain=True)
 
     def _turn(self, session: Session) -> None:
         """Wait for an event, at most a second, and process it."""
@@ -342,7 +347,8 @@ class _Conversation:
         """Detect another machine with the same id on the status topic, and correct a late will of this device's own.
 
         A retained status may be from a machine long gone. Of two live machines the later yields; if both came within
-        a message's travel time, their instances decide, so that both reach the same answer. Each is answered once.
+        a message's travel time, their instances decide, so that both reach the same answer. Each is answered once. One
+        yields only to an answer to its own status: a message that somebody made up takes no device off.
         """
         status = _decode(message.body)
         if message.retained or status is None or status.instance == self._link.identity.instance:
@@ -351,12 +357,12 @@ class _Conversation:
             return
         older_s = status.held_s - self.held_s
         is_other_s = status.instance > self._link.identity.instance if abs(older_s) < ON_ITS_WAY_S else older_s > 0
-        if status.state == "online" and is_other_s:
+        if status.state == "online" and is_other_s and status.answers == self._nonce:
             self._give_way(status)
         other = (status.instance, status.session, status.state)
         if other not in self._answered:
             self._answered.append(other)
-            self._say_online(session)
+            self._say_online(session, status.nonce if is_name(status.nonce) else "")
 
     def _give_way(self, other: Status) -> NoReturn:
         conflict = (
@@ -392,8 +398,8 @@ class _Conversation:
         for _ in range(min(len(self._acks), ACKS_PER_TURN)):
             collector, body = self._acks.popleft()
             self._ack_bytes -= len(collector) + len(body)
-            if unread := self._collectors.take(collector, body):
-                self._link.tell("not_stored", unread)
+            if told := self._collectors.take(collector, body):
+                self._link.tell(*told)
         if self._acks:
             self._link.poke()
 

@@ -18,6 +18,7 @@ class Status(Struct, frozen=True, kw_only=True):
     """Retained; the will is the one with `offline`. `session` counts connections, which identifies a late will.
 
     `instance` distinguishes two machines with the same device id; `held_s`, the time connected, decides which stays.
+    `nonce` is of this connection, and `answers` the one of the status that this one contradicts.
     """
 
     schema: str = "benchd.status/1"
@@ -27,6 +28,8 @@ class Status(Struct, frozen=True, kw_only=True):
     instance: str
     held_s: float
     t_wall: str
+    nonce: str = ""
+    answers: str = ""
 
 
 class SuiteInfo(Struct, frozen=True, kw_only=True):

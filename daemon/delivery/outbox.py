@@ -5,6 +5,7 @@ until the collector reports it stored: a broker that dies may lose what it has a
 it is sent again, and its key lets the receiver deduplicate. The service commits its few other facts together with it.
 """
 
+import hashlib
 import os
 import sqlite3
 import time
@@ -25,6 +26,9 @@ BUSY_S = 5.0  # wait for another writer; transactions take milliseconds, more on
 PART_ROWS = 200  # per commit, so that no commit keeps other writers waiting
 LOGS = ("-wal", "-shm")  # SQLite's files beside an open database
 APPLICATION_ID = 0x62636864  # marks the file as ours among SQLite databases
+
+STREAM = "stream"
+NEW_STREAM = "INSERT OR REPLACE INTO kept VALUES ('stream', CAST(lower(hex(randomblob(8))) AS BLOB))"
 
 # Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited. Another shape of a kept
 # value needs an entry too, be it an empty one: the copy from before it is what an earlier version can read.
@@ -49,11 +53,25 @@ _MIGRATIONS = (
         "CREATE INDEX outbox_sent ON outbox(sent_s) WHERE state = 'sent'",
         "CREATE TABLE kept(name TEXT PRIMARY KEY, value BLOB NOT NULL)",
     ),
+    (
+        # numbers the results without a gap, also after they are deleted; `stream` differs in every outbox
+        "CREATE TABLE numbered(number INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL UNIQUE)",
+        "INSERT INTO numbered(seq) SELECT seq FROM outbox WHERE instr(topic, '/result/') ORDER BY seq",
+        """CREATE TRIGGER outbox_added AFTER INSERT ON outbox WHEN instr(NEW.topic, '/result/')
+            BEGIN INSERT INTO numbered(seq) VALUES (NEW.seq); END""",
+        "CREATE TRIGGER outbox_deleted AFTER DELETE ON outbox BEGIN DELETE FROM numbered WHERE seq = OLD.seq; END",
+        NEW_STREAM,
+        # another connection may have the right that was missing
+        "ALTER TABLE outbox ADD COLUMN may_retry INTEGER NOT NULL DEFAULT 0",
+        "UPDATE outbox SET may_retry = 1 WHERE state = 'refused' AND reason LIKE '%: Not authorized'",
+    ),
 )
+LAST_SEQ = 2**63 - 1
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
 KEEP_SENT_S = 7 * 86400.0
 UNREAD = 2  # in the column `unstored`: a collector has received it and could not read it
 KEEP_SENT_ROWS = 100_000
+_UNSTORED = f"unstored AND unstored != {UNREAD}"  # the first word lets SQLite use the index
 
 # each count uses an index: counting by state would read every body
 _COUNT = """SELECT (SELECT count(*) FROM outbox),
@@ -74,6 +92,11 @@ _FULL = ("is full", "disk I/O error")
 Value = TypeVar("Value")
 
 
+def body_digest(body: bytes) -> str:
+    """Return what an acknowledgement must name to prove that its sender has received these bytes: SHA-256, in hex."""
+    return hashlib.sha256(body).hexdigest()
+
+
 class Message(NamedTuple):
     """A message to deliver, once per key."""
 
@@ -84,13 +107,14 @@ class Message(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One message. `seq` is the order of delivery."""
+    """One message. `seq` is the order of delivery; `number` counts the results of this outbox, from 1."""
 
     seq: int
     key: str
     topic: str
     qos: int
     body: bytes
+    number: int | None = None
 
 
 class Refusal(NamedTuple):
@@ -185,7 +209,8 @@ class Outbox:
 
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """Return the first `limit` pending messages with a `seq` above `after`, in order."""
-        sql = "SELECT seq, key, topic, qos, body FROM outbox WHERE state = 'pending' AND seq > ? ORDER BY seq LIMIT ?"
+        sql = """SELECT seq, key, topic, qos, body, number FROM outbox LEFT JOIN numbered USING (seq)
+            WHERE state = 'pending' AND seq > ? ORDER BY seq LIMIT ?"""
         with explaining(self._path):
             return [Row(*row) for row in self._db.execute(sql, (after, limit))]
 
@@ -195,31 +220,80 @@ class Outbox:
         with explaining(self._path), self._transaction():
             self._db.executemany("UPDATE outbox SET state = 'sent', sent_s = ?, unstored = ? WHERE seq = ?", rows)
 
-    def mark_stored(self, keys: Sequence[str]) -> int:
-        """Delete the messages that a collector has stored; return how many of them were here."""
-        with explaining(self._path), self._transaction():
-            sql = "DELETE FROM outbox WHERE key = ? AND state != 'refused'"
-            return self._db.executemany(sql, [(key,) for key in keys]).rowcount
+    def mark_stored(self, digests: Mapping[str, str | None]) -> int:
+        """Delete the messages that a collector has stored, by key; return how many.
 
-    def mark_unread(self, keys: Sequence[str]) -> int:
-        """Record that a collector cannot read these sent messages; return how many of them were here."""
-        with explaining(self._path), self._transaction():
-            sql = "UPDATE outbox SET unstored = ? WHERE key = ? AND state = 'sent'"
-            return self._db.executemany(sql, [(UNREAD, key) for key in keys]).rowcount
+        One that no broker has acknowledged stays, and so does one whose body has another digest than the given one.
+        """
+        return self._acknowledge("DELETE FROM outbox WHERE seq = ?", digests)
 
-    def send_unstored(self, *, unread: bool = False) -> int:
-        """Mark messages that no collector has stored, or none could read, as pending again; return how many."""
-        change = "UPDATE outbox SET state = 'pending', unstored = 0"
-        return self._in_parts(change, f"unstored AND unstored {'=' if unread else '!='} {UNREAD}")
+    def mark_unread(self, digests: Mapping[str, str | None]) -> int:
+        """Record that a collector cannot read these sent messages, which it must prove likewise; return how many."""
+        change = f"UPDATE outbox SET unstored = {UNREAD} WHERE seq = ? AND state = 'sent'"  # noqa: S608 - our own words
+        return self._acknowledge(change, digests)
+
+    def _acknowledge(self, change: str, digests: Mapping[str, str | None]) -> int:
+        if not digests:
+            return 0
+        with explaining(self._path), self._transaction():
+            found = [seq for key, digest in digests.items() for seq in self._sent(key, digest)]
+            return self._db.executemany(change, found).rowcount if found else 0
+
+    def _sent(self, key: str, digest: str | None) -> list[tuple[int]]:
+        """Return the `seq` of the message, if it was sent and its body has this digest."""
+        # a pending one that was sent before may be on its way again
+        sql = "SELECT seq, body FROM outbox WHERE key = ? AND (state = 'sent' OR state = 'pending' AND sent_s NOT NULL)"
+        rows = self._db.execute(sql, (key,)).fetchall()
+        return [(seq,) for seq, body in rows if digest in (None, body_digest(body))]
+
+    def doubt_sent(self, after: int) -> int | None:
+        """Count the next PART_ROWS sent results above `after` as not stored.
+
+        Returns the last one's `seq`, None if there are none.
+        """
+        where = "state = 'sent' AND NOT unstored AND instr(topic, '/result/')"
+        return self._next("UPDATE outbox SET unstored = 1", where, after)
+
+    def send_unstored(self, after: int = 0) -> int | None:
+        """Mark the next messages above `after` that no collector has stored as pending again, at most PART_ROWS.
+
+        Those that one could not read are not among them. Returns the last one's `seq`, None if there are none.
+        """
+        return self._next("UPDATE outbox SET state = 'pending', unstored = 0", _UNSTORED, after)
+
+    def send_unread(self) -> int:
+        """Mark all messages that a collector could not read as pending again; return how many."""
+        return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", f"unstored AND unstored = {UNREAD}")
+
+    def _next(self, change: str, where: str, after: int) -> int | None:
+        """Change the next rows above `after` in one commit of bounded size; return the last one's `seq`, if any."""
+        part = f"SELECT seq FROM outbox WHERE {where} AND seq > ? ORDER BY seq LIMIT {PART_ROWS}"  # noqa: S608 - ours
+        with explaining(self._path), self._transaction():
+            seqs = self._db.execute(part, (after,)).fetchall()
+            self._db.executemany(f"{change} WHERE seq = ?", seqs)
+        return int(seqs[-1][0]) if seqs else None
+
+    def is_stored(self, after: int, to: int) -> bool:
+        """Return whether none of the messages above `after` up to `to` waits for a broker or a collector's word."""
+        sql = f"""SELECT (SELECT count(*) FROM outbox WHERE {_UNSTORED} AND seq > ?1 AND seq <= ?2)
+            + (SELECT count(*) FROM outbox WHERE state = 'pending' AND seq > ?1 AND seq <= ?2)"""  # noqa: S608 - ours
+        with explaining(self._path):
+            (waiting,) = self._db.execute(sql, (after, to)).fetchone()
+        return not waiting
 
     def expect_no_collector(self) -> int:
         """Count messages that a broker has acknowledged as sent after all; return how many."""
         return self._in_parts("UPDATE outbox SET unstored = 0", "unstored")
 
-    def send_again(self, since_seq: int) -> int:
-        """Mark the sent messages from this `seq` on as pending again; return how many."""
-        change = "UPDATE outbox SET state = 'pending', unstored = 0"
-        return self._in_parts(change, "state = 'sent' AND seq >= ?", since_seq)
+    def send_again(self, since_seq: int, until_seq: int = LAST_SEQ) -> int:
+        """Mark messages that are not pending as pending again, refused ones too; return how many.
+
+        They are the results with these numbers; a `since_seq` of 0 includes the events among them.
+        """
+        change = "UPDATE outbox SET state = 'pending', unstored = 0, reason = NULL"
+        number = "coalesce((SELECT number FROM numbered WHERE numbered.seq = outbox.seq), 0)"
+        states = [f"state = '{state}' AND {number} BETWEEN ? AND ?" for state in ("sent", "refused")]
+        return sum(self._in_parts(change, where, since_seq, until_seq) for where in states)
 
     def forget_sent(self, now_s: float, keep_s: float = KEEP_SENT_S, keep_rows: int = KEEP_SENT_ROWS) -> None:
         """Delete messages sent more than `keep_s` ago or not among the last `keep_rows` sent.
@@ -240,15 +314,19 @@ class Outbox:
             pages = self._pragma("page_count") - self._pragma("freelist_count")
             return pages * self._pragma("page_size")
 
-    def mark_refused(self, seq: int, reason: str) -> None:
-        """Record that the broker refused this message; it is not sent again until `retry_refused`."""
-        with explaining(self._path):
-            self._db.execute("UPDATE outbox SET state = 'refused', reason = ? WHERE seq = ?", (reason, seq))
+    def mark_refused(self, seq: int, reason: str, *, may_retry: bool = False) -> None:
+        """Record that the broker refused this message; it is not sent again until `retry_refused`.
 
-    def retry_refused(self) -> None:
-        """Mark every refused message as pending again."""
+        `may_retry`: another connection may be allowed to send it.
+        """
+        sql = "UPDATE outbox SET state = 'refused', reason = ?, may_retry = ? WHERE seq = ?"
         with explaining(self._path):
-            self._db.execute("UPDATE outbox SET state = 'pending', reason = NULL WHERE state = 'refused'")
+            self._db.execute(sql, (reason, may_retry, seq))
+
+    def retry_refused(self, *, every: bool = True) -> None:
+        """Mark refused messages as pending again: every one, or those that another connection may send."""
+        which = "state = 'refused'" + ("" if every else " AND may_retry")
+        self._in_parts("UPDATE outbox SET state = 'pending', reason = NULL", which)
 
     def refused(self) -> list[Refusal]:
         """Return the refused messages in order."""

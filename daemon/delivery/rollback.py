@@ -11,7 +11,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from benchd.daemon.delivery.outbox import _MIGRATIONS, APPLICATION_ID, JOURNALLED, explaining, of_layout
+from benchd.daemon.delivery.outbox import (
+    _MIGRATIONS,
+    APPLICATION_ID,
+    JOURNALLED,
+    NEW_STREAM,
+    explaining,
+    of_layout,
+)
 from benchd.daemon.errors import BenchdError
 
 NEEDED = {"key", "topic", "qos", "body"}
@@ -60,7 +67,7 @@ def _restored(path: Path, unfinished: Path, layout: int) -> bool:
     if copy.exists():
         shutil.copyfile(copy, unfinished)
         return True
-    with closing(sqlite3.connect(unfinished)) as new:
+    with closing(sqlite3.connect(unfinished)) as new, new:
         for statement in (text for migration in _MIGRATIONS[:layout] for text in migration):
             new.execute(statement)
         new.execute(f"PRAGMA user_version={layout}")
@@ -72,11 +79,12 @@ def _take_messages(newer: sqlite3.Connection, unfinished: Path, *, with_kept: bo
     with closing(sqlite3.connect(unfinished)) as new, new:
         columns = [name for name in _columns(new, "outbox") if name in _columns(newer, "outbox")]
         if not set(columns) >= NEEDED:
+            _begin_stream(new)
             return None
-        new.execute("DELETE FROM outbox")
         _copy_table(newer, new, "outbox", columns)
         if with_kept and _columns(new, "kept") == _columns(newer, "kept"):
             _copy_table(newer, new, "kept", _columns(new, "kept"))
+        _take_numbers(newer, new)
         (taken,) = new.execute("SELECT count(*) FROM outbox").fetchone()
         return int(taken)
 
@@ -91,10 +99,29 @@ def _mark(newer: sqlite3.Connection, unfinished: Path, *, refill: bool) -> None:
             new.executemany("INSERT OR REPLACE INTO kept(name, value) VALUES (?, ?)", marks)
 
 
+def _take_numbers(newer: sqlite3.Connection, new: sqlite3.Connection) -> None:
+    """Let each result keep its number, and give none twice."""
+    columns = _columns(new, "numbered")
+    if columns != _columns(newer, "numbered"):
+        _begin_stream(new)
+    elif columns:
+        _copy_table(newer, new, "numbered", columns)
+        new.execute("DELETE FROM sqlite_sequence WHERE name = 'numbered'")
+        last = newer.execute("SELECT name, seq FROM sqlite_sequence WHERE name = 'numbered'")
+        new.executemany("INSERT INTO sqlite_sequence(name, seq) VALUES (?, ?)", last)
+
+
+def _begin_stream(new: sqlite3.Connection) -> None:
+    """Give the outbox another identity: numbers of the newer one that are not known would be given twice."""
+    if _columns(new, "numbered"):
+        new.execute(NEW_STREAM)
+
+
 def _copy_table(newer: sqlite3.Connection, new: sqlite3.Connection, table: str, columns: list[str]) -> None:
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
     known = names.replace("state", "CASE WHEN state IN ('sent', 'refused') THEN state ELSE 'pending' END")
     rows = newer.execute(f"SELECT {known} FROM {table}")  # noqa: S608 - our own words
+    new.execute(f"DELETE FROM {table}")  # noqa: S608 - likewise
     new.executemany(f"INSERT INTO {table}({names}) VALUES ({marks})", rows)  # noqa: S608 - likewise
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.messages import RESULT_BYTES
-from benchd.daemon.delivery.outbox import Outbox, Row
-from benchd.daemon.delivery.session import QUOTA_EXCEEDED, Session, Unsendable, connect
+from benchd.daemon.delivery.outbox import STREAM, Outbox, Row
+from benchd.daemon.delivery.session import ABOUT_THE_SENDER, QUOTA_EXCEEDED, Numbered, Session, Unsendable, connect
 
 
 class DrainReport(NamedTuple):
@@ -44,6 +44,7 @@ class Sender:
 
     def __init__(self, outbox: Outbox, awaits_storage: Callable[[Row], bool] = lambda row: False) -> None:
         self._outbox, self._awaits_storage = outbox, awaits_storage
+        self._stream = (outbox.kept(STREAM) or b"").decode()
         self._waiting: dict[int, Row] = {}  # by packet id
         self._last_seq = 0  # each is sent once per session, even if it stays pending
         self.stopped = False
@@ -83,7 +84,8 @@ class Sender:
             self._refuse(row.seq, f"{len(row.body)} bytes, but a collector accepts records of at most {RESULT_BYTES}")
             return
         try:
-            self._waiting[session.publish(row.topic, row.body, row.qos)] = row
+            numbered = Numbered(self._stream, row.number) if row.number else None
+            self._waiting[session.publish(row.topic, row.body, row.qos, numbered=numbered)] = row
         except Unsendable as error:
             self._refuse(row.seq, str(error))
 
@@ -97,7 +99,8 @@ class Sender:
             if reason.value == QUOTA_EXCEEDED:
                 self.stopped, self.reason = True, f"{session.address} accepts no more messages for now: {reason}"
             elif reason.is_failure:
-                self._refuse(row.seq, f"{session.address} refused it: {reason}")
+                may_retry = reason.value in ABOUT_THE_SENDER
+                self._refuse(row.seq, f"{session.address} refused it: {reason}", may_retry=may_retry)
             else:
                 sent.append(row)
         for unstored in (False, True):
@@ -106,7 +109,7 @@ class Sender:
                 self._outbox.mark_sent(*seqs, at_s=time.time(), unstored=unstored)
         self.sent += len(sent)
 
-    def _refuse(self, seq: int, reason: str) -> None:
-        self._outbox.mark_refused(seq, reason)
+    def _refuse(self, seq: int, reason: str, *, may_retry: bool = False) -> None:
+        self._outbox.mark_refused(seq, reason, may_retry=may_retry)
         self.refused += 1
         self.reason = self.reason or reason

@@ -6,12 +6,13 @@ forbidden messages cannot be distinguished from one that keeps them.
 """
 
 import math
+import re
 import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from benchd.daemon.delivery import tls
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain
+from benchd.daemon.delivery.topics import is_name
 
 WINDOW = 64  # messages in flight; a broker may ask for fewer
 WAIT_S = 1.0
@@ -32,7 +34,15 @@ MAX_INCOMING_BYTES = 128 * 1024
 HELD_BYTES = 8 * 2**20
 
 UNSPECIFIED = 0x80  # paho also uses it for a connection that was lost
+ABOUT_THE_SENDER = (0x80, 0x83, 0x87)  # unspecified, of this broker alone, not authorised: not of the message itself
 UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED, QUOTA_EXCEEDED = 0x84, 0x86, 0x87, 0x97
+
+
+class Numbered(NamedTuple):
+    """Which result of an outbox this is, counted from 1 without a gap; `stream` identifies the outbox."""
+
+    stream: str
+    seq: int
 
 
 class Arrived(NamedTuple):
@@ -50,6 +60,7 @@ class Arrived(NamedTuple):
     expire_s: float = math.inf
     packet_id: int = 0
     qos: int = 0
+    numbered: Numbered | None = None
 
 
 @dataclass(frozen=True)
@@ -159,9 +170,12 @@ class Session:
         retain: bool = False,
         correlation: bytes | None = None,
         expire_s: int | None = None,
+        numbered: Numbered | None = None,
     ) -> int:
         """Send one message and return its packet id; raise Unsendable or Ended."""
         properties = _properties(body)
+        for name, value in numbered._asdict().items() if numbered else ():
+            properties.UserProperty = (name, str(value))  # paho adds it to the ones before
         if correlation is not None:
             properties.CorrelationData = correlation
         if expire_s is not None:
@@ -289,6 +303,7 @@ class Session:
                 expire_s=getattr(properties, "MessageExpiryInterval", math.inf),
                 packet_id=message.mid,
                 qos=message.qos,
+                numbered=_numbered(dict(getattr(properties, "UserProperty", ()))),
             )
         )
 
@@ -362,6 +377,13 @@ def _addresses(broker: Broker, timeout_s: float) -> list[str]:
     if not found:
         raise Ended(explain(broker.address, failure[0] if failure else None))
     return found
+
+
+def _numbered(given: Mapping[str, str]) -> Numbered | None:
+    """Return the number of a result from its user properties; None if they are missing or no number."""
+    stream, seq = given.get("stream", ""), given.get("seq", "")
+    is_numbered = is_name(stream) and re.fullmatch(r"[1-9][0-9]{0,17}", seq)
+    return Numbered(stream, int(seq)) if is_numbered else None
 
 
 def _properties(body: bytes) -> Properties:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -10,12 +11,16 @@ from benchd.daemon.config import Config, Suite
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, Planned
-from benchd.daemon.records import Record
+from benchd.daemon.records import OptionValue, Record
 from benchd.daemon.service import schedule
 from benchd.daemon.service.schedule import Progress, State
 from benchd.daemon.trigger import DAY_S
+from benchd.models import catalog
 
 MAX_PASSES = 20
+COMMANDED_S = 7200.0  # of a run by command whose suite has no time limit: no case begins after it
+IMAGES_SHARE, VALUE_BYTES = 0.1, 4
+LARGE_IMAGE = (3, 224, 224)  # of a library's model, which says its size only when it is built
 MAX_CASES = 500
 MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could request more cases than fit into memory
 
@@ -58,10 +63,17 @@ class Agenda:
         return changed
 
     def begin(self, suite: Suite) -> Progress:
-        """Begin a run requested by a command; raise UsageError if it cannot be planned or too many wait."""
+        """Begin a run requested by a command; raise UsageError if it cannot be planned or too many wait.
+
+        It has a time limit, and its batches must fit into memory.
+        """
         if len(self.state.passes) >= MAX_PASSES:
             raise UsageError(f"{MAX_PASSES} runs are already waiting")
-        self.state = schedule.begin(self.state, suite, self._ids(suite), by_command=True)
+        case_ids = self._ids(suite)
+        _refuse_too_large(suite)
+        if suite.time_limit_s is None:
+            suite = msgspec.structs.replace(suite, time_limit_s=COMMANDED_S)
+        self.state = schedule.begin(self.state, suite, case_ids, by_command=True)
         return self.state.passes[-1]
 
     def named(self, name: str) -> Suite:
@@ -105,10 +117,12 @@ class Agenda:
     def next(self, unmet: Callable[[Progress], str | None]) -> tuple[Progress, list[Planned]] | str | None:
         """Return the remaining cases of the first run that need not wait, else why the first one waits.
 
+        Runs requested by a command come after the others.
+
         A case that this version or machine no longer has is skipped, which is reported as the reason once.
         """
         reasons = []
-        for entry in self.state.passes:
+        for entry in sorted(self.state.passes, key=lambda entry: entry.by_command):
             reason, planned = unmet(entry), self._planned(entry)
             if reason is None and planned:
                 return entry, planned
@@ -142,6 +156,21 @@ class Agenda:
         if len(ids) > MAX_CASES:
             raise UsageError(f"{len(ids)} cases; at most {MAX_CASES} are allowed")
         return ids
+
+
+def _refuse_too_large(suite: Suite) -> None:
+    """Raise UsageError if the images of one batch take more than a share of memory: the model needs many times that."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for model in suite.models or (() if suite.onnx else plan.DEFAULT_MODELS):
+        values = {name: _largest(given) for name, given in suite.options.items()}
+        shape = catalog.entry(model).image_shape(values) or LARGE_IMAGE
+        most = int(IMAGES_SHARE * memory_bytes / (VALUE_BYTES * math.prod(shape)))
+        if suite.batch_sizes and max(suite.batch_sizes) > most:
+            raise UsageError(f"batch size {max(suite.batch_sizes)}: at most {most} images of {model} fit this memory")
+
+
+def _largest(values: Sequence[OptionValue]) -> OptionValue:
+    return max(values, key=lambda value: value if isinstance(value, int | float) else 0)
 
 
 def when(suite: Suite) -> str | None:

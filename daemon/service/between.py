@@ -36,7 +36,8 @@ class Between:
         self._link = now.publisher.link
         self._saved: dict[str, bytes] = {}
         self._status = ""
-        self._remote = Remote(self._link, Gate(now.topics), now.agenda, base.outbox, self.health, self.save, ask_reload)
+        gate = Gate(now.topics, now.settings.mqtt.commands)
+        self._remote = Remote(self._link, gate, now.agenda, base.outbox, self.health, self.save, ask_reload)
 
     def attend(self, session: Session | None) -> str | None:
         """Process what arrived; return why the running case must end, else None."""

@@ -10,7 +10,7 @@ import msgspec
 from benchd.daemon.delivery.commands import Command, Gate, Refused, remembered_ids
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Health, Response
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import STREAM, Outbox
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.service import announcements
@@ -98,7 +98,10 @@ class Remote:
         return {"health": self._health()}
 
     def _do_replay(self, command: Command) -> dict[str, Any]:
-        rows = self._outbox.send_again(command.parameters.since_seq)
+        given = command.parameters
+        if given.stream is not None and given.stream.encode() != self._outbox.kept(STREAM):
+            raise UsageError("these numbers are of another outbox of this device")
+        rows = self._outbox.send_again(given.since_seq, given.until_seq)
         if self._link:
             self._link.replay()
         return {"rows": rows}

@@ -19,7 +19,7 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 from sqlalchemy import func, select
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import Outbox, body_digest
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
@@ -108,8 +108,9 @@ def test_what_is_stored_is_confirmed_to_its_device_and_nothing_else_is(broker, u
         publish(broker.url, tmp_path, [1])
         confirmed = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
         assert count(store, "result") == 1
-    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"], "unread": {}}
-    assert heard["keys"] == []
+    proof = {"d1:r1": body_digest(encode(made(run_id="r1", device_id="d1")))}
+    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"], "unread": {}, "digests": proof}
+    assert (heard["keys"], heard["digests"]) == ([], {"d1:rubbish": body_digest(b"{")})
     assert "not a benchd record" in heard["unread"]["d1:rubbish"]
 
 

@@ -45,6 +45,7 @@ name = "Test board"
 
 [mqtt]
 url = "{url}"
+commands = "all"
 
 [limits]
 warm_up_cap_s = {cap_s}

@@ -16,7 +16,7 @@ from waiting import WAIT_S
 
 from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import Outbox, body_digest
 from benchd.daemon.delivery.topics import Topics
 
 
@@ -102,6 +102,13 @@ def counts(path):
         return outbox.backlog()
 
 
-def acknowledge(watcher, topics, *run_ids):
+def acknowledge(watcher, topics, *run_ids, body=b"{}"):
+    watcher.say(f"{topics.root}ack/store", acknowledgement(topics, *run_ids, body=body))
+
+
+def acknowledgement(topics, *run_ids, body=b"{}"):
+    """Return what a collector says that has stored these results, each of which is `body`."""
     keys = [f"{topics.device_id}:{run_id}" for run_id in run_ids]
-    watcher.say(f"{topics.root}ack/store", msgspec.json.encode({"schema": "benchd.ack/1", "keys": keys}))
+    return msgspec.json.encode(
+        {"schema": "benchd.ack/1", "keys": keys, "digests": dict.fromkeys(keys, body_digest(body))}
+    )

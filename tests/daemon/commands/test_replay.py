@@ -128,7 +128,7 @@ def test_what_was_measured_while_no_broker_was_configured_is_sent_too_and_what_t
         for run_id in ("r2", "r3"):
             outbox.add(f"{DEVICE}:{run_id}", Topics(DEVICE).result(run_id), 1, b"{}")
         outbox.mark_sent(1, 2)
-        outbox.mark_stored([f"{DEVICE}:r2"])
+        outbox.mark_stored({f"{DEVICE}:r2": None})
         outbox.keep({JOURNALLED: b"r3"})  # as the service does
     assert run(folder, broker.url) == (0, ["1 sent, 0 refused, 0 left"])
     assert subscriber(broker, "-C", "1") == [a_record("r1")]
@@ -157,7 +157,7 @@ def test_everything_is_sent_when_asked_for_whatever_became_of_it(folder, broker)
     with Outbox(folder / "outbox.db") as outbox:
         for run_id in ("r1", "r2", "r3"):
             outbox.add(f"{DEVICE}:{run_id}", Topics(DEVICE).result(run_id), 1, a_record(run_id))
-        outbox.mark_stored([f"{DEVICE}:r1"])
+        outbox.mark_stored({f"{DEVICE}:r1": None})
         outbox.mark_sent(2)
         outbox.mark_refused(3, "Not authorized")
         outbox.keep({JOURNALLED: b"r3"})

@@ -16,7 +16,7 @@ NOW_S, WALL_S = 1000.0, 1_790_000_000.0
 
 @pytest.fixture
 def gate():
-    return Gate(TOPICS)
+    return Gate(TOPICS, "all")
 
 
 def arrived(verb, body=b'{"id":"1"}', **fields):
@@ -93,7 +93,7 @@ def test_what_the_broker_has_left_of_an_expiry_counts_from_its_arrival(gate):
 def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
     gate.take(arrived("run"), NOW_S, WALL_S)
     assert reason(gate.take(arrived("run"), NOW_S + 1, WALL_S)) == "a command with this id was already accepted"
-    after = Gate(TOPICS)
+    after = Gate(TOPICS, "all")
     after.remember(commands.remembered_ids(gate.remembered()), NOW_S)
     assert isinstance(after.take(arrived("run"), NOW_S + 80_000, WALL_S), Refused)
     assert isinstance(gate.take(arrived("run"), NOW_S + 86_402, WALL_S), Command)
@@ -135,3 +135,19 @@ def test_an_answer_goes_to_the_response_topic_with_its_correlation_or_to_the_cli
     found = gate.take(arrived("status", b'{"id":"2","client":"me"}'), NOW_S, WALL_S)
     assert found.answer_to == "benchd/v1/d/resp/me/2"
     assert gate.take(arrived("status", b'{"id":"3","client":"a/#"}'), NOW_S, WALL_S).answer_to is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "verb", "body", "words"),
+    [
+        ("off", "run", b'{"id":"1","suite":"s"}', 'commands = "off"'),
+        ("off", "status", b'{"id":"1"}', 'commands = "off"'),
+        ("suites", "run", b'{"id":"1","models":["vim_tiny"]}', 'commands = "all"'),
+        ("suites", "run", b'{"id":"1","suite":"s"}', None),
+        ("suites", "replay", b'{"id":"1"}', None),
+        ("all", "run", b'{"id":"1","models":["vim_tiny"]}', None),
+    ],
+)
+def test_a_device_takes_the_commands_that_its_configuration_allows(allowed, verb, body, words):
+    found = Gate(TOPICS, allowed).take(arrived(verb, body), NOW_S, WALL_S)
+    assert isinstance(found, Command) if words is None else words in reason(found)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from broker import HOST, free_port, running_broker
-from links import Watcher, acknowledge, add, counts, linked
+from links import Watcher, acknowledge, acknowledgement, add, counts, linked
 from proxy import PUBACK, forward, kind, proxying, refuse_5
 from waiting import wait_for
 
@@ -147,12 +147,12 @@ def test_a_collector_that_acknowledges_once_is_awaited_from_then_on(mosquitto, d
     add(path, device_id, "r1")
     with linked(mosquitto, device_id, path):
         wait_for(lambda: counts(path) == ((0, 1, 0), 0))
-        acknowledge(watcher, topics, "other")
+        acknowledge(watcher, topics, "r1")
         with Outbox(path) as outbox:
             wait_for(lambda: outbox.kept(SILENT) == b'{"store":0}')
     add(path, device_id, "r2")
     with linked(mosquitto, device_id, path):
-        wait_for(lambda: counts(path) == ((0, 2, 0), 1))
+        wait_for(lambda: counts(path) == ((0, 1, 0), 1))
 
 
 def test_the_will_is_published_and_a_later_session_is_not_taken_for_gone(mosquitto, device_id, watcher, tmp_path):
@@ -222,14 +222,26 @@ def test_a_status_of_no_machine_is_no_conflict(mosquitto, device_id, watcher, tm
         assert (link.seen.connected, link.seen.conflict) == (True, None)
 
 
+def test_a_status_that_answers_nothing_takes_no_device_off(mosquitto, device_id, watcher, tmp_path):
+    forged = {"state": "online", "session": 1, "boot_id": "b", "instance": "0", "held_s": 1e9, "t_wall": ""}
+    topic = Topics(device_id).of("status")
+    with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, _):
+        watcher.until_status("online", boot_id="boot-a")
+        watcher.say(topic, msgspec.json.encode(forged | {"answers": "0" * 16, "nonce": "n"}))
+        said = watcher.until_status("online", boot_id="boot-a", answers="n")
+        assert (link.seen.connected, link.seen.conflict) == (True, None)
+        watcher.say(topic, msgspec.json.encode(forged | {"session": 2, "answers": said["nonce"]}))
+        wait_for(lambda: link.seen.conflict)
+
+
 def test_an_acknowledgement_that_stands_on_the_broker_makes_nobody_known(mosquitto, device_id, watcher, tmp_path):
     path, topics = tmp_path / "outbox.db", Topics(device_id)
     add(path, device_id, "r1")
-    watcher.say(f"{topics.root}ack/gone", msgspec.json.encode({"keys": [f"{device_id}:r1"]}), retain=True)
+    watcher.say(f"{topics.root}ack/gone", acknowledgement(topics, "r1"), retain=True)
     watcher.until(lambda topic, _: topic.endswith("/ack/gone"))
     with linked(mosquitto, device_id, path):
         wait_for(lambda: counts(path) == ((0, 1, 0), 0))
-        acknowledge(watcher, topics, "other")
+        acknowledge(watcher, topics, "r1")
         with Outbox(path) as outbox:
             wait_for(lambda: outbox.kept(SILENT))
             assert outbox.kept(SILENT) == b'{"store":0}'
@@ -406,7 +418,7 @@ def ended(process):
 
 
 def test_results_survive_kills_of_everyone(device_id, tmp_path):
-    """Kill the daemon's side and the broker at random moments; a collector that stores by key gets each result once."""
+    """Kill the daemon's side and the broker at random moments; a collector unknown so far gets each result."""
     path, port, wanted = tmp_path / "outbox.db", free_port(), {f"r{n}" for n in range(300)}
     code = (
         "import sys, socket, time; from pathlib import Path\n"
@@ -415,7 +427,7 @@ def test_results_survive_kills_of_everyone(device_id, tmp_path):
         "from benchd.daemon.delivery.outbox import Outbox\n"
         "from benchd.daemon.delivery.topics import Topics\n"
         "url, device, path = sys.argv[1:4]\n"
-        "link = Link(parse_url(url), Topics(device), Path(path), Identity('b', 'a' * 16), ['store'],"
+        "link = Link(parse_url(url), Topics(device), Path(path), Identity('b', 'a' * 16), [],"
         " socket.socketpair()[0])\n"
         "link.start()\n"
         "with Outbox(Path(path)) as outbox:\n"
@@ -436,7 +448,7 @@ def test_results_survive_kills_of_everyone(device_id, tmp_path):
                     message = collector.until(lambda topic, _: "/result/" in topic)
                     run_id = message.topic.rpartition("/")[2]
                     stored.add(run_id)
-                    acknowledge(collector, Topics(device_id), run_id)
+                    acknowledge(collector, Topics(device_id), run_id, body=message.payload)
                     if attempt < 5 and len(stored) >= 50 * (attempt + 1):
                         break
                 if attempt == 5:

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from benchd.daemon.delivery import outbox as module
-from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, JOURNALLED, Outbox, of_layout
+from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, JOURNALLED, STREAM, Outbox, of_layout
 from benchd.daemon.delivery.rollback import take_back
 
 BACKLOG = 1000
@@ -40,7 +40,7 @@ def make(path, layout):
     with closing(sqlite3.connect(path)) as old:
         for statement in (text for migration in _MIGRATIONS[:layout] for text in migration):
             old.execute(statement)
-        rows = [(str(number), f"t/{number}", 1, b"x" * 800) for number in range(BACKLOG)]
+        rows = [(str(number), f"t/result/{number}", 1, b"x" * 800) for number in range(BACKLOG)]
         old.executemany("INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?)", rows)
         old.execute(f"PRAGMA user_version={layout}")
         old.commit()
@@ -57,8 +57,8 @@ def test_from_the_earlier_layout_and_back_to_it_by_the_command_of_the_installer(
     make(path, HERE - 1)
     with Outbox(path) as outbox:
         assert [row.key for row in outbox.pending(2000)] == [str(number) for number in range(BACKLOG)]
-        outbox.mark_stored(["0"])
-        outbox.mark_sent(2, at_s=CLOCK_SET_S, unstored=True)
+        outbox.mark_sent(1, 2, at_s=CLOCK_SET_S, unstored=True)
+        outbox.mark_stored({"0": None})
         outbox.add("since", "t", 1, b"x")
     command = [sys.executable, "-m", "benchd.daemon.delivery.rollback", str(path), str(HERE - 1)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -123,6 +123,24 @@ def test_a_kill_at_any_step_on_the_way_back_loses_nothing(path, newer):
             break
         assert died == -signal.SIGKILL
     assert 5 < step < 19
+
+
+def test_each_result_keeps_its_number_and_none_is_given_twice(path, newer):
+    make(path, HERE)
+    with newer(path) as outbox:
+        stream = outbox.kept(STREAM)
+        outbox.add("since", "t/result/since", 1, b"x")
+        outbox.mark_sent(1, BACKLOG + 1, at_s=CLOCK_SET_S)
+        outbox.mark_stored({"0": None, "since": None})
+    take_back(path)
+    with Outbox(path) as outbox:
+        outbox.add("last", "t/result/last", 1, b"x")
+        assert [row.number for row in outbox.pending(2000)] == [*range(2, BACKLOG + 1), BACKLOG + 2]
+        assert outbox.kept(STREAM) == stream
+    take_back(path, HERE - 1)
+    with Outbox(path) as outbox:  # numbered again, as the results of another outbox
+        assert [row.number for row in outbox.pending(2000)] == [*range(1, BACKLOG + 1)]
+        assert outbox.kept(STREAM) != stream
 
 
 def test_back_without_a_copy_from_before(path, newer):

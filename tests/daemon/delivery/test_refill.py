@@ -30,11 +30,11 @@ def folder(tmp_path):
 
 def test_all_journals_are_taken_the_oldest_first_and_what_is_no_record_is_named(folder):
     with Outbox(folder / "outbox.db") as outbox:
-        outbox.add("d:r3", "t", 1, b"already there")
+        outbox.add("d:r3", "benchd/v1/d/result/r3", 1, b"already there")
         added, last, unreadable = refill(outbox, journals(folder))
         assert (added, last) == (3, "r4")
         assert [row.key for row in outbox.pending(9)] == ["d:r3", "d:r1", "d:r2", "d:r4"]
-        assert outbox.pending(9)[3][2:] == ("benchd/v1/d/result/r4", 1, line("r4"))
+        assert outbox.pending(9)[3][2:] == ("benchd/v1/d/result/r4", 1, line("r4"), 4)
         assert [text.partition("records.jsonl line ")[2][:1] for text in unreadable] == ["2", "4"]
         assert refill(outbox, journals(folder)).added == 0
 

@@ -16,7 +16,7 @@ from waiting import WAIT_S
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.messages import RESULT_BYTES
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import STREAM, Outbox
 from benchd.daemon.delivery.sender import Sender, drain
 from benchd.daemon.delivery.session import connect
 from benchd.daemon.delivery.topics import Topics
@@ -94,13 +94,13 @@ def test_content_type_and_schema_stand_beside_the_body(mosquitto, outbox):
     device_id = fresh_device()
     listener = Listener(mosquitto, device_id).subscribe()
     topic = Topics(device_id).result("r")
-    body = b'{"schema":"benchd.record/1.7"}'
+    body, stream = b'{"schema":"benchd.record/1.7"}', outbox.kept(STREAM).decode()
     outbox.add("1", topic, 1, body)
     outbox.add("2", topic, 1, b"\xff")
     assert send(outbox, mosquitto).sent == 2
     assert listener.heard(2, "%C|%P|%q|%r|%x") == [
-        f"application/json|schema:benchd.record/1.7|1|0|{body.hex()}",
-        "application/json||1|0|ff",
+        f"application/json|schema:benchd.record/1.7 stream:{stream} seq:1|1|0|{body.hex()}",
+        f"application/json|stream:{stream} seq:2|1|0|ff",
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.service import agenda
+from benchd.daemon.service import agenda, schedule
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.schedule import State, begin
 
@@ -109,3 +109,30 @@ def test_too_many_passes_are_refused_and_cancelled_by_id_or_altogether():
 )
 def test_when_a_suite_begins_is_said_as_the_configuration_says_it(suite, text):
     assert agenda.when(suite) == text
+
+
+def test_a_run_by_command_has_a_time_limit_and_comes_after_what_is_due():
+    one = made(SUITE)
+    one.look(1000.0, 20.0, "d")
+    asked = one.begin(msgspec.structs.replace(SUITE, name="", every=None))
+    assert asked.suite.time_limit_s == agenda.COMMANDED_S
+    assert one.begin(msgspec.structs.replace(SUITE, time_limit_s=60.0)).suite.time_limit_s == 60.0
+    assert one.next(nothing)[0] == asked
+    one.look(4600.0, 3620.0, "d")
+    entry, _ = one.next(nothing)
+    assert not entry.by_command
+    one.state = schedule.drop(one.state, entry.suite_id)
+    assert one.next(nothing)[0] == asked
+    one.state = schedule.finish(one.state, asked.suite_id, CASES[0], agenda.COMMANDED_S)
+    assert not one.is_under_way(asked.suite_id)
+
+
+def test_a_batch_that_memory_cannot_hold_is_refused_by_command():
+    large = Suite(models=["vim_tiny"], variants=["eager"], batch_sizes=[1, 2**20])
+    with pytest.raises(UsageError, match=r"batch size 1048576: at most [0-9]+ images of vim_tiny fit this memory"):
+        made(SUITE).begin(large)
+    with pytest.raises(UsageError, match="fit this memory"):
+        made(SUITE).begin(msgspec.structs.replace(large, batch_sizes=[100], options={"image_size": [16, 16384]}))
+    with pytest.raises(UsageError, match="fit this memory"):
+        made(SUITE).begin(msgspec.structs.replace(large, models=[]))
+    assert made(SUITE).begin(msgspec.structs.replace(large, batch_sizes=[1, 4])).left

@@ -57,7 +57,7 @@ def outbox(tmp_path_factory):
 
 def carried_out(message, outbox):
     """Return whether the service does what a message says, as far as the measurement; all else is a refusal."""
-    found = Gate(TOPICS).take(message, 1000.0, WALL_S)
+    found = Gate(TOPICS, "all").take(message, 1000.0, WALL_S)
     assert found.answer_to is None or found.answer_to.startswith(f"{TOPICS.root}resp/")
     if not isinstance(found, Command):
         return False

@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Makes a user and a password for the collector, for readers and for each device, and the access rules that go with them,
+# for the mosquitto of this machine. `--help` says how. Run it again to add devices; who has a password keeps it.
+set -euo pipefail
+umask 077
+
+units=$(cd "$(dirname "$0")" && pwd)
+rules=$(dirname "$units")/docs/integrations/mosquitto.acl
+root=${DESTDIR:-}
+home=/etc/mosquitto
+port=1883
+
+usage() {
+    cat <<'END'
+Usage: sudo systemd/broker.sh [--port PORT] DEVICE_ID...
+
+Lets only known users into the mosquitto of this machine: `collector` (dashboards), `reader` (whoever only looks) and one per
+device, whose name is the device's id. Each password is in /etc/mosquitto/benchd/USER, which only root may read.
+
+Environment: DESTDIR (write below that folder and restart nothing).
+END
+}
+
+say() {
+    printf 'benchd: %s\n' "$@"
+}
+
+die() {
+    say "$@" >&2
+    exit 1
+}
+
+parse() {
+    devices=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --help) usage && exit ;;
+        --port)
+            port=${2:-}
+            shift
+            ;;
+        collector | reader) die "$1 is the name of a user of its own: give the device another id" ;;
+        *) devices+=("$1") ;;
+        esac
+        shift
+    done
+    [ "${#devices[@]}" -gt 0 ] || die "give the ids of the devices, [device] id in their configuration; --help shows more"
+    [[ $port =~ ^[0-9]+$ ]] || die "--port needs a number"
+    local device
+    for device in "${devices[@]}"; do
+        [[ $device =~ ^[a-z0-9][a-z0-9_-]*$ ]] || die "$device is no device id: lower-case letters, digits, - and _"
+    done
+}
+
+check_machine() {
+    [ -n "$root" ] || [ "$(id -u)" = 0 ] || die "root is needed to write to $home: sudo $0"
+    command -v mosquitto_passwd >/dev/null || die "mosquitto is missing: sudo apt install mosquitto"
+    [ -e "$rules" ] || die "$rules is missing: run this in a checkout"
+}
+
+# Not on a command line, where all users of the machine would see the password.
+add_user() {
+    local hashed plain=$root$home/benchd/$1
+    if grep -qs "^$1:" "$passwords"; then
+        say "$1 has a password already"
+        return
+    fi
+    head -c 24 /dev/urandom | base64 | tr +/ -_ >"$plain"
+    hashed=$(mktemp)
+    printf '%s:%s\n' "$1" "$(cat "$plain")" >"$hashed"
+    mosquitto_passwd -U "$hashed"
+    cat "$hashed" >>"$passwords"
+    rm "$hashed"
+    say "$1: the password is in $home/benchd/$1"
+}
+
+write_settings() {
+    {
+        echo "# written by benchd's broker.sh"
+        has_listener || echo "listener $port"
+        printf '%s\n' "allow_anonymous false" "password_file $home/benchd.passwords" "acl_file $home/benchd.acl"
+    } >"$settings.new"
+    mv "$settings.new" "$settings"
+}
+
+has_listener() {
+    grep -rqsE --include='*.conf' --exclude=benchd.conf '^(listener|port) ' "$root$home"
+}
+
+# mosquitto reads them as its own user when it reloads.
+let_mosquitto_read() {
+    chmod 644 "$settings" "$root$home/benchd.acl"
+    if getent group mosquitto >/dev/null && [ "$(id -u)" = 0 ]; then chgrp mosquitto "$passwords"; fi
+    chmod 640 "$passwords"
+}
+
+restart() {
+    if [ -n "$root" ] || [ ! -d /run/systemd/system ]; then
+        say "mosquitto was not restarted; it reads $home/conf.d/benchd.conf when it starts"
+        return
+    fi
+    systemctl restart mosquitto
+    say "mosquitto lets in only these users now"
+}
+
+main() {
+    parse "$@"
+    check_machine
+    passwords=$root$home/benchd.passwords settings=$root$home/conf.d/benchd.conf
+    (umask 022 && mkdir -p "$root$home/conf.d")
+    mkdir -p "$root$home/benchd"
+    touch "$passwords"
+    local user
+    for user in collector reader "${devices[@]}"; do add_user "$user"; done
+    cp "$rules" "$root$home/benchd.acl"
+    write_settings
+    let_mosquitto_read
+    restart
+}
+
+main "$@"
