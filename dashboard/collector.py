@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -24,14 +25,19 @@ from benchd.daemon.delivery.outbox import body_digest
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
+from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import READER, TEXT_LIMIT, Row, delivery_key, quarantined, rows
+from benchd.dashboard.queries import Gap
 from benchd.dashboard.store import Store
 
 SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collector
 IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
+ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
+ASKS = 10  # gaps at once: a device takes two commands per second
+ASK_EXPIRY_S = 60
 CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
 MAX_DELAY_S = 30.0
 REASON_CHARS = 100  # of why a result cannot be read; a device takes 128 KiB
@@ -76,6 +82,7 @@ class Collector:
         self._store, self._broker, self._name = store, broker, name
         self._presence_due = self._tidy_due = 0.0
         self._message_s: float | None = None
+        self._asks: dict[Gap, tuple[float, float]] = {}  # when to ask for it next, and the last delay
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
 
     def run(self, stop: threading.Event) -> None:
@@ -102,7 +109,7 @@ class Collector:
                 feed.acknowledge(arrived)
                 self._confirm(feed, arrived, found)
                 self._message_s = arrived[-1].arrived_s
-            self._keep_house()
+            self._keep_house(feed)
 
     def _keep(self, arrived: Sequence[Arrived]) -> list[list[Row]]:
         """Commit messages and return the rows of each; one that the database refuses goes to quarantine alone."""
@@ -142,7 +149,7 @@ class Collector:
         for device_id, ack in acks.items():
             feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(ack))
 
-    def _keep_house(self) -> None:
+    def _keep_house(self, feed: Feed) -> None:
         now_s = time.monotonic()
         if now_s >= self._presence_due:
             self._presence_due = now_s + PRESENCE_S
@@ -150,6 +157,19 @@ class Collector:
         if now_s >= self._tidy_due:
             self._tidy_due = now_s + TIDY_S
             self._store.tidy(time.time(), expire=self._is_steady(now_s))
+            self._ask_for_missing(feed, now_s)
+
+    def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
+        """Ask devices for results that have not arrived: not at once, as another collector may have one."""
+        asks = {gap: self._asks.get(gap, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for gap in queries.gaps(self._store)}
+        due = [gap for gap, (due_s, _) in asks.items() if now_s >= due_s][:ASKS]
+        for gap in due:
+            delay_s = min(2 * asks[gap][1], ASK_LAST_S)
+            asks[gap] = (now_s + delay_s, delay_s)
+            wanted = {"id": uuid.uuid4().hex, "stream": gap.stream, "since_seq": gap.first, "until_seq": gap.last}
+            topic = Topics(gap.device_id).command("replay")
+            feed.publish(topic, msgspec.json.encode(wanted), expire_s=ASK_EXPIRY_S)
+        self._asks = asks
 
     def _is_steady(self, now_s: float) -> bool:
         """Return whether the wall clock has not been set for a day, or since the start: setting it must age nothing."""

@@ -49,10 +49,10 @@ class Feed:
         """Acknowledge these, so that the broker can drop them."""
         self._session.acknowledge(arrived)
 
-    def publish(self, topic: str, body: bytes) -> None:
+    def publish(self, topic: str, body: bytes, expire_s: int | None = None) -> None:
         """Publish one message with QoS 1."""
         try:
-            self._session.publish(topic, body, 1)
+            self._session.publish(topic, body, 1, expire_s=expire_s)
         except Unsendable as error:
             raise Ended(str(error)) from error
 

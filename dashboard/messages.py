@@ -94,6 +94,8 @@ def rows(message: Arrived) -> list[Row]:
         return [quarantined(message, str(error))]
     except Exception as error:  # a bug here must cost one message, not the collector
         return [quarantined(message, f"{type(error).__name__}: {error}")]
+    if address.kind == "result" and message.numbered:
+        found.append(Row("arrived", {"device_id": address.device_id, **message.numbered._asdict()}))
     seen_s = None if message.retained else message.arrived_s
     return [*found, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
 

@@ -5,6 +5,7 @@ alerts covers both.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from starlette.responses import Response
 from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import Collecting, Device
+from benchd.dashboard.queries import Collecting, Device, Gap
 from benchd.dashboard.store import Store
 
 _Thing = TypeVar("_Thing")
@@ -73,6 +74,7 @@ class Fleet(Collector):
         text = f"Known devices; the first {READ} are listed."
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
+        yield _missing(queries.gaps(self._store))
         yield from _families(CASE, CASE_LABELS, _newest(self._store))
         yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))
 
@@ -98,6 +100,17 @@ def _of_collectors(found: Sequence[Collecting], now_s: float) -> Iterator[Metric
         if one.message_s is not None:
             age_s.add_metric([one.name], max(now_s - one.message_s, 0.0))
     yield from (up, age_s, restarts)
+
+
+def _missing(gaps: Sequence[Gap]) -> GaugeMetricFamily:
+    found: dict[str, int] = defaultdict(int)
+    for gap in gaps:
+        found[gap.device_id] += gap.last - gap.first + 1
+    text = "Results that have not arrived, though later ones have."
+    family = GaugeMetricFamily("benchd_results_missing", text, labels=("device_id",))
+    for device_id, results in sorted(found.items()):
+        family.add_metric([device_id], results)
+    return family
 
 
 def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_Thing]) -> Iterator[GaugeMetricFamily]:

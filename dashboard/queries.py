@@ -1,5 +1,6 @@
 """The pages' queries to the store; each answer is a plain tuple from one consistent state of the database."""
 
+import itertools
 import math
 from collections import defaultdict
 from typing import Any, Literal, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from sqlalchemy import ColumnElement, case, func, or_, select
 
+from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS
 from benchd.daemon.records import PROFILED, Record, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
@@ -49,6 +51,15 @@ class Collecting(NamedTuple):
     problem: str | None
     message_s: float | None
     starts: int
+
+
+class Gap(NamedTuple):
+    """Results of a device that have not arrived, though later ones of the same outbox have."""
+
+    device_id: str
+    stream: str
+    first: int
+    last: int
 
 
 class Filter(NamedTuple):
@@ -271,6 +282,23 @@ def collectors(store: Store, now_s: float) -> list[Collecting]:
     with store.reading() as connection:
         rows = select(*columns).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
         return [Collecting(*row) for row in connection.execute(rows)]
+
+
+def gaps(store: Store) -> list[Gap]:
+    """Return what is missing between the results that have arrived, the newest of each outbox last.
+
+    A gap beyond what a device keeps is none: its results cannot come any more, or somebody has made up a number.
+    """
+    span = store.tables["span"]
+    ordered = select(span.c.device_id, span.c.stream, span.c.first, span.c.last).order_by(*span.primary_key)
+    with store.reading() as connection:
+        spans = [Gap(*row) for row in connection.execute(ordered)]
+    found = [
+        Gap(one.device_id, one.stream, one.last + 1, other.first - 1)
+        for one, other in itertools.pairwise(spans)
+        if one[:2] == other[:2]
+    ]
+    return [gap for gap in found if gap.last - gap.first < KEEP_SENT_ROWS]
 
 
 def problems(store: Store, now_s: float) -> list[str]:

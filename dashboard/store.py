@@ -42,6 +42,7 @@ BUSY_S = 30  # how long to wait for another process; its transactions take milli
 RAW_S = 3600.0  # raw telemetry
 MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
 QUARANTINE_ROWS = 10_000  # of results, and as many of all else
+SPANS = 1000  # ranges of one stream
 
 _LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
 
@@ -112,6 +113,16 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
         "CREATE INDEX result_measured ON result(device_id, case_id, measured_s)",
         _date,
     ),
+    (
+        # the numbers of the results that have arrived, and the ranges that they are joined to once a minute
+        """CREATE TABLE arrived(
+            device_id TEXT NOT NULL, stream TEXT NOT NULL, seq BIGINT NOT NULL, PRIMARY KEY (device_id, stream, seq)
+        )""",
+        """CREATE TABLE span(
+            device_id TEXT NOT NULL, stream TEXT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL,
+            PRIMARY KEY (device_id, stream, first)
+        )""",
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -127,6 +138,8 @@ _KEYS = {
     "event": ["key"],
     "quarantine": ["key"],
     "collector": ["name"],
+    "arrived": ["device_id", "stream", "seq"],
+    "span": ["device_id", "stream", "first"],
 }
 
 
@@ -193,6 +206,7 @@ class Store:
             # the first to write here blocks other collectors, so that nothing is aggregated twice
             connection.execute(update(_VERSION).values(tidied_s=now_s))
             self._roll_up(connection, now_s - RAW_S)
+            self._join(connection)
             for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")) if expire else ():
                 table = self.tables[name]
                 connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
@@ -225,6 +239,22 @@ class Store:
                     connection.exec_driver_sql(step.format(**_WORDS[connection.dialect.name]))
             connection.execute(update(_VERSION).values(number=len(_MIGRATIONS)))
 
+    def _join(self, connection: Connection) -> None:
+        """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept."""
+        arrived, span = self.tables["arrived"], self.tables["span"]
+        for stream in connection.execute(select(arrived.c.device_id, arrived.c.stream).distinct()).all():
+            ours = [
+                (table.c.device_id == stream.device_id) & (table.c.stream == stream.stream) for table in (arrived, span)
+            ]
+            ranges = [(seq, seq) for (seq,) in connection.execute(select(arrived.c.seq).where(ours[0]))]
+            ranges += [
+                (first, last) for first, last in connection.execute(select(span.c.first, span.c.last).where(ours[1]))
+            ]
+            for table, mine in zip((arrived, span), ours, strict=True):
+                connection.execute(delete(table).where(mine))
+            values = [{**stream._mapping, "first": first, "last": last} for first, last in _joined(ranges)[-SPANS:]]
+            connection.execute(insert(span), values)
+
     def _roll_up(self, connection: Connection, before_s: float) -> None:
         raw, minutes = self.tables["telemetry"], self.tables["telemetry_minute"]
         minute = func.floor(raw.c.t_s / 60) * 60
@@ -242,6 +272,17 @@ class Store:
         }
         connection.execute(insertion.on_conflict_do_update(index_elements=list(minutes.primary_key), set_=merged))
         connection.execute(delete(raw).where(old))
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same numbers in the fewest ranges, in order."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return found
 
 
 def _address(url: str) -> URL:

@@ -1,0 +1,76 @@
+"""A result that does not arrive is noticed by its number, counted, asked for and stored, over a real mosquitto."""
+
+import threading
+import time
+from contextlib import closing, contextmanager
+
+import msgspec
+import pytest
+from broker import running_broker
+from records_made import made
+from waiting import WAIT_S, wait_for
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.commands import Parameters
+from benchd.daemon.delivery.outbox import STREAM, Outbox
+from benchd.daemon.delivery.sender import drain
+from benchd.daemon.delivery.session import connect
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import encode
+from benchd.dashboard import collector, queries
+from benchd.dashboard.metrics import Fleet
+from benchd.dashboard.store import Store
+
+TOPICS = Topics("d1")
+
+
+@contextmanager
+def collecting(broker, url, monkeypatch):
+    """Run a collector that tidies and asks without the usual delays."""
+    for name in ("TIDY_S", "ASK_FIRST_S", "PRESENCE_S"):
+        monkeypatch.setattr(collector, name, 0.1)
+    stop = threading.Event()
+    with closing(Store(url)) as store:
+        thread = threading.Thread(target=collector.Collector(store, parse_url(broker.url), "site").run, args=(stop,))
+        thread.start()
+        try:
+            wait_for(lambda: queries.collectors(store, time.time()))
+            yield store
+        finally:
+            stop.set()
+            thread.join(WAIT_S)
+
+
+def missing(store):
+    (found,) = [family for family in Fleet(store, 0.0).collect() if family.name == "benchd_results_missing"]
+    return {sample.labels["device_id"]: sample.value for sample in found.samples}
+
+
+def test_a_missing_result_is_counted_asked_for_and_stored(tmp_path, url, monkeypatch):
+    with (
+        running_broker(tmp_path) as broker,
+        collecting(broker, url, monkeypatch) as store,
+        Outbox(tmp_path / "outbox.db") as outbox,
+        closing(connect(parse_url(broker.url), "device", time.monotonic() + WAIT_S)) as device,
+    ):
+        device.subscribe([(TOPICS.command("replay"), 1)])
+        for number in range(1, 6):
+            record = made(device_id="d1", run_id=f"r{number}")
+            outbox.add(record.key, TOPICS.result(record.run_id), 1, encode(record))
+        for lost in (3, 4):
+            outbox.mark_refused(lost, "lost")
+        drain(outbox, parse_url(broker.url), "sender", WAIT_S)
+        stream = outbox.kept(STREAM).decode()
+        wait_for(lambda: queries.gaps(store) == [("d1", stream, 3, 4)])
+        assert missing(store) == {"d1": 2}
+        while not (arrived := device.take_received()):
+            device.step()
+        asked = msgspec.json.decode(arrived[0].body, type=Parameters)
+        assert (asked.stream, asked.since_seq, asked.until_seq) == (stream, 3, 4)
+        assert outbox.send_again(asked.since_seq, asked.until_seq) == 2
+        drain(outbox, parse_url(broker.url), "sender", WAIT_S)
+        wait_for(lambda: not queries.gaps(store))
+        assert missing(store) == {}
+        assert queries.results(store, queries.Filter(), "key", False, 0, 10).total == 5
