@@ -7,6 +7,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from benchd.dashboard import queries
+from benchd.dashboard.answers import Answers
 from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.queries import Device
@@ -16,16 +17,16 @@ from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short
 EMPTY = "No device is known yet. On a device run bench-once --mqtt URL, or the service (benchd run) with this broker."
 
 
-def add(store: Store) -> None:
-    """Serve the view at /."""
+def add(store: Store, answers: Answers) -> None:
+    """Serve the view at /fleet."""
 
-    @ui.page("/", response_timeout=PATIENCE_S)
+    @ui.page("/fleet", response_timeout=PATIENCE_S)
     async def fleet(page: int = 1) -> None:
         page = min(max(page, 1), READ)
         offset = SHOWN * (page - 1)
         with frame("Fleet"):
             problems, empty = notice(""), notice(EMPTY)
-            grid, rest = ui.element("div").classes("grid"), ui.link("", f"/?page={page + 1}").classes("link")
+            grid, rest = ui.element("div").classes("grid"), ui.link("", f"/fleet?page={page + 1}").classes("link")
             cards: dict[str, _Card] = {}
 
             async def refresh() -> None:
