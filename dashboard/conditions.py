@@ -63,6 +63,11 @@ def matches(board: Board, text: str) -> bool:
     return any(text.lower() in word.lower() for word in (info.name, board.device.device_id, info.site, *info.tags))
 
 
+def looks(condition: Condition) -> str:
+    """Return the class of a condition."""
+    return f"is-{condition.replace(' ', '-')}"
+
+
 def _slower(store: Store) -> dict[str, list[Latest]]:
     """Return the cases that are slower than their baseline, by device."""
     table = store.tables["document"]

@@ -84,6 +84,13 @@ def doing(device: Device) -> str:
     return short(health.waiting_for or health.activity or "no service is reporting")
 
 
+def throttling(device: Device) -> str:
+    """Return whether the clocks are held down, as far as a sensor tells."""
+    if device.throttled is None:
+        return "throttling not known"
+    return "clocks are throttled" if device.throttled else "not throttled"
+
+
 def median(result: Result) -> str:
     """Return a median with its interval."""
     if result.low_ms is None or result.high_ms is None:

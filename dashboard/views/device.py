@@ -17,7 +17,7 @@ from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, top1
+from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, throttling, top1
 from benchd.dashboard.views import charts
 
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
@@ -89,8 +89,7 @@ def _state_line(device: Device) -> str:
     health = device.health
     backlog = f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}"
     problem = f"problem: {health.problem}" if health.problem else ""
-    throttled = "clocks are throttled" if device.throttled else ""
-    parts = [SIGNS[device.state], f"last data {age(device.age_s)}", doing(device), backlog, throttled, problem]
+    parts = [SIGNS[device.state], f"last data {age(device.age_s)}", doing(device), backlog, throttling(device), problem]
     return short("; ".join(filter(None, parts)))
 
 

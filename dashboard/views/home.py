@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from benchd.dashboard import queries, text
 from benchd.dashboard.answers import Answers, Change, Outcome
-from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, boards, counts
+from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, boards, counts, looks
 from benchd.dashboard.layout import PATIENCE_S, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
@@ -120,11 +120,6 @@ def _strip(found: list[Board], chosen: Condition | None) -> None:
     for condition, number in counts(found).items():
         target = f"/?{urlencode({'state': condition})}"
         _chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
-
-
-def looks(condition: Condition) -> str:
-    """Return the class of a condition."""
-    return f"is-{condition.replace(' ', '-')}"
 
 
 def _chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:

@@ -182,6 +182,21 @@ def test_a_fleet_shows_who_is_there_and_since_when(site, browser):
         assert "8 h ago" in cards["gone-1"].inner_text()
 
 
+def test_a_fleet_shows_trouble_first_and_finds_a_device_by_name_site_or_state(site, browser):
+    with opened(browser, site, "/fleet") as page:
+        cards = page.locator("a.entry")
+        cards.filter(has_text="orin-1").wait_for()
+        said = cards.all_inner_texts()
+        assert said.index(next(t for t in said if "slower" in t)) < said.index(next(t for t in said if "silent" in t))
+        page.get_by_label("name, id, site or tag").fill("quiet")
+        cards.filter(has_text="orin-1").wait_for(state="detached")
+        assert cards.count() == 1
+        page.wait_for_url("**/fleet?q=quiet")
+        page.goto(f"http://{HOST}:{site}/fleet?q=LAB&state=slower")
+        cards.filter(has_text="orin-1").wait_for()
+        assert cards.count() == 1
+
+
 def test_values_on_the_page_are_the_record_s(site, browser):
     with opened(browser, site, "/results?device=orin-1") as page:
         row = page.get_by_role("row").filter(has_text="vim_tiny").first
