@@ -24,7 +24,10 @@ State = Literal["online", "stale", "offline", "unknown"]
 
 
 class Device(NamedTuple):
-    """One device as the fleet shows it. `age_s` is the time since its last message of its own, None for never."""
+    """One device as the fleet shows it. `age_s` is the time since its last message of its own, None for never.
+
+    `throttled` is None if no sensor has told it just now.
+    """
 
     device_id: str
     state: State
@@ -32,7 +35,7 @@ class Device(NamedTuple):
     info: Info
     health: Health
     power_w: float | None
-    throttled: bool
+    throttled: bool | None
 
 
 class Happened(NamedTuple):
@@ -105,6 +108,7 @@ def _device(
     status, info, health = (documents.get((device_id, kind)) for kind in ("status", "info", "health"))
     age_s = None if seen_s is None else max(now_s - seen_s, 0.0)
     powers = [value for metric, value in live.items() if metric.startswith("power_w")]
+    reasons = [value for metric, value in live.items() if "throttle_reasons" in metric]
     return Device(
         device_id=device_id,
         state=presence(status.state if status else None, age_s),
@@ -112,7 +116,7 @@ def _device(
         info=msgspec.json.decode(info.body, type=Info) if info else Info(),
         health=msgspec.json.decode(health.body, type=Health) if health else Health(),
         power_w=max(powers, default=None),  # a total is larger than its parts; they are never summed
-        throttled=any(throttles(value) for metric, value in live.items() if "throttle_reasons" in metric),
+        throttled=any(map(throttles, reasons)) if reasons else None,
     )
 
 
