@@ -31,7 +31,7 @@ def frame(title: str) -> Iterator[None]:
     ui.page_title(f"{title} - benchd")
     with ui.header().classes("bar row").props("role=banner"):
         ui.link("benchd", "/").classes("brand")
-        for name, target in (("Fleet", "/"), ("Results", "/results"), ("Trade-off", "/trade-off")):
+        for name, target in (("Home", "/"), ("Fleet", "/fleet"), ("Results", "/results"), ("Trade-off", "/trade-off")):
             ui.link(name, target)
     with ui.column().classes("page").props("role=main"):
         heading(title, 1)
@@ -62,10 +62,11 @@ async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRE
     ui.timer(period_s, turn)
 
 
-def heading(text: str, level: int = 2) -> None:
+def heading(text: str, level: int = 2) -> ui.element:
     """Show a heading that screen readers recognise."""
-    with ui.element(f"h{level}"):
+    with ui.element(f"h{level}") as found:
         ui.label(text)
+    return found
 
 
 def notice(text: str) -> ui.label:

@@ -24,7 +24,10 @@ State = Literal["online", "stale", "offline", "unknown"]
 
 
 class Device(NamedTuple):
-    """One device as the fleet shows it. `age_s` is the time since its last message of its own, None for never."""
+    """One device as the fleet shows it. `age_s` is the time since its last message of its own, None for never.
+
+    `throttled` is None if no sensor has told it just now.
+    """
 
     device_id: str
     state: State
@@ -32,7 +35,7 @@ class Device(NamedTuple):
     info: Info
     health: Health
     power_w: float | None
-    throttled: bool
+    throttled: bool | None
 
 
 class Happened(NamedTuple):
@@ -105,6 +108,7 @@ def _device(
     status, info, health = (documents.get((device_id, kind)) for kind in ("status", "info", "health"))
     age_s = None if seen_s is None else max(now_s - seen_s, 0.0)
     powers = [value for metric, value in live.items() if metric.startswith("power_w")]
+    reasons = [value for metric, value in live.items() if "throttle_reasons" in metric]
     return Device(
         device_id=device_id,
         state=presence(status.state if status else None, age_s),
@@ -112,7 +116,7 @@ def _device(
         info=msgspec.json.decode(info.body, type=Info) if info else Info(),
         health=msgspec.json.decode(health.body, type=Health) if health else Health(),
         power_w=max(powers, default=None),  # a total is larger than its parts; they are never summed
-        throttled=any(throttles(value) for metric, value in live.items() if "throttle_reasons" in metric),
+        throttled=any(map(throttles, reasons)) if reasons else None,
     )
 
 
@@ -145,12 +149,12 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
     """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
     table = store.tables["result"]
     column = table.c[sort if sort in Result._fields else "measured_s"]
-    order = column.desc() if descending else column.asc()
+    order = [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
     conditions = _conditions(table, which)
     wanted = select(*_columns(table)).where(*conditions)
     with store.reading() as connection:
         total = connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one()
-        rows = connection.execute(wanted.order_by(column.is_(None), order, table.c.id).offset(offset).limit(limit))
+        rows = connection.execute(wanted.order_by(column.is_(None), *order).offset(offset).limit(limit))
         return Page([Result(*row) for row in rows], total)
 
 

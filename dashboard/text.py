@@ -1,5 +1,6 @@
 """Formats numbers, times and text from devices for pages and the terminal."""
 
+import math
 from datetime import datetime, timezone
 
 from benchd.daemon.verdicts.effects import Verdict
@@ -28,6 +29,23 @@ def figure(value: float | None, unit: str = "") -> str:
         return "-"
     number = f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
     return f"{number} {unit}".rstrip()
+
+
+def plus_minus(value: float | None, error: float | None, unit: str) -> str:
+    """Return a value and its error bar, both to the second digit of the error."""
+    if value is None or not error:
+        return figure(value, unit)
+    places = max(1 - math.floor(math.log10(error)), 0)
+    if abs(value) >= 1e6 or places > 6:
+        return f"{figure(value)} ± {figure(error)} {unit}"
+    return f"{value:.{places}f} ± {error:.{places}f} {unit}"
+
+
+def time(result: Result) -> str:
+    """Return a median with half the width of its interval."""
+    if result.low_ms is None or result.high_ms is None:
+        return figure(result.median_ms, "ms")
+    return plus_minus(result.median_ms, (result.high_ms - result.low_ms) / 2, "ms")
 
 
 def count(number: int, noun: str) -> str:
@@ -64,6 +82,13 @@ def doing(device: Device) -> str:
         left = f", {count(health.cases_left, 'case')} left" if health.cases_left else ""
         return short(f"measuring {health.case_id}{left}")
     return short(health.waiting_for or health.activity or "no service is reporting")
+
+
+def throttling(device: Device) -> str:
+    """Return whether the clocks are held down, as far as a sensor tells."""
+    if device.throttled is None:
+        return "throttling not known"
+    return "clocks are throttled" if device.throttled else "not throttled"
 
 
 def median(result: Result) -> str:

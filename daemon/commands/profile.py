@@ -1,10 +1,12 @@
 """`benchd profile`: where the time of one case goes and what to do about it, from command line to exit code."""
 
 import shlex
+import shutil
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
 
@@ -35,19 +37,21 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.measuring.user_model import UserModule
+from benchd.daemon.profiling import comparison
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
-from benchd.daemon.profiling.output.sections import finding_lines, sections
-from benchd.daemon.profiling.output.terminal import print_profile
+from benchd.daemon.profiling.output.sections import all_finding_lines, sections, warning
+from benchd.daemon.profiling.output.terminal import print_compared, print_profile
 from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob, encode
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
 from benchd.daemon.profiling.verification import tried
 from benchd.daemon.records import Case
 
-USUAL = ("torch", "memory", "benchmark")
+COMPARE = "compare"
+USUAL = ("torch", "memory", "benchmark", "layers")
 
 
 class Depth(NamedTuple):
@@ -72,12 +76,18 @@ app = application()
 
 @app.command(epilog="Example: benchd profile vim_tiny --workload eval --batch-sizes 4 --steps 3 --warmup 1")
 def profile(
-    model: Annotated[str | None, typer.Argument(help="A model of `benchd list`.", metavar="MODEL")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A model of `benchd list`; or compare, with two profiles.", metavar="MODEL")
+    ] = None,
+    sides: Annotated[
+        list[Path] | None,
+        typer.Argument(help="With compare: two folders of profiles.", metavar="A B", show_default=False),
+    ] = None,
     variants: Annotated[str, typer.Option(help="The variant to profile.", metavar="NAME")] = "eager",
     method: Annotated[
         str | None,
         typer.Option(
-            help="torch, memory, benchmark, layers, nsys, ncu, or all (default: the first three).", metavar="A,B"
+            help="torch, memory, benchmark, layers, nsys, ncu, or all (default: the first four).", metavar="A,B"
         ),
     ] = None,
     preset: Annotated[str, typer.Option(help="How much to run: quick, standard or thorough.")] = "standard",
@@ -110,6 +120,12 @@ def profile(
 
     Times are by operator, kernel, module, layer and component.
     """
+    if model == COMPARE:
+        return _compare(sides or [], sys.stdout, as_json=json)
+    if sides:
+        raise UsageError(
+            f"{model} {sides[0]}: a profile covers one model; benchd profile compare A B takes two profiles"
+        )
     what, methods = choices("workload", [workload], WORKLOADS)[0], choices("method", names(method), [*METHODS, "all"])
     depth = DEPTHS[choices("preset", [preset], list(DEPTHS))[0]]
     given = {
@@ -133,7 +149,7 @@ def profile(
     planned = _planned(given, machine, own)
     folder = _folder(output, planned.case)
     sinks, waiting = lasting(folder, MqttConfig(), sys.stderr, mqtt), sys.stderr if waits(wait) else None
-    with Session(Config(), machine, folder, sinks, waiting=waiting) as session:
+    with _not_left_empty(folder, output is None), Session(Config(), machine, folder, sinks, waiting=waiting) as session:
         run = session.run(uuid.uuid4().hex)
         job = ProfileJob(
             **msgspec.structs.asdict(session.job(planned, run.suite_id)),
@@ -158,9 +174,22 @@ def profile(
         session.publish(record(made, run, run_id, found.occupancy))
         session.end()
     _show(made, sort, job, json, sys.stdout)
+    if doubt := warning(made):
+        sys.stderr.write(f"warning: {doubt}\n")
     sys.stderr.writelines(f"error: {failed}: {found.missing[failed]}\n" for failed in found.failed)
     unstored = session.unstored(sys.stderr)
     raise typer.Exit(exit_code(made, found, by_name=bool(methods) and "all" not in methods) or unstored)
+
+
+def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
+    """Print what changed between two profiles."""
+    if len(sides) != 2:
+        raise UsageError(f"compare takes two profiles, not {len(sides)}, as in `benchd profile compare before after`")
+    found = comparison.compare(*map(comparison.read, sides))
+    if as_json:
+        out.write(msgspec.json.encode(found._asdict()).decode() + "\n")
+    else:
+        print_compared(out, found)
 
 
 def _user_module(model: str | None, module: str | None, inputs: list[str]) -> UserModule | None:
@@ -192,6 +221,19 @@ def _folder(asked: Path | None, case: Case) -> Path:
     return writable(folder, f"--output {folder}")
 
 
+@contextmanager
+def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
+    """Remove the folder if nothing was written to it, as after a refusal, and the one around it if that is ours."""
+    try:
+        yield
+    finally:
+        if not any(path.is_dir() or path.stat().st_size for path in folder.iterdir()):
+            shutil.rmtree(folder)
+            if is_ours:
+                with suppress(OSError):  # it holds other profiles
+                    folder.parent.rmdir()
+
+
 def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profile:
     collected, described = found.collected, shared.environment
     made = Profile(
@@ -216,6 +258,7 @@ def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profi
         ncu=found.ncu,
         nesting=found.nesting,
         missing=found.missing,
+        foreign_cpus=found.foreign_cpus,
     )
     return msgspec.structs.replace(made, findings=find(made))
 
@@ -235,7 +278,7 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
     if as_json:
         out.write(encode(profile).decode() + "\n")
         return
-    print_profile(out, [finding_lines(finding) for finding in profile.findings], sections(profile, sort))
+    print_profile(out, all_finding_lines(profile), sections(profile, sort))
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())
 
 

@@ -32,7 +32,7 @@ def journals(folder: Path) -> list[Path]:
 
 def refill(outbox: Outbox, paths: Sequence[Path], wanted: Callable[[Record], bool] = lambda record: True) -> Refilled:
     """Add the wanted records of these journals as their original bytes, unless they are there or were delivered."""
-    delivered = set(msgspec.json.decode(outbox.kept(DELIVERED) or b"[]", type=list[str]))
+    delivered: set[str] = outbox.kept_as(DELIVERED, msgspec.json.Decoder(set[str]).decode, set())
     before, last, unreadable = sum(outbox.counts()), "", list[str]()
     found = (result for path in paths for result in _results(path, unreadable))
     while part := list(islice(found, PART_ROWS)):

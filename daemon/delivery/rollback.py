@@ -11,7 +11,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from benchd.daemon.delivery.outbox import _MIGRATIONS, APPLICATION_ID, NEW_STREAM, explaining, of_layout
+from benchd.daemon.delivery.outbox import (
+    _MIGRATIONS,
+    APPLICATION_ID,
+    JOURNALLED,
+    NEW_STREAM,
+    explaining,
+    of_layout,
+)
 from benchd.daemon.errors import BenchdError
 
 NEEDED = {"key", "topic", "qos", "body"}
@@ -32,13 +39,12 @@ def take_back(path: Path, layout: int = len(_MIGRATIONS)) -> str | None:
             newer.execute("PRAGMA journal_mode=DELETE")  # all in one file, or an error if another process uses it
             is_copied = _restored(path, unfinished, layout)
             taken = _take_messages(newer, unfinished, with_kept=not is_copied)
+            _mark(newer, unfinished, refill=taken is None)
         aside.unlink(missing_ok=True)
         os.link(path, aside)
         unfinished.replace(path)
-    facts = (
-        "of before its upgrade" if is_copied else "of the newer one, because there is no copy from before its upgrade"
-    )
-    what = "its messages cannot be read; they are in records.jsonl" if taken is None else f"{taken} messages taken over"
+    facts = "of before its upgrade" if is_copied else "of the newer one, because there is no copy"
+    what = "its messages cannot be read" if taken is None else f"{taken} messages taken over"
     return f"outbox {path} was of a newer benchd: {what}, the schedule is {facts}, the newer file is now {aside.name}"
 
 
@@ -81,6 +87,16 @@ def _take_messages(newer: sqlite3.Connection, unfinished: Path, *, with_kept: bo
         _take_numbers(newer, new)
         (taken,) = new.execute("SELECT count(*) FROM outbox").fetchone()
         return int(taken)
+
+
+def _mark(newer: sqlite3.Connection, unfinished: Path, *, refill: bool) -> None:
+    """Say which record came last from the journal; with `refill` none: the service then takes all."""
+    with closing(sqlite3.connect(unfinished)) as new, new:
+        if _columns(new, "kept"):  # the first layout has none
+            is_known = not refill and _columns(new, "kept") == _columns(newer, "kept")
+            find = "SELECT name, value FROM kept WHERE name = ?"
+            marks = newer.execute(find, (JOURNALLED,)) if is_known else [(JOURNALLED, b"")]
+            new.executemany("INSERT OR REPLACE INTO kept(name, value) VALUES (?, ?)", marks)
 
 
 def _take_numbers(newer: sqlite3.Connection, new: sqlite3.Connection) -> None:

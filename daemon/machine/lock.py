@@ -5,6 +5,8 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -18,7 +20,10 @@ from benchd.daemon.machine.sysfs import text
 NAME = "benchd.lock"
 FOLDER_VARIABLE = "BENCHD_LOCK_DIR"
 ACTIVITY = Path("/run/benchd/activity.json")
+OWN = "measuring.lock"  # the service's, in its runtime folder
 RUN_LOCK = Path("/run/lock")
+PATIENCE_S = 6 * 3600.0  # of a run of the service with a common lock that any user can hold
+MAX_RUNS = 100
 FREE_POLL_S = 0.5
 
 
@@ -49,11 +54,21 @@ class MachineLock:
     With `waiting` it waits for the holder instead, and reports that there once.
 
     The file remains, readable for all, so that later processes of any user lock the same one. The lock ends with the
-    process that holds it, however that ends.
+    process that holds it, however that ends. The common lock yields to the service's own one, `yields_to`, which
+    other users cannot open.
     """
 
-    def __init__(self, path: Path | None = None, waiting: TextIO | None = None) -> None:
-        self._path, self._waiting = path or default_path(), waiting
+    def __init__(
+        self,
+        path: Path | None = None,
+        waiting: TextIO | None = None,
+        *,
+        mode: int = 0o644,
+        yields_to: Path | None = None,
+    ) -> None:
+        self._path, self._waiting, self._mode = path or default_path(), waiting, mode
+        is_common = path is None and not os.environ.get(FOLDER_VARIABLE)
+        self._yields_to = ACTIVITY.with_name(OWN) if is_common else yields_to
 
     def __enter__(self) -> "MachineLock":
         is_told = False
@@ -74,17 +89,19 @@ class MachineLock:
         self._fd = self._open()
         try:
             self._require_regular_file()
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = _holder(os.fstat(self._fd))
-            os.close(self._fd)
-            raise Busy(
-                f"this machine is already being measured: {holder} holds {self._path}{_doing()}; wait until it ends, "
-                "or stop it (the service with `systemctl stop benchd`)"
-            ) from error
+            self._lock()
         except BaseException:
             os.close(self._fd)
             raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _busy(_holder(os.fstat(self._fd)) or "another process", self._path) from error
+        with suppress(FileNotFoundError):  # no service, or one that has just stopped
+            if self._yields_to and (holder := _holder(self._yields_to.stat())):
+                raise _busy(holder, self._yields_to)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._fd)
@@ -109,10 +126,10 @@ class MachineLock:
 
     def _create(self) -> None:
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
         except FileExistsError:  # another process was faster; use its file
             return
-        os.fchmod(fd, 0o644)  # regardless of the umask
+        os.fchmod(fd, self._mode)  # regardless of the umask
         os.close(fd)
 
     def _require_regular_file(self) -> None:
@@ -120,15 +137,54 @@ class MachineLock:
             raise NotAvailable(f"the lock {self._path} is not a regular file; remove what is there")
 
 
-def _holder(file: os.stat_result) -> str:
-    """Return a description of the process that /proc/locks names for this file."""
+class ServiceLock:
+    """The service's hold on the machine: its own lock, which no other user can open, and the common one.
+
+    A run that has waited `PATIENCE_S` for the common lock goes on without it, because any user can hold that one.
+    """
+
+    def __init__(self, own: Path) -> None:
+        self._own = own
+        self._since_s: dict[str, float] = {}
+
+    @contextmanager
+    def held(self, run: str) -> Iterator[str | None]:
+        """Hold both over a `with` block for a run; yield who has the common lock nevertheless, None for nobody.
+
+        Raises Busy while the run has to wait.
+        """
+        with MachineLock(self._own, mode=0o600), ExitStack() as stack:
+            ignored = None
+            try:
+                stack.enter_context(MachineLock(default_path()))
+            except Busy as busy:
+                if not self._is_overdue(run):
+                    raise
+                ignored = str(busy)
+            yield ignored
+
+    def _is_overdue(self, run: str) -> bool:
+        while len(self._since_s) >= MAX_RUNS and run not in self._since_s:
+            del self._since_s[next(iter(self._since_s))]
+        return time.monotonic() - self._since_s.setdefault(run, time.monotonic()) >= PATIENCE_S
+
+
+def _busy(holder: str, path: Path) -> Busy:
+    return Busy(
+        f"this machine is already being measured: {holder} holds {path}{_doing()}; wait until it ends, "
+        "or stop it (the service with `systemctl stop benchd`)"
+    )
+
+
+def _holder(file: os.stat_result) -> str | None:
+    """Return a description of the process that /proc/locks names for this file, None if it names none."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for line in (text(Path("/proc/locks")) or "").splitlines():
         fields = line.split()
         if "FLOCK" in fields and "->" not in fields and fields[5] == wanted and int(fields[4]) > 0:
             command = (text(Path("/proc", fields[4], "cmdline")) or "?").replace("\0", " ")
             return f"process {fields[4]} ({' '.join(command.split())[:120]})"
-    return "another process"
+    return None
 
 
 def _doing(path: Path = ACTIVITY) -> str:

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -64,8 +64,8 @@ class Session:
 
     Paths come only from the command line or the configuration. `flags` name what else we run on the machine. `attend`
     is called about once per second while a child works; a reason that it returns ends the child. With `waiting` the
-    session waits until nobody else measures the machine, and reports that there. `interrupted` means that a signal has
-    ended it, and `failures` lists what a sink could not store.
+    session waits until nobody else measures the machine, and reports that there; `lock` replaces that lock.
+    `interrupted` means that a signal has ended it, and `failures` lists what a sink could not store.
     """
 
     config: Config
@@ -77,6 +77,7 @@ class Session:
     given_artifacts: Path | None = None
     workspace_bytes: int | None = None
     flags: tuple[str, ...] = ()
+    lock: Callable[[], AbstractContextManager[object]] | None = None
     interrupted: bool = False
     failures: list[str] = field(default_factory=list)
     _started: ExitStack = field(default_factory=ExitStack)
@@ -98,7 +99,8 @@ class Session:
     @contextmanager
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
         """Hold the machine's lock and handle the signals that end a run; raise Busy if another process measures."""
-        with MachineLock(waiting=self.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
+        lock = self.lock() if self.lock else MachineLock(waiting=self.waiting)
+        with lock, on_signals(ending, self._interrupt) as (self._wake, _):
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

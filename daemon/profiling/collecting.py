@@ -1,5 +1,6 @@
 """Runs a ProfileJob's methods: the child with torch, the trace that it writes, the Nsight tools."""
 
+import os
 import signal
 import time
 from dataclasses import dataclass, field
@@ -45,11 +46,14 @@ class Found:
     occupancy: Occupancy | None = None
     nsys: NsightSystems | None = None
     ncu: NsightCompute | None = None
+    foreign_cpus: float | None = None
 
 
 def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
     """Run every method of the job, child and tools each with a deadline; a failure costs only its own result."""
+    begun, own_s = _busy_s(), _own_cpu_s()
     found = _in_child(session, job, deadline_s)
+    found.foreign_cpus = _foreign_cpus(begun, own_s)
     if found.collected.trace:
         read_trace(found, job, found.collected.trace)
     if "nsys" in job.methods:
@@ -70,6 +74,23 @@ def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
     if collected.error is None:
         return Found(collected, dict(collected.missing), list(collected.failed))
     return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
+
+
+def _busy_s() -> tuple[float, float]:
+    """Return the time, and how long the CPUs of this machine have worked since it booted, together."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return time.monotonic(), (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_cpu_s() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def _foreign_cpus(begun: tuple[float, float], own_s: float) -> float:
+    """Return the mean number of CPUs that other processes have used since `begun`."""
+    now_s, busy_s = _busy_s()
+    return max(0.0, (busy_s - begun[1] - (_own_cpu_s() - own_s)) / (now_s - begun[0]))
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:

@@ -4,12 +4,14 @@ Times are nanoseconds, shares are 0 to 1. Values that a method did not give are 
 `missing`.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.measuring.recording import FOREIGN_CPUS
 from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Window
 
 SCHEMA = "benchd.profile/1"
@@ -288,7 +290,8 @@ class Finding(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """All methods of one case on one device; `missing` gives the reason for each absent method or figure.
 
-    `nesting` is one step as nested calls, in device time if it ran kernels, else in host time.
+    `nesting` is the median step as nested calls, in device time if it ran kernels, else in host time. `foreign_cpus` is
+    the mean number of CPUs that other processes used meanwhile.
     """
 
     run_id: str
@@ -314,6 +317,12 @@ class Profile(Struct, frozen=True, kw_only=True):
     nesting: list[Frame] = []
     findings: list[Finding] = []
     missing: dict[str, str] = {}
+    foreign_cpus: float | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether other processes used the CPUs, so that times are too long and gains uncertain."""
+        return self.foreign_cpus is not None and self.foreign_cpus > FOREIGN_CPUS
 
     @property
     def measured(self) -> bool:
@@ -339,6 +348,28 @@ class Collected(Struct, frozen=True, kw_only=True):
     failed: list[Method] = []
     error: str | None = None
     unsupported: bool = False
+
+
+class Lasting(Protocol):
+    """A step of a trace or of its table."""
+
+    @property
+    def number(self) -> int:
+        """The number that torch.profiler gave it."""
+        ...
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        ...
+
+
+_Step = TypeVar("_Step", bound=Lasting)
+
+
+def median_step(steps: Sequence[_Step]) -> _Step:
+    """Return the step of median duration, of an even number the longer of the two in the middle."""
+    return sorted(steps, key=lambda step: (step.duration_ns, step.number))[len(steps) // 2]
 
 
 def encode(profile: Profile) -> bytes:

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 Chart = dict[str, Any]
-"""`title`, `note`, and plotly's `data` and `layout`; one without data shows its note alone."""
+"""`title`, `note`, and the `data` and `layout` that charts.js draws; one without data shows its note alone."""
 
 FOLDER = Path(__file__).with_name("templates")
 
@@ -18,5 +16,4 @@ def render(template: Path, title: str, charts: Sequence[Chart], **values: object
     """Return the page of this template, which extends `page.html`; every value is escaped."""
     loader = jinja2.FileSystemLoader([template.parent, FOLDER])
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    plotly = Markup(get_plotlyjs())  # noqa: S704 - the library's source, which must not be escaped
-    return pages.get_template(template.name).render(title=title, charts=charts, plotly=plotly, **values)
+    return pages.get_template(template.name).render(title=title, charts=charts, **values)

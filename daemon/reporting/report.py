@@ -10,8 +10,9 @@ from typing import TextIO
 import msgspec
 
 from benchd.daemon.errors import NotAvailable
-from benchd.daemon.records import Record
+from benchd.daemon.records import Record, of_range
 from benchd.daemon.reporting.console import print_decisions
+from benchd.daemon.reporting.results_table import energy_and_error, machine, median_and_interval
 from benchd.daemon.verdicts import accuracy, results
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line
 from benchd.daemon.verdicts.rows import Cell, row, spreadsheet
@@ -42,10 +43,9 @@ def page(folder: Path) -> Path:
 
 
 def require_page() -> None:
-    """Raise NotAvailable if the page's packages are absent."""
-    for package in ("plotly", "jinja2"):
-        if importlib.util.find_spec(package) is None:
-            raise NotAvailable(f"a page needs the package {package}: pip install 'benchd[report]'")
+    """Raise NotAvailable if the page's package is absent."""
+    if importlib.util.find_spec("jinja2") is None:
+        raise NotAvailable("a page needs the package jinja2: pip install 'benchd[report]'")
 
 
 def _csv(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
@@ -79,17 +79,18 @@ COLUMNS = {
     "batch_size": "batch",
     "direction": "direction",
     "scenario": "scenario",
-    "median_ms": "median ms",
+    "median_ms": "median ms [95 %]",
     "p99_ms": "p99 ms",
     "clean_ms": "ms undisturbed",
     "throughput_per_s": "per second",
-    "energy_per_inference_j": "energy J",
+    "energy_per_inference_j": "energy mJ",
     "memory_mib": "memory MiB",
     "x_of_floor": "x of floor",
     "check": "check",
     "agreement": "agreement",
     "accuracy_top1": "top-1 % [95 %]",
     "accuracy_drop": "drop % [95 %]",
+    "processes": "processes",
     "status": "status",
 }
 """The columns of a row that a person sees, and their headings."""
@@ -98,6 +99,11 @@ COLUMNS = {
 def cells(record: Record) -> list[str]:
     """Return a record's cells as a person sees them."""
     flat = row(record)
+    flat |= {
+        "median_ms": median_and_interval(record),
+        "energy_per_inference_j": energy_and_error(record),
+        "processes": f"{sum(process.timing is not None for process in record.processes)}",
+    }
     if record.accuracy:
         flat |= {"accuracy_top1": accuracy.top1(record.accuracy), "accuracy_drop": accuracy.drop(record.accuracy)}
     return [_cell(flat[name]) for name in COLUMNS]
@@ -111,11 +117,41 @@ def _cell(value: Cell) -> str:
     return "-" if value in (None, "") else str(value)
 
 
+def machines(found: Sequence[Record]) -> list[str]:
+    """Return each device with its hardware, power mode and clocks."""
+    groups: dict[str, list[Record]] = {}
+    for record in found:
+        groups.setdefault(f"{record.device_id}: {machine(record.environment)}", []).append(record)
+    return [name + _clocks(group) for name, group in sorted(groups.items())]
+
+
+def _clocks(group: Sequence[Record]) -> str:
+    """Return at which clocks these records ran, of which highest one; empty if not known."""
+    known = [of for record in group if (of := of_range(record.environment, record.clocks))]
+    if not known:
+        return ""
+    low, high = (f"{find(mean_hz for mean_hz, _ in known) / 1e6:.0f}" for find in (min, max))
+    return f" | ran at {low if low == high else f'{low} to {high}'} of {known[0][1] / 1e6:.0f} MHz"
+
+
+def caveats(found: Sequence[Record]) -> list[str]:
+    """Return what the figures cannot show: intervals of one process, and what the energies are of."""
+    single = sum(sum(process.timing is not None for process in record.processes) == 1 for record in found)
+    notes = []
+    if single:
+        notes.append(
+            f"{single} of {len(found)} records are of one process: their interval is of that process alone, and "
+            f"processes differ; bench-once --processes 5 includes that"
+        )
+    return notes + [f"energy: {scope}" for scope in sorted({r.energy.scope for r in found if r.energy})]
+
+
 def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     rows = [list(COLUMNS.values()), ["---"] * len(COLUMNS), *map(cells, found)]
     table = [f"| {' | '.join(escaped(text) for text in texts)} |" for texts in rows]
     said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
-    return "\n".join(["# Report", "", *map(escaped, said), "", *table]) + "\n"
+    about = [f"- {text}" for text in (*machines(found), *caveats(found))]
+    return "\n".join(["# Report", "", *map(escaped, said), "", *map(escaped, about), "", *table]) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -128,7 +164,7 @@ def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     from benchd.daemon.reporting import report_page  # noqa: PLC0415 - the other formats need neither package
 
     headings, table = list(COLUMNS.values()), [cells(record) for record in found]
-    return report_page.page(found, decisions, headings, table)
+    return report_page.page(found, decisions, [*machines(found), *caveats(found)], headings, table)
 
 
 FORMATS: dict[str, Callable[[Sequence[Record], Sequence[Decision]], str]] = {

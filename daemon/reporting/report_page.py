@@ -32,9 +32,13 @@ CROSSED = "A cross marks a record that cannot win: its check failed, or it did n
 
 
 def page(
-    found: Sequence[Record], decisions: Sequence[Decision], headings: Sequence[str], table: Sequence[Sequence[str]]
+    found: Sequence[Record],
+    decisions: Sequence[Decision],
+    about: Sequence[str],
+    headings: Sequence[str],
+    table: Sequence[Sequence[str]],
 ) -> str:
-    """Return the page of these records (at least one, in order of time), with the decisions on top."""
+    """Return the page of these records, at least one, in order of time; decisions and facts `about` them come first."""
     measured = [record for record in found if record.status == "ok" and record.timing and not impossible(record)]
     return render(
         FOLDER / "report.html",
@@ -44,6 +48,7 @@ def page(
         devices=sorted({record.device_id for record in found}),
         first=found[0].t_wall,
         last=found[-1].t_wall,
+        about=about,
         left_out=sorted({f"{record.case_id} {why}" for record in found if (why := impossible(record))}),
         said=[(line(decision), exclusions(decision)) for decision in decisions],
         headings=headings,
@@ -192,11 +197,13 @@ def _consistency(measured: Sequence[Record]) -> Chart:
             100 * (process.timing.median_ms / _median_ms(record) - 1)
             for record in group
             for process in record.processes
-            if process.timing
+            if process.timing and len(record.processes) > 1
         ]
-        traces.append({"type": "box", "name": name, "y": shares, "boxpoints": "all", "showlegend": False})
+        if max((len(record.processes) for record in group), default=0) > 1:  # one process is 0 % from itself
+            traces.append({"type": "box", "name": name, "y": shares, "showlegend": False})
     layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "deviation from median, %"}}}
     note = "One point per process, relative to the median of its run."
+    note += "" if traces else " No record is of several processes: bench-once --processes 5 measures that."
     return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
 
 

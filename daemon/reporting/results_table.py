@@ -28,7 +28,7 @@ class _Column:
 
 def print_table(console: Console, records: Sequence[Record]) -> None:
     """Print the device, then one row per record; below 80 columns, one block per record."""
-    console.print(_device(records[0].environment), markup=False)
+    console.print(machine(records[0].environment), markup=False)
     records = sorted(records, key=lambda record: not _is_alarming(record))
     if console.width >= FEW_COLUMNS:
         console.print(_wide(records, console.width))
@@ -47,7 +47,7 @@ def figure(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _device(environment: Environment) -> str:
+def machine(environment: Environment) -> str:
     """Return the device, its clocks and its power mode."""
     device = environment.gpu if environment.device.startswith("cuda") else environment.cpu_model
     threads = f", {environment.threads} threads" if environment.threads and environment.device == "cpu" else ""
@@ -89,7 +89,12 @@ def _narrow(name: str, records: Sequence[Record]) -> Table:
     table.add_column("check", overflow="fold")
     for record in records:
         top1 = [f"{100 * record.accuracy.top1:.4g}" if record.accuracy else "-"] if has_accuracy else []
-        cells = [f"{_variant(record)} b{record.case.batch_size}", _median_and_error(record), _energy(record), *top1]
+        cells = [
+            f"{_variant(record)} b{record.case.batch_size}",
+            _median_and_error(record),
+            energy_and_error(record),
+            *top1,
+        ]
         table.add_row(*map(Text, cells), _check(record))
     return table
 
@@ -98,7 +103,7 @@ def _block(record: Record) -> Text:
     unit = " ms" if record.timing else ""
     lines = [f"{_model(record)} {_variant(record)} b{record.case.batch_size}"]
     lines += [f"  median {_median_and_error(record)}{unit}"]
-    lines += [f"  energy {_energy(record).replace(' ', ' mJ ', 1)}"] if record.energy else []
+    lines += [f"  energy {energy_and_error(record).replace(' ', ' mJ ', 1)}"] if record.energy else []
     lines += [f"  top-1  {accuracy.top1(record.accuracy)} %"] if record.accuracy else []
     check = [Text.assemble("  check  ", _check(record))] if record.timing else []
     return Text("\n").join([*map(Text, lines), *check])
@@ -115,7 +120,8 @@ def _variant(record: Record) -> str:
     return " ".join([variant_name(record), *(word for word in words if word not in ("inference", "single_stream"))])
 
 
-def _median(record: Record) -> str:
+def median_and_interval(record: Record) -> str:
+    """Return the median in ms with its 95 % interval, a dash if not timed."""
     timing = record.timing
     if timing is None or timing.low_ms is None or timing.high_ms is None:
         return figure(timing.median_ms if timing else None)
@@ -149,7 +155,8 @@ def _x_of_floor(record: Record) -> str:
     return f"{record.x_of_floor:.3g} ({record.floor.bound_by.replace('exponentials', 'exp')})"
 
 
-def _energy(record: Record) -> str:
+def energy_and_error(record: Record) -> str:
+    """Return the energy of one inference in mJ with its error bar, a dash if not measured."""
     if record.energy is None:
         return "-"
     share = record.energy.energy_err_j / record.energy.energy_j if record.energy.energy_j else 0.0
@@ -183,11 +190,11 @@ def _verdict(check: Check) -> str:
 
 _ACCURACY = _Column("top-1 %\n[95 %]", _top1)
 _COLUMNS = (
-    _Column("median ms\n[95 %]", _median),
+    _Column("median ms\n[95 %]", median_and_interval),
     _Column("p99\nms", _p99, ALL_COLUMNS),
     _Column("x of\nfloor", _x_of_floor, ALL_COLUMNS),
     _Column("per\nsecond", lambda record: figure(record.throughput_per_s), ALL_COLUMNS),
-    _Column("energy\nmJ", _energy),
+    _Column("energy\nmJ", energy_and_error),
     _Column("power\nW", _power, ALL_COLUMNS),
     _Column("memory\nMiB", lambda record: figure(memory_mib(record))),
     _ACCURACY,

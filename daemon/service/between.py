@@ -45,7 +45,7 @@ class Between:
         self._remote.listen()
         self._remote.carry_out(timed=timed)
         if not timed:
-            self._publish_events()
+            self.publish_events()
         if session:
             self._publish_telemetry(session, timed=timed)
         if self._every.is_due("health", HEALTH_S):
@@ -64,7 +64,8 @@ class Between:
         except UsageError as error:
             log(f"event not stored: {error}")
 
-    def _publish_events(self) -> None:
+    def publish_events(self) -> None:
+        """Publish what the connection and the outbox have reported."""
         for lost in self._base.outbox.take_lost():
             self.event("state_lost", lost)
         while self._link and self._link.seen.events:

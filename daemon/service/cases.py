@@ -2,13 +2,14 @@
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from benchd.daemon.config import Conditions
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
-from benchd.daemon.machine.lock import Busy, MachineLock
+from benchd.daemon.machine.lock import OWN, Busy, ServiceLock
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Planned
@@ -45,8 +46,10 @@ class Cases:
             # a signal that came before the session took them over ends the case too
             lambda: INTERRUPTED if is_stopping() else between.attend(self.session),
             given_artifacts=artifacts,
-            flags=("mqtt", "service") if now.publisher.link else ("service",),
+            lock=self._machine,
         )
+        self._flags = ("mqtt", "service") if now.publisher.link else ("service",)
+        self._lock = ServiceLock(base.places.runtime / OWN)
         self._supervisors: dict[str, Supervisor] = {}
         self._waited_for = ""
 
@@ -59,9 +62,27 @@ class Cases:
             return None
         found = self._disk_problem() or self._now.agenda.next(self._unmet)
         if isinstance(found, tuple):
-            found = _not_free() or found
+            found = self._not_free(found[0]) or found
         self._wait_for(found if isinstance(found, str) else None)
         return found if isinstance(found, tuple) else None
+
+    def _not_free(self, entry: Progress) -> str | None:
+        """Return why the machine cannot be measured now, before a case reads or reports anything."""
+        try:
+            with self._lock.held(entry.suite_id):
+                return None
+        except NotAvailable as error:
+            return str(error)
+
+    @contextmanager
+    def _machine(self) -> Iterator[None]:
+        """Hold the machine for the running case, whose record says if somebody else kept the common lock too long."""
+        suite_id = self._activity.running[0].suite_id if self._activity.running else ""
+        with self._lock.held(suite_id) as ignored:
+            self.session.flags = (*self._flags, "lock_ignored") if ignored else self._flags
+            if ignored:
+                self._between.event("lock_ignored", ignored)
+            yield
 
     def _wait_for(self, reason: str | None) -> None:
         if reason and not self._activity.waiting_for and reason != self._waited_for:
@@ -147,12 +168,3 @@ class Cases:
     def _skip(self, record: Record) -> None:
         if self._now.agenda.is_under_way(record.suite_id):
             self._now.agenda.skip(record.suite_id, record.case_id)
-
-
-def _not_free() -> str | None:
-    """Return why the machine cannot be measured now, before a case reads or reports anything."""
-    try:
-        with MachineLock():
-            return None
-    except NotAvailable as error:
-        return str(error)

@@ -95,6 +95,7 @@ class Service:
             self._between.event("outbox_salvaged", salvaged)
         if taken_back:
             self._between.event("outbox_taken_back", taken_back)
+        self._between.publish_events()
         recovery.recover(self._base, self._now, self._between, self._cases, running)
         self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
         self._base.notifier.ready()

@@ -88,7 +88,7 @@ def derived(record: Record, device: Device, run: int, chance: random.Random) -> 
         timing=timing,
         throughput_per_s=record.case.batch_size * 1e3 / timing.median_ms,
         throughput_basis="batch_over_median",
-        energy=_energy(device, timing.median_ms),
+        energy=_energy(device, timing.median_ms / record.case.batch_size),
         check=record.check,
         flags=[SIMULATED],
         missing={"x_of_floor": SIMULATED},
@@ -119,11 +119,11 @@ def _environment(device: Device, real: Environment) -> Environment:
     return msgspec.structs.replace(real, fingerprint=device.device_id, board=name, gpu=name)
 
 
-def _energy(device: Device, median_ms: float) -> Energy:
+def _energy(device: Device, inference_ms: float) -> Energy:
     return Energy(
         energy_j=device.power_w,
         energy_err_j=0.02 * device.power_w,
-        gross_per_inference_j=device.power_w * median_ms / 1e3,
+        gross_per_inference_j=device.power_w * inference_ms / 1e3,
         scope=f"{SIMULATED} module input",
         source=SIMULATED,
         sensor_period_s=0.1,

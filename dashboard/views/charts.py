@@ -32,12 +32,18 @@ def base(unit: str) -> dict[str, Any]:
     text = {"color": GREY}
     return {
         "aria": {"enabled": True},
+        "useUTC": True,  # as all times in text
         "animation": False,
         "color": COLOURS,
-        "grid": {"left": 56, "right": 16, "top": 56, "bottom": 32},
+        "grid": {"left": 56, "right": 40, "top": 56, "bottom": 32},
         "legend": {"textStyle": text, "type": "scroll", "top": 0},
         "tooltip": {"trigger": "axis"},
-        "xAxis": {"type": "time", "axisLabel": text | {"hideOverlap": True, "formatter": TICKS}},
+        "xAxis": {
+            "type": "time",
+            "name": "UTC",
+            "nameTextStyle": text,
+            "axisLabel": text | {"hideOverlap": True, "formatter": TICKS},
+        },
         "yAxis": _value_axis(unit),
         "series": [],
     }

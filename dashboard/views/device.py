@@ -17,7 +17,7 @@ from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, top1
+from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, throttling, top1
 from benchd.dashboard.views import charts
 
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
@@ -44,7 +44,7 @@ def add(store: Store, broker: Broker) -> None:
             if first.device is None:
                 notice("This device is unknown here. The fleet page lists the known devices.")
                 return
-            state = ui.label().mark("state")
+            state, throttled, problem = ui.label().mark("state"), ui.label(), ui.label().classes("bad")
             ui.link("its results", f"/results?device={quote(device_id)}").classes("link")
             span = ui.toggle(SPANS, value=min(SPANS)).props("aria-label='time shown'")
             quiet = notice(QUIET)
@@ -61,6 +61,9 @@ def add(store: Store, broker: Broker) -> None:
                 if now.device is not None:
                     state.set_text(_state_line(now.device))
                     state.classes(replace=f"state-{now.device.state}")
+                    throttled.set_text(throttling(now.device))
+                    throttled.classes(replace="warn" if now.device.throttled else "soft")
+                    problem.set_text(short(now.device.health.problem or ""))
                     live.classes(replace=f"column {now.device.state}")
                 quiet.set_visibility(not now.series)
                 for card, chart, panel in panels:
@@ -88,10 +91,7 @@ def _read(store: Store, device_id: str, span_s: int) -> _State:
 def _state_line(device: Device) -> str:
     health = device.health
     backlog = f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}"
-    problem = f"problem: {health.problem}" if health.problem else ""
-    throttled = "clocks are throttled" if device.throttled else ""
-    parts = [SIGNS[device.state], f"last data {age(device.age_s)}", doing(device), backlog, throttled, problem]
-    return short("; ".join(filter(None, parts)))
+    return short("; ".join([SIGNS[device.state], f"last data {age(device.age_s)}", doing(device), backlog]))
 
 
 def _panels() -> list[tuple[ui.column, ui.echart, tuple[str, float, str]]]:

@@ -1,4 +1,4 @@
-"""The fleet: one card per device, with its state, the age of its last message, its activity and its backlog."""
+"""The fleet, trouble first: a card per device, or a row per device if there are many."""
 
 import time
 from asyncio import to_thread
@@ -7,74 +7,106 @@ from urllib.parse import quote
 from nicegui import ui
 
 from benchd.dashboard import queries
+from benchd.dashboard.answers import Answers
+from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, boards, looks, matches
 from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice
-from benchd.dashboard.limits import READ, SHOWN
-from benchd.dashboard.queries import Device
+from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short
+from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short, throttling
 
-EMPTY = "No device is known yet. On a device run bench-once --mqtt URL, or the service (benchd run) with this broker."
+CARDS = 24  # more devices are shown as rows
+REFRESH_S = 1.0
+EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
+NONE = "No device matches. Clear the search or choose another state."
 
 
-def add(store: Store) -> None:
-    """Serve the view at /."""
+def add(store: Store, answers: Answers) -> None:
+    """Serve the view at /fleet; `state` and `q` show only the devices in that condition and with that text."""
 
-    @ui.page("/", response_timeout=PATIENCE_S)
-    async def fleet(page: int = 1) -> None:
-        page = min(max(page, 1), READ)
-        offset = SHOWN * (page - 1)
+    @ui.page("/fleet", response_timeout=PATIENCE_S)
+    async def fleet(state: str = "", q: str = "", page: int = 1) -> None:
+        offset = SHOWN * (max(page, 1) - 1)
         with frame("Fleet"):
-            problems, empty = notice(""), notice(EMPTY)
-            grid, rest = ui.element("div").classes("grid"), ui.link("", f"/?page={page + 1}").classes("link")
-            cards: dict[str, _Card] = {}
+            problems, empty = notice(""), notice("")
+            with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
+                search = ui.input("name, id, site or tag", value=q).props("debounce=300 clearable dense")
+                chosen = ui.select(list(CONDITIONS), label="state", value=state if state in CONDITIONS else None)
+                chosen.props("clearable dense options-dense").style("min-width: 9rem")
+            grid = ui.element("div")
+            rest = ui.link("", "/fleet").classes("link")
+            entries: dict[str, _Entry] = {}
+            order: list[str] = []
 
             async def refresh() -> None:
-                devices, total, wrong = await to_thread(_read, store, offset)
-                rest.set_text(more(total - offset - SHOWN))
+                found, wrong = await to_thread(_read, store, answers)
+                wanted = [board for board in found if matches(board, search.value or "")]
+                wanted = [board for board in wanted if chosen.value in (None, board.condition)]
+                shown = wanted[offset : offset + SHOWN]
+                rest.set_text(more(len(wanted) - offset - SHOWN))
+                rest.props["href"] = _path(search.value, chosen.value, max(page, 1) + 1)
                 problems.set_text(" ".join(wrong))
                 problems.set_visibility(bool(wrong))
-                empty.set_visibility(not devices and not wrong)
-                for device in devices:
-                    if device.device_id not in cards:
-                        with grid:
-                            cards[device.device_id] = _Card(device.device_id)
-                    cards[device.device_id].show(device)
+                empty.set_text(NONE if found else EMPTY)
+                empty.set_visibility(not wanted and not wrong)
+                if order != [board.device.device_id for board in shown]:
+                    order[:] = [board.device.device_id for board in shown]
+                    entries.clear()
+                    grid.clear()
+                    grid.classes(replace="rows" if len(shown) > CARDS else "grid")
+                    with grid:
+                        entries.update((device_id, _Entry(device_id)) for device_id in order)
+                for board in shown:
+                    entries[board.device.device_id].show(board)
 
-            await follow(refresh)
+            async def filtered() -> None:
+                ui.navigate.history.replace(_path(search.value, chosen.value, 1))
+                await refresh()
+
+            for field in (search, chosen):
+                field.on_value_change(filtered)
+            await follow(refresh, REFRESH_S)
 
 
-def _read(store: Store, offset: int) -> tuple[list[Device], int, list[str]]:
+def _path(text: str | None, condition: str | None, page: int) -> str:
+    given = {"q": text, "state": condition, "page": page if page > 1 else None}
+    words = "&".join(f"{name}={quote(str(value))}" for name, value in given.items() if value)
+    return f"/fleet?{words}" if words else "/fleet"
+
+
+def _read(store: Store, answers: Answers) -> tuple[list[Board], list[str]]:
     now_s = time.time()
-    devices = queries.fleet(store, now_s, offset=offset, limit=SHOWN)
-    return devices, queries.devices(store), queries.problems(store, now_s)
+    return boards(store, answers.update()[0], now_s), queries.problems(store, now_s)
 
 
-class _Card:
-    """One device; only changes are sent to the browser."""
+class _Entry:
+    """One device as a card or a row; only changes are sent to the browser."""
 
     def __init__(self, device_id: str) -> None:
-        self._card = ui.link(target=f"/device/{quote(device_id)}").classes("card column").mark(f"card-{device_id}")
-        with self._card:
+        self._entry = ui.link(target=f"/device/{quote(device_id)}").mark(f"card-{device_id}")
+        with self._entry:
             self._name = ui.label().style("font-weight: 600")
             self._place = ui.label().classes("soft")
-            with ui.row().style("gap: .75rem"):
-                self._state, self._age = ui.label(), ui.label().classes("soft")
+            self._condition = ui.label()
+            self._state = ui.label()
             self._doing = ui.label()
             self._power = ui.label().classes("figure")
+            self._throttled = ui.label().classes("soft")
             self._waiting = ui.label().classes("soft figure")
-            self._problem = ui.label().classes("bad")
 
-    def show(self, device: Device) -> None:
-        """Update the card."""
-        health = device.health
-        self._card.classes(replace=f"card column {device.state}")
-        self._name.set_text(short(device.info.name or device.device_id))
-        self._place.set_text(short(", ".join(filter(None, [device.info.site, *device.info.tags]))))
-        self._state.set_text(SIGNS[device.state])
+    def show(self, board: Board) -> None:
+        """Update the entry."""
+        device = board.device
+        info, health = device.info, device.health
+        self._entry.classes(replace=f"card entry {device.state}")
+        self._name.set_text(short(board.name))
+        named = [device.device_id] if info.name and info.name != device.device_id else []
+        self._place.set_text(short(", ".join(filter(None, [*named, info.site, *info.tags]))))
+        words = f"{SHAPES[board.condition]} {board.condition}"
+        self._condition.set_text(short(f"{words}: {board.detail}" if board.detail else words))
+        self._condition.classes(replace=looks(board.condition))
+        self._state.set_text(f"{SIGNS[device.state]}, last data {age(device.age_s)}")
         self._state.classes(replace=f"state-{device.state}")
-        self._age.set_text(f"last data {age(device.age_s)}")
         self._doing.set_text(doing(device))
-        self._power.set_text("" if device.power_w is None else figure(device.power_w, "W"))
+        self._power.set_text(figure(device.power_w, "W"))
+        self._throttled.set_text(throttling(device))
         self._waiting.set_text(f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}")
-        throttled = "clocks are throttled" if device.throttled else ""
-        self._problem.set_text(short(". ".join(filter(None, [health.problem, throttled]))))

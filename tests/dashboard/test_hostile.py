@@ -25,7 +25,15 @@ from benchd.dashboard.views.device import _verdict
 
 DEVICE = "hostile"
 MOST_BYTES = 250e6
-PATHS = ("/", f"/device/{DEVICE}", "/results", "/trade-off", f"/history/{DEVICE}/vim_tiny,eager,b1", "/metrics")
+PATHS = (
+    "/",
+    "/fleet",
+    f"/device/{DEVICE}",
+    "/results",
+    "/trade-off",
+    f"/history/{DEVICE}/vim_tiny,eager,b1",
+    "/metrics",
+)
 NAMES = [f"{number:x}" for number in range(800)]
 SAMPLES = [[number, f"m{number}_power_w", 1.0, "s"] for number in range(900)]
 PROCESS = {"status": "ok"}

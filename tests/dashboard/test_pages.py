@@ -34,7 +34,8 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.ti
 CUSTOM = "vim_tiny,custom,b1"
 TOP1 = "95.0 [88.8, 97.8] %, 1.00 below fp32"
 VIEWS = {
-    "fleet": "/",
+    "home": "/",
+    "fleet": "/fleet",
     "device": "/device/orin-1",
     "hostile": "/device/hostile",
     "results": "/results",
@@ -159,13 +160,42 @@ def test_every_view_opens_offline_light_and_dark_wide_and_on_a_phone(site, brows
             page.screenshot(path=SHOTS / f"{name}-{scheme}-{width}.png", full_page=True)
 
 
-def test_a_fleet_shows_who_is_there_and_since_when(site, browser):
+def test_home_names_what_ships_and_who_needs_help_and_filters_by_the_url(site, browser):
     with opened(browser, site) as page:
+        row = page.get_by_role("row").filter(has_text="orin-1")
+        row.get_by_text("67.00 ± 0.67 ms").wait_for()
+        assert "eager" in row.inner_text()
+        assert "670 ± 13 mJ, top-1 95.0 %" in row.inner_text()
+        page.get_by_role("link", name="2 silent").click()
+        page.wait_for_url("**/?state=silent")
+        page.get_by_role("link", name="2 silent").and_(page.locator("[aria-current]")).wait_for()
+        assert page.get_by_role("link", name="orin-1").count() == 0
+        page.get_by_role("link", name="quiet-1").click()
+        page.get_by_role("heading", level=1, name="quiet-1").wait_for()
+
+
+def test_a_fleet_shows_who_is_there_and_since_when(site, browser):
+    with opened(browser, site, "/fleet") as page:
         cards = {name: page.get_by_role("link", name=name) for name in ("orin-1", "quiet-1", "gone-1")}
         for name, state in (("orin-1", "online"), ("quiet-1", "stale"), ("gone-1", "offline")):
             assert state in cards[name].inner_text()
         assert "backlog 3 results" in cards["orin-1"].inner_text()
         assert "8 h ago" in cards["gone-1"].inner_text()
+
+
+def test_a_fleet_shows_trouble_first_and_finds_a_device_by_name_site_or_state(site, browser):
+    with opened(browser, site, "/fleet") as page:
+        cards = page.locator("a.entry")
+        cards.filter(has_text="orin-1").wait_for()
+        said = cards.all_inner_texts()
+        assert said.index(next(t for t in said if "slower" in t)) < said.index(next(t for t in said if "silent" in t))
+        page.get_by_label("name, id, site or tag").fill("quiet")
+        cards.filter(has_text="orin-1").wait_for(state="detached")
+        assert cards.count() == 1
+        page.wait_for_url("**/fleet?q=quiet")
+        page.goto(f"http://{HOST}:{site}/fleet?q=LAB&state=slower")
+        cards.filter(has_text="orin-1").wait_for()
+        assert cards.count() == 1
 
 
 def test_values_on_the_page_are_the_record_s(site, browser):
@@ -252,7 +282,7 @@ def test_an_open_page_follows_what_is_published(site, browser, mosquitto):
 
 
 def test_a_device_that_goes_off_is_seen_to_do_so(site, browser, mosquitto):
-    with opened(browser, site) as page, connected(mosquitto) as device:
+    with opened(browser, site, "/fleet") as page, connected(mosquitto) as device:
         device.publish("benchd/v1/short-lived/status", '{"state":"online","session":1}', qos=1)
         card = page.get_by_role("link", name="short-lived")
         card.get_by_text("online").wait_for()
@@ -288,7 +318,7 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
 
 def test_a_device_that_says_nothing_turns_stale_and_then_offline(site, browser, mosquitto, store_of_site):
     store_of_site.add(rows(message("fading", "status", {"state": "online"}, time.time() - STALE_S + 1.0)))
-    with opened(browser, site) as page, connected(mosquitto) as device:
+    with opened(browser, site, "/fleet") as page, connected(mosquitto) as device:
         card = page.get_by_role("link", name="fading")
         card.get_by_text("stale").wait_for()
         device.publish("benchd/v1/fading/status", '{"state":"offline","session":1}', qos=1)
@@ -322,7 +352,7 @@ def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed
     (tmp_path / "benchd.toml").write_text(CONFIG.format(url=mosquitto.url))
     paths = {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
     command = [sys.executable, "-m", "benchd.daemon.cli", "run", "--config", str(tmp_path / "benchd.toml")]
-    with subprocess.Popen(command, env=child_environment | paths) as service, opened(browser, site) as page:
+    with subprocess.Popen(command, env=child_environment | paths) as service, opened(browser, site, "/fleet") as page:
         try:
             page.get_by_role("link", name="real-1").click()
             page.get_by_role("button", name="run suite").click()
@@ -334,7 +364,7 @@ def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed
             measured = json.loads(get(site, href)[2])
             assert figure(measured["timing"]["median_ms"]) in text
             assert figure(measured["throughput_per_s"], "/s") in text
-            page.goto(f"http://{HOST}:{site}/")
+            page.goto(f"http://{HOST}:{site}/fleet")
             service.kill()
             page.get_by_role("link", name="real-1").get_by_text("offline").wait_for()
         finally:
@@ -342,7 +372,7 @@ def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed
 
 
 def test_a_keyboard_reaches_a_device(site, browser):
-    with opened(browser, site) as page:
+    with opened(browser, site, "/fleet") as page:
         page.get_by_role("link", name="orin-1").focus()
         page.keyboard.press("Enter")
         page.get_by_role("heading", level=1, name="orin-1").wait_for()

@@ -89,7 +89,7 @@ def test_one_command_shows_four_devices_of_which_three_are_simulated(browser, en
     port = free_port()
     with demo(environment, port) as process, heard(process) as messages:
         children = parts(process)
-        with opened(browser, port) as page:
+        with opened(browser, port, "/fleet") as page:
             for name in SIMULATED:
                 page.get_by_role("link", name=name).get_by_text("online").wait_for()
             real = page.get_by_role("link", name="This machine")

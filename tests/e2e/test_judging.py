@@ -85,7 +85,7 @@ def test_a_run_is_held_against_its_baseline(once, tmp_path):
 
 
 def test_the_page_is_written_after_the_run_and_its_path_comes_last(once, tmp_path):
-    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     done = once(*SQUARE, "--report")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("out/report.html\n")

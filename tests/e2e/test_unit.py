@@ -16,6 +16,9 @@ from broker import program
 ROOT = Path(__file__).parents[2]
 SERVICE = "benchd.service"
 INSTALL = f"/srv/{ROOT.name}/systemd/install.sh"
+PREFIX = f"/srv/{Path(sys.base_prefix).name}"
+PYTHON = f"{PREFIX}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+INSTALLER = ("env", f"PYTHON={PYTHON}", INSTALL, "--wheels", "/srv/wheels")
 PORT = 1883
 ACCOUNT = ("-p", str(PORT), "-u", "board", "-P", "secret")
 SETTINGS = f"listener {PORT} 127.0.0.1\nallow_anonymous false\npassword_file /etc/broker/users\nuser root\n"
@@ -85,12 +88,10 @@ def begin_broker(machine):
 
 def install(machine):
     machine.write("/etc/benchd/benchd.toml", SITE_TOML)
-    prefix = f"/srv/{Path(sys.base_prefix).name}"
     # a shared libpython is looked for where it was built for, which may be a home, and then here
-    machine.write("/etc/ld.so.conf.d/000-python.conf", f"{prefix}/lib\n")
+    machine.write("/etc/ld.so.conf.d/000-python.conf", f"{PREFIX}/lib\n")
     machine.run("ldconfig")
-    python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    machine.run("env", f"PYTHON={python}", INSTALL, "--wheels", "/srv/wheels", "--device-name", "Lab board")
+    machine.run(*INSTALLER, "--device-name", "Lab board")
     assert machine.show(SERVICE, "ActiveState") == "active"
     assert machine.succeeds("systemctl", "is-enabled", SERVICE)
 
@@ -181,11 +182,9 @@ def gives_way_to_another_of_its_id(machine):
 
 def is_shown_by_the_dashboard(machine):
     unit, page = "benchd-dashboard.service", "http://127.0.0.1:8420/"
-    machine.write(f"/etc/systemd/system/{unit}", (ROOT / "systemd" / unit).read_text())
-    url = f"[Service]\nEnvironment=MQTT_URL=mqtt://board@127.0.0.1:{PORT}\n"
-    machine.write(f"/etc/systemd/system/{unit}.d/broker.conf", url)
-    machine.run("systemctl", "daemon-reload")
-    machine.run("systemctl", "start", unit)
+    machine.run(*INSTALLER, "--dashboard", "--mqtt", f"mqtt://board@127.0.0.1:{PORT}")
+    assert machine.succeeds("systemctl", "is-enabled", unit)
+    machine.until(lambda: status(machine) == "idle; mqtt up", SERVICE)
     look = f"from urllib.request import urlopen; assert urlopen('{page}').status == 200"
     machine.until(lambda: machine.succeeds("/opt/benchd/current/bin/python", "-c", look), unit)
     machine.run("systemctl", "stop", unit)

@@ -36,7 +36,7 @@ def record(profile: Profile, run: Run, run_id: RunId, occupancy: Occupancy | Non
         throughput_per_s=profile.benchmark.throughput_per_s if profile.benchmark else None,
         throughput_basis="measured" if profile.benchmark else None,
         occupancy=occupancy,
-        flags=[PROFILED],
+        flags=[PROFILED, *(["busy_machine"] if profile.is_disturbed else [])],
         missing=missing,
     )
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-from benchd.daemon.profiling.output.sections import Section, finding_lines, sections
+from benchd.daemon.profiling.output.sections import Section, all_finding_lines, sections, warning
 from benchd.daemon.profiling.profile import Profile
 from benchd.daemon.reporting.report import escaped, require_page
 
 MARKDOWN_ROWS = 30
-"""The Markdown shows the first rows of a longer table; profile.json holds all rows."""
+"""The Markdown shows the first rows of a longer table, but every part of the model; profile.json holds all rows."""
+
+PARTS = ("Components", "Layers")
 
 
 def page(profile: Profile, sort: str) -> str:
@@ -20,10 +22,17 @@ def page(profile: Profile, sort: str) -> str:
 
 def markdown(profile: Profile, sort: str) -> str:
     """Return the Markdown."""
-    found = [_finding(number, finding_lines(one)) for number, one in enumerate(profile.findings, 1)]
-    tables = [_table(section) for section in sections(profile, sort)]
-    head = [f"# Profile of {escaped(profile.case_id)}", "## Findings", "\n".join(found) or "None."]
+    found = [_finding(number, lines) for number, lines in enumerate(all_finding_lines(profile), 1)]
+    tables = [_table(section) for section in sorted(sections(profile, sort), key=_depth)]
+    doubt = [f"**{escaped(text)}**"] if (text := warning(profile)) else []
+    head = [f"# Profile of {escaped(profile.case_id)}", *doubt, "## Findings", "\n".join(found) or "None."]
     return "\n\n".join([*head, *tables]) + "\n"
+
+
+def _depth(section: Section) -> int:
+    """Return a key that sorts the kinds of time and the parts of the model before single operators and kernels."""
+    leading = ("Profile", "Step time by category", *PARTS)
+    return leading.index(section.title) if section.title in leading else len(leading)
 
 
 def _finding(number: int, lines: Sequence[str]) -> str:
@@ -33,9 +42,10 @@ def _finding(number: int, lines: Sequence[str]) -> str:
 
 def _table(section: Section) -> str:
     sides = ["---" if place < section.words else "---:" for place in range(len(section.headings))]
-    rows = [section.headings, sides, *section.rows[:MARKDOWN_ROWS]]
+    limit = len(section.rows) if section.title in PARTS else MARKDOWN_ROWS
+    rows = [section.headings, sides, *section.rows[:limit]]
     lines = [f"| {' | '.join(map(escaped, row))} |" for row in rows]
-    hidden = len(section.rows) - MARKDOWN_ROWS
+    hidden = len(section.rows) - limit
     note = [escaped(section.note)] * bool(section.note)
     more = [f"{hidden} more are in profile.json."] * (hidden > 0)
     return "\n\n".join([f"## {section.title}", *note, "\n".join(lines), *more])

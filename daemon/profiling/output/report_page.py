@@ -1,11 +1,10 @@
 """The page of a profile: findings, four charts and every table in one HTML file that needs no network."""
 
-import html
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchd.daemon.profiling.output.sections import MIB, Section, figure, finding_lines
+from benchd.daemon.profiling.output.sections import MIB, Section, all_finding_lines, figure, warning
 from benchd.daemon.profiling.profile import LayerRow, MemoryProfile, Profile
 from benchd.daemon.reporting.page import Chart, render
 
@@ -21,16 +20,12 @@ def page(profile: Profile, sections: Sequence[Section]) -> str:
         TEMPLATE,
         f"Profile of {profile.case_id}",
         [chart for chart in (_steps(profile), _icicle(profile), _layers(profile), _memory(profile)) if chart["data"]],
-        findings=[finding_lines(finding) for finding in profile.findings],
+        warning=warning(profile),
+        findings=all_finding_lines(profile),
         sections=sections,
         kinds=("name", "figure"),
         limit=ROWS,
     )
-
-
-def _text(name: str) -> str:
-    """Return the name escaped for plotly, which interprets some tags in labels."""
-    return html.escape(name)
 
 
 def _steps(profile: Profile) -> Chart:
@@ -40,14 +35,13 @@ def _steps(profile: Profile) -> Chart:
     data = [
         {
             "type": "bar",
-            "orientation": "h",
             "name": category.replace("_", " "),
             "y": names,
             "x": [step.by_category.get(category, 0) / 1e6 for step in steps],
         }
         for category in dict.fromkeys(name for step in steps for name in step.by_category)
     ]
-    layout = {"barmode": "stack", "xaxis": _axis("ms"), "yaxis": {"autorange": "reversed"}}
+    layout = {"xaxis": _axis("ms"), "yaxis": {}}
     note = "Each moment counts once: for the device if it is working, else for the host."
     return {"title": "Steps", "note": note, "data": data, "layout": layout}
 
@@ -62,21 +56,17 @@ def _icicle(profile: Profile) -> Chart:
         "type": "icicle",
         "ids": [str(place) for place in range(len(frames))],
         "parents": ["" if frame.parent is None else str(frame.parent) for frame in frames],
-        "labels": [_text(frame.name) for frame in frames],
+        "labels": [frame.name for frame in frames],
         "values": [max(0, frame.ns - inner[place]) for place, frame in enumerate(frames)],
         "text": [f"{figure(frame.ns, 1e-6)} ms" for frame in frames],
-        "textinfo": "label+text+percent root",
-        "hoverinfo": "label+text+percent root+percent parent",
-        "tiling": {"orientation": "v"},
-        "root": {"color": "rgba(127,127,127,.3)"},
     }
     whose = "the device" if profile.torch and profile.torch.device_ns else "the host"
-    note = f"The last step in time of {whose}, each call below its caller; click on a call to zoom in."
+    note = f"The median step in time of {whose}, each call below its caller; click on a call to zoom in."
     return {"title": "Where the time goes", "note": note, "data": [icicle] if frames else [], "layout": {}}
 
 
 def _layers(profile: Profile) -> Chart:
-    title, layout = "Layers", {"xaxis": _axis("ms"), "yaxis": {"autorange": "reversed"}}
+    title, layout = "Layers", {"xaxis": _axis("ms"), "yaxis": {}}
     note = "Each timed with a synchronisation around it, and as a multiple of its roofline minimum on this device."
     rows = [row for row in profile.layers.layers if row.parent is None] if profile.layers else []
     bars = [_bars(rows)] if rows else []
@@ -85,8 +75,8 @@ def _layers(profile: Profile) -> Chart:
 
 def _bars(rows: Sequence[LayerRow]) -> Chart:
     floors = [f"{figure(row.x_of_floor)}x of floor ({row.binding})" if row.x_of_floor else "" for row in rows]
-    names, ms = [_text(row.name) for row in rows], [row.ns / 1e6 for row in rows]
-    return {"type": "bar", "orientation": "h", "y": names, "x": ms, "text": floors, "textposition": "auto"}
+    names, ms = [row.name for row in rows], [row.ns / 1e6 for row in rows]
+    return {"type": "bar", "y": names, "x": ms, "text": floors}
 
 
 def _memory(profile: Profile) -> Chart:
@@ -102,9 +92,9 @@ def _areas(memory: MemoryProfile) -> list[Chart]:
         {
             "type": "scatter",
             "mode": "lines",
-            "line": {"shape": "hv", "width": 1},
+            "line": {"shape": "hv"},
             "stackgroup": "held",
-            "name": _text(category),
+            "name": category,
             "x": times_ms,
             "y": [point.by_category.get(category, 0) / MIB for point in points],
         }

@@ -1,5 +1,6 @@
 """A profile for people: its tables as text with units in the headings, and each finding as lines."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -18,12 +19,15 @@ from benchd.daemon.profiling.profile import (
     Operator,
     Profile,
     Range,
+    StepTime,
     Synchronization,
     TorchProfile,
+    median_step,
 )
 from benchd.daemon.profiling.trace.tables import sorted_by
 
 MIB = 2**20
+BUSY = "times are too long and gains uncertain; run it again on a quiet machine"
 INDENT = "\u00a0"
 """The prefix of a name that is a part of the row above: a space that HTML keeps."""
 
@@ -77,22 +81,47 @@ def figure(value: float | None, scale: float = 1.0) -> str:
     return f"{scaled:.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
 
 
-def finding_lines(finding: Finding) -> list[str]:
-    """Return the conclusion, then its evidence, the remedy, and the predicted and measured effect."""
+def all_finding_lines(profile: Profile) -> list[list[str]]:
+    """Return the lines of each finding, its predictions with the digits that the noise of the steps allows."""
+    return [finding_lines(finding, digits(profile)) for finding in profile.findings]
+
+
+def digits(profile: Profile) -> int:
+    """Return how many significant digits of a ratio of step times mean anything, 1 to 3."""
+    steps = [float(step.duration_ns) for step in profile.torch.steps] if profile.torch else []
+    plain = profile.benchmark.step if profile.benchmark else None
+    low, middle, high = (plain.low_ns, plain.median_ns, plain.high_ns) if plain else (0.0, 0.0, 0.0)
+    if not plain and len(steps) > 1:
+        low, middle, high = min(steps), sum(steps) / len(steps), max(steps)
+    noise = (high - low) / (2 * middle) if middle else 0.0
+    known = min(3, max(1, math.ceil(-math.log10(noise)))) if noise else 2
+    return 1 if profile.is_disturbed else known
+
+
+def finding_lines(finding: Finding, of_times: int) -> list[str]:
+    """Return the conclusion, its evidence, the remedy, the effect predicted, to `of_times` digits, and measured."""
     lines = [finding.title, *(f"evidence: {text}" for text in finding.evidence), f"do: {finding.advice}"]
     if finding.expected is not None:
-        lines.append(f"predicted: {_times(finding.expected)}")
+        lines.append(f"predicted: about {_times(finding.expected, of_times)}")
     if finding.variant:
         options = [f"--option {name}={value}" for name, value in sorted(finding.options.items())]
         options += [f"--batch-sizes {finding.batch_size}"] if finding.batch_size else []
         lines.append(" ".join(["tested by: --variants", finding.variant, *options]))
     if finding.measured is not None:
-        lines.append(f"measured: {_times(finding.measured)}: {finding.verdict.upper()}")
+        lines.append(f"measured: {_times(finding.measured, 3)}: {finding.verdict.upper()}")
     return lines
 
 
-def _times(ratio: float) -> str:
-    return f"{figure(ratio)} of the time ({figure(1 / ratio)}x as fast)"
+def warning(profile: Profile) -> str | None:
+    """Return what puts every figure of the profile in doubt, None for a quiet machine."""
+    if not profile.is_disturbed:
+        return None
+    return f"busy machine: other processes used {profile.foreign_cpus:.2g} CPUs meanwhile: {BUSY}"
+
+
+def _times(ratio: float, of_times: int) -> str:
+    faster = f" ({1 / ratio:.{of_times}g}x as fast)" if of_times > 1 else ""  # one digit of both would disagree
+    return f"{ratio:.{of_times}g} of the time{faster}"
 
 
 def _table(title: str, note: str, columns: Columns[Row], rows: Sequence[Row], words: int = 1) -> Section:
@@ -117,14 +146,23 @@ def _summary(profile: Profile) -> Section:
     if model:
         rows += [["model", f"{model.parameters} parameters, weights {model.weights}, data {model.data}"]]
     if traced and traced.steps:
-        mean_ns = sum(step.duration_ns for step in traced.steps) / len(traced.steps)
-        rows += [["step under the profiler", f"{figure(mean_ns, 1e-6)} ms, mean of {len(traced.steps)}"]]
+        rows += [["step under the profiler", _steps(traced.steps)]]
     if benchmark:
-        rows += [["step without it", f"{figure(benchmark.step.median_ns, 1e-6)} ms, median of {benchmark.step.runs}"]]
+        low, high = (figure(ns, 1e-6) for ns in (benchmark.step.low_ns, benchmark.step.high_ns))
+        took = f"{figure(benchmark.step.median_ns, 1e-6)} ms [{low}, {high}], median of {benchmark.step.runs}"
+        rows += [["step without it", took]]
         rows += [["throughput", f"{figure(benchmark.throughput_per_s)} images per second"]]
     if profile.memory:
         rows += [["memory peak", f"{figure(profile.memory.peak_bytes, 1 / MIB)} MiB on {profile.memory.device}"]]
+    if profile.foreign_cpus is not None:
+        rows += [["other processes", f"used {profile.foreign_cpus:.2g} CPUs meanwhile"]]
     return Section("Profile", f"benchd {profile.tool_version}, {profile.t_wall}", ["what", "value"], rows, words=2)
+
+
+def _steps(steps: Sequence[StepTime]) -> str:
+    shortest, *_, longest = sorted(step.duration_ns for step in (*steps, *steps))
+    spread = f"from {figure(shortest, 1e-6)} to {figure(longest, 1e-6)} ms"
+    return f"{figure(median_step(steps).duration_ns, 1e-6)} ms, median of {len(steps)}, {spread}"
 
 
 def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
@@ -140,14 +178,17 @@ def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
 
 
 def _categories(traced: TorchProfile) -> Section:
-    """Return a step's mean time by category; the device counts before the host if both are working."""
-    total_ns = sum(step.duration_ns for step in traced.steps)
-    names = dict.fromkeys(name for step in traced.steps for name in step.by_category)
-    sums = {name.replace("_", " "): sum(step.by_category.get(name, 0) for step in traced.steps) for name in names}
-    count = len(traced.steps)
-    rows = [[name, figure(ns / count, 1e-6), _percent(ns, total_ns)] for name, ns in sums.items()]
-    rows += [["step", figure(total_ns / count, 1e-6), "100"]] if count else []
-    return Section("Step time by category", f"Mean of {count} steps.", ["category", "ms per step", "share %"], rows)
+    """Return the median step's time by category; the device counts before the host if both are working."""
+    if not traced.steps:
+        return Section("Step time by category", "", ["category"], [])
+    step = median_step(traced.steps)
+    rows = [
+        [name.replace("_", " "), figure(ns, 1e-6), _percent(ns, step.duration_ns)]
+        for name, ns in step.by_category.items()
+    ]
+    rows += [["step", figure(step.duration_ns, 1e-6), "100"]]
+    note = f"Step {step.number}, the median of {len(traced.steps)}, which the icicle of the page shows too."
+    return Section("Step time by category", note, ["category", "ms", "share %"], rows)
 
 
 def _operators(rows: Sequence[Operator]) -> Columns[Operator]:
@@ -236,7 +277,7 @@ LAYERS: Columns[LayerRow] = {
     "spike rate %": lambda row: _percent(row.spike_rate),
     "wasted spikes": lambda row: figure(row.wasted_spikes),
     "synaptic operations": lambda row: figure(row.synaptic_operations),
-    "modelled uJ per image": lambda row: figure(row.modelled_energy_j, 1e6),
+    "modelled mJ per image": lambda row: figure(row.modelled_energy_j, 1e3),
 }
 
 
@@ -272,8 +313,8 @@ def _layers(layers: LayersProfile) -> Iterator[Section]:
         f"over {len(layers.run_ns)} runs: {_percent(layers.variation)} %."
     )
     if layers.measured_energy_j is not None:
-        error = figure(layers.measured_energy_err_j, 1e6)
-        note += f" Measured: {figure(layers.measured_energy_j, 1e6)} +- {error} uJ per image, of {layers.energy_scope}."
+        error = figure(layers.measured_energy_err_j, 1e3)
+        note += f" Measured: {figure(layers.measured_energy_j, 1e3)} ± {error} mJ per image, of {layers.energy_scope}."
     yield _table("Model loading", "", LAYERS, _indented(layers.loading))
     yield _table("Components", note, LAYERS, _indented(layers.components))
     yield _table("Layers", " ".join(layers.notes), LAYERS, _indented(layers.layers))

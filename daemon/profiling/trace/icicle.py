@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchd.daemon.profiling.profile import Frame
+from benchd.daemon.profiling.profile import Frame, median_step
 from benchd.daemon.profiling.trace.nesting import Nesting
 from benchd.daemon.profiling.trace.trace import Kernel, MemoryOperation, Step, Trace, column
 
@@ -15,14 +15,14 @@ SMALLEST_SHARE = 0.002
 
 
 def icicle(trace: Trace) -> list[Frame]:
-    """Return the frames of the last step, each behind its parent; none for a trace without steps.
+    """Return the frames of the median step, each behind its parent; none for a trace without steps.
 
     They hold time of the device, under the operator that launched the work, where there is any; else time of the host,
     in which threads side by side add up.
     """
     if not trace.steps:
         return []
-    step = trace.steps[-1]
+    step = median_step(trace.steps)
     nested = Nesting(_only(trace, step))
     tree = _Tree(f"step {step.number}")
     places = _places(tree, nested, step)

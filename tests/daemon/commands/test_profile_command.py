@@ -70,6 +70,21 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, monkeypatch, caps
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_refusal_leaves_no_empty_folder(tmp_path, child_environment):
+    held = "import sys; from benchd.daemon.machine.lock import MachineLock\n"
+    held += "with MachineLock():\n    print(flush=True)\n    sys.stdin.read()"
+    line = [sys.executable, "-m", "benchd.daemon.cli", "profile", "square", "--device", "cpu"]
+    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        done = subprocess.run(line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_usual_methods_find_layers_too():
+    assert "layers" in profile.USUAL
+
+
 def found(missing=(), failed=(), **collected):
     return Found(Collected(**collected), dict.fromkeys(missing, "why"), list(failed))
 

@@ -1,5 +1,7 @@
 """Upgrade and rollback of an outbox with a backlog of 1,000 results, between each two of three layouts."""
 
+import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from benchd.daemon.delivery import outbox as module
-from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, STREAM, Outbox, of_layout
+from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, JOURNALLED, STREAM, Outbox, of_layout
 from benchd.daemon.delivery.rollback import take_back
 
 BACKLOG = 1000
@@ -87,6 +89,42 @@ def test_back_from_the_next_layout_with_the_facts_of_before(path, newer):
     assert take_back(path.with_name("absent")) is None
 
 
+DYING = """
+import os, sys
+from pathlib import Path
+from benchd.daemon.delivery.rollback import take_back
+left = int(sys.argv[2])
+def step(event, _):
+    global left
+    if event in ("os.rename", "os.remove", "os.link", "sqlite3.connect"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+sys.addaudithook(step)
+take_back(Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_at_any_step_on_the_way_back_loses_nothing(path, newer):
+    make(path, HERE)
+    with newer(path) as outbox:
+        outbox.add("since", "t", 1, b"x")
+    for step in range(20):
+        folder = path.parent / str(step)
+        folder.mkdir()
+        for file in (path, of_layout(path, HERE)):
+            shutil.copy(file, folder)
+        mine = folder / path.name
+        died = subprocess.run([sys.executable, "-c", DYING, str(mine), str(step)], check=False).returncode
+        take_back(mine)
+        with Outbox(mine) as outbox:
+            assert outbox.counts().pending == BACKLOG + 1
+        if died == 0:
+            break
+        assert died == -signal.SIGKILL
+    assert 5 < step < 19
+
+
 def test_each_result_keeps_its_number_and_none_is_given_twice(path, newer):
     make(path, HERE)
     with newer(path) as outbox:
@@ -119,9 +157,10 @@ def test_messages_in_a_form_of_which_nothing_is_known_are_left_in_the_newer_file
     make(path, HERE)
     with newer(path) as outbox:
         outbox._db.execute("ALTER TABLE outbox RENAME COLUMN body TO content")
-    assert "its messages cannot be read; they are in records.jsonl" in take_back(path)
+    assert "its messages cannot be read" in take_back(path)
     with Outbox(path) as outbox:
         assert outbox.counts().pending == BACKLOG
+        assert outbox.kept(JOURNALLED) == b"", "the service would not fill it from the journal"
     assert path.with_name("outbox.db.newer").exists()
 
 

@@ -11,7 +11,7 @@ from profile_shown import EVIL, FINDINGS, shown, shown_on_cpu
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.output import report
-from benchd.daemon.profiling.output.sections import finding_lines, sections
+from benchd.daemon.profiling.output.sections import all_finding_lines, digits, finding_lines, sections
 from benchd.daemon.profiling.output.terminal import print_profile
 from benchd.daemon.profiling.profile import Finding, LayerRow, Profile, encode
 
@@ -78,7 +78,7 @@ def test_an_unknown_column_is_named():
         sections(shown(), "self_cpu_n")
 
 
-def test_the_categories_are_those_of_a_mean_step():
+def test_the_categories_are_those_of_the_median_step():
     section = tables(shown())["Step time by category"]
     assert section.rows == [["kernel", "1227", "99.47"], ["data loader", "6.546", "0.53"], ["step", "1234", "100"]]
 
@@ -111,24 +111,42 @@ def test_parts_stand_further_right_and_a_long_breakdown_shows_its_groups_on_the_
 
 
 def test_a_refuted_finding_says_so_with_both_figures():
-    lines = finding_lines(FINDINGS[0])
-    assert "predicted: 0.5 of the time (2x as fast)" in lines
+    lines = finding_lines(FINDINGS[0], 2)
+    assert "predicted: about 0.5 of the time (2x as fast)" in lines
     assert "measured: 1.25 of the time (0.8x as fast): REFUTED" in lines
     assert "tested by: --variants custom --option scan=two_level" in lines
     bare = Finding(rule="r", title="t", evidence=[], advice="a")
-    assert finding_lines(bare) == ["t", "do: a"]
+    assert finding_lines(bare, 2) == ["t", "do: a"]
 
 
 def test_the_terminal_shows_fifteen_rows_of_each_table_and_the_findings():
     operators = [msgspec.structs.replace(shown().torch.operators[0], name=f"op{n}") for n in range(40)]
     profile = shown(torch=msgspec.structs.replace(shown().torch, operators=operators))
     out = StringIO()
-    print_profile(out, [finding_lines(finding) for finding in profile.findings], sections(profile, GPU_SORT))
+    print_profile(out, all_finding_lines(profile), sections(profile, GPU_SORT))
     text = out.getvalue()
     assert len(re.findall(r"^op\d+ ", text, re.MULTILINE)) == 15
     assert "1. selective_scan_fwd_kernel takes 60.6 % of the device's time\n" in text
     assert "REFUTED" in text
     assert "<img" in text
+
+
+def test_a_busy_machine_is_said_first_and_leaves_predictions_one_digit():
+    busy = shown(foreign_cpus=1.26)
+    said = "busy machine: other processes used 1.3 CPUs meanwhile: times are too long and gains uncertain"
+    text = report.markdown(busy, GPU_SORT)
+    assert text.index(said) < text.index("## Findings")
+    assert said not in report.markdown(shown(foreign_cpus=0.1), GPU_SORT)
+    assert tables(shown(foreign_cpus=0.1))["Profile"].rows[-1] == ["other processes", "used 0.1 CPUs meanwhile"]
+    assert (digits(busy), digits(shown()), digits(shown_on_cpu())) == (1, 1, 2)
+
+
+def test_markdown_leads_with_parts_and_shows_every_layer():
+    rows = [LayerRow(name=f"layer{n}", ns=1e6, share=0.01) for n in range(100)]
+    text = report.markdown(shown(layers=msgspec.structs.replace(shown().layers, layers=rows)), GPU_SORT)
+    titles = re.findall("^## (.*)$", text, re.MULTILINE)
+    assert titles[:5] == ["Findings", "Profile", "Step time by category", "Components", "Layers"]
+    assert "layer99" in text
 
 
 def test_markdown_holds_whole_rows_and_no_tag():
@@ -164,7 +182,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page():
-    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     return Page(report.page(shown(), GPU_SORT))
 
 
@@ -185,13 +203,13 @@ def test_the_charts_hold_steps_nesting_layers_and_memory(page):
     assert found["Steps"]["data"][0]["x"] == [1227.437] * 3
     (icicle,) = found["Where the time goes"]["data"]
     assert (icicle["parents"], icicle["values"]) == (["", "0", "1"], [100, 500, 400])
-    assert icicle["labels"][1].startswith("void k&lt;float")
+    assert icicle["labels"][1].startswith("void k<float")
     assert found["Layers"]["data"][0]["text"] == ["12.5x of floor (matrix)", ""]
     assert found["Memory over a step"]["data"][1]["y"] == [0, 150]
 
 
 def test_a_page_of_one_method_has_its_charts_alone():
-    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     page = Page(report.page(shown_on_cpu(), CPU_SORT))
     assert list(charts(page)) == ["Steps"]
     assert "None." in "".join(page.words)

@@ -11,7 +11,17 @@ import pytest
 from records_made import ENVIRONMENT, made, timing
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import BlocksResult, Case, Check, Energy, Interference, ProcessResult, Variant, encode
+from benchd.daemon.records import (
+    BlocksResult,
+    Case,
+    Check,
+    Energy,
+    Interference,
+    ProcessResult,
+    Summary,
+    Variant,
+    encode,
+)
 from benchd.daemon.reporting import report
 
 PASSED = Check(
@@ -143,7 +153,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(written):
-    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     return Page(written("html")[0])
 
 
@@ -176,7 +186,7 @@ def test_the_charts_hold_the_front_and_the_new_level(page):
 @pytest.fixture
 def drawn(tmp_path):
     """Return a function that returns the charts of these records by title, and the words of their page."""
-    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
 
     def draw(*found):
         (tmp_path / "drawn").write_bytes(b"".join(encode(one) + b"\n" for one in found))
@@ -235,6 +245,24 @@ def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
     assert points(by_title["Variants by model"]) == {"eager": ["vim_tiny,eager,b1"]}
     assert "Left out of the charts: vim_tiny,custom,b1 has a time of 0 ms." in words
     assert "vim_tiny b1: ship: eager" in words
+
+
+def test_one_process_is_no_box_and_is_said_with_hardware_clocks_and_units(drawn):
+    clocks = {"cpu_clock_hz": Summary(1e9, 1.2e9, 2e9, 9, "procfs")}
+    fast = msgspec.structs.replace(ENVIRONMENT, cpu_max_hz=3e9, power_mode="15W")
+    single = record(1, "eager", 9.0, processes=[ProcessResult(status="ok", timing=timing(9.0))])
+    by_title, words = drawn(msgspec.structs.replace(single, environment=fast, clocks=clocks))
+    assert by_title["Run-to-run consistency"] == []
+    for text in (
+        "bench-abc123: cpu: cpu, 2 threads | clocks unknown | power mode 15W | ran at 1200 of 3000 MHz",
+        "1 of 1 records are of one process",
+        "energy: module",
+        "median ms [95 %]",
+        "9 [8.91, 9.09]",
+        "energy mJ",
+        "31 ±2 %",
+    ):
+        assert text in words
 
 
 def test_records_without_energy_say_so(page, tmp_path):

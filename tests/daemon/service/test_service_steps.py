@@ -8,10 +8,14 @@ from dataclasses import replace
 import pytest
 from broker import HOST, free_port
 
+from benchd.daemon import records
+from benchd.daemon.config import Suite
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.machine import lock
+from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.measuring import plan
 from benchd.daemon.service import announcements
 from benchd.daemon.service.cases import Cases
@@ -59,6 +63,22 @@ def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service,
     session = Cases(service._base, now, service._between, None, lambda: False).session
     for environment in (session.run("suite").environment, info.environment):
         assert environment.gpu == "--id=GPU-1a2b"
+
+
+def test_a_run_that_was_held_off_too_long_is_measured_and_its_record_says_so(service, monkeypatch):
+    cases = service._cases
+    service._now.agenda.begin(Suite(models=["square"], variants=["eager"], preset="quick"))
+    with MachineLock():
+        assert cases.next() is None
+        assert service._base.activity.waiting_for.startswith("this machine is already being measured")
+        service._base.every._done_s.clear()
+        monkeypatch.setattr(lock, "PATIENCE_S", 0.0)
+        cases.measure(*cases.next())
+    cases.session.rest()
+    rows = [(row.topic, row.body) for row in service._base.outbox.pending(100)]
+    (result,) = [records.decode(body) for topic, body in rows if "/result/" in topic]
+    assert (result.status, "lock_ignored" in result.flags) == ("ok", True)
+    assert any(b'"lock_ignored"' in body for topic, body in rows if topic.endswith("/event"))
 
 
 def test_a_reload_keeps_what_the_old_connection_has_heard(service):

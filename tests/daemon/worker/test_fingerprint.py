@@ -75,7 +75,8 @@ def test_what_the_worker_was_built_from(tmp_path, usual):
     wanted = {"torch_commit", "torch_build", "cpu_capability", "libraries", "c_kernels", "benchd_sources"}
     assert wanted <= set(usual().software)
     least = measured(tmp_path, ATEN_CPU_CAPABILITY="default").software
-    assert least["cpu_capability"] == "DEFAULT" != usual().software["cpu_capability"]
+    assert least["cpu_capability"] in ("DEFAULT", "NO AVX")  # by the version of torch
+    assert least["cpu_capability"] != usual().software["cpu_capability"]
     assert least["torch_build"] == usual().software["torch_build"]
 
 

@@ -47,6 +47,14 @@ def test_the_host_s_time_of_the_last_step_with_equal_paths_merged():
     ]
 
 
+def test_it_is_the_median_step_that_is_shown():
+    steps = [
+        annotation(f"ProfilerStep#{n}", start, end) for n, start, end in ((1, 0, 50), (2, 50, 950), (3, 950, 1050))
+    ]
+    frames = icicle(Trace(annotations=steps, operators=[operator("aten::add", 1000, 1040)]))
+    assert frames == [Frame("step 3", None, 100_000), Frame("aten::add", 0, 40_000)]
+
+
 def test_the_device_s_time_stands_under_the_operator_that_launched_it():
     rows = [kernel(125, 300, launch("gemm")), kernel(450, 100, launch("gemm")), kernel(20, 999, launch("old"))]
     rows = [msgspec.structs.replace(row, correlation=number) for row, number in zip(rows, (7, 8, 9), strict=True)]

@@ -1,0 +1,113 @@
+"""Two profiles side by side: the operators, kernels and layers whose time changed by more than the steps vary."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.profiling.profile import Profile, median_step
+from benchd.daemon.verdicts import one_environment
+
+LEAST_SHARE = 0.002
+"""The smallest change that is shown, as a share of the step of A."""
+
+
+class Change(NamedTuple):
+    """The time of one operator, kernel or layer per step in both profiles; None where it did not run."""
+
+    name: str
+    before_ns: float | None
+    after_ns: float | None
+
+    @property
+    def added_ns(self) -> float:
+        """How much longer it takes in the second profile."""
+        return (self.after_ns or 0.0) - (self.before_ns or 0.0)
+
+
+class Compared(NamedTuple):
+    """What changed, the largest change first by kind, how many others did not, and what else differs.
+
+    `noise` is by how much steps vary within a profile, as a share of their time: smaller changes are not told apart.
+    """
+
+    step: Change
+    noise: float
+    changed: dict[str, list[Change]]
+    same: dict[str, int]
+    differences: list[str]
+
+
+def read(path: Path) -> Profile:
+    """Return the profile in a folder of `benchd profile`, or in its profile.json; raise UsageError if there is none."""
+    file = path / "profile.json" if path.is_dir() else path
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Profile)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{path}: no profile ({error}); give a folder that benchd profile has written") from error
+
+
+def compare(a: Profile, b: Profile) -> Compared:
+    """Return what changed from A to B; raise UsageError if either has no steps to compare."""
+    step = Change("step", _step_ns(a), _step_ns(b))
+    noise = max(_noise(a), _noise(b))
+    changed, same = {}, {}
+    for kind, times in KINDS.items():
+        before, after = times(a), times(b)
+        both = [Change(name, before.get(name), after.get(name)) for name in before | after]
+        found = [one for one in both if _is_change(one, noise, LEAST_SHARE * (step.before_ns or 0.0))]
+        changed[kind] = sorted(found, key=lambda one: -abs(one.added_ns))
+        same[kind] = len(both) - len(found)
+    return Compared(step, noise, changed, same, _differences(a, b))
+
+
+def _is_change(one: Change, noise: float, least_ns: float) -> bool:
+    return abs(one.added_ns) > max(least_ns, noise * max(one.before_ns or 0.0, one.after_ns or 0.0))
+
+
+def _step_ns(profile: Profile) -> float:
+    if not profile.torch or not profile.torch.steps:
+        raise UsageError(f"the profile of {profile.case_id} has no steps: run it with --method torch")
+    return float(median_step(profile.torch.steps).duration_ns)
+
+
+def _noise(profile: Profile) -> float:
+    """Return half the spread of the steps as a share of the median one; all of it for a single step."""
+    steps = [step.duration_ns for step in profile.torch.steps] if profile.torch else []
+    return (max(steps) - min(steps)) / 2 / _step_ns(profile) if len(steps) > 1 else 1.0
+
+
+def _per_step(profile: Profile, times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    count = len(profile.torch.steps) if profile.torch else 1
+    return {name: ns / count for name, ns in times if ns}
+
+
+def _operators(profile: Profile) -> dict[str, float]:
+    rows = profile.torch.operators if profile.torch else []
+    return _per_step(profile, ((row.name, row.self_cpu_ns) for row in rows))
+
+
+def _kernels(profile: Profile) -> dict[str, float]:
+    rows = profile.torch.kernels if profile.torch else []
+    return _per_step(profile, ((row.name, row.total_ns) for row in rows))
+
+
+def _layers(profile: Profile) -> dict[str, float]:
+    return {row.name: row.ns for row in profile.layers.layers if row.ns} if profile.layers else {}
+
+
+KINDS: Mapping[str, Callable[[Profile], dict[str, float]]] = {
+    "operator": _operators,
+    "kernel": _kernels,
+    "layer": _layers,
+}
+
+
+def _differences(a: Profile, b: Profile) -> list[str]:
+    """Return what else differs between the profiles, in words."""
+    sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
+    said = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
+    said += one_environment.differences(a.environment, b.environment)
+    return said + [f"{side}: the machine was busy" for side, one in (("A", a), ("B", b)) if one.is_disturbed]

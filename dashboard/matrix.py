@@ -1,0 +1,85 @@
+"""The choices as a matrix of models by boards, or by kinds of board if there are many; pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from benchd.dashboard.answers import Choice, Kind, Outcome
+
+MOST_BOARDS = 24  # shown one by one; more are shown by kind
+
+
+class Row(NamedTuple):
+    """One board, with its id, or one kind of board, with none; `boards` have a choice in it."""
+
+    device_id: str
+    kind: Kind
+    boards: int
+
+
+class Cell(NamedTuple):
+    """What the boards of a row choose for one model: `lead` is the one of median time among the `agreeing`.
+
+    `range_ms` are the least and the greatest median of those, None for a single board. `slower` became so since their
+    last setup.
+    """
+
+    lead: Choice
+    agreeing: int
+    boards: int
+    range_ms: tuple[float, float] | None
+    others: tuple[str, ...]
+    failed: tuple[str, ...]
+    slower: int
+
+
+class Matrix(NamedTuple):
+    """The models, those on most boards first, the rows, and the cells that are known."""
+
+    subjects: list[str]
+    rows: list[Row]
+    cells: dict[tuple[str, Row], Cell]
+
+
+def matrix(choices: Iterable[Choice], order: Sequence[str], *, by_kind: bool) -> Matrix:
+    """Return the matrix of these choices; boards in this `order` of ids, kinds with most boards first."""
+    known = list(choices)
+    boards: dict[tuple[str, Kind], set[str]] = defaultdict(set)
+    for choice in known:
+        boards[_key(choice, by_kind)].add(choice.device_id)
+    rows = {key: Row(*key, len(ids)) for key, ids in boards.items()}
+    groups: dict[tuple[str, Row], list[Choice]] = defaultdict(list)
+    for choice in known:
+        groups[choice.subject, rows[_key(choice, by_kind)]].append(choice)
+    place = {device_id: number for number, device_id in enumerate(order)}
+    shown = sorted(rows.values(), key=lambda row: (-row.boards, place.get(row.device_id, 0), row.kind))
+    spread = Counter(choice.subject for choice in known)
+    subjects = sorted(spread, key=lambda subject: (-spread[subject], subject))
+    return Matrix(subjects, shown, {where: _cell(group) for where, group in groups.items()})
+
+
+def _key(choice: Choice, by_kind: bool) -> tuple[str, Kind]:
+    return ("" if by_kind else choice.device_id), choice.kind
+
+
+def _cell(group: Sequence[Choice]) -> Cell:
+    tally = Counter((choice.outcome, choice.variant) for choice in group)
+    (usual, agreeing), *rest = tally.most_common()
+    same = sorted((choice for choice in group if (choice.outcome, choice.variant) == usual), key=_time_ms)
+    return Cell(
+        lead=same[len(same) // 2],
+        agreeing=agreeing,
+        boards=len(group),
+        range_ms=(_time_ms(same[0]), _time_ms(same[-1])) if len(group) > 1 and same[0].result else None,
+        others=tuple(f"{number} {_other(*choice)}" for choice, number in rest),
+        failed=tuple(sorted({name for choice in group for name in choice.failed})),
+        slower=sum(choice.change is not None and choice.change.verdict.answer == "slower" for choice in group),
+    )
+
+
+def _other(outcome: Outcome, variant: str) -> str:
+    return variant + (" inconclusive" if outcome == "inconclusive" else "") if variant else "nothing to ship"
+
+
+def _time_ms(choice: Choice) -> float:
+    return (choice.result.median_ms or 0.0) if choice.result else 0.0

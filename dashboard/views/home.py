@@ -1,0 +1,246 @@
+"""Home: how many boards are well, which are not and why, and which variant of each model ships where."""
+
+import time
+from asyncio import to_thread
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+from nicegui import app, ui
+from sqlalchemy.exc import DBAPIError
+
+from benchd.dashboard import queries, text
+from benchd.dashboard.answers import Answers, Change, Outcome
+from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, boards, counts, looks
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, heading, history_path, notice
+from benchd.dashboard.limits import SHOWN
+from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
+from benchd.dashboard.store import Store
+from benchd.dashboard.text import count, more, short
+
+REFRESH_S = 2.0
+NAMED = 4  # boards by name in each condition
+SUBJECTS = 24
+EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
+NONE = "No results yet. Measure something: bench-once --mqtt URL."
+SHAPE: dict[Outcome, str] = {"ships": "✓", "inconclusive": "≈", "nothing": "—"}
+LEGEND = "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower and ▼ faster than in the setup before"
+
+_Line = tuple[str, str]  # a text and its class
+_Head = Row | str  # a board, a kind of board or a model
+
+
+class _State(NamedTuple):
+    found: list[Board]
+    shown: Matrix
+    left: int
+    wrong: list[str]
+
+
+def add(store: Store, answers: Answers) -> None:
+    """Serve the view at /; `state` shows only the boards in that condition."""
+    app.on_startup(partial(_begin, answers))
+
+    @ui.page("/", response_timeout=PATIENCE_S)
+    async def home(state: str = "") -> None:
+        chosen = next((condition for condition in CONDITIONS if condition == state), None)
+        with frame("What ships, and who needs help"):
+            problems, empty = notice(""), notice(EMPTY)
+            strip, troubles = _Part("strip"), _Part("troubles")
+            title, none, table = heading("What ships"), notice(NONE), _Part("scroll")
+            legend = ui.label(LEGEND).classes("soft")
+            names: dict[str, str] = {}
+
+            async def refresh() -> None:
+                now = await to_thread(_read, store, answers, chosen)
+                names.update((board.device.device_id, short(board.name)) for board in now.found)
+                problems.set_text(" ".join([*now.wrong, _reading(now.left)]).strip())
+                problems.set_visibility(bool(now.wrong or now.left))
+                empty.set_visibility(not now.found and not now.wrong)
+                none.set_visibility(bool(now.found) and not now.shown.rows and not now.left)
+                for part in (title, legend):
+                    part.set_visibility(bool(now.shown.rows))
+                if strip.renew(counts(now.found), chosen):
+                    with strip.column:
+                        _strip(now.found, chosen)
+                helpless = [
+                    board for board in now.found if board.condition in ({chosen} if chosen else CONDITIONS[:-1])
+                ]
+                if troubles.renew([(board.name, board.condition, board.detail) for board in helpless]):
+                    with troubles.column:
+                        _troubles(helpless)
+                if table.renew(now.shown, names):
+                    with table.column:
+                        _table(now.shown, names)
+
+            await follow(refresh, REFRESH_S)
+
+
+async def _begin(answers: Answers) -> None:
+    """Read all boards, so that the first viewer need not wait; a database that is away is the pages' to report."""
+    with suppress(DBAPIError):
+        while (await to_thread(answers.update))[1]:
+            pass
+
+
+def _reading(left: int) -> str:
+    return f"Reading the records of {count(left, 'more board')}." if left else ""
+
+
+def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
+    now_s = time.time()
+    choices, left = answers.update()
+    found = boards(store, choices, now_s)
+    order = [board.device.device_id for board in found if chosen in (None, board.condition)]
+    wanted = (choice for device_id in order for choice in choices.get(device_id, ()))
+    shown = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
+    return _State(found, shown, left, queries.problems(store, now_s))
+
+
+class _Part:
+    """A part of the page that is built again only if what it shows has changed."""
+
+    def __init__(self, look: str) -> None:
+        self.column, self._shown = ui.element("div").classes(look), ""
+
+    def renew(self, *shown: object) -> bool:
+        """Return whether this is new; the part is then empty."""
+        now = repr(shown)
+        is_new, self._shown = now != self._shown, now
+        if is_new:
+            self.column.clear()
+        return is_new
+
+
+def _strip(found: list[Board], chosen: Condition | None) -> None:
+    """Show how many boards are in each condition; each is a link to those alone."""
+    _chip(f"{count(len(found), 'board')}", "/", "all", is_chosen=chosen is None)
+    for condition, number in counts(found).items():
+        target = f"/?{urlencode({'state': condition})}"
+        _chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
+
+
+def _chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
+    chip = ui.link(words, target).classes(f"chip {look}")
+    if is_chosen:
+        chip.props("aria-current=true")
+
+
+def _troubles(helpless: list[Board]) -> None:
+    """Name the boards in each condition, with what is wrong."""
+    for condition in CONDITIONS:
+        found = [board for board in helpless if board.condition == condition]
+        if not found:
+            continue
+        with ui.element("div").classes("card trouble"):
+            with ui.element("h2").classes(looks(condition)):
+                ui.label(f"{SHAPES[condition]} {condition}")
+            for board in found[:NAMED]:
+                with ui.element("div"):
+                    ui.link(short(board.name), f"/device/{quote(board.device.device_id)}").classes("link")
+                    ui.label(short(board.detail)).classes("soft")
+            if rest := more(len(found) - NAMED):
+                ui.link(rest, f"/fleet?{urlencode({'state': condition})}").classes("link")
+
+
+def _table(shown: Matrix, names: dict[str, str]) -> None:
+    """Show the matrix; the longer side goes down."""
+    rows, subjects = shown.rows[:SHOWN], shown.subjects[:SUBJECTS]
+    down: Sequence[_Head] = rows
+    across: Sequence[_Head] = subjects
+    grid = [[shown.cells.get((subject, row)) for subject in subjects] for row in rows]
+    if len(subjects) > len(rows):
+        down, across, grid = across, down, [list(column) for column in zip(*grid, strict=True)]
+    with ui.element("table").classes("matrix"):
+        with ui.element("tr"):
+            ui.element("td")
+            for head in across:
+                with ui.element("th").props("scope=col"):
+                    _head(head, names)
+        for head, cells in zip(down, grid, strict=True):
+            with ui.element("tr"):
+                with ui.element("th").props("scope=row"):
+                    _head(head, names)
+                for cell, over in zip(cells, across, strict=True):
+                    _show(cell, _named(over, names))
+    for rest, noun in ((len(shown.rows) - SHOWN, "row"), (len(shown.subjects) - SUBJECTS, "model")):
+        ui.label(f"and {count(rest, f'more {noun}')}" if rest > 0 else "").classes("soft")
+
+
+def _named(head: _Head, names: dict[str, str]) -> str:
+    if isinstance(head, str):
+        return short(head)
+    return names.get(head.device_id, head.device_id) or short(head.kind.chip)
+
+
+def _head(head: _Head, names: dict[str, str]) -> None:
+    if isinstance(head, str):
+        ui.label(short(head))
+        return
+    if head.device_id:
+        ui.link(_named(head, names), f"/device/{quote(head.device_id)}").classes("link")
+    else:
+        ui.label(_named(head, names))
+    mode = [head.kind.power_mode, head.kind.device, "" if head.device_id else count(head.boards, "board")]
+    ui.label(short(", ".join(filter(None, mode)))).classes("soft")
+
+
+def _show(cell: Cell | None, name: str) -> None:
+    with ui.element("td") as place:
+        ui.label(name).classes("narrow soft")
+        if cell is None:
+            ui.label("not measured").classes("soft")
+            return
+        place.classes(f"is-{cell.lead.outcome}")
+        place.props["title"] = short(cell.lead.words)
+        with ui.element("div").classes("lead"):
+            _lead(cell)
+        for words, look in lines(cell):
+            ui.label(words).classes(look)
+
+
+def _lead(cell: Cell) -> None:
+    """Show the variant, and at the other end of the line its time."""
+    lead = cell.lead
+    head = f"{SHAPE[lead.outcome]} {lead.variant or 'nothing to ship'}"
+    if lead.result and cell.boards == 1:
+        ui.link(head, history_path(lead.device_id, lead.result.case_id)).classes("ship")
+    else:
+        ui.label(head).classes("ship")
+    if lead.result:
+        ui.label(text.time(lead.result)).classes("figure")
+
+
+def lines(cell: Cell) -> list[_Line]:
+    """Return what a cell says below its variant and time, each line with its class."""
+    lead = cell.lead
+    found: list[_Line] = [("INCONCLUSIVE", "warn")] if lead.outcome == "inconclusive" else []
+    if lead.result:
+        if cell.range_ms:
+            low_ms, high_ms = map(text.figure, cell.range_ms)
+            found.append((f"{low_ms} to {high_ms} ms on {cell.agreeing}", "figure soft"))
+        joules = text.plus_minus(lead.result.energy_mj, lead.result.energy_err_mj, "mJ")
+        beside = [joules] if lead.result.energy_mj is not None else []
+        found.append((", ".join([*beside, lead.agreed]), "figure soft"))
+    if cell.boards > 1:
+        found.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft"))
+        found += [(short(f"others: {', '.join(cell.others)}"), "warn")] if cell.others else []
+    if cell.failed:
+        found.append((short(f"✕ {', '.join(cell.failed)} fails its check"), "bad"))
+    if cell.boards > 1 and cell.slower:
+        found.append((f"▲ {cell.slower} slower than in the setup before", "bad"))
+    elif lead.change:
+        found.append(_changed(lead.change))
+    return found
+
+
+def _changed(change: Change) -> _Line:
+    shapes = {"slower": ("▲", "bad"), "faster": ("▼", "good"), "same": ("=", "soft"), "inconclusive": ("≈", "soft")}
+    verdict = change.verdict
+    shape, look = shapes[verdict.answer]
+    interval = verdict.interval and f" [{100 * verdict.interval.low:+.1f}, {100 * verdict.interval.high:+.1f}]"
+    return short(
+        f"{shape} {100 * change.effect.share:+.1f} %{interval or ''} {verdict.answer} since {change.since}"
+    ), look

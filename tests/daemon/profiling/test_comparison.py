@@ -1,0 +1,93 @@
+"""Two profiles compared: what changed beyond the noise of the steps, in words, and from a shell."""
+
+import io
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from profile_shown import operator, shown_on_cpu
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.profiling import comparison
+from benchd.daemon.profiling.output.terminal import print_compared
+from benchd.daemon.profiling.profile import LayerRow, LayersProfile, StepTime, encode
+
+
+def profile(steps_ms, operators_ms, layers_ms=None, **fields):
+    """Return a profile whose operators take these milliseconds per step."""
+    steps = [StepTime(number=n, duration_ns=round(1e6 * ms), by_category={}) for n, ms in enumerate(steps_ms, 1)]
+    rows = [operator(name, round(1e6 * ms * len(steps))) for name, ms in operators_ms.items()]
+    parts = [LayerRow(name=name, ns=1e6 * ms, share=0.5) for name, ms in (layers_ms or {}).items()]
+    layers = LayersProfile(
+        components=[], layers=parts, fused_ns=1.0, synchronised_ns=1.0, run_ns=[1.0] * 5, variation=0.01
+    )
+    made = shown_on_cpu(layers=layers, **fields)
+    return msgspec.structs.replace(made, torch=msgspec.structs.replace(made.torch, steps=steps, operators=rows))
+
+
+BEFORE = profile(
+    [100, 101, 99], {"aten::conv2d": 60.0, "aten::add": 30.0, "aten::cat": 5.0}, {"conv1": 60.0, "fc": 40.0}
+)
+AFTER = profile(
+    [80, 81, 79], {"aten::conv2d": 40.0, "aten::add": 30.2, "aten::stack": 6.0}, {"conv1": 40.0, "fc": 40.1}
+)
+
+
+def test_what_changed_beyond_the_noise_is_listed_the_largest_first():
+    found = comparison.compare(BEFORE, AFTER)
+    assert found.noise == pytest.approx(0.0125)
+    assert (found.step.before_ns, found.step.after_ns) == (100e6, 80e6)
+    assert [(one.name, one.added_ns / 1e6) for one in found.changed["operator"]] == [
+        ("aten::conv2d", -20.0),
+        ("aten::stack", 6.0),
+        ("aten::cat", -5.0),
+    ]
+    assert [one.name for one in found.changed["layer"]] == ["conv1"]
+    assert found.same == {"operator": 1, "kernel": 0, "layer": 1}
+    assert found.differences == []
+
+
+def test_nothing_changes_between_two_noisy_profiles_of_one_thing():
+    noisy = profile([100, 160, 40], {"aten::conv2d": 60.0})
+    found = comparison.compare(noisy, profile([100, 101, 99], {"aten::conv2d": 80.0}))
+    assert found.changed["operator"] == []
+
+
+def test_another_case_and_a_busy_machine_are_said():
+    other = profile([80], {}, foreign_cpus=1.0, workload="train")
+    found = comparison.compare(BEFORE, other)
+    assert found.differences == ["workload: eval and train", "B: the machine was busy"]
+    assert found.noise == 1.0
+
+
+def test_the_table_says_both_times_and_the_noise():
+    out = io.StringIO()
+    print_compared(out, comparison.compare(BEFORE, AFTER))
+    for text in ("aten::conv2d", "-20", "-33.3", "operators: 3 changed, 1 did not", "Steps vary by 1.2 % either way"):
+        assert text in out.getvalue()
+
+
+def test_a_profile_without_steps_is_refused():
+    with pytest.raises(UsageError, match="has no steps"):
+        comparison.compare(BEFORE, shown_on_cpu(torch=None))
+
+
+def test_two_folders_are_compared_from_a_shell(tmp_path, child_environment):
+    for name, made in (("a", BEFORE), ("b", AFTER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.json").write_bytes(encode(made))
+
+    def run(*sides):
+        line = [sys.executable, "-m", "benchd.daemon.cli", "profile", *sides]
+        return subprocess.run(
+            line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    assert "aten::stack" in run("compare", "a", "b").stdout
+    assert msgspec.json.decode(run("compare", "a", "b", "--json").stdout)["noise"] == pytest.approx(0.0125)
+    for sides, said in ((("compare", "a"), "takes two profiles, not 1"), (("compare", "a", "none"), "no profile")):
+        done = run(*sides)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+    assert "a profile covers one model" in run("square", "a").stderr

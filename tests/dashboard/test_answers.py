@@ -1,0 +1,128 @@
+"""What Home says: the choice of `benchd recommend` on every board, and the worst that is wrong with each."""
+
+import json
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, PASSED, WRONG, made, timing
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import PROFILED, Case, ProcessResult, Variant, encode
+from benchd.daemon.verdicts.recommend import Requirements, decide, line
+from benchd.dashboard.answers import Answers
+from benchd.dashboard.conditions import boards, counts, matches
+from benchd.dashboard.matrix import matrix
+from benchd.dashboard.messages import rows
+from benchd.dashboard.views import home
+
+NOW_S = 1_000_000_000.0
+SPREAD = (-0.002, -0.001, 0.0, 0.001, 0.002)
+
+
+def measured(store, run, variant, median_ms, *, device="d1", at_s=NOW_S, **fields):
+    processes = [ProcessResult(status="ok", timing=timing(median_ms * (1 + share))) for share in SPREAD]
+    given = {"case": Case(model="m", variant=Variant.parse(variant)), "check": PASSED, "processes": processes}
+    given |= {"timing": timing(median_ms), "run_id": f"{run}-{variant}", "suite_id": run, "device_id": device}
+    record = made(**given | {"t_mono_ns": int(at_s)} | fields)
+    say(store, device, f"result/{record.run_id}", encode(record), at_s)
+    return record
+
+
+def say(store, device, kind, body, at_s=NOW_S):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    store.add(rows(Arrived(f"benchd/v1/{device}/{kind}", body, at_s)))
+
+
+def of_setup(name):
+    return {"environment": msgspec.structs.replace(ENVIRONMENT, fingerprint=name, l4t=name)}
+
+
+def test_home_ships_what_recommend_ships_and_names_what_fails(store):
+    answers = Answers(store)
+    records = [measured(store, "s1", "eager", 9.0), measured(store, "s1", "custom", 5.0)]
+    records.append(measured(store, "s1", "fp16", 2.0, check=WRONG))
+    found, left = answers.update()
+    (choice,) = found["d1"]
+    (decision,) = decide(records, Requirements())
+    assert (choice.outcome, choice.variant, choice.failed, left) == ("ships", "custom", ("eager-fp16",), 0)
+    assert (choice.words, choice.agreed) == (line(decision), "8 of 8 agree")
+
+
+def test_a_newer_record_changes_the_choice_and_a_profile_or_a_late_one_does_not(store):
+    answers = Answers(store)
+    measured(store, "s1", "eager", 9.0)
+    measured(store, "s1", "custom", 5.0)
+    assert answers.update()[0]["d1"][0].variant == "custom"
+    measured(store, "s2", "custom", 1.0, at_s=NOW_S - 9)
+    measured(store, "s3", "eager", 0.5, flags=[PROFILED], at_s=NOW_S + 1)
+    assert answers.update()[0]["d1"][0].result.median_ms == 5.0
+    measured(store, "s4", "custom", 12.0, at_s=NOW_S + 2)
+    assert answers.update()[0]["d1"][0].variant == "eager"
+
+
+def test_what_is_not_told_apart_is_inconclusive_and_what_has_no_check_does_not_ship(store):
+    measured(store, "s1", "eager", 5.0)
+    measured(store, "s1", "custom", 5.001)
+    measured(store, "s1", "eager", 5.0, device="d2", check=None)
+    found, _ = Answers(store).update()
+    assert [found[name][0].outcome for name in ("d1", "d2")] == ["inconclusive", "nothing"]
+
+
+def test_a_change_is_against_the_setup_before_with_its_interval_and_cause(store):
+    for run in range(3):
+        measured(store, f"a{run}", "eager", 5.0 + run / 1000, at_s=NOW_S + run, **of_setup("36.4.3"))
+    for run in range(3):
+        measured(store, f"b{run}", "eager", 5.5 + run / 1000, at_s=NOW_S + 9 + run, **of_setup("36.4.7"))
+    (choice,) = Answers(store).update()[0]["d1"]
+    change = choice.change
+    assert (change.verdict.answer, change.since) == ("slower", "l4t 36.4.3 to 36.4.7")
+    assert change.verdict.interval.low < change.effect.share < change.verdict.interval.high
+    assert change.effect.share == pytest.approx(0.1, rel=1e-2)
+    cell = matrix([choice], ["d1"], by_kind=False).cells.popitem()[1]
+    shown, look = home.lines(cell)[-1]
+    assert (shown[:8], look) == ("▲ +10.0 ", "bad")
+    assert shown.endswith("slower since l4t 36.4.3 to 36.4.7")
+
+
+def test_boards_of_one_kind_are_counted_by_what_they_choose(store):
+    for number in range(5):
+        times_ms = (9.0, 5.0) if number else (5.0, 9.0)
+        for variant, median_ms in zip(("eager", "custom"), times_ms, strict=True):
+            measured(store, "s1", variant, median_ms + number / 10, device=f"d{number}")
+    found, _ = Answers(store).update()
+    shown = matrix([choice for of_board in found.values() for choice in of_board], [], by_kind=True)
+    (cell,) = shown.cells.values()
+    assert (cell.lead.variant, cell.agreeing, cell.boards, cell.range_ms) == ("custom", 4, 5, (5.1, 5.4))
+    assert cell.others == ("1 eager",)
+    assert ("4 of 5 boards agree", "") in home.lines(cell)
+
+
+def test_each_board_is_in_one_condition_the_worst_first(store):
+    ages_s = {"fine": 0, "gone": 9999, "slow": 0, "hot": 0, "bad": 0, "ill": 0}
+    for device, age_s in ages_s.items():
+        say(store, device, "status", {"state": "online"}, NOW_S - age_s)
+        say(store, device, "info", {"site": "hall 1", "tags": [f"tag-{device}"]}, NOW_S - age_s)
+    say(store, "slow", "latest/c", {"case_id": "c", "verdict": "slower", "median_ms": 2.0, "baseline_ms": 1.0})
+    for device in ("hot", "slow"):
+        say(store, device, "telemetry", {"samples": [[0, "gpu_throttle_reasons", 4.0, "nvml"]]})
+    measured(store, "s1", "eager", 5.0, device="bad")
+    measured(store, "s1", "fp16", 5.0, device="bad", check=WRONG)
+    say(store, "ill", "health", {"problem": "disk full"})
+    found = boards(store, Answers(store).update()[0], NOW_S)
+    assert [(board.device.device_id, board.condition) for board in found] == [
+        ("slow", "slower"),
+        ("gone", "silent"),
+        ("hot", "throttled"),
+        ("bad", "failed check"),
+        ("ill", "problem"),
+        ("fine", "fine"),
+    ]
+    assert [board.detail for board in found[:4:3]] == ["c: 2 ms against 1 ms", "m b1: eager-fp16"]
+    assert list(counts(found)) == ["fine", "slower", "silent", "throttled", "failed check", "problem"]
+    assert [len([board for board in found if matches(board, text)]) for text in ("HALL", "tag-hot", "none")] == [
+        6,
+        1,
+        0,
+    ]
