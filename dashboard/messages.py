@@ -76,11 +76,12 @@ class _Unreadable(Exception):
 
 
 def rows(message: Arrived) -> list[Row]:
-    """Return the rows of one message; an unreadable one becomes one row in quarantine, with the reason.
+    """Return the rows of one message; an unreadable one becomes a row in quarantine, with the reason.
 
     One beyond the limits of its kind is quarantined without its body, once per topic.
     """
     address = topics.parse(message.topic)
+    arrived = _arrived(address, message)
     try:
         limits.check(address.kind if address else "", message.body)
         if address is None or address.kind not in _READERS:
@@ -89,15 +90,20 @@ def rows(message: Arrived) -> list[Row]:
         for row in found:
             _refuse_unstorable(row)
     except limits.TooLarge as error:
-        return [quarantined(message._replace(body=b""), str(error))]
+        return [quarantined(message._replace(body=b""), str(error)), *arrived]
     except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
-        return [quarantined(message, str(error))]
+        return [quarantined(message, str(error)), *arrived]
     except Exception as error:  # a bug here must cost one message, not the collector
-        return [quarantined(message, f"{type(error).__name__}: {error}")]
-    if address.kind == "result" and message.numbered:
-        found.append(Row("arrived", {"device_id": address.device_id, **message.numbered._asdict()}))
+        return [quarantined(message, f"{type(error).__name__}: {error}"), *arrived]
     seen_s = None if message.retained else message.arrived_s
-    return [*found, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
+    return [*found, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
+
+
+def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
+    """Return the number of a result, if it has one; its device sends one in quarantine again without being asked."""
+    if address is None or address.kind != "result" or message.numbered is None:
+        return []
+    return [Row("arrived", {"device_id": address.device_id, **message.numbered._asdict()})]
 
 
 def delivery_key(topic: str) -> tuple[str, str] | None:

@@ -27,6 +27,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, messages
 from benchd.dashboard.collector import Collector
+from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import READER, quarantined
 from benchd.dashboard.store import Store
 
@@ -250,17 +251,18 @@ def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
         assert process.is_alive()
 
 
-def test_a_clock_that_is_set_neither_ages_anything_nor_silences_the_collector(url, monkeypatch):
+def test_a_clock_that_is_set_neither_ages_anything_nor_silences_the_collector(broker, url, monkeypatch):
     wall, uptime, year_s = time.time, time.monotonic, 365 * 86400.0
-    with closing(Store(url)) as store:
-        kept = Collector(store, parse_url("mqtt://127.0.0.1"), "site")
+    to = parse_url(broker.url)
+    with closing(Store(url)) as store, closing(Feed(to, "collector", 0)) as feed:
+        kept = Collector(store, to, "site")
         store.add(messages.rows(Arrived("benchd/v1/d1/event", b'{"event":"a"}', wall())))
         seen_s = select(store.tables["collector"].c.seen_s)
         # set ahead, set back, set ahead for good and then left alone for two days
         for hours, set_s, events in ((0, 0, 1), (1, year_s, 1), (2, -year_s, 1), (3, year_s, 1), (51, year_s, 0)):
             monkeypatch.setattr(time, "monotonic", lambda hours=hours: uptime() + 3600 * hours)
             monkeypatch.setattr(time, "time", lambda hours=hours, set_s=set_s: wall() + 3600 * hours + set_s)
-            kept._keep_house()
+            kept._keep_house(feed)
             assert count(store, "event") == events
             assert abs(value(store, seen_s) - time.time()) < 60
 

@@ -16,10 +16,11 @@ from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.commands import Parameters
 from benchd.daemon.delivery.outbox import STREAM, Outbox
 from benchd.daemon.delivery.sender import drain
-from benchd.daemon.delivery.session import connect
+from benchd.daemon.delivery.session import Arrived, Numbered, connect
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, queries
+from benchd.dashboard.messages import rows
 from benchd.dashboard.metrics import Fleet
 from benchd.dashboard.store import Store
 
@@ -74,3 +75,12 @@ def test_a_missing_result_is_counted_asked_for_and_stored(tmp_path, url, monkeyp
         wait_for(lambda: not queries.gaps(store))
         assert missing(store) == {}
         assert queries.results(store, queries.Filter(), "key", False, 0, 10).total == 5
+
+
+def test_a_result_in_quarantine_has_arrived_and_is_not_asked_for(url):
+    with closing(Store(url)) as store:
+        for number in (1, 2, 3, 5):
+            body = b"{" if number == 2 else encode(made(device_id="d1", run_id=f"r{number}"))
+            store.add(rows(Arrived(TOPICS.result(f"r{number}"), body, 1.0, numbered=Numbered("s", number))))
+        store.tidy(2.0)
+        assert queries.gaps(store) == [("d1", "s", 4, 4)]
