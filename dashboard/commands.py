@@ -3,6 +3,7 @@
 import time
 import uuid
 from contextlib import closing
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,10 +18,11 @@ CLIENT = "page"
 
 
 class Answer(Struct, frozen=True):
-    """The device's answer; `reason` if it refuses."""
+    """The device's answer; `reason` if it refuses, or why it did not answer, and `by` whose reason it is."""
 
     accepted: bool
     reason: str | None = None
+    by: Literal["device", "broker", "nobody"] = "device"
 
 
 def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANSWER_S) -> Answer:
@@ -38,8 +40,8 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
                 for answer in session.take_received():
                     return _answer(answer.body)
     except (Ended, Unsendable) as error:
-        return Answer(accepted=False, reason=str(error))
-    return Answer(accepted=False, reason=f"no answer within {timeout_s:g} s")
+        return Answer(accepted=False, reason=str(error), by="broker")
+    return Answer(accepted=False, reason=f"no answer within {timeout_s:g} s", by="nobody")
 
 
 def _answer(body: bytes) -> Answer:

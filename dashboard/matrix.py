@@ -20,8 +20,8 @@ class Row(NamedTuple):
 class Cell(NamedTuple):
     """What the boards of a row choose for one model: `lead` is the one of median time among the `agreeing`.
 
-    `range_ms` are the least and the greatest median of those, None for a single board. `slower` became so since their
-    last setup.
+    `range_ms` are the least and the greatest median of those, None for a single board. `failed` are variants with
+    the number of boards on which they fail their check; `slower` boards became so since their last setup.
     """
 
     lead: Choice
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
     boards: int
     range_ms: tuple[float, float] | None
     others: tuple[str, ...]
-    failed: tuple[str, ...]
+    failed: tuple[tuple[str, int], ...]
     slower: int
 
 
@@ -72,7 +72,7 @@ def _cell(group: Sequence[Choice]) -> Cell:
         boards=len(group),
         range_ms=(_time_ms(same[0]), _time_ms(same[-1])) if len(group) > 1 and same[0].result else None,
         others=tuple(f"{number} {_other(*choice)}" for choice, number in rest),
-        failed=tuple(sorted({name for choice in group for name in choice.failed})),
+        failed=tuple(sorted(Counter(name for choice in group for name in choice.failed).items())),
         slower=sum(choice.change is not None and choice.change.verdict.answer == "slower" for choice in group),
     )
 

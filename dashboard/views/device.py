@@ -1,5 +1,6 @@
 """One device: its sensors, cases and events, its identity, and the suites that it can run."""
 
+import math
 import time
 from asyncio import to_thread
 from functools import partial
@@ -16,6 +17,7 @@ from benchd.dashboard.layout import PATIENCE_S, REFRESH_S, facts, follow, frame,
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
+from benchd.dashboard.requests import Request, progress
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, throttling, top1
 from benchd.dashboard.views import charts
@@ -25,6 +27,7 @@ QUIET = "No telemetry in this period: a device sends it while a case runs and a 
 
 
 _Line = tuple[str, str, str]
+_Asked = tuple[str, str]  # a device and one of its suites
 
 
 class _State(NamedTuple):
@@ -36,6 +39,7 @@ class _State(NamedTuple):
 
 def add(store: Store, broker: Broker) -> None:
     """Serve the view at /device/<id>."""
+    requests: dict[_Asked, Request] = {}  # for all viewers
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
@@ -50,7 +54,7 @@ def add(store: Store, broker: Broker) -> None:
             quiet = notice(QUIET)
             with ui.column().style("width: 100%") as live:
                 panels = _panels()
-            _suites(broker, device_id, first.device.info.suites)
+            suites = _Suites(broker, first.device, requests)
             verdicts = _Lines("Against the baseline", "no case has a baseline: benchd baseline set")
             accuracies = _Lines("Accuracy", "no case was measured on labelled images")
             _about(first.device)
@@ -58,12 +62,16 @@ def add(store: Store, broker: Broker) -> None:
 
             async def refresh() -> None:
                 now = await to_thread(_read, store, device_id, span.value)
+                asked_s = suites.asked_s()
+                ended = await to_thread(queries.happenings, store, device_id, asked_s) if asked_s < math.inf else []
                 if now.device is not None:
                     state.set_text(_state_line(now.device))
                     state.classes(replace=f"state-{now.device.state}")
                     throttled.set_text(throttling(now.device))
                     throttled.classes(replace="warn" if now.device.throttled else "soft")
+                    suites.show(now.device, ended)
                     problem.set_text(short(now.device.health.problem or ""))
+                    problem.set_visibility(now.device.health.problem is not None)
                     live.classes(replace=f"column {now.device.state}")
                 quiet.set_visibility(not now.series)
                 for card, chart, panel in panels:
@@ -105,25 +113,47 @@ def _panels() -> list[tuple[ui.column, ui.echart, tuple[str, float, str]]]:
     return found
 
 
-def _suites(broker: Broker, device_id: str, suites: list[SuiteInfo]) -> None:
-    heading("Suites")
-    if not suites:
-        notice("This device has published no suites. Its configuration lists them under [[suite]].")
-    for number, suite in enumerate(suites[:SHOWN]):
-        with ui.row().style("align-items: center; gap: .75rem"):
-            ui.button("Run", on_click=partial(_run, broker, device_id, suite.name)).props(
-                f"aria-label='run suite' no-caps data-suite={number}"
-            )
-            ui.label(short(f"{suite.name}: {count(len(suite.cases), 'case')}, {suite.when or 'on demand'}"))
-    ui.label(more(len(suites) - SHOWN)).classes("soft")
+class _Suites:
+    """The suites of a device, each with a button that is disabled while its last request is open."""
 
+    def __init__(self, broker: Broker, device: Device, requests: dict[_Asked, Request]) -> None:
+        self._broker, self._device_id, self._requests = broker, device.device_id, requests
+        suites, self._rows = device.info.suites, list[tuple[SuiteInfo, ui.button, ui.label]]()
+        heading("Suites")
+        if not suites:
+            notice("This device has published no suites. Its configuration lists them under [[suite]].")
+        for number, suite in enumerate(suites[:SHOWN]):
+            with ui.row().style("align-items: center; gap: .75rem"):
+                button = ui.button("Run", on_click=partial(self._run, suite.name))
+                button.props(f"aria-label='run suite' no-caps data-suite={number}").disable()
+                ui.label(short(f"{suite.name}: {count(len(suite.cases), 'case')}, {suite.when or 'on demand'}"))
+                self._rows.append((suite, button, ui.label().classes("soft").props("role=status")))
+        ui.label(more(len(suites) - SHOWN)).classes("soft")
 
-async def _run(broker: Broker, device_id: str, suite: str) -> None:
-    answer = await to_thread(run_suite, broker, device_id, suite)
-    if answer.accepted:
-        ui.notify(f"{device_id} is running {short(suite)}; see its state above", type="positive")
-    else:
-        ui.notify(f"not run: {short(answer.reason)}", type="warning", multi_line=True)
+    def asked_s(self) -> float:
+        """Return when the earliest of this device's requests was made."""
+        mine = (request for (device_id, _), request in self._requests.items() if device_id == self._device_id)
+        return min((request.asked_s for request in mine), default=math.inf)
+
+    def show(self, device: Device, ended: list[Happened]) -> None:
+        """Show what became of each request."""
+        for suite, button, label in self._rows:
+            request = self._requests.get((self._device_id, suite.name))
+            since = [mark for mark in ended if request and mark.arrived_s >= request.asked_s]
+            found = progress(request, suite, device, since, time.time())
+            label.set_text(found.words)
+            button.set_enabled(found.is_open)
+
+    async def _run(self, suite: str) -> None:
+        place = self._device_id, suite
+        row = next(row for row in self._rows if row[0].name == suite)
+        if not row[1].enabled:  # a second click that was already on its way
+            return
+        row[1].disable()
+        row[2].set_text("asked")
+        self._requests[place] = request = Request(time.time())
+        answer = await to_thread(run_suite, self._broker, self._device_id, suite)
+        self._requests[place] = request._replace(answer=answer)
 
 
 def _about(device: Device) -> None:

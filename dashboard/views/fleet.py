@@ -107,6 +107,6 @@ class _Entry:
         self._state.set_text(f"{SIGNS[device.state]}, last data {age(device.age_s)}")
         self._state.classes(replace=f"state-{device.state}")
         self._doing.set_text(doing(device))
-        self._power.set_text(figure(device.power_w, "W"))
+        self._power.set_text("" if device.power_w is None else figure(device.power_w, "W"))
         self._throttled.set_text(throttling(device))
         self._waiting.set_text(f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}")

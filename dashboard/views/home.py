@@ -227,10 +227,11 @@ def lines(cell: Cell) -> list[_Line]:
     if cell.boards > 1:
         found.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft"))
         found += [(short(f"others: {', '.join(cell.others)}"), "warn")] if cell.others else []
-    if cell.failed:
-        found.append((short(f"✕ {', '.join(cell.failed)} fails its check"), "bad"))
+    for name, boards_failing in cell.failed:
+        where = f" on {boards_failing} of {cell.boards}" if cell.boards > 1 else ""
+        found.append((short(f"✕ {name} fails its check{where}"), "bad"))
     if cell.boards > 1 and cell.slower:
-        found.append((f"▲ {cell.slower} slower than in the setup before", "bad"))
+        found.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "bad"))
     elif lead.change:
         found.append(_changed(lead.change))
     return found

@@ -575,6 +575,7 @@ def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_
             site.until("event", event="started")
             process.terminate()
             assert process.wait(WAIT_S) == 0
+        site.until("event", event="stopped")
         told = [event["detail"].partition(":")[0] for event in site.seen("event") if event["event"] == "state_lost"]
         assert told == lost
 

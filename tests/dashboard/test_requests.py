@@ -1,0 +1,47 @@
+"""What a page says about a suite that it has asked for, and when it may ask again."""
+
+import pytest
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from benchd.dashboard.commands import EXPIRY_S, Answer
+from benchd.dashboard.messages import Health, Info, SuiteInfo
+from benchd.dashboard.queries import Device, Happened
+from benchd.dashboard.requests import Request, progress
+
+SUITE = SuiteInfo(name="nightly", cases=["a", "b"])
+ACCEPTED = Answer(accepted=True)
+
+
+def at(age_s, answer, *, state="online", ended=(), **health):
+    device = Device("d", state, 0.0, Info(), Health(**health), None, None)
+    marks = [Happened(0.0, "case ok", case_id) for case_id in ended]
+    return progress(Request(100.0, answer), SUITE, device, marks, 100.0 + age_s)
+
+
+def test_a_suite_never_asked_for_may_be_only_while_its_device_is_there():
+    for state, is_open in (("online", True), ("stale", False), ("offline", False), ("unknown", False)):
+        device = Device("d", state, 0.0, Info(), Health(), None, None)
+        assert progress(None, SUITE, device, [], 0.0).is_open is is_open
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "is_open"),
+    [
+        (at(1, None), "asked", False),
+        (at(11, Answer(accepted=False, by="nobody")), "asked", False),
+        (at(EXPIRY_S, Answer(accepted=False, by="nobody")), "expired: no answer within 60 s", True),
+        (at(1, Answer(accepted=False, reason="no such suite")), "refused: no such suite", True),
+        (at(1, Answer(accepted=False, reason="gone", by="broker")), "not asked: gone", True),
+        (at(1, ACCEPTED), "queued", False),
+        (at(1, ACCEPTED, waiting_for="a cool board"), "queued: a cool board", False),
+        (at(1, ACCEPTED, case_id="c"), "queued", False),
+        (at(1, ACCEPTED, case_id="b", ended=["a"]), "running", False),
+        (at(1, ACCEPTED, ended=["c"]), "queued", False),
+        (at(1, ACCEPTED, ended=["a"]), "finished", True),
+        (at(EXPIRY_S + 1, ACCEPTED), "ended", True),
+        (at(1, ACCEPTED, state="offline"), "queued; the device is offline", False),
+    ],
+)
+def test_a_request_is_told_and_not_repeated_while_it_is_open(found, words, is_open):
+    assert found == (words, is_open)
