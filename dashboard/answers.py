@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from benchd.daemon.records import PROFILED, Environment, ProcessResult, Record
+from benchd.daemon.records import PROFILED, Environment, Record
 from benchd.daemon.verdicts import one_environment, one_model
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Effect, Verdict, judge, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import Place, Requirements, decide, line, place, wrong
@@ -168,18 +168,10 @@ class _Board:
         return [_Run(*row) for row in self._connection.execute(wanted.order_by(last.c.arrived_s.desc()))]
 
     def records(self, keys: Iterable[str]) -> list[Record]:
-        """Return records, in no order, each with those parts of its processes that decide."""
+        """Return records, in no order."""
         table = self._tables["body"]
         bodies = self._connection.execute(select(table.c.body).where(table.c.key.in_(list(keys)))).scalars()
-        return [_decisive(msgspec.json.decode(body, type=_Stored)) for body in bodies]
-
-
-def _decisive(record: Record) -> Record:
-    parts = [
-        ProcessResult(status=one.status, timing=one.timing, energy=one.energy, window=one.window)
-        for one in record.processes
-    ]
-    return msgspec.structs.replace(record, processes=parts)
+        return [msgspec.json.decode(body, type=_Stored) for body in bodies]
 
 
 def _choices(board: _Board, found: list[Record], runs: Mapping[str, Sequence[_Run]]) -> Iterator[Choice]:
