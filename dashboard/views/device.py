@@ -139,7 +139,7 @@ class _Suites:
         """Show what became of each request."""
         for suite, button, label in self._rows:
             request = self._requests.get((self._device_id, suite.name))
-            since = [mark for mark in ended if request and mark.arrived_s >= request.asked_s]
+            since = [mark for mark in ended if request and mark.at_s >= request.asked_s]
             found = progress(request, suite, device, since, time.time())
             label.set_text(found.words)
             button.set_enabled(found.is_open)
