@@ -46,11 +46,12 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     def asked(self) -> dict[str, float | None]:
         """Return the limits that shape a measurement, without the deadlines, for its Record."""
+        rule = {name: None if value is None else float(value) for name, value in structs.asdict(self.rule).items()}
         return {
-            "processes": self.processes,
+            "processes": float(self.processes),
             "warm_up_cap_s": self.warm_up_cap_s,
-            "check_images": self.check_images,
-            **structs.asdict(self.rule),
+            "check_images": float(self.check_images),
+            **rule,
         }
 
     def deadline_s(self, stage: StageName) -> float:

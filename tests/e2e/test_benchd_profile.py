@@ -65,7 +65,8 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"profile.json", "report.md", "records.jsonl", "outbox.db", "trace.json.gz"} <= names
     (record,) = published(tmp_path)
-    assert (record.status, record.flags, record.case_id) == ("ok", ["profiled"], found.case_id)
+    flags = [flag for flag in record.flags if flag != "busy_machine"]  # as tests beside this one decide
+    assert (record.status, flags, record.case_id) == ("ok", ["profiled"], found.case_id)
     assert record.timing.median_ms == found.benchmark.step.median_ns / 1e6
     assert "warning" not in done.stderr
 
