@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, case, func, or_, select
 
 from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS
-from benchd.daemon.records import PROFILED, Record, decode, throttles
+from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.limits import READ, SHOWN
@@ -207,13 +207,25 @@ def record(store: Store, key: str) -> Record | None:
     return None if found is None else decode(found)
 
 
+class _Undisturbed(msgspec.Struct, frozen=True):
+    """What a process of a record says of disturbances: the rest of a record may be large, and is not built."""
+
+    timing: Timing | None = None
+    interference: Interference | None = None
+
+
+class _Processes(msgspec.Struct, frozen=True):
+    processes: list[_Undisturbed] = []
+
+
 def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
     """Return the median in ms excluding disturbed blocks, by key, for the records that have any."""
-    found = ((key, record(store, key)) for key in keys)  # one at a time: together they may be large
-    return {key: clean_ms for key, one in found if one and (clean_ms := _clean_ms(one)) is not None}
+    bodies = ((key, body(store, key)) for key in keys)  # one at a time: together they may be large
+    found = ((key, msgspec.json.decode(one, type=_Processes)) for key, one in bodies if one)
+    return {key: clean_ms for key, one in found if (clean_ms := _clean_ms(one)) is not None}
 
 
-def _clean_ms(record: Record) -> float | None:
+def _clean_ms(record: _Processes) -> float | None:
     parts = [(process.timing, process.interference) for process in record.processes]
     if not any(any(interference.reasons) for _, interference in parts if interference):
         return None
