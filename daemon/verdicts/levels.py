@@ -52,5 +52,5 @@ def words(record: Record) -> str | None:
         of = "the time of a process"
     if not among:
         return None
-    told = " and ".join(f"{level.ms:.4g} ms in {100 * level.share:.0f} % of {of}" for level in among)
-    return f"two levels: {record.case_id}: {told}; the median is that of their mix, which its interval may not cover"
+    told = " and ".join(f"{level.ms:.4g} ms in {100 * level.share:.0f} %" for level in among)
+    return f"two levels: {record.case_id}: {told} of {of}; the interval may not cover the median of their mix"
