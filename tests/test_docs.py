@@ -104,3 +104,10 @@ def test_links_inside_the_repository_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_fault_of_the_reliability_page_has_its_test():
+    named = set(re.findall(r"`(test_\w+)", document("reliability.md")))
+    written = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 40
+    assert {name for name in named if f"def {name}(" not in written} == set()
