@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -31,10 +30,8 @@ def set_(
 ) -> None:
     """Store at least 3 runs as the baseline of this machine."""
     kept = baseline.chosen(runs)
-    shown = StringIO()
-    print_baseline(shown, kept, baseline.path(), _budget(kept, None))  # what cannot be shown replaces no baseline
     baseline.store(kept)
-    sys.stdout.write(shown.getvalue())
+    print_baseline(sys.stdout, kept, baseline.path(), _budget(kept, None))
 
 
 @app.command(epilog="Example: benchd baseline show --config /etc/benchd/benchd.toml")

@@ -22,6 +22,9 @@ def noise_floor_(
     json: AsJson = False,
 ) -> None:
     """Print the noise floor of each case, from `benchd compare --aa`, or clear it."""
+    if clear and case is None:  # also a damaged file, which nothing else reads
+        sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear()}\n")
+        return
     found = [one for one in noise_floor.every() if case in (None, one.case_id)]
     if case and not found:
         raise UsageError(f"no A/A comparison of {case} is stored; run benchd compare --aa {case}")

@@ -7,16 +7,18 @@ a month, over the pinned runs that chance may have given them. tests/daemon/verd
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cache
 from itertools import product
+from statistics import fmean
 
 from msgspec import Struct
 
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.records import Record
 from benchd.daemon.trigger import DAY_S, MONTH_S
+from benchd.daemon.verdicts.effects import mean_and_variance
 from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.daemon.verdicts.when import unix_s
 
 APART_S = DAY_S / 2
 """Runs this far apart count as independent: with a correlation of 0.8 from hour to hour, 0.07 is left."""
@@ -49,8 +51,7 @@ class Budget(Struct, frozen=True):
         number of cases (Bonferroni).
         """
         chance = -math.expm1(-self.false_alarms_per_month / max(len(self.results_per_month), 1))
-        centre = math.fsum(centres) / len(centres)
-        variance = math.fsum((value - centre) ** 2 for value in centres) / (len(centres) - 1)
+        _, variance = mean_and_variance(centres)
         return _factor(len(centres), chance, self.results_per_month.get(case_id, DAILY)) * math.sqrt(variance)
 
 
@@ -102,10 +103,10 @@ def are_apart(one: str, other: str) -> bool:
 
 
 def _seconds(t_wall: str) -> float:
-    try:
-        return datetime.fromisoformat(t_wall.replace("Z", "+00:00")).timestamp()
-    except ValueError as error:
-        raise SchemaError(f"t_wall {t_wall!r} of a record is not a time in RFC 3339") from error
+    found_s = unix_s(t_wall)
+    if found_s is None:
+        raise SchemaError(f"t_wall {t_wall!r} of a record is not a time in RFC 3339")
+    return found_s
 
 
 def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None = None) -> float | None:
@@ -116,7 +117,7 @@ def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None
     runs = [process_medians_ms([record])[:processes] for record in apart(pinned)]
     if len(runs) < FEWEST_APART:
         return None
-    centres = [math.fsum(map(math.log, times_ms)) / len(times_ms) for times_ms in runs]
+    centres = [fmean(map(math.log, times_ms)) for times_ms in runs]
     return budget.bound(pinned[0].case_id, centres)
 
 

@@ -11,6 +11,7 @@ from benchd.daemon.verdicts import one_environment, results
 from benchd.daemon.verdicts.compare import Comparison, compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT
 from benchd.daemon.verdicts.recommend import impossible, wrong
+from benchd.daemon.verdicts.when import unix_s
 
 FILE = "baseline.jsonl"
 STORED = "stored"
@@ -31,6 +32,8 @@ def chosen(files: Sequence[Path]) -> list[Record]:
     kept = [record for record in results.read_all(files) if record.status == "ok"]
     for record in kept:
         reason = "is simulated" if "simulated" in record.flags else impossible(record) or wrong(record)
+        if reason is None and unix_s(record.t_wall) is None:
+            reason = "has no time in RFC 3339"
         if reason:
             raise UsageError(f"{record.case_id} of {record.t_wall} {reason}: a baseline needs results that hold")
     runs = {record.suite_id for record in kept}

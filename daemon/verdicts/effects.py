@@ -85,7 +85,7 @@ def paired_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     """Return the effect from the process medians of A and of B, measured in pairs; at least two pairs, all positive."""
     _require_positive(first, second, fewest=2)
     logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
-    centre, variance = _mean_and_variance(logs)
+    centre, variance = mean_and_variance(logs)
     return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0, math.sqrt(variance), "pairs")
 
 
@@ -96,7 +96,7 @@ def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     three processes against fifteen, err in 7 %.
     """
     _require_positive(first, second, fewest=FEWEST_PROCESSES)
-    (a, variance_a), (b, variance_b) = (_mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
+    (a, variance_a), (b, variance_b) = (mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
     share_a, share_b = variance_a / len(first), variance_b / len(second)
     total, squares = share_a + share_b, share_a**2 + share_b**2
     fewest = min(len(first), len(second)) - 1.0
@@ -140,7 +140,8 @@ def _require_positive(*arms: Sequence[float], fewest: int) -> None:
         raise ValueError(f"a comparison needs at least {fewest} positive times per side: {arms}")
 
 
-def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of at least two values and their sample variance."""
     centre = math.fsum(values) / len(values)
     return centre, math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
 

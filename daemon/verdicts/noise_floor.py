@@ -4,9 +4,9 @@ The interval of a comparison already holds what its own processes show. The floo
 differed although the interval, being narrow, excluded that.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from datetime import datetime, timedelta, timezone
 from typing import TextIO
 
 import msgspec
@@ -15,8 +15,10 @@ from msgspec import Struct
 from benchd.daemon import journal
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.machine import folders
+from benchd.daemon.trigger import DAY_S
 from benchd.daemon.verdicts.effects import LOOKS, SAME_MARGIN, Answer
 from benchd.daemon.verdicts.statistics import percentile
+from benchd.daemon.verdicts.when import unix_s
 
 FILE = "noise_floor.jsonl"
 FEWEST = 5
@@ -60,13 +62,10 @@ class AaEffect(Struct, frozen=True, kw_only=True):
             return None
         return 0.0 if low <= 0.0 <= high else abs(self.effect)
 
-    def is_within(self, days: int, now: datetime) -> bool:
+    def is_within(self, days: int, now_s: float) -> bool:
         """Return whether it was measured in the last days; not for a date in the future, or none."""
-        try:
-            when = datetime.fromisoformat(self.t_wall.replace("Z", "+00:00"))
-        except ValueError:
-            return False
-        return when.tzinfo is not None and timedelta(0) <= now - when <= timedelta(days=days)
+        when_s = unix_s(self.t_wall)
+        return when_s is not None and 0.0 <= now_s - when_s <= days * DAY_S
 
 
 class Floor(Struct, frozen=True, kw_only=True):
@@ -108,7 +107,7 @@ def every() -> list[Floor]:
 
 
 def _floor(effects: Sequence[AaEffect]) -> Floor:
-    newest = [one for one in effects if one.is_within(NEWEST_DAYS, datetime.now(timezone.utc))]
+    newest = [one for one in effects if one.is_within(NEWEST_DAYS, time.time())]
     sizes = sorted(size for one in newest if (size := one.beyond_interval) is not None)
     device_id, device, case_id = effects[0].case
     return Floor(

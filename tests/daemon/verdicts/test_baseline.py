@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from records_made import ENVIRONMENT, PASSED, made, timing
 
+from benchd.daemon.commands.baseline import set_
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import ProcessResult, encode
 from benchd.daemon.verdicts import baseline, results
@@ -48,6 +49,23 @@ def test_fewer_than_three_runs_are_refused_and_the_old_baseline_stays(tmp_path):
     with pytest.raises(UsageError, match=r"at least 3 runs, .* these are 2; run bench-once again"):
         baseline.chosen([few])
     assert len(baseline.read("stored")) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"t_wall": "yesterday"}, "of yesterday has no time in RFC 3339"),
+        ({"flags": ["simulated"]}, "is simulated"),
+        ({"flags": ["output_changed"]}, "gave different answers while it was timed"),
+        ({"timing": timing(0.0)}, "has a time of 0 ms"),
+    ],
+)
+def test_results_on_which_no_verdict_rests_are_refused_and_the_old_baseline_stays(tmp_path, fields, words):
+    set_([written(tmp_path / "old", *three_runs())])
+    *good, last = three_runs()
+    with pytest.raises(UsageError, match=words):
+        set_([written(tmp_path / "new", *good, msgspec.structs.replace(last, **fields))])
+    assert baseline.read("stored") == three_runs()
 
 
 def test_mixed_devices_are_refused(tmp_path):

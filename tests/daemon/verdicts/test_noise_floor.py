@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from records_made import PASSED, made, timing
 
+from benchd.daemon.commands.noise_floor import noise_floor_
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.records import ProcessResult, wall_now
 from benchd.daemon.verdicts import noise_floor
@@ -101,3 +102,21 @@ def test_a_damaged_noise_floor_is_named(tmp_path):
         file.write("{}\n")
     with pytest.raises(SchemaError, match="remove the damaged line"):
         noise_floor.of_device("d", "cpu")
+
+
+def test_a_damaged_noise_floor_is_cleared_by_the_command_that_its_message_names(tmp_path, capsys):
+    add(0.001)
+    file = tmp_path / "state" / "benchd" / noise_floor.FILE
+    file.write_bytes(file.read_bytes() + b"{}\n")
+    noise_floor_(case=None, clear=True)
+    assert capsys.readouterr().out == "A/A comparisons forgotten: 2\n"
+    assert noise_floor.every() == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"t_wall": "yesterday"}, {"t_wall": "2999-01-01T00:00:00Z"}, {"effect_low": 0.2, "effect_high": 0.21}]
+)
+def test_what_no_comparison_can_have_stored_does_not_count(fields):
+    add(*[0.01] * 5, **fields)
+    (found,) = noise_floor.every()
+    assert (found.stored, found.counted, found.floor) == (5, 0, None)
