@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,8 @@ ADVISED_PROCESSES = 5
 
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
+
+ALL_SHARED = "B has only records that A has too"
 
 FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
 """What may fail a run, and its exit code; the first that applies counts."""
@@ -73,32 +76,37 @@ def compare(
     """
     in_first = {record.key for record in first}
     new = [record for record in second if record.key not in in_first]
+    shared = Counter(record.case_id for record in second if record.key in in_first)
     arms = {case_id: (_of(first, case_id), _of(new, case_id)) for case_id in _case_ids(first, second)}
-    refused = {case_id: _why_not(*sides, fewest_runs) for case_id, sides in arms.items()}
+    refused = {
+        case_id: ALL_SHARED if shared[case_id] and not sides[1] else _why_not(*sides, fewest_runs)
+        for case_id, sides in arms.items()
+    }
     judged = [case_id for case_id, reason in refused.items() if reason is None]
     effects = [runs_effect(*map(_runs_ms, arms[case_id])) for case_id in judged]
     floor_of = [floors.get(case_id, 0.0) for case_id in judged]
-    verdicts = dict(zip(judged, judge_plan(effects, min_effect, floor_of), strict=True))
+    plan = zip(judged, judge_plan(effects, min_effect, floor_of), strict=True)
+    verdicts = {case_id: _by_levels(verdict, arms[case_id]) for case_id, verdict in plan}
     found = [
         comparison(
             (case_id, case_id),
-            _by_levels(verdicts[case_id], sides)
-            if case_id in verdicts
-            else Verdict(answer="inconclusive", reason=refused[case_id] or ""),
+            verdicts.get(case_id) or Verdict(answer="inconclusive", reason=refused[case_id] or ""),
             (process_medians_ms(sides[0]), process_medians_ms(sides[1])),
             sides,
         )
         for case_id, sides in arms.items()
     ]
-    return [_with_shared(one, len(_of(second, one.second)) - len(arms[one.second][1])) for one in found]
+    return [_with_shared(one, shared[one.second]) for one in found]
 
 
 def _by_levels(verdict: Verdict, sides: Sequence[Sequence[Record]]) -> Verdict:
     """Return the verdict; no difference where processes jump further than it between two levels, in either side."""
+    if verdict.answer not in ("faster", "slower"):
+        return verdict
     pairs = [levels.found(process_medians_ms(side)) for side in sides]
     jumps = [(slow.ms / fast.ms, fast.ms, slow.ms) for fast, slow in filter(None, pairs)]
     jump, fast_ms, slow_ms = max(jumps, default=(1.0, 0.0, 0.0))
-    if verdict.answer not in ("faster", "slower") or abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
+    if abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
         return verdict
     told = f"processes jump between {fast_ms:.4g} and {slow_ms:.4g} ms: how often each occurs may be the difference"
     return msgspec.structs.replace(verdict, answer="inconclusive", reason=f"{told}; benchd compare --live may tell")
@@ -106,13 +114,8 @@ def _by_levels(verdict: Verdict, sides: Sequence[Sequence[Record]]) -> Verdict:
 
 def _with_shared(one: Comparison, shared: int) -> Comparison:
     """Say how many records of B are also in A and count only there."""
-    if not shared:
-        return one
     note = f"{shared} records of B are also in A and count only there"
-    verdict = one.verdict
-    if not one.second_ms:
-        verdict = msgspec.structs.replace(verdict, reason="B has only records that A has too")
-    return msgspec.structs.replace(one, verdict=verdict, notes=[*one.notes, note])
+    return msgspec.structs.replace(one, notes=[*one.notes, note]) if shared else one
 
 
 def _runs_ms(found: Sequence[Record]) -> list[list[float]]:

@@ -415,15 +415,18 @@ class Blocks:
     def _uncorrelated(self, medians: Sequence[float], runs_lag1: float) -> bool:
         # One test alone passes correlated medians by luck, and stopping at the first success selects those:
         # with the medians' own coefficient only, coverage at AR 0.9 falls to 90 %.
-        measured = _unbiased_lag1(medians)
-        expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
-        return (measured is None or abs(measured) < LAG1_BOUND) and expected < LAG1_BOUND
+        measured, expected = self._lag1s(medians, runs_lag1)
+        return abs(measured) < LAG1_BOUND and expected < LAG1_BOUND
 
     def _is_correlated(self, medians: Sequence[float], runs_lag1: float) -> bool:
         # for the reader, so unlike `_uncorrelated` it must not doubt independent blocks: of 20, 30 % exceed the bound
-        measured = _unbiased_lag1(medians) or 0.0
-        expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
+        measured, expected = self._lag1s(medians, runs_lag1)
         return expected >= LAG1_BOUND or measured >= max(LAG1_BOUND, _CLEAR / math.sqrt(len(medians)))
+
+    def _lag1s(self, medians: Sequence[float], runs_lag1: float) -> tuple[float, float]:
+        # the medians' own coefficient, 0 if they are too few for one, and the one that the runs' leaves between blocks
+        expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
+        return _unbiased_lag1(medians) or 0.0, expected
 
     def _merge(self) -> bool:
         if len(self._ends) >> (self._doublings + 1) < max(self._rule.min_blocks, _MERGED_BLOCKS):
