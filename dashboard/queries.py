@@ -1,7 +1,6 @@
 """The pages' queries to the store; each answer is a plain tuple from one consistent state of the database."""
 
 import itertools
-import math
 from collections import defaultdict
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
+UNCHECKED = "not checked"
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
@@ -66,12 +66,16 @@ class Gap(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags."""
+    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags.
+
+    `check` is the verdict of the numerical check, or UNCHECKED.
+    """
 
     device_id: str = ""
     model: str = ""
     variant: str = ""
     status: str = ""
+    check: str = ""
     text: str = ""
 
 
@@ -120,6 +124,18 @@ def _device(
     )
 
 
+def names(store: Store) -> dict[str, str]:
+    """Return how each known device is shown, by id: its name with the id, or the id alone."""
+    device, document = store.tables["device"], store.tables["document"]
+    with store.reading() as connection:
+        ids = connection.execute(select(device.c.device_id).order_by(device.c.device_id).limit(READ)).scalars().all()
+        wanted = select(document.c.device_id, document.c.body).where(document.c.kind == "info").limit(READ)
+        infos = connection.execute(wanted).all()
+    named = {device_id: msgspec.json.decode(body, type=Info).name for device_id, body in infos}
+    words = {device_id: named.get(device_id) or device_id for device_id in ids}
+    return {device_id: name if name == device_id else f"{name} ({device_id})" for device_id, name in words.items()}
+
+
 def devices(store: Store) -> int:
     """Return how many devices are known."""
     with store.reading() as connection:
@@ -149,18 +165,30 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
     """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
     table = store.tables["result"]
     column = table.c[sort if sort in Result._fields else "measured_s"]
-    order = [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
+    order: list[Any] = [] if not column.nullable else [column.is_(None)]
+    order += [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
     conditions = _conditions(table, which)
     wanted = select(*_columns(table)).where(*conditions)
     with store.reading() as connection:
         total = connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one()
-        rows = connection.execute(wanted.order_by(column.is_(None), *order).offset(offset).limit(limit))
+        rows = connection.execute(wanted.order_by(*order).offset(offset).limit(limit))
         return Page([Result(*row) for row in rows], total)
+
+
+def after(store: Store, which: Filter, newest: int, limit: int) -> list[tuple[int, Result]]:
+    """Return the next results in order of arrival, each with its id, from the one after id `newest` on."""
+    table = store.tables["result"]
+    wanted = select(table.c.id, *_columns(table)).where(table.c.id > newest, *_conditions(table, which))
+    with store.reading() as connection:
+        rows = connection.execute(wanted.order_by(table.c.id).limit(limit))
+        return [(number, Result(*row)) for number, *row in rows]
 
 
 def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
     exact = {"device_id": which.device_id, "model": which.model, "variant": which.variant, "status": which.status}
     found = [table.c[name] == value for name, value in exact.items() if value]
+    if which.check:
+        found.append(table.c.checked.is_(None) if which.check == UNCHECKED else table.c.checked == which.check)
     if which.text:
         places = [
             table.c[name].icontains(which.text, autoescape=True) for name in ("model", "variant", "case_id", "flags")
@@ -191,6 +219,14 @@ def result(store: Store, key: str) -> Result | None:
     with store.reading() as connection:
         row = connection.execute(select(*_columns(table)).where(table.c.key == key)).first()
     return Result(*row) if row else None
+
+
+def newest_profile(store: Store, of: Result) -> str | None:
+    """Return the key of the newest profile of the same case on the same device; None for none."""
+    table = store.tables["result"]
+    mine = (table.c.device_id == of.device_id, table.c.case_id == of.case_id, table.c.flags.contains(PROFILED))
+    with store.reading() as connection:
+        return connection.execute(select(table.c.key).where(*mine).order_by(*newest_first(table)).limit(1)).scalar()
 
 
 def body(store: Store, key: str) -> bytes | None:
@@ -241,17 +277,6 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
     with store.reading() as connection:
         rows = connection.execute(select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit))
         return [Result(*row) for row in rows][::-1]
-
-
-def newest_of_each_case(store: Store, model: str) -> list[Result]:
-    """Return the last successful result of every case of a model on every device."""
-    table = store.tables["result"]
-    good = (table.c.model == model, table.c.status == "ok", ~table.c.flags.contains(PROFILED))
-    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=newest_first(table))
-    ranked = select(*_columns(table), place.label("place")).where(*good).subquery()
-    with store.reading() as connection:
-        wanted = select(*_columns(ranked)).where(ranked.c.place == 1).limit(READ)
-        return [Result(*row) for row in connection.execute(wanted)]
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
@@ -331,17 +356,3 @@ def newest(store: Store) -> tuple[int, int]:
         ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (result_, event))
         first, second = (found or 0 for found in ids)
     return first, second
-
-
-def pareto(points: list[Result]) -> list[Result]:
-    """Return those of `points`, of one energy scope, that no other beats in both latency and energy, the fastest first.
-
-    One that failed its check can never win.
-    """
-    front: list[Result] = []
-    least_mj = math.inf
-    for point in sorted(points, key=lambda point: (point.median_ms or 0.0, point.energy_mj or 0.0)):
-        if point.checked not in ("failed", "void") and point.energy_mj is not None and point.energy_mj < least_mj:
-            front.append(point)
-            least_mj = point.energy_mj
-    return front

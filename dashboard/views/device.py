@@ -43,7 +43,7 @@ def add(store: Store, broker: Broker) -> None:
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
-        with frame(short(device_id)):
+        async with frame(short(device_id)):
             first = await to_thread(_read, store, device_id, min(SPANS))
             if first.device is None:
                 notice("This device is unknown here. The fleet page lists the known devices.")
