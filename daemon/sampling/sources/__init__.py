@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.machine.gpu import is_tegra
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
@@ -89,8 +90,7 @@ def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) ->
 
     `device` is cpu or cuda, and `gpu_uuid` the GPU for NVML to open.
     """
-    board = root / "proc/device-tree/compatible"
-    tegra = board.exists() and b"nvidia,tegra" in board.read_bytes()
+    tegra = is_tegra(root)
     shown = {
         f"nvml={gpu_uuid}" if gpu_uuid else "nvml": device == "cuda" and not tegra,
         "ina3221": tegra,
