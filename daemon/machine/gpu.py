@@ -4,12 +4,10 @@ import importlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.sysfs import text
 
 NO_MIG = "NVML measures whole GPUs, not MIG instances; disable MIG (`sudo nvidia-smi -mig 0`)"
 _DEVICE = re.compile(r"cuda(?::(\d+))?|(?:GPU|MIG)-[0-9a-f/-]+")
@@ -29,11 +27,6 @@ class Gpu(NamedTuple):
 
     uuid: str
     name: str
-
-
-def is_tegra(root: Path = Path("/")) -> bool:
-    """Return whether the device tree names one of NVIDIA's Tegra SoCs, as on a Jetson."""
-    return "nvidia,tegra" in (text(root / "proc/device-tree/compatible") or "")
 
 
 def open_nvml() -> ModuleType:

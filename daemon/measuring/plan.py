@@ -32,6 +32,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.verdicts.statistics import STOP_RULES
 from benchd.exporters import sessions
+from benchd.exporters.tegra import install, is_tegra
 from benchd.models import catalog, demo, libraries
 
 PRESETS = {
@@ -135,7 +136,7 @@ def closed_gpu(root: Path = Path("/")) -> str | None:
             return f"/{node} cannot be opened: {rule}"
         if refusal == errno.EACCES:
             return f"/{node} cannot be opened: its mode excludes this user; `sudo usermod -aG video,render $USER`"
-    if gpu.is_tegra(root) and _refusal(root / "dev/nvmap") == errno.ENOENT:
+    if is_tegra(root) and _refusal(root / "dev/nvmap") == errno.ENOENT:
         return "this Tegra shows no /dev/nvmap: PrivateDevices= hides it, or a container without the NVIDIA runtime"
     return None
 
@@ -470,8 +471,8 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         and machine.device != "cuda",
         "the provider cpu runs on the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
-        "custom kernels need the package triton on a GPU: pip install triton": custom and lacks_triton,
-        "torch.compile needs the package triton on a GPU: pip install triton": variant.backend == "compile"
+        f"custom kernels need the package triton on a GPU: {install('triton')}": custom and lacks_triton,
+        f"torch.compile needs the package triton on a GPU: {install('triton')}": variant.backend == "compile"
         and lacks_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.machine.gpu import is_tegra
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
+from benchd.exporters.tegra import is_tegra
 
 SAMPLERS = {
     "procfs": "benchd.daemon.sampling.sources.procfs:Procfs",
