@@ -46,6 +46,7 @@ REMEDIES = {
     "ina3221": "Jetson boards have it; there: sudo modprobe ina3221",
     "procfs": "mount /proc",
     "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
+    "throttle": "Jetson boards have it; without it or nvml it is not known whether clocks are held down",
     "thermal": "virtual machines have no thermal zones",
 }
 ELSEWHERE = {"rapl": "Intel's and AMD's processors have it"}  # in place of the remedy where neither is
