@@ -123,6 +123,8 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
             PRIMARY KEY (device_id, stream, first)
         )""",
     ),
+    # the setups of each case of a board, and the newest runs in each
+    ("CREATE INDEX result_setup ON result(device_id, case_id, tool_version, fingerprint, measured_s)",),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {

@@ -113,6 +113,12 @@ def top1(found: Result | Latest) -> str:
     return f"{100 * found.accuracy_top1:.1f} [{interval}] %{drop}"
 
 
+def share(found: Verdict) -> str:
+    """Return the change in time with its interval, in percent."""
+    interval = found.interval and f" [{100 * found.interval.low:.1f}, {100 * found.interval.high:.1f}]"
+    return f"{100 * (found.effect or 0.0):+.1f} %{interval or ''}"
+
+
 def verdict(found: Verdict) -> str:
     """Return the verdict on B against A: the answer, the change in time with its interval, and any reason."""
     text = found.answer.upper()
