@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from nicegui import ui
 from sqlalchemy.exc import DBAPIError
 
+from benchd.daemon.reporting.palette import LOOK
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.text import more, short
 
@@ -33,7 +34,8 @@ CSS = Path(__file__).with_suffix(".css")
 @contextmanager
 def frame(title: str) -> Iterator[None]:
     """Lay out a page: the header with its links, then the content under one heading."""
-    ui.add_css(CSS)
+    for style in (LOOK, CSS):
+        ui.add_css(style)
     ui.dark_mode(None)  # follows the system
     ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
     ui.page_title(f"{title} - benchd")
@@ -41,7 +43,7 @@ def frame(title: str) -> Iterator[None]:
         ui.link("benchd", "/").classes("brand")
         for name, target in PAGES.items():
             ui.link(name, target)
-    with ui.column().classes("page").props("role=main"):
+    with ui.column().classes("page"):  # within Quasar's main
         heading(title, 1)
         trouble = notice("")
         trouble.set_visibility(False)
