@@ -82,9 +82,7 @@ def _is_behind(one: Behind, rounds: int) -> bool:
     return math.log1p(one.interval.low) > (KNOWN_GAP if rounds < FEW else 0.0)
 
 
-def _within(
-    name: str, left: Sequence[str], logs: Mapping[str, Sequence[float]], field: int, min_effect: float
-) -> bool:
+def _within(name: str, left: Sequence[str], logs: Mapping[str, Sequence[float]], field: int, min_effect: float) -> bool:
     """Return whether nobody who is left is faster than this one by `min_effect` or more."""
     others = (_behind(logs[other], logs[name], name, field) for other in left if other != name)
     return all(one.interval.low > 1.0 / (1.0 + min_effect) - 1.0 for one in others)

@@ -161,7 +161,7 @@ def _subject(record: Record, objective: Objective) -> str:
 def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:
     objective = requirements.objective
     named = {_name(record, objective): record for record in group}
-    excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
+    excluded = {name: reason for name, record in named.items() if (reason := why_not(record, requirements))}
     stale = _stale(named)
     excluded = stale | excluded
     mixed = one_model.difference(r.model for name, r in named.items() if r.status == "ok" and name not in stale)
@@ -275,7 +275,7 @@ def variant_name(record: Record) -> str:
     return f"{label} ({record.case.provider})" if record.case.provider else label
 
 
-def _why_not(record: Record, requirements: Requirements) -> str | None:
+def why_not(record: Record, requirements: Requirements) -> str | None:
     """Return the first reason why the record cannot be shipped, else None."""
     reasons = (
         disqualified(record),
