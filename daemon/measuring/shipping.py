@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon.errors import BenchdError, NotAvailable
+from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.plan import Planned
@@ -74,7 +74,6 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, found: Result, 
     if facts is None or record.timing is None:
         raise NotShipped(f"{winner.name}: the processes that confirmed it were not timed")
     own = winner.planned.own
-    is_random = facts.weights.startswith("random")
     return Manifest(
         name=own.model if own else record.case.model,
         created=wall_now(),
@@ -88,7 +87,6 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, found: Result, 
         entry=packed.entry,
         provider=packed.provider,
         packages=packed.packages,
-        trained=not is_random,
         weights_sha256=facts.weights_sha256,
         golden=packed.golden,
         asked=msgspec.structs.asdict(asked),
@@ -167,6 +165,6 @@ def _sync(folder: Path) -> None:
 
 
 def refuse_existing(out: Path) -> None:
-    """Raise NotAvailable if something is at `out` already."""
+    """Raise UsageError if something is at `out` already."""
     if out.exists():
-        raise NotAvailable(f"--out {out}: already there; verify it with `benchd verify {out}`, or remove it first")
+        raise UsageError(f"--out {out}: already there; verify it with `benchd verify {out}`, or remove it first")

@@ -116,7 +116,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     entry: str = ""
     provider: str = ""
     packages: dict[str, str]
-    trained: bool = False
     weights_sha256: str
     golden: Golden
     asked: dict[str, float | None]

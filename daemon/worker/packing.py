@@ -19,7 +19,7 @@ from benchd.daemon.worker.agreement import Rule
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import number_format
 from benchd.daemon.worker.observe import observe, uniforms
-from benchd.daemon.worker.structures import ONLY, Answers, Batch, cast, of_batch, values
+from benchd.daemon.worker.structures import ONLY, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import sessions
 from benchd.exporters.files import Target
@@ -110,7 +110,7 @@ def _golden(
         tolerances={name: float(limit) for name, limit in outputs.items()},
         rows_off=int(JUMPING_SHARE * batches * size) if jumps else 0,
     )
-    return _tensors(arrays, "input0:"), _tensors(arrays, "answer0:"), golden
+    return _tensors(arrays, "input0:"), _outputs(loaded, workload, images[:size], names[1], job), golden
 
 
 def _inputs(
@@ -140,6 +140,18 @@ def _named(answers: Answers, names: list[str]) -> Answers:
 def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> list[Tensor]:
     named = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
     return [Tensor(name, str(value.dtype), list(value.shape)) for name, value in named.items()]
+
+
+def _outputs(loaded: Loaded, workload: Workload, batch: Batch, names: list[str], job: Job) -> list[Tensor]:
+    """Return the outputs in the types that the runtime answers in, which the golden answers are not."""
+    given = [batch, *uniforms(workload.plain, range(len(batch)), batch, job.case.seed)]
+    with torch.inference_mode():
+        found = tensors(loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in given)))
+    called = names if names and list(found) == [ONLY] else list(found)
+    return [
+        Tensor(name, str(value.dtype).removeprefix("torch."), list(value.shape))
+        for name, value in zip(called, found.values(), strict=True)
+    ]
 
 
 def _preprocessing(workload: Workload) -> str:
