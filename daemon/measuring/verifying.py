@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import plan, race, recording
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Limits, Outcome
@@ -64,7 +63,7 @@ def verify(folder: Path, shipped: Manifest, session: Session, limits: Limits, pr
         return _unreadable(shipped, str(error))
     supervisor = Supervisor(session, [entry])
     outcomes: list[Outcome] = []
-    with session.measuring(ending()):
+    with session.measuring():
         run, run_id = session.run(supervisor.suite_id), RunId.new()
         while len(outcomes) < processes and all(one.process.status == "ok" for one in outcomes):
             name = f"verify.{shipped.name.replace(':', '_')}.{len(outcomes)}"
