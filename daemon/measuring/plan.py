@@ -79,7 +79,7 @@ class Planned:
     """A case of the plan. `reason` is why it cannot run here; `by_name`: its variant was requested by name.
 
     `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
-    if the case measures none.
+    if the case measures none. `ship_to` is the folder to write its files to, `deployed` the one whose files it runs.
     """
 
     case: Case
@@ -93,6 +93,8 @@ class Planned:
     data: str | None = None
     labels: str | None = None
     accuracy: ImageCount | None = None
+    ship_to: str = ""
+    deployed: str = ""
 
     @property
     def seconds(self) -> float:
@@ -238,10 +240,15 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
         raise unknown("preset", suite.preset, PRESETS)
     if suite.processes is not None and suite.processes < 1:
         raise UsageError(f"processes {suite.processes}: at least 1")
+    preset = limited(PRESETS[suite.preset], config)
+    return msgspec.structs.replace(preset, processes=suite.processes or preset.processes)
+
+
+def limited(preset: Limits, config: LimitsConfig) -> Limits:
+    """Return the preset's limits, changed by the configuration."""
     given = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
-    preset = PRESETS[suite.preset]
     rule = msgspec.structs.replace(preset.rule, cap_s=given.pop("measure_cap_s", preset.rule.cap_s))
-    return msgspec.structs.replace(preset, **given, rule=rule, processes=suite.processes or preset.processes)
+    return msgspec.structs.replace(preset, **given, rule=rule)
 
 
 def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: LimitsConfig) -> Limits:

@@ -92,8 +92,10 @@ def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str]) -> l
     return gone[-MAX_GONE:] + sorted(planned)
 
 
-def announce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, wanted: bool) -> list[str]:
-    """Retain the discovery for Home Assistant if `wanted`, and remove it from the other topics in `known`.
+def announce(
+    link: Link, topics: Topics, said: Info, known: Sequence[str], *, wanted: bool, shipped: Sequence[str] = ()
+) -> list[str]:
+    """Retain the discovery for Home Assistant if `wanted`, with the `shipped` folders; remove other topics in `known`.
 
     Returns the topics to pass as `known` next time, those of earlier device ids included, for the same reason.
     """
@@ -102,7 +104,7 @@ def announce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, wa
     for other in gone:
         link.retain(other, b"")
     if wanted:
-        link.retain(topic, homeassistant.discovery(topics, said))
+        link.retain(topic, homeassistant.discovery(topics, said, shipped))
     return gone[-MAX_ANNOUNCED:] + [topic] * wanted
 
 
