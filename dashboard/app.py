@@ -55,6 +55,7 @@ def serve(broker: Broker, database: str, name: str, host: str, port: int, *, col
             port=port,
             title="benchd",
             dark=None,
+            language="en-US",
             reload=False,
             show=False,
             show_welcome_message=False,

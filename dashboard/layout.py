@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 from nicegui import ui
 from sqlalchemy.exc import DBAPIError
 
+from benchd.daemon.reporting.palette import LOOK
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.text import more, short
 
@@ -38,7 +39,8 @@ AWAY = Path(__file__).with_name("away.js")
 @contextmanager
 def laid_out(title: str) -> Iterator[None]:
     """Lay out a page: the header with its links, then the content under one heading."""
-    ui.add_css(CSS)
+    for style in (LOOK, CSS):
+        ui.add_css(style)
     ui.add_body_html(f"<script>{AWAY.read_text()}</script>")
     ui.dark_mode(None)  # follows the system
     ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
@@ -47,7 +49,7 @@ def laid_out(title: str) -> Iterator[None]:
         ui.link("benchd", "/").classes("brand")
         for name, target in PAGES.items():
             ui.link(name, target)
-    with ui.column().classes("page").props("role=main"):
+    with ui.column().classes("page"):  # within Quasar's main
         heading(title, 1)
         ui.label().classes("notice server-away").props("role=alert")
         yield

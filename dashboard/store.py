@@ -302,7 +302,7 @@ def _address(url: str) -> URL:
 def _engine(address: URL) -> Engine:
     try:
         if address.drivername != "sqlite":
-            return create_engine(address)
+            return create_engine(address, pool_pre_ping=True)  # a server that was started again ended the others
     except ModuleNotFoundError:
         raise NotAvailable("psycopg is not installed: pip install 'benchd[postgres]'") from None
     engine = create_engine(address, connect_args={"timeout": BUSY_S})

@@ -77,9 +77,11 @@ def age(seconds: float | None) -> str:
     """Return how long ago, in words."""
     if seconds is None:
         return "never"
-    if seconds < 5:
+    if seconds < 10:
         return "now"
-    for limit, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+    if seconds < 120:
+        return f"{seconds // 10 * 10:.0f} s ago"
+    for limit, unit_s, unit in ((7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds // unit_s:.0f} {unit} ago"
     return f"{seconds // 86400:.0f} days ago"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
+from benchd.daemon.records import Variant
 from benchd.dashboard.answers import Kind, Newest
 from benchd.dashboard.messages import Result
 
@@ -33,7 +34,7 @@ class Point(NamedTuple):
     """
 
     label: str
-    variant: str
+    variant: Variant
     boards: int
     latency_ms: Figure
     energy_mj: Figure | None
@@ -42,7 +43,7 @@ class Point(NamedTuple):
 
 def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
     """Return the points of each group, those on most boards first; failed results have none."""
-    measured: dict[Group, dict[tuple[str, bool], list[Result]]] = defaultdict(lambda: defaultdict(list))
+    measured: dict[Group, dict[tuple[str, Variant, bool], list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result, kind, case in newest:
         if result.status == "ok" and result.median_ms:
             work = " ".join(
@@ -51,7 +52,7 @@ def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
             options = [f"{name}={value}" for name, value in sorted(case.options.items())]
             label = " ".join([result.variant, f"b{result.batch_size}", *options])
             group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)
-            measured[group][label, result.checked in ("failed", "void")].append(result)
+            measured[group][label, case.variant, result.checked in ("failed", "void")].append(result)
     found = {group: [_point(*where, of) for where, of in points.items()] for group, points in measured.items()}
     return dict(sorted(found.items(), key=_order))
 
@@ -61,14 +62,13 @@ def _order(one: tuple[Group, list[Point]]) -> tuple[int, Kind, str, bool, str]:
     return -max(point.boards for point in points), group.kind, group.work, not group.scope, group.scope
 
 
-def _point(label: str, is_wrong: bool, found: Sequence[Result]) -> Point:
+def _point(label: str, variant: Variant, is_wrong: bool, found: Sequence[Result]) -> Point:
     """Return the fleet's median with its range, or one board's value with its interval."""
-    one = found[0]
     energies = [(result.energy_mj, result.energy_err_mj or 0.0) for result in found if result.energy_mj is not None]
     times = [_timed(result) for result in found]
     return Point(
         label=label,
-        variant=one.variant,
+        variant=variant,
         boards=len({result.device_id for result in found}),
         latency_ms=_together(times),
         energy_mj=_together([Figure(value, value - error, value + error) for value, error in energies])

@@ -12,7 +12,6 @@ from benchd.daemon.records import Case, Variant
 from benchd.dashboard.answers import Kind, Newest
 from benchd.dashboard.messages import flat
 from benchd.dashboard.trade_off import Figure, Point, front, groups
-from benchd.dashboard.views import charts
 
 ORIN, NANO = Kind("tegra234", "MAXN", "cuda"), Kind("tegra234", "15W", "cuda")
 
@@ -26,7 +25,7 @@ def newest(device, variant, median_ms, kind=ORIN, mj=None, **fields):
 
 def point(median_ms, energy_mj, *, is_wrong=False):
     energy = None if energy_mj is None else Figure(energy_mj, energy_mj, energy_mj)
-    return Point("eager b1", "eager", 1, Figure(median_ms, median_ms, median_ms), energy, is_wrong)
+    return Point("eager b1", Variant(), 1, Figure(median_ms, median_ms, median_ms), energy, is_wrong)
 
 
 def test_boards_of_one_kind_are_one_point_with_their_range_and_one_board_has_its_interval():
@@ -70,8 +69,3 @@ def test_nothing_beats_the_front_and_something_on_it_beats_the_rest(pairs):
 def test_what_failed_its_check_can_never_win():
     good = point(9.0, 9.0)
     assert front([point(1.0, 1.0, is_wrong=True), point(1.0, None), good]) == [good]
-
-
-def test_every_variant_has_its_own_colour_and_shape():
-    looks = {(place % len(charts.COLOURS), place % len(charts.SYMBOLS)) for place in charts.VARIANTS.values()}
-    assert len(looks) == len(charts.VARIANTS)
