@@ -123,6 +123,16 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
             PRIMARY KEY (device_id, stream, first)
         )""",
     ),
+    (
+        "DROP INDEX result_model",
+        "DROP INDEX result_measured",
+        "CREATE INDEX result_measured ON result(device_id, case_id, measured_s, arrived_s, id)",
+        "CREATE INDEX result_time ON result(measured_s, arrived_s, id)",
+        *(
+            f"CREATE INDEX result_{name}_time ON result({name}, measured_s, arrived_s, id)"
+            for name in ("model", "variant", "status")
+        ),
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {

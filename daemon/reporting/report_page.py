@@ -101,7 +101,7 @@ def _latency_against_energy(measured: Sequence[Record]) -> Chart:
     traces: list[Chart] = []
     for name, group in _grouped(able, lambda r: subject(r) + (f" of {_energy(r).scope}" if of_many else "")):
         front = list(_pareto(sorted(map(_spent, group))))
-        traces.append(_trace(f"front of {name}", front, mode="lines+markers") | RING | {"colour": GREY})
+        traces.append(_trace(f"{name}: front", front, mode="lines+markers") | RING | {"colour": GREY})
     traces += [_of_variant(name, sorted(map(_spent, group)), group) for name, group in _grouped(able, variant_name)]
     note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
     return {

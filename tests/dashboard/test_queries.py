@@ -131,14 +131,6 @@ def test_throttling_makes_bands_until_it_ends_or_the_data_does():
     assert charts.throttled(series) == [(1, 3), (5, 6)]
 
 
-@given(st.integers(0, 5000))
-def test_a_line_is_thinned_to_what_a_screen_shows_and_keeps_its_end(count):
-    values = [(float(n), 0.0) for n in range(count)]
-    thinned = charts.thinned(values)
-    assert len(thinned) == min(count, math.ceil(count / max(1, math.ceil(count / charts.POINTS))))
-    assert thinned[-1:] == values[-1:]
-
-
 def test_a_change_of_the_setup_is_marked_with_what_changed():
     first = made()
     old, slow = (
