@@ -15,10 +15,10 @@ ROWS = 1000  # rows per query; a fleet's history need not fit in memory
 def lines(store: Store, which: Filter) -> Iterator[str]:
     """Yield the header, then the results in order of arrival."""
     yield _line(Result._fields)
-    newest = 0
-    while page := after(store, which, newest, ROWS):
-        yield "".join(_line([spreadsheet(value) for value in result]) for _, result in page)
-        newest = page[-1][0]
+    last = 0
+    while page := after(store, which, last, ROWS):
+        yield "".join(_line([spreadsheet(value) for value in result]) for result in page.values())
+        last = max(page)
 
 
 def _line(cells: object) -> str:

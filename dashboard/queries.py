@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, func, or_, select
 
 from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode, throttles
@@ -19,6 +19,7 @@ from benchd.dashboard.store import Store
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
+NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
 UNCHECKED = "not checked"
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
@@ -82,7 +83,7 @@ class Filter(NamedTuple):
 
 
 class Page(NamedTuple):
-    """One page of results, and the total number."""
+    """One page of results, and how many there are, of which at most NEWEST are counted."""
 
     results: list[Result]
     total: int
@@ -164,39 +165,52 @@ def presence(said: str | None, age_s: float | None) -> State:
 
 
 def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
-    """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
+    """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last.
+
+    All else than the newest first is an order of the NEWEST that match, and a text is searched for in as many, so that
+    no query reads every result.
+    """
     table = store.tables["result"]
     column = table.c[sort if sort in Result._fields else "measured_s"]
-    order: list[Any] = [] if not column.nullable else [column.is_(None)]
+    found = _found(table, which)
+    by_time = column is table.c.measured_s and descending and not which.text
+    shown = _conditions(table, which) if by_time else [table.c.id.in_(found)]
+    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # which no index holds
     order += [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
-    conditions = _conditions(table, which)
-    wanted = select(*_columns(table)).where(*conditions)
     with store.reading() as connection:
-        total = connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one()
-        rows = connection.execute(wanted.order_by(*order).offset(offset).limit(limit))
-        return Page([Result(*row) for row in rows], total)
+        total = connection.execute(select(func.count()).select_from(found.subquery())).scalar_one()
+        wanted = select(*_columns(table)).where(*shown).order_by(*order).offset(offset).limit(limit)
+        return Page([Result(*row) for row in connection.execute(wanted)], total)
 
 
-def after(store: Store, which: Filter, newest: int, limit: int) -> list[tuple[int, Result]]:
-    """Return the next results in order of arrival, each with its id, from the one after id `newest` on."""
+def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result]:
+    """Return results that match by their ids, the first `limit` beyond an id, in order of arrival."""
     table = store.tables["result"]
-    wanted = select(table.c.id, *_columns(table)).where(table.c.id > newest, *_conditions(table, which))
+    mine = [*_conditions(table, which), *([_contains(table, which.text)] if which.text else [])]
+    wanted = select(table.c.id, *_columns(table)).where(table.c.id > id_, *mine).order_by(table.c.id).limit(limit)
     with store.reading() as connection:
-        rows = connection.execute(wanted.order_by(table.c.id).limit(limit))
-        return [(number, Result(*row)) for number, *row in rows]
+        return {number: Result(*row) for number, *row in connection.execute(wanted)}
+
+
+def _found(table: Any, which: Filter) -> Select[tuple[int]]:
+    """Return the ids of the newest results that match."""
+    order = (*newest_first(table), table.c.id.desc())
+    found = select(table.c.id).where(*_conditions(table, which)).order_by(*order)
+    if which.text:
+        searched = table.c.id.in_(found.limit(NEWEST))
+        found = select(table.c.id).where(searched, _contains(table, which.text)).order_by(*order)
+    return found.limit(NEWEST)
 
 
 def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
     exact = {"device_id": which.device_id, "model": which.model, "variant": which.variant, "status": which.status}
-    found = [table.c[name] == value for name, value in exact.items() if value]
-    if which.check:
-        found.append(table.c.checked.is_(None) if which.check == UNCHECKED else table.c.checked == which.check)
-    if which.text:
-        places = [
-            table.c[name].icontains(which.text, autoescape=True) for name in ("model", "variant", "case_id", "flags")
-        ]
-        found.append(or_(*places))
-    return found
+    checked = table.c.checked.is_(None) if which.check == UNCHECKED else table.c.checked == which.check
+    return [table.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
+
+
+def _contains(table: Any, text: str) -> ColumnElement[bool]:
+    places = ("model", "variant", "case_id", "flags")
+    return or_(*(table.c[name].icontains(text, autoescape=True) for name in places))
 
 
 def _columns(table: Any) -> list[Any]:
@@ -209,10 +223,13 @@ def newest_first(table: Any) -> tuple[Any, Any]:
 
 
 def choices(store: Store, column: str) -> list[str]:
-    """Return the values of a column of the results, sorted."""
-    table = store.tables["result"]
+    """Return the values of an indexed column of the results, sorted: each is looked up from the one before."""
+    value = store.tables["result"].c[column]
+    seen = select(func.min(value).label("value")).cte(recursive=True)
+    later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
+    seen = seen.union_all(select(later).select_from(seen).where(seen.c.value.is_not(None)))
     with store.reading() as connection:
-        return sorted(connection.execute(select(table.c[column]).distinct().limit(READ)).scalars())
+        return list(connection.execute(select(seen.c.value).where(seen.c.value.is_not(None)).limit(READ)).scalars())
 
 
 def result(store: Store, key: str) -> Result | None:
@@ -279,6 +296,20 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
     with store.reading() as connection:
         rows = connection.execute(select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit))
         return [Result(*row) for row in rows][::-1]
+
+
+def last_of_each_case(store: Store, *conditions: ColumnElement[bool]) -> Select[tuple[int]]:
+    """Return the ids of the last result of every case on every device for which this holds; it reads no others."""
+    table, device = store.tables["result"], store.tables["device"]
+    mine = table.alias()
+    first = select(func.min(mine.c.case_id)).where(mine.c.device_id == device.c.device_id).scalar_subquery()
+    cases = select(device.c.device_id, first.label("case_id")).cte(recursive=True)
+    beyond = (mine.c.device_id == cases.c.device_id, mine.c.case_id > cases.c.case_id)
+    later = select(func.min(mine.c.case_id)).where(*beyond).scalar_subquery()
+    cases = cases.union_all(select(cases.c.device_id, later).where(cases.c.case_id.is_not(None)))
+    same = (table.c.device_id == cases.c.device_id, table.c.case_id == cases.c.case_id)
+    last = select(table.c.id).where(*same, *conditions).order_by(*newest_first(table)).limit(1)
+    return select(last.correlate(cases).scalar_subquery()).select_from(cases).where(cases.c.case_id.is_not(None))
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:

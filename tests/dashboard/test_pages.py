@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from broker import HOST, free_port
-from browsing import get, opened
+from browsing import get, inaccessible, opened
 from records_made import ENVIRONMENT, accuracy, made, timing
 from waiting import WAIT_S, wait_for
 
@@ -31,6 +31,7 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import time as median_of
 
 SHOTS = Path(__file__).parents[2] / ".screenshots"
+SECONDS, VIEWER_BYTES_PER_S = 6, 5 * 1024
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 CUSTOM = "vim_tiny,custom,b1"
 TOP1 = "95.0 [88.8, 97.8] %, 1.00 below fp32"
@@ -163,13 +164,14 @@ def site(mosquitto, site_database, store_of_site):
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_every_view_opens_offline_light_and_dark_wide_and_on_a_phone(site, browser, scheme, width):
+def test_every_view_is_accessible_offline_light_and_dark_wide_and_on_a_phone(site, browser, scheme, width):
     SHOTS.mkdir(exist_ok=True)
     with opened(browser, site, "/", scheme, width) as page:
         for name, path in VIEWS.items():
             page.goto(f"http://{HOST}:{site}{path}", wait_until="networkidle")
             page.get_by_role("heading", level=1).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            assert not inaccessible(page), name
             page.screenshot(path=SHOTS / f"{name}-{scheme}-{width}.png", full_page=True)
 
 
@@ -203,7 +205,8 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
         page.get_by_text("Nothing has changed").wait_for()
 
 
-def test_a_fleet_shows_who_is_there_and_since_when(site, browser):
+def test_a_fleet_shows_who_is_there_and_since_when(site, browser, store_of_site):
+    store_of_site.add(rows(message("orin-1", "status", {"state": "online"}, time.time())))
     with opened(browser, site, "/fleet") as page:
         cards = {name: page.get_by_role("link", name=name) for name in ("orin-1", "quiet-1", "gone-1")}
         for name, state in (("orin-1", "online"), ("quiet-1", "stale"), ("gone-1", "offline")):
@@ -366,6 +369,21 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
         page.get_by_text(shown).wait_for()
         assert button.is_enabled() == (not answer["accepted"])
     assert [command["suite"] for command in asked] == ["nightly"]
+
+
+@pytest.mark.parametrize("path", ["/fleet", "/device/orin-1"])
+def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, path):
+    heard, metrics = [], ("power_w", "gpu_clock_hz", "gpu_temp_c", "process_rss_bytes", "gpu_utilization_percent")
+    with opened(browser, site, path, heard=heard) as page, connected(mosquitto) as device:
+        page.get_by_text(" °C").last.wait_for()  # all that is known was sent
+        page.wait_for_timeout(2000)
+        heard.clear()
+        for second in range(SECONDS):
+            body = {"samples": [[second * 10**9, metric, 40.0 + second, "fake"] for metric in metrics]}
+            device.publish("benchd/v1/orin-1/telemetry", json.dumps(body), qos=1)
+            page.wait_for_timeout(1000)
+        page.get_by_text(f"{39 + SECONDS} °C").wait_for()
+    assert 0 < sum(map(len, heard)) < SECONDS * VIEWER_BYTES_PER_S
 
 
 def test_a_device_that_says_nothing_turns_stale_and_then_offline(site, browser, mosquitto, store_of_site):

@@ -4,8 +4,6 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from records_made import ENVIRONMENT, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
@@ -100,14 +98,6 @@ def test_throttling_makes_bands_until_it_ends_or_the_data_does():
         "power_w": [(0, 1.0)],
     }
     assert charts.throttled(series) == [(1, 3), (5, 6)]
-
-
-@given(st.integers(0, 5000))
-def test_a_line_is_thinned_to_what_a_screen_shows_and_keeps_its_end(count):
-    values = [(float(n), 0.0) for n in range(count)]
-    thinned = charts.thinned(values)
-    assert len(thinned) == min(count, math.ceil(count / max(1, math.ceil(count / charts.POINTS))))
-    assert thinned[-1:] == values[-1:]
 
 
 def test_a_change_of_the_setup_is_marked_with_what_changed():
