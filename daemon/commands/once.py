@@ -41,7 +41,8 @@ from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
 from benchd.daemon.reporting import report
-from benchd.daemon.reporting.console import Screen, print_comparisons, print_plan
+from benchd.daemon.reporting.comparisons import print_comparisons
+from benchd.daemon.reporting.console import Screen, print_plan
 from benchd.daemon.verdicts import baseline as baselines
 from benchd.daemon.verdicts import compare, noise_floor
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
