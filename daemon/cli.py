@@ -14,6 +14,8 @@ from benchd.daemon.commands import Version, application
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError, require_measure
 
 VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the file's name
+    "ship",
+    "verify",
     "compare",
     "baseline",
     "noise-floor",

@@ -1,7 +1,7 @@
 """`bench-once`: one run over a plan, from command line to exit code, measured as the service measures."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -26,6 +26,7 @@ from benchd.daemon.commands.arguments import (
     image_count,
     names,
     options,
+    user_model,
     waits,
     whole_numbers,
 )
@@ -38,7 +39,6 @@ from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.comparisons import print_comparisons
@@ -135,7 +135,7 @@ def once(
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
     suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
-    own = _user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
+    own = user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
     if device not in ("auto", "cpu"):
         gpu.check(device)
     machine = plan.inspect(device)
@@ -189,25 +189,6 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
             out.write(f"{report.page(page_of)}\n")
         except BenchdError as error:  # caused by older lines of the file: the new records are stored
             sys.stderr.write(f"warning: no page: {error}\n")
-
-
-def _user_model(
-    module: str | None, onnx: Path | None, inputs: Sequence[str], beside: Mapping[str, object]
-) -> UserModel | None:
-    """Return the user's model; raise UsageError if it is invalid or conflicts with the options `beside`."""
-    if module and onnx:
-        raise UsageError("--module and --onnx: give only one of them")
-    if beside["--models"] and (module or onnx):
-        raise UsageError("--models with --module or --onnx: your own model runs alone; omit one of them")
-    if beside["--artifacts"] and (module or onnx):
-        raise UsageError("--artifacts is for files of the catalog's models; measure your own file with --onnx")
-    if onnx and not onnx.is_file():
-        raise UsageError(f"--onnx {onnx}: no such file")
-    if inputs and not (module or onnx):
-        raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
-    if onnx:
-        return UserFile.at(onnx.resolve(), inputs)
-    return UserModule.at(module, inputs) if module else None
 
 
 def _folder(path: Path | None) -> Path | None:

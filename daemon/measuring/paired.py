@@ -6,7 +6,6 @@ noise into bias: identical code is then called different more often than the loo
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import msgspec
 from benchd.daemon.config import LimitsConfig
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import environment
+from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
@@ -191,7 +191,7 @@ def _alternate(
     supervisor: Supervisor, sides: tuple[Side, Side], request: Request, min_effect: float, err: TextIO
 ) -> Verdict:
     """Measure pair after pair, each in random order, until there is a verdict."""
-    with supervisor.session.measuring(_ending()):
+    with supervisor.session.measuring(ending()):
         started, done = time.monotonic(), 0
         for side in sides:
             side.run_id = RunId.new()  # whatever it waited
@@ -208,12 +208,6 @@ def _alternate(
             verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, request, min_effect)
             if verdict:
                 return verdict
-
-
-def _ending() -> tuple[signal.Signals, ...]:
-    """Return the signals that end it, including a lost remote shell unless nohup blocks that."""
-    is_held = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM, *([] if is_held else [signal.SIGHUP]))
 
 
 def _verdict(first: Sequence[float], second: Sequence[float], request: Request, min_effect: float) -> Verdict | None:

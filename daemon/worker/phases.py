@@ -17,7 +17,19 @@ from benchd.daemon.records import (
     Memory,
     Window,
 )
-from benchd.daemon.worker import accuracy, audit, backends, builds, measure, occupancy, probes, scenarios, steps
+from benchd.daemon.worker import (
+    accuracy,
+    audit,
+    backends,
+    builds,
+    golden,
+    measure,
+    occupancy,
+    packing,
+    probes,
+    scenarios,
+    steps,
+)
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
@@ -59,6 +71,12 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     # before the check, whose reference also takes memory
     loaded = replace(loaded, taken_bytes=free_at_first_bytes - _free_bytes(device))
     stages.enter("check")
+    if job.deployed:
+        golden.refuse_others(Path(job.deployed), workload, loaded)
+    if job.ship_to:
+        found.packed = packing.write(job, workload, loaded)
+        stages.leave()
+        return
     found.check, right, found.synaptic_flops = check_and_answers(workload, loaded, job)
     if right:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")

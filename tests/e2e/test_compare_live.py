@@ -220,13 +220,14 @@ def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_env
     """The change works twenty times as much; the lines are those of docs/ci.md, made short, with real workers."""
     (block,) = re.findall("```bash\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
     short = "benchd compare --live --config ../config.toml --device cpu --pairs 2 --threads 1 --output ../out --json"
-    words = block.replace("benchd compare --live", short).replace("--input 64", "--input x=4")
+    words = block.replace("benchd compare --live", short).replace("--input 64", "--input 3x4x4")
     (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.3\n")
     (folder := tmp_path / "repository").mkdir()
     user_module(folder)
     git = "git -c user.name=a -c user.email=a@b"
     given = f"git init -q . && git add . && {git} commit -qm base && export BASE=HEAD\n"
-    change = "sed -i 's/return /for _ in range(200): torch.randn(96, 96) @ torch.randn(96, 96)\\n        return /' net.py\n"
+    work = "for _ in range(200): torch.randn(96, 96) @ torch.randn(96, 96)"
+    change = f"sed -i 's/        pass/        {work}/' net.py\n"
     environment = child_environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-ec", given + change + words],
@@ -238,7 +239,7 @@ def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_env
         timeout=WAIT_S,
     )
     assert done.returncode == 3, done.stderr
-    (made,) = json.loads(done.stdout)
+    (made,) = json.loads(done.stdout.splitlines()[-1])
     assert made["second"] == "own.net.build,eager,b1,threads=1 of net.py:build"
     assert made["first"].endswith("of base/net.py:build")
     assert made["verdict"]["effect"] > 1
