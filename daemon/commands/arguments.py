@@ -84,11 +84,11 @@ def waits(wait: bool | None) -> bool:
     return sys.stderr.isatty() if wait is None else wait
 
 
-def names(text: str | None) -> list[str]:
-    """Return the parts between the commas; raise UsageError if there are none."""
+def names(option: str, text: str | None) -> list[str]:
+    """Return the parts between the commas; raise UsageError that names the option if there are none."""
     found = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
     if text is not None and not found:
-        raise UsageError(f"{text!r} has no values: give values separated by commas, or omit the option")
+        raise UsageError(f"{option} is empty: give values separated by commas, or omit it")
     return found
 
 
