@@ -238,9 +238,9 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
         for copy in range(3):
             Image.new("RGB", (40, 36), (25 * label, 80 * copy, 100)).save(folder / f"{copy}.png")
     torch.manual_seed(3)
-    model = catalog.build("snn_onepass", time_steps=2)
+    model = catalog.build("snn_onepass")
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "weights.pth")
-    net = ("--models", "snn_onepass", "--option", "time_steps=2")
+    net = ("--models", "snn_onepass", "--batch-sizes", "2")
     arguments = (*net, "--variants", "eager", "--weights", "weights.pth")
     done = once(*arguments, "--data", "imagefolder:images")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -58,8 +58,6 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
         (("square", "--to", "tflite"), 2, "unknown target 'tflite'"),
         (("square", "--batch-sizes", "0"), 2, "--batch-sizes 0: at least 1"),
         (("--prune", "much"), 2, "--prune much: expected a size such as 512MiB or 2GiB"),
-        (("snn_onepass", "--option", "time_steps=0"), 2, "time_steps=0: must be at least 1"),
-        (("square", "--weights", "demo"), 2, "--weights demo: square has none; choose one of vim_tiny"),
         (("square", "--to", "tensorrt"), 7, "an engine is built on the GPU that will run it, for one batch size"),
         (("square", "--option", "size=16", "--output", "taken/net.onnx"), 2, "--output taken/net.onnx: "),
     ],
