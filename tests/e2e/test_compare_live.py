@@ -67,8 +67,8 @@ def listened(broker, topic, count):
     client.connect(broker.host, broker.port)
     client.subscribe(topic, 1)
     client.loop_start()
-    assert subscribed.wait(60)
-    return lambda: [arrived.get(timeout=60) for _ in range(count)]
+    assert subscribed.wait(WAIT_S)
+    return lambda: [arrived.get(timeout=WAIT_S) for _ in range(count)]
 
 
 def said(done):
