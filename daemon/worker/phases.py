@@ -84,6 +84,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         _cold_start(job, loaded, first_ended_ns, stages, found)
         return
     met = _timed(job, loaded, pool, right, stages, found)
+    stages.keep(found)
     _beside(job, loaded, pool, [pool[place] for place in met], stages, found)
     del loaded, pool
     _probed(job, device, stages, found)
