@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -88,9 +89,9 @@ def benchd() -> None:
 
 def _exit_with(verb: str | None) -> None:
     """Run a verb, or the command line's; print a BenchdError as one line and exit with the code of its kind."""
-    sys.stdout = _outlasting_its_reader(sys.stdout or Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    given = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
-        with sys.stdout:
+        with _outlasting_its_reader(given) as out, redirect_stdout(out):
             (command(verb) if verb else _benchd)()
     except KeyboardInterrupt:  # before the command's own handler
         sys.exit(130)

@@ -123,9 +123,13 @@ class Stage(Struct, frozen=True, tag="stage"):
 
 
 class Outcome(Struct, kw_only=True, tag="outcome"):
-    """The worker's last line: the results of one process, filled in as it runs."""
+    """The results of one process, filled in as it runs: the worker's last line.
+
+    With `is_partial` one comes before the last, when what was measured must not depend on what follows.
+    """
 
     process: ProcessResult
+    is_partial: bool = False
     model: ModelFacts | None = None
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None
