@@ -53,7 +53,7 @@ class Region:
 
     def _check(self, offset: np.ndarray, size: int, lanes: Lanes) -> None:
         outside = (offset < 0) | (offset > self.size - size)
-        for bad, what in ((outside, f"outside its {self.size} bytes"), (offset % size != 0, "misaligned")):
+        for bad, what in ((offset % size != 0, "misaligned"), (outside, f"outside its {self.size} bytes")):
             if bad.any():
                 i = int(bad.argmax())
                 where = f"{self.history.name} at byte {offset[i]}, {size} bytes, {what}"

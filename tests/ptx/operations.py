@@ -100,7 +100,7 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _fused_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return a b + c of float64 numbers, rounded as if once but for one time in some thousand millions."""
+    """Return a b + c of float64 numbers, the product kept to twice their digits; the last bit may be off."""
     a_high, b_high = (each.astype(np.float32).astype(np.float64) for each in (a, b))
     product = a * b
     left = ((a_high * b_high - product) + a_high * (b - b_high) + (a - a_high) * b_high) + (a - a_high) * (b - b_high)
