@@ -101,7 +101,9 @@ class _Blocks:
 
     def run(self) -> None:
         """Run until every thread has returned."""
-        targets = {self.program.labels[each.operands[0]] for each in self.program.instructions if each.words[0] == "bra"}
+        targets = {
+            self.program.labels[each.operands[0]] for each in self.program.instructions if each.words[0] == "bra"
+        }
         self._at, self._waiting = {0: np.ones(self.lanes, bool)}, {}
         self._live = np.ones(self.lanes, bool)
         executed = 0
@@ -179,7 +181,7 @@ class _Blocks:
         if not name.startswith("%"):  # _, or a name that inline assembly throws away
             return
         width = _width(self.program, name)
-        if value.dtype != bool:
+        if value.dtype.kind != "b":
             if value.itemsize < width:
                 value = value.astype(f"{value.dtype.kind}{width}")
             value = value.view(f"u{width}")
@@ -224,7 +226,7 @@ def _reader(program: Program, operand: str, kind: str) -> Callable[[_Registers],
     if operand.startswith("!"):
         return lambda registers: ~registers[operand[1:]]
     width = _width(program, operand)
-    if dtype == bool:
+    if dtype.kind == "b":
         return lambda registers: registers[operand]
     if dtype.itemsize == width:
         return lambda registers: registers[operand].view(dtype)
@@ -232,11 +234,13 @@ def _reader(program: Program, operand: str, kind: str) -> Callable[[_Registers],
 
 
 def _constant(text: str, dtype: np.dtype) -> np.ndarray:
-    if dtype == bool:
+    if dtype.kind == "b":
         return np.array([text not in {"0", "false"}])
     if found := re.fullmatch(r"0[fFdD]([0-9a-fA-F]+)", text):
         return np.array([int(found[1], 16)], f"u{len(found[1]) // 2}").view(dtype)
-    number = 0 if re.fullmatch(r"[A-Za-z_$][\w$]*", text) else int(text.rstrip("U"), 0)  # a name is that of all shared memory
+    number = (
+        0 if re.fullmatch(r"[A-Za-z_$][\w$]*", text) else int(text.rstrip("U"), 0)
+    )  # a name is that of all shared memory
     return np.array([number & (2 ** (8 * dtype.itemsize) - 1)], f"u{dtype.itemsize}").view(dtype)
 
 

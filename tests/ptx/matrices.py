@@ -33,9 +33,7 @@ def product(words: tuple[str, ...]) -> Callable[[Fragments, Fragments, Fragments
         for i, value in enumerate(c):
             total[:, _GROUP + 8 * (i // 2), 2 * _PLACE + i % 2] = value
         total += left @ right
-        return [
-            total[:, _GROUP + 8 * (i // 2), 2 * _PLACE + i % 2].astype(np.float32) for i in range(4)
-        ]
+        return [total[:, _GROUP + 8 * (i // 2), 2 * _PLACE + i % 2].astype(np.float32) for i in range(4)]
 
     return multiply
 

@@ -5,7 +5,7 @@ decides: a GPU's own error is somewhere within.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ class NotExecuted(NotImplementedError):
     """The interpreter does not know this instruction."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def operation(words: tuple[str, ...]) -> Operation:
     """Return what the opcode computes; raises NotExecuted for one that is not here."""
     name, kind = words[0], words[-1]
