@@ -15,6 +15,7 @@ import typer
 from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring.protocol import ImageCount
+from benchd.models import data_named, demo
 
 T = TypeVar("T")
 
@@ -31,6 +32,13 @@ Weights = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(help="Real images; `demo` for the digits included.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        help="Images that set the ranges of int8; none of --data.",
+        metavar="demo|random|cifar10:DIR|imagefolder:DIR",
+    ),
 ]
 Module = Annotated[str | None, typer.Option(help="Your own module, by file or package.", metavar="FILE.py:FUNCTION")]
 Inputs = Annotated[
@@ -140,6 +148,17 @@ def image_count(text: str) -> ImageCount:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         raise UsageError(f"--accuracy {text}: expected full or a number of images, such as 1000")
     return int(text)
+
+
+def calibrated_with(text: str) -> str:
+    """Return the value of `--calibration`, its folder in full; raise UsageError for one that names no images."""
+    if text == demo.RANDOM:
+        return text
+    try:
+        scheme, folder = data_named.parse(text)
+    except data_named.DataError as error:
+        raise UsageError(f"--calibration: {error}, or {demo.RANDOM}") from error
+    return f"{scheme}:{Path(folder).resolve()}" if folder else scheme
 
 
 def accuracy_drop(text: str) -> float:

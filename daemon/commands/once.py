@@ -11,6 +11,7 @@ import typer
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import (
+    Calibration,
     Data,
     Device,
     Inputs,
@@ -22,6 +23,7 @@ from benchd.daemon.commands.arguments import (
     Workspace,
     accuracy_drop,
     byte_count,
+    calibrated_with,
     choices,
     image_count,
     names,
@@ -80,6 +82,7 @@ def once(
     accuracy: Annotated[
         str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
     ] = None,
+    calibration: Calibration = None,
     max_accuracy_drop: Annotated[
         str | None,
         typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%"),
@@ -91,6 +94,9 @@ def once(
     workspace: Workspace = None,
     module: Module = None,
     onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file.", metavar="FILE")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="The fp32 file that a quantised --onnx was made from.", metavar="FILE")
+    ] = None,
     input_: Inputs = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
@@ -126,13 +132,14 @@ def once(
         "data": data,
         "labels": labels and str(labels.resolve()),
         "accuracy": image_count(accuracy) if accuracy else None,
+        "calibration": calibration and calibrated_with(calibration),
     }
     fails = choices("--fail-on", names(fail_on or None), list(FAIL_ON))
     requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
     suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
-    own = _user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
+    own = _user_model(module, onnx, reference, input_ or [], beside={"--models": models, "--artifacts": artifacts})
     if device not in ("auto", "cpu"):
         gpu.check(device)
     machine = plan.inspect(device)
@@ -189,7 +196,11 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
 
 
 def _user_model(
-    module: str | None, onnx: Path | None, inputs: Sequence[str], beside: Mapping[str, object]
+    module: str | None,
+    onnx: Path | None,
+    reference: Path | None,
+    inputs: Sequence[str],
+    beside: Mapping[str, object],
 ) -> UserModel | None:
     """Return the user's model; raise UsageError if it is invalid or conflicts with the options `beside`."""
     if module and onnx:
@@ -202,8 +213,10 @@ def _user_model(
         raise UsageError(f"--onnx {onnx}: no such file")
     if inputs and not (module or onnx):
         raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
+    if reference and not (onnx and reference.is_file()):
+        raise UsageError(f"--reference {reference}: give the existing fp32 file of a quantised --onnx file")
     if onnx:
-        return UserFile.at(onnx.resolve(), inputs)
+        return UserFile.at(onnx.resolve(), inputs, reference and reference.resolve())
     return UserModule.at(module, inputs) if module else None
 
 
