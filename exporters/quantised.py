@@ -230,6 +230,7 @@ def _converted(
     try:
         with _quiet():
             quantizer.quantize_model()
+            quantizer.model.topological_sort()  # checkers require an order that it leaves to whoever saves
     except Exception as error:  # it raises ValueError, KeyError, AssertionError and more
         raise CannotQuantise(f"ONNX Runtime cannot quantise it: {str(error).strip().splitlines()[0]}") from error
     made: ModelProto = quantizer.model.model

@@ -97,7 +97,7 @@ class Source:
 
     def _onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
         if precision not in files.PRECISIONS:
-            raise Unsupported(f"files are made in {' and '.join(files.PRECISIONS)}, not in {precision}")
+            raise Unsupported(f"files are made in fp32, fp16 and int8, not in {precision}")
         if self.own:
             from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
