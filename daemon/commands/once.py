@@ -11,6 +11,7 @@ import typer
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import Version, application
 from benchd.daemon.commands.arguments import (
+    Calibration,
     Data,
     Device,
     Inputs,
@@ -22,6 +23,7 @@ from benchd.daemon.commands.arguments import (
     Workspace,
     accuracy_drop,
     byte_count,
+    calibrated_with,
     choices,
     image_count,
     names,
@@ -82,6 +84,7 @@ def once(
     accuracy: Annotated[
         str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
     ] = None,
+    calibration: Calibration = None,
     max_accuracy_drop: Annotated[
         str | None,
         typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%"),
@@ -93,6 +96,9 @@ def once(
     workspace: Workspace = None,
     module: Module = None,
     onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file.", metavar="FILE")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="The fp32 file that a quantised --onnx was made from.", metavar="FILE")
+    ] = None,
     input_: Inputs = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
@@ -129,13 +135,16 @@ def once(
         "data": data,
         "labels": labels and str(labels.resolve()),
         "accuracy": image_count(accuracy) if accuracy else None,
+        "calibration": calibration and calibrated_with(calibration),
     }
     fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
     requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
     suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
-    own = user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
+    own = user_model(
+        module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts}, reference=reference
+    )
     if device not in ("auto", "cpu"):
         gpu.check(device)
     machine = plan.inspect(device)
