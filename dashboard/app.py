@@ -15,7 +15,7 @@ from benchd.dashboard.collector import checked
 from benchd.dashboard.guard import Guard, is_loopback
 from benchd.dashboard.store import Store
 from benchd.dashboard.upkeep import Upkeep
-from benchd.dashboard.views import comparison, device, fleet, history, home, results, trade_off
+from benchd.dashboard.views import comparison, device, fleet, history, home, results, shipped, trade_off
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -67,4 +67,5 @@ def _add_pages(store: Store, broker: Broker) -> None:
     results.add(store)
     comparison.add(store)
     history.add(store)
+    shipped.add(store)
     trade_off.add(store)

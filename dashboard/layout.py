@@ -17,6 +17,13 @@ from benchd.dashboard.text import more, short
 
 REFRESH_S = 0.5
 PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
+LINKS = (
+    ("Home", "/"),
+    ("Fleet", "/fleet"),
+    ("Results", "/results"),
+    ("Shipped", "/shipped"),
+    ("Trade-off", "/trade-off"),
+)
 UNREACHABLE = "The database does not answer: "
 
 CSS = Path(__file__).with_suffix(".css")
@@ -31,7 +38,13 @@ def frame(title: str) -> Iterator[None]:
     ui.page_title(f"{title} - benchd")
     with ui.header().classes("bar row").props("role=banner"):
         ui.link("benchd", "/").classes("brand")
-        for name, target in (("Home", "/"), ("Fleet", "/fleet"), ("Results", "/results"), ("Trade-off", "/trade-off")):
+        for name, target in (
+            ("Home", "/"),
+            ("Fleet", "/fleet"),
+            ("Results", "/results"),
+            ("Shipped", "/shipped"),
+            ("Trade-off", "/trade-off"),
+        ):
             ui.link(name, target)
     with ui.column().classes("page").props("role=main"):
         heading(title, 1)
