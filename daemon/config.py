@@ -121,6 +121,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
     `labels` name images on this machine, and `accuracy` is the number of images for top-1. `onnx` is a user's file that
     replaces `models`, and `inputs` gives the sizes that it leaves open, as `--input` does; only `read` accepts it.
+    With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are unsupported.
     """
 
     name: str = ""
@@ -130,6 +131,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     random_delay_s: float = 0.0
     time_limit_s: float | None = None
     conditions: Conditions = Conditions()
+    device: Literal["cuda"] | None = None
     models: list[str] = []
     onnx: str | None = None
     inputs: list[str] = []

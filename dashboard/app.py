@@ -11,11 +11,12 @@ from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import UsageError
 from benchd.dashboard import metrics
 from benchd.dashboard.answers import Answers
+from benchd.dashboard.changes import Changes
 from benchd.dashboard.collector import checked
 from benchd.dashboard.guard import Guard, is_loopback
 from benchd.dashboard.store import Store
 from benchd.dashboard.upkeep import Upkeep
-from benchd.dashboard.views import comparison, device, fleet, history, home, results, shipped, trade_off
+from benchd.dashboard.views import changes, comparison, device, fleet, history, home, results, shipped, trade_off
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -48,6 +49,7 @@ def serve(broker: Broker, database: str, name: str, host: str, port: int, *, col
             port=port,
             title="benchd",
             dark=None,
+            language="en-US",
             reload=False,
             show=False,
             show_welcome_message=False,
@@ -60,10 +62,12 @@ def serve(broker: Broker, database: str, name: str, host: str, port: int, *, col
 
 
 def _add_pages(store: Store, broker: Broker) -> None:
-    answers = Answers(store)
+    changes_ = Changes(store)
+    answers = Answers(store, changes_)
     home.add(store, answers)
     fleet.add(store, answers)
     device.add(store, broker)
+    changes.add(store, changes_)
     results.add(store)
     comparison.add(store)
     history.add(store)

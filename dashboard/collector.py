@@ -39,6 +39,7 @@ ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
 ASKS = 10  # gaps at once: a device takes two commands per second
 ASK_EXPIRY_S = 60
 CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
+DATABASE_S = 5.0
 MAX_DELAY_S = 30.0
 REASON_CHARS = 100  # of why a result cannot be read; a device takes 128 KiB
 AGAIN = 32  # messages of the quarantine that are read again at once
@@ -60,12 +61,25 @@ def checked(name: str) -> str:
 
 
 def run(broker: Broker, database: str, name: str) -> None:
-    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
+    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended.
+
+    A database that cannot be reached is tried again, as a broker is.
+    """
+    checked(name)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with closing(Store(database)) as store:
-        Collector(store, broker, checked(name)).run(stop)
+    while not _ended(stop):
+        try:
+            store = Store(database)
+        except UsageError as error:
+            if not isinstance(error.__cause__, OUTAGES):
+                raise
+            sys.stderr.write(f"collector {name}: {error}; trying again\n")
+            stop.wait(DATABASE_S)
+            continue
+        with closing(store):
+            Collector(store, broker, name).run(stop)
 
 
 class _Ack(Struct):

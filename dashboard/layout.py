@@ -7,24 +7,27 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from nicegui import ui
 from sqlalchemy.exc import DBAPIError
 
+from benchd.daemon.reporting.palette import LOOK
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.text import more, short
 
 REFRESH_S = 0.5
 PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
-LINKS = (
-    ("Home", "/"),
-    ("Fleet", "/fleet"),
-    ("Results", "/results"),
-    ("Shipped", "/shipped"),
-    ("Trade-off", "/trade-off"),
-)
 UNREACHABLE = "The database does not answer: "
+
+PAGES = {
+    "Home": "/",
+    "Fleet": "/fleet",
+    "Changes": "/changes",
+    "Results": "/results",
+    "Shipped": "/shipped",
+    "Trade-off": "/trade-off",
+}
 
 CSS = Path(__file__).with_suffix(".css")
 
@@ -32,21 +35,16 @@ CSS = Path(__file__).with_suffix(".css")
 @contextmanager
 def frame(title: str) -> Iterator[None]:
     """Lay out a page: the header with its links, then the content under one heading."""
-    ui.add_css(CSS)
+    for style in (LOOK, CSS):
+        ui.add_css(style)
     ui.dark_mode(None)  # follows the system
     ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
     ui.page_title(f"{title} - benchd")
     with ui.header().classes("bar row").props("role=banner"):
         ui.link("benchd", "/").classes("brand")
-        for name, target in (
-            ("Home", "/"),
-            ("Fleet", "/fleet"),
-            ("Results", "/results"),
-            ("Shipped", "/shipped"),
-            ("Trade-off", "/trade-off"),
-        ):
+        for name, target in PAGES.items():
             ui.link(name, target)
-    with ui.column().classes("page").props("role=main"):
+    with ui.column().classes("page"):  # within Quasar's main
         heading(title, 1)
         trouble = notice("")
         trouble.set_visibility(False)
@@ -99,9 +97,37 @@ def facts(pairs: dict[str, object]) -> None:
     ui.label(more(len(known) - SHOWN)).classes("soft")
 
 
+class Part:
+    """A part of a page that is built again only if what it shows has changed."""
+
+    def __init__(self, look: str) -> None:
+        self.column, self._shown = ui.element("div").classes(look), ""
+
+    def renew(self, *shown: object) -> bool:
+        """Return whether this is new; the part is then empty."""
+        now = repr(shown)
+        is_new, self._shown = now != self._shown, now
+        if is_new:
+            self.column.clear()
+        return is_new
+
+
+def chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
+    """Show a link to a part of what is shown, marked if it is what is shown now."""
+    with ui.link(words, target).classes(f"chip {look}") as link:
+        if is_chosen:
+            link.props("aria-current=true")
+
+
 def record_path(key: str) -> str:
     """Return the path of the raw record."""
     return f"/record/{quote(key, safe='')}"
+
+
+def changes_path(**chosen: object) -> str:
+    """Return the path of the changes, with what is chosen there."""
+    words = urlencode({name: value for name, value in chosen.items() if value})
+    return f"/changes?{words}" if words else "/changes"
 
 
 def history_path(device_id: str, case_id: str) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
+STEP_S = 5  # between two points of a sparkline
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
@@ -288,6 +290,30 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
             shown = table.c.metric.in_(select(names.subquery().c.metric))
             for metric, t_s, value in connection.execute(wanted.where(*mine, shown).order_by(table.c.t_s)):
                 found[metric].append((float(t_s), value))
+    return found
+
+
+class Spark(NamedTuple):
+    """The highest power and temperature that a device reported within STEP_S from `t_s` on, None for none."""
+
+    t_s: int
+    power_w: float | None
+    temp_c: float | None
+
+
+def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str, list[Spark]]:
+    """Return the recent power and temperature of devices, oldest first."""
+    raw = store.tables["telemetry"]
+    step = func.floor(raw.c.t_s / STEP_S)
+    is_power = raw.c.metric.like("power_w%")  # a total is larger than its parts; they are never summed
+    highest = [func.max(case((mine, raw.c.value))) for mine in (is_power, ~is_power)]
+    wanted = (raw.c.device_id.in_(device_ids), raw.c.t_s >= since_s)
+    kinds = or_(is_power, raw.c.metric.like("%\\_temp\\_c%", escape="\\"))
+    found: dict[str, list[Spark]] = defaultdict(list)
+    with store.reading() as connection:
+        grouped = select(raw.c.device_id, step, *highest).where(*wanted, kinds).group_by(raw.c.device_id, step)
+        for device_id, number, power_w, temp_c in connection.execute(grouped.order_by(step)):
+            found[device_id].append(Spark(int(number) * STEP_S, power_w, temp_c))
     return found
 
 

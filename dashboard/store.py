@@ -123,6 +123,8 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
             PRIMARY KEY (device_id, stream, first)
         )""",
     ),
+    # the setups of each case of a board, and the newest runs in each
+    ("CREATE INDEX result_setup ON result(device_id, case_id, tool_version, fingerprint, measured_s)",),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -300,7 +302,7 @@ def _address(url: str) -> URL:
 def _engine(address: URL) -> Engine:
     try:
         if address.drivername != "sqlite":
-            return create_engine(address)
+            return create_engine(address, pool_pre_ping=True)  # a server that was started again ended the others
     except ModuleNotFoundError:
         raise NotAvailable("psycopg is not installed: pip install 'benchd[postgres]'") from None
     engine = create_engine(address, connect_args={"timeout": BUSY_S})

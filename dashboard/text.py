@@ -62,9 +62,11 @@ def age(seconds: float | None) -> str:
     """Return how long ago, in words."""
     if seconds is None:
         return "never"
-    if seconds < 5:
+    if seconds < 10:
         return "now"
-    for limit, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+    if seconds < 120:
+        return f"{seconds // 10 * 10:.0f} s ago"
+    for limit, unit_s, unit in ((7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds // unit_s:.0f} {unit} ago"
     return f"{seconds // 86400:.0f} days ago"
@@ -111,6 +113,12 @@ def top1(found: Result | Latest) -> str:
     interval = f"{100 * found.accuracy_low:.1f}, {100 * found.accuracy_high:.1f}"
     drop = f", {100 * found.accuracy_drop:.2f} below fp32" if found.accuracy_drop is not None else ""
     return f"{100 * found.accuracy_top1:.1f} [{interval}] %{drop}"
+
+
+def share(found: Verdict) -> str:
+    """Return the change in time with its interval, in percent."""
+    interval = found.interval and f" [{100 * found.interval.low:.1f}, {100 * found.interval.high:.1f}]"
+    return f"{100 * (found.effect or 0.0):+.1f} %{interval or ''}"
 
 
 def verdict(found: Verdict) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from benchd.daemon.machine.identity import is_placeholder
-from benchd.daemon.machine.sysfs import cpufreq_policies, number, text
+from benchd.daemon.machine.sysfs import cpufreq_policies, gpu_nodes, number, text
 from benchd.daemon.records import Environment
 
 DISTRIBUTIONS = (
@@ -117,7 +117,7 @@ def describe(
     `root` is the root of /proc, /sys and /etc, and `allocator` holds the settings of the worker's heap. `gpu_uuid` is
     the measured GPU, the first if None. Unknown values are None; a worker adds its variables and its software.
     """
-    policies, gpus = cpufreq_policies(root), _tegra_gpus(root)
+    policies, gpus = cpufreq_policies(root), gpu_nodes(root)
     gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
     power_mode = power_mode_of(root)
     packages = dict(_PACKAGE.findall(text(root / "var/lib/dpkg/status") or ""))
@@ -308,12 +308,6 @@ def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool 
 
 def _same(low: Path, high: Path) -> bool:
     return number(low) is not None and number(low) == number(high)
-
-
-def _tegra_gpus(root: Path) -> list[Path]:
-    """Return the devfreq nodes of the integrated GPU, whose name differs between L4T releases."""
-    nodes = sorted((root / "sys/class/devfreq").glob("*"))
-    return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu")]
 
 
 def _temperatures(root: Path) -> dict[str, float]:

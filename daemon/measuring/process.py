@@ -19,6 +19,7 @@ from benchd.daemon.records import Status
 # A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 1.0
+FIRST_TO_KILL = "500"  # of 1000: without memory the kernel takes the worker, also if a GPU's share is not in its size
 EXIT_GRACE_S = 10.0
 STDERR = 2
 # the broker's password and systemd's socket are the service's alone: a worker runs the code of models
@@ -63,6 +64,8 @@ class Child(Generic[T]):
                 start_new_session=True,
                 env=environment(job.device, job.cache, job.gpu_uuid),
             )
+        with suppress(OSError):  # it died at once, as below
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
         if process.stdin:
             with suppress(BrokenPipeError):  # it died at once; its exit status gives the reason
                 process.stdin.write(msgspec.json.encode(job) + b"\n")

@@ -100,6 +100,8 @@ def with_samples(
         interference=_interference(process, read, machine.device),
     )
     missing = outcome.missing if isinstance(found, Energy) else {"energy": found, **outcome.missing}
+    if not any(sample.metric == interference.throttling_of(machine.device) for sample in read):
+        missing = {"throttled": "no source tells what holds the clocks down", **missing}
     return msgspec.structs.replace(outcome, process=process, missing=missing)
 
 

@@ -31,12 +31,16 @@ MAX_ANNOUNCED = 16  # likewise topics of Home Assistant's discovery
 
 @dataclass
 class ServiceActivity:
-    """What the service is doing: the running case, what a run waits for, and what is wrong; each may be None."""
+    """What the service is doing: the running case, what a run waits for, and what is wrong; each may be None.
+
+    `closed` is why it may not open the machine's GPU.
+    """
 
     running: tuple[Progress, Planned] | None = None
     waiting_for: str | None = None
     problem: str | None = None
     slower: str | None = None
+    closed: str | None = None
     restarted: str | None = None
     started_s: float = field(default_factory=time.monotonic)
 
@@ -44,7 +48,8 @@ class ServiceActivity:
     def problems(self) -> str | None:
         """Return all problems."""
         is_steady = time.monotonic() - self.started_s > STEADY_S
-        return "; ".join(filter(None, (self.problem, self.slower, None if is_steady else self.restarted))) or None
+        passing = None if is_steady else self.restarted
+        return "; ".join(filter(None, (self.problem, self.closed, self.slower, passing))) or None
 
     @property
     def case_id(self) -> str | None:

@@ -158,8 +158,8 @@ class Service:
         """Use a GPU whose driver started after the service; a GPU that disappears shows in its cases."""
         machine = self._now.machine
         found = plan.inspect("auto") if plan.has_missed_gpu(machine) else machine
-        if (found.device, found.gpu_uuid) != (machine.device, machine.gpu_uuid):
-            self._configure_again(f"a GPU became available: {found.gpu_uuid or found.device}")
+        if (found.device, found.gpu_uuid, found.closed_gpu) != (machine.device, machine.gpu_uuid, machine.closed_gpu):
+            self._configure_again(found.closed_gpu or f"a GPU became available: {found.gpu_uuid or found.device}")
 
     # configuration
 
@@ -184,7 +184,7 @@ class Service:
             self._introduce(publisher.link)
         planned = {case for cases in agenda.cases.values() for case in cases}
         self._between.attempt(lambda: publisher.plan(planned))
-        self._base.activity.slower = regressions.problem()
+        self._base.activity.slower, self._base.activity.closed = regressions.problem(), machine.closed_gpu
         self._between.save()
         for warning in dict.fromkeys(self._warnings):
             self._between.event("keys_ignored", warning)

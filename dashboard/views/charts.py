@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from benchd.daemon.records import throttles
+from benchd.daemon.records import Variant, throttles
+from benchd.daemon.reporting.palette import COLOURS, GREY, OF_RUNTIME, SHADE, colour
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
 
-GREY = "#808891"  # readable on light and dark backgrounds
-COLOURS = ["#4c8bf5", "#e8710a", "#12a594", "#d6409f", "#8e6cef", "#b8860b"]
-POINTS = 600  # per line; a screen shows no more
-
 CHANGED = "setup changed"
-STEP = {"label": {"show": True, "formatter": "{b}", "color": GREY}, "lineStyle": {"color": COLOURS[1], "type": "solid"}}
+# of text: NiceGUI evaluates what stands under a key with a colon
+SOFT = {":color": "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()"}
+STEP_LINE = {"color": OF_RUNTIME["custom"], "type": "solid"}
+STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_LINE}
 
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
 
@@ -29,15 +29,17 @@ PANELS = (
 
 def base(unit: str) -> dict[str, Any]:
     """Return a chart over time without lines yet."""
-    text = {"color": GREY}
+    text = SOFT
     return {
         "aria": {"enabled": True},
         "useUTC": True,  # as all times in text
         "animation": False,
-        "color": COLOURS,
+        "color": list(COLOURS),
         "grid": {"left": 56, "right": 40, "top": 56, "bottom": 32},
-        "legend": {"textStyle": text, "type": "scroll", "top": 0},
-        "tooltip": {"trigger": "axis"},
+        "legend": {"textStyle": text, "type": "scroll", "top": 0, "left": 0, "right": 60},
+        "tooltip": {"trigger": "axis", "confine": True, "axisPointer": {"type": "cross"}}
+        | {":valueFormatter": rounded(unit)},
+        "toolbox": {"itemSize": 12, "feature": {"dataZoom": {"yAxisIndex": "none"}, "restore": {}}},
         "xAxis": {
             "type": "time",
             "name": "UTC",
@@ -49,31 +51,16 @@ def base(unit: str) -> dict[str, Any]:
     }
 
 
+def rounded(unit: str) -> str:
+    """Return the JavaScript that writes a value as `text.figure` does."""
+    return f"(value) => (value == null ? '-' : `${{+value.toPrecision(4)}} {unit}`)"
+
+
 def _value_axis(name: str) -> dict[str, Any]:
-    text = {"color": GREY}
+    text = SOFT
     lines = {"lineStyle": {"color": "rgba(128, 136, 145, 0.3)"}}
     axis = {"type": "value", "name": name, "scale": True, "splitLine": lines}
     return axis | {"nameTextStyle": text, "axisLabel": text}
-
-
-def panel(series: Series, marks: list[Happened], unit: str, factor: float, ending: str) -> dict[str, Any]:
-    """Return the chart of all metrics of one kind, with case boundaries as lines and throttling as bands."""
-    options = base(unit)
-    wanted = {name: values for name, values in series.items() if name.partition("@")[0].endswith(ending)}
-    for name, values in sorted(wanted.items()):
-        data = [[t_s * 1e3, value * factor] for t_s, value in thinned(values)]
-        options["series"].append(
-            {"name": name.partition("@")[2] or name, "type": "line", "showSymbol": len(data) < 2, "data": data}
-        )
-    if options["series"]:
-        options["series"][0] |= {"markLine": _boundaries(marks), "markArea": _bands(throttled(series))}
-    return options
-
-
-def thinned(values: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return every n-th value, including the last, so that a line has at most POINTS."""
-    step = -(-len(values) // POINTS)
-    return values[::-step][::-1] if step > 1 else values
 
 
 def throttled(series: Series) -> list[tuple[float, float]]:
@@ -92,14 +79,17 @@ def throttled(series: Series) -> list[tuple[float, float]]:
     return sorted(spans)
 
 
-def _boundaries(marks: list[Happened]) -> dict[str, Any]:
+def boundaries(marks: list[Happened]) -> dict[str, Any]:
+    """Return a line at each mark, with its name on hover."""
     lines = [{"xAxis": mark.at_s * 1e3, "name": mark.name} for mark in marks]
-    return {"symbol": "none", "silent": True, "label": {"show": False}, "lineStyle": {"color": GREY}, "data": lines}
+    hover = {"label": {"show": True, "formatter": "{b}", "position": "insideEndTop", **SOFT}}
+    return {"symbol": "none", "label": {"show": False}, "emphasis": hover, "lineStyle": {"color": GREY}, "data": lines}
 
 
-def _bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
-    bands = [[{"xAxis": begin_s * 1e3, "name": "throttled"}, {"xAxis": end_s * 1e3}] for begin_s, end_s in spans]
-    return {"silent": True, "label": {"color": GREY}, "itemStyle": {"color": "rgba(200, 90, 0, 0.18)"}, "data": bands}
+def bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return the spans in which a clock was throttled, as shaded bands."""
+    found = [[{"xAxis": begin_s * 1e3, "name": "throttled"}, {"xAxis": end_s * 1e3}] for begin_s, end_s in spans]
+    return {"silent": True, "label": SOFT, "itemStyle": {"color": SHADE}, "data": found}
 
 
 def history(results: list[Result], clean: dict[str, float], marks: list[Happened]) -> dict[str, Any]:
@@ -108,7 +98,8 @@ def history(results: list[Result], clean: dict[str, float], marks: list[Happened
     points = [[result.measured_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(result) for result in results if result.low_ms is not None and result.high_ms is not None]
     options["series"] = [{"type": "line", "name": "as experienced", "data": points, "symbolSize": 8}, *bars]
-    options["series"][0]["markLine"] = lines = _boundaries(marks)
+    options["color"] = [colour(Variant.parse(results[-1].variant))] if results[-1].variant else options["color"]
+    options["series"][0]["markLine"] = lines = boundaries(marks)
     lines["data"] = [line if line["name"] == CHANGED else line | STEP for line in lines["data"]]
     if clean:
         hollow = [[result.measured_s * 1e3, clean[result.key]] for result in results if result.key in clean]

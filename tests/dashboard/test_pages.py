@@ -10,10 +10,11 @@ import time
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from broker import HOST, free_port
 from browsing import get, opened
-from records_made import accuracy, made, timing
+from records_made import ENVIRONMENT, accuracy, made, timing
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
@@ -38,6 +39,7 @@ VIEWS = {
     "fleet": "/fleet",
     "device": "/device/orin-1",
     "hostile": "/device/hostile",
+    "changes": "/changes",
     "results": "/results",
     "compare": "/compare?a=orin-1:r0&b=orin-1:r30",
     "history": f"/history/orin-1/{CUSTOM}",
@@ -92,6 +94,11 @@ def stored(now_s):
         changed = {"median_ms": shifted_ms} if variant == "custom-fp16" else {}
         body = record("orin-1", number, variant, **changed)
         yield message("orin-1", f"result/r{number}", body, now_s - 6000 + 100 * number)
+    for number in range(6):
+        setup = msgspec.structs.replace(ENVIRONMENT, fingerprint=f"e{number // 3}", l4t=f"36.4.{number // 3}")
+        changed = {"environment": setup, "case": Case(model="square"), "t_wall": "not a time"}
+        body = record("agx-1", number, median_ms=(5.0, 5.5)[number // 3] + number / 1000, **changed)
+        yield message("agx-1", f"result/r{number}", body, now_s - 900 + 100 * number)
     yield message("orin-1", "event", {"event": "regression", "detail": CUSTOM}, now_s - 30)
     slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
     slower |= {"accuracy_top1": 0.95, "accuracy_low": 0.888, "accuracy_high": 0.978, "accuracy_drop": 0.01}
@@ -179,6 +186,22 @@ def test_home_names_what_ships_and_who_needs_help_and_filters_by_the_url(site, b
         assert page.get_by_role("link", name="orin-1").count() == 0
         page.get_by_role("link", name="quiet-1").click()
         page.get_by_role("heading", level=1, name="quiet-1").wait_for()
+
+
+def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
+    with opened(browser, site) as page:
+        page.get_by_role("link", name=re.compile("slower since l4t 36.4.0 → 36.4.1")).click()
+        page.wait_for_url("**/changes?q=agx-1+square%2Ceager%2Cb1")
+        row = page.get_by_role("row").filter(has_text="agx-1")
+        row.get_by_text(re.compile(r"▲ \+10\.0 % \[[0-9.]+, [0-9.]+\] slower")).wait_for()
+        row.get_by_text("across a changed setup; cause not separable").wait_for()
+        row.get_by_text("what would separate it").click()
+        row.get_by_text("undo l4t 36.4.0 → 36.4.1, run bench-once --models square").wait_for()
+        page.get_by_label("board, case or what changed").fill("36.4.2")
+        page.get_by_text("No change matches").wait_for()
+        page.wait_for_url("**/changes?since=setup&q=36.4.2")
+        page.goto(f"http://{HOST}:{site}/changes?since=driver")
+        page.get_by_text("Nothing has changed").wait_for()
 
 
 def test_a_fleet_shows_who_is_there_and_since_when(site, browser):

@@ -10,6 +10,7 @@ from benchd.dashboard.messages import Deployed, Result
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.views import home, shipped
 
+SLOWER = "\N{BLACK UP-POINTING TRIANGLE} broken, slower"
 KIND = Kind("chip", "", "cpu")
 
 
@@ -26,10 +27,14 @@ def on(device, verdict="kept", case_id="m,eager,b1", **fields):
 @pytest.mark.parametrize(
     ("boards", "deployed", "line"),
     [
-        (1, [on("d1")], ("deployed: eager, \N{CHECK MARK} kept", "soft")),
-        (1, [on("d1", "slower")], ("deployed: eager, \N{BLACK UP-POINTING TRIANGLE} broken, slower", "bad")),
-        (1, [on("d2"), on("d1", case_id="m,eager,b4"), on("d1", case_id="other,eager,b1")], None),
-        (3, [on("d1"), on("d2", "broken")], ("deployed on 2 boards: eager, 1 broken", "bad")),
+        (1, [on("d1")], ("deployed: eager, \N{CHECK MARK} kept", "soft", "/shipped")),
+        (
+            1,
+            [on("d1", "slower")],
+            ("deployed: eager, \N{BLACK UP-POINTING TRIANGLE} broken, slower", "bad", "/shipped"),
+        ),
+        (1, [on("d2"), on("d1", case_id="m,eager,b4"), on("d1", case_id="o,eager,b1")], None),
+        (3, [on("d1"), on("d2", "broken")], ("deployed on 2 boards: eager, 1 broken", "bad", "/shipped")),
     ],
 )
 def test_what_is_deployed_stands_beside_what_would_ship(boards, deployed, line):

@@ -1,6 +1,5 @@
 // Draws charts as SVG: scatter (with bars of error, steps, stacked areas), box, bar (horizontal, stacked) and icicle.
 const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 26;
-const COLOURS = ["#4c8bf5", "#e8710a", "#12a594", "#d6409f", "#8e6cef", "#b8860b"];
 
 function node(name, attributes, parent, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -53,7 +52,7 @@ function scaled(values, axis, from, to) {
 }
 
 function axes(svg, x, y, width, height, layout, left) {
-  const grid = { stroke: "var(--grid)" }, text = { fill: "currentColor", "font-size": 12 };
+  const grid = { stroke: "var(--line)" }, text = { fill: "currentColor", "font-size": 12 };
   const turned = x.step && x.ticks.some(([, label]) => label.length * 7 > x.step);
   for (const [tick, label] of y.ticks) {
     node("line", { ...grid, x1: left, x2: width - SPACE.right, y1: y.at(tick), y2: y.at(tick) }, svg);
@@ -79,7 +78,7 @@ function short(text, room) {
 function mark(parent, trace, x, y, colour, title) {
   const marker = trace.marker || {}, r = (marker.size || 8) / 2;
   const ring = { cx: x, cy: y, r, fill: "none", stroke: colour, "stroke-width": 2 };
-  const cross = { d: `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`, stroke: "#d33", "stroke-width": 2 };
+  const cross = { d: `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`, stroke: BAD, "stroke-width": 2 };
   const made = marker.symbol === "x" ? node("path", cross, parent)
     : node("circle", marker.symbol ? ring : { cx: x, cy: y, r, fill: colour }, parent);
   node("title", {}, made, title);
@@ -179,7 +178,7 @@ function legend(chart, below) {
   if (named.length < 2) return;
   for (const trace of named) {
     const entry = document.createElement("span"), spot = document.createElement("i");
-    spot.style.background = (trace.marker || {}).symbol === "x" ? "#d33" : trace.colour;
+    spot.style.background = (trace.marker || {}).symbol === "x" ? BAD : trace.colour;
     entry.append(spot, trace.name);
     below.append(entry);
   }
@@ -192,7 +191,7 @@ function draw() {
     const colours = {};
     chart.data = chart.data.map((trace) => {
       const name = (trace.name || "").split(": ")[0];
-      colours[name] ??= COLOURS[Object.keys(colours).length % COLOURS.length];
+      colours[name] ??= trace.colour ?? COLOURS[Object.keys(colours).length % COLOURS.length];
       return { ...trace, colour: colours[name] };
     });
     const rows = new Set(chart.data.flatMap((trace) => (kind === "bar" ? trace.y : []))).size;

@@ -54,6 +54,14 @@ def test_a_gpu_that_the_driver_shows_late_is_what_the_next_pass_is_planned_for(s
     assert service._now.publisher.link is not link, "info still names the CPU"
 
 
+def test_a_gpu_that_may_not_be_opened_is_a_problem_of_its_health(service, monkeypatch):
+    monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
+    monkeypatch.setattr(plan, "closed_gpu", lambda *root: "/dev/nvmap cannot be opened")
+    service._begin_due()
+    assert service._now.machine.device == "cuda"
+    assert service._between.health().problem == "/dev/nvmap cannot be opened"
+
+
 def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "$1, 560.35.03, 170 W"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)

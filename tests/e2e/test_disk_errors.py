@@ -1,0 +1,40 @@
+"""A disk that fails under the running service: read errors of writing (EIO), a read-only remount within a case."""
+
+import subprocess
+
+import pytest
+from test_service import degraded, eat, journal_of, site  # noqa: F401 - a fixture
+from waiting import wait_for
+
+
+@pytest.fixture
+def thin_disk(site):  # noqa: F811
+    """An ext4 under the state folder on a thin image: once the folder `thin` is full, each of its writes is an EIO."""
+    thin, folder = site.folder / "thin", site.folder / "state"
+    thin.mkdir()
+    folder.mkdir()
+    image = thin / "image"
+    commands = [
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", thin],
+        ["truncate", "--size=256M", image],
+        ["mkfs.ext4", "-q", "-O", "^has_journal", image],
+        ["mount", "-o", "loop,errors=continue", image, folder],
+    ]
+    if any(subprocess.run(command, check=False).returncode for command in commands):
+        pytest.skip("needs the right to mount an ext4")
+    yield thin
+    subprocess.run(["umount", "--lazy", folder, thin], check=True)
+
+
+def test_a_disk_with_io_errors_ends_no_service_and_costs_no_case(site, thin_disk):  # noqa: F811
+    with site.configure(sizes="[16]").service() as process:
+        eat(thin_disk)
+        cases = site.command("run", suite="small")["cases"]
+        assert degraded(site) | {"waiting_for": "degraded:disk: Input/output error", "cases_left": len(cases)}
+        (thin_disk / "filler").unlink()
+        site.begun()
+        eat(thin_disk)
+        wait_for(lambda: len(journal_of(site)) == 1, process)
+        (thin_disk / "filler").unlink()
+        assert site.until("result/")["status"] == "ok"
+        assert "pass_failed" not in (site.folder / "log").read_text()
