@@ -29,6 +29,7 @@ PAGES = {
     "Fleet": "/fleet",
     "Changes": "/changes",
     "Results": "/results",
+    "Shipped": "/shipped",
     "Trade-off": "/trade-off",
 }
 

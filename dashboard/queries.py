@@ -13,7 +13,7 @@ from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.limits import READ, SHOWN
-from benchd.dashboard.messages import Event, Health, Info, Latest, Result
+from benchd.dashboard.messages import Deployed, Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
@@ -153,6 +153,25 @@ def latest(store: Store, device_id: str) -> list[Latest]:
         wanted = select(table.c.body).where(*mine).order_by(table.c.kind).limit(READ)
         bodies = connection.execute(wanted).scalars().all()
     return [msgspec.json.decode(body, type=Latest) for body in bodies]
+
+
+class OnBoard(NamedTuple):
+    """A shipped folder on a board, and when its last verification arrived."""
+
+    device_id: str
+    found: Deployed
+    arrived_s: float
+
+
+def deployed(store: Store) -> list[OnBoard]:
+    """Return every shipped folder of the fleet, by its name and then by board."""
+    table = store.tables["document"]
+    wanted = select(table.c.device_id, table.c.body, table.c.arrived_s).where(
+        table.c.kind.startswith("shipped/"), table.c.state.is_not(None)
+    )
+    with store.reading() as connection:
+        rows = connection.execute(wanted.order_by(table.c.kind, table.c.device_id).limit(READ)).all()
+    return [OnBoard(row.device_id, msgspec.json.decode(row.body, type=Deployed), row.arrived_s) for row in rows]
 
 
 def presence(said: str | None, age_s: float | None) -> State:

@@ -45,6 +45,7 @@ VIEWS = {
     "record": "/result/orin-1:r59",
     "compare": "/compare?a=orin-1:r0&b=orin-1:r30",
     "history": f"/history/orin-1/{CUSTOM}",
+    "shipped": "/shipped",
     "trade_off": "/trade-off?model=vim_tiny",
 }
 
@@ -106,6 +107,9 @@ def stored(now_s):
     slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
     slower |= {"accuracy_top1": 0.95, "accuracy_low": 0.888, "accuracy_high": 0.978, "accuracy_drop": 0.01}
     yield message("orin-1", f"latest/{CUSTOM}", slower, now_s - 30)
+    deployed = {"name": "vim", "case_id": "vim_tiny,eager,b1", "verdict": "slower", "since": "2026-01-01T00:00:00Z"}
+    deployed |= {"promised_ms": 50.0, "now_ms": 68.0, "change": 0.36, "change_low": 0.34, "change_high": 0.38}
+    yield message("orin-1", "shipped/vim", deployed | {"better": "custom, 1.3x [1.2, 1.4]"}, now_s - 30)
     for second in range(60):
         samples = [
             [0, "power_w", 6.0 + second % 5, "ina3221", "VDD_IN"],
