@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
 
-from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS
+from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
@@ -416,6 +416,19 @@ def gaps(store: Store) -> list[Gap]:
         if one[:2] == other[:2]
     ]
     return [gap for gap in found if gap.last - gap.first < KEEP_SENT_ROWS]
+
+
+def unheard(store: Store) -> list[Gap]:
+    """Return all results of each device that is online and has none here: they may be older than the first collector.
+
+    The stream is empty, because it is unknown.
+    """
+    document, result_ = store.tables["document"], store.tables["result"]
+    is_online = (document.c.kind == "status") & (document.c.state == "online")
+    is_heard = exists().where(result_.c.device_id == document.c.device_id)
+    wanted = select(document.c.device_id).where(is_online, ~is_heard)
+    with store.reading() as connection:
+        return [Gap(device_id, "", 1, LAST_SEQ) for (device_id,) in connection.execute(wanted)]
 
 
 def problems(store: Store, now_s: float) -> list[str]:

@@ -12,9 +12,8 @@ from waiting import wait_for
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from test_collector import count
-from test_fleet_faults import measure, unsent
+from test_fleet_faults import connected, measure, unsent
 
-from benchd.daemon.delivery.outbox import Outbox
 from benchd.dashboard.store import Store
 
 BROKER, DEVICE = "10.254.254.1", "10.254.254.2"
@@ -34,6 +33,7 @@ def cable():
         for end, name, address in ((here, "cable0", BROKER), (there, "cable1", DEVICE)):
             run(end, f"ip address add {address}/24 dev {name}")
             run(end, f"ip link set {name} up")
+        run(here, "ip link set lo up")
         yield entering(here), entering(there), lambda state: run(here, f"ip link set cable0 {state}")
 
 
@@ -85,7 +85,7 @@ def test_a_cable_that_is_pulled_costs_nothing(tmp_path, child_environment, cable
             stderr = stack.enter_context(log.open("ab"))
             process = stack.enter_context(subprocess.Popen(command, env=child_environment, stderr=stderr))
             stack.callback(process.kill)
-        Outbox(outbox).close()
+        wait_for(lambda: connected(store) == 1 and outbox.exists(), process)
         measure(outbox, 0)
         wait_for(lambda: count(store, "result") == 1, process)
         link("down")
