@@ -31,7 +31,7 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import time as median_of
 
 SHOTS = Path(__file__).parents[2] / ".screenshots"
-SECONDS, VIEWER_BYTES_PER_S = 6, 5 * 1024
+PAST, SECONDS, VIEWER_BYTES_PER_S = 240, 6, 5 * 1024
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 CUSTOM = "vim_tiny,custom,b1"
 TOP1 = "95.0 [88.8, 97.8] %, 1.00 below fp32"
@@ -378,16 +378,18 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
 @pytest.mark.parametrize("path", ["/fleet?q=warm-1", "/device/warm-1"])
 def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, store_of_site, path):
     heard, metrics = [], ("power_w", "gpu_clock_hz", "gpu_temp_c", "process_rss_bytes", "gpu_utilization_percent")
-    bodies = [{"samples": [[0, metric, 40.0 + second, "fake"] for metric in metrics]} for second in range(SECONDS + 60)]
-    past = [message("warm-1", "telemetry", body, time.time() - 60 + n) for n, body in enumerate(bodies[:60])]
+    bodies = [
+        {"samples": [[0, metric, 40.0 + second, "fake"] for metric in metrics]} for second in range(PAST + SECONDS)
+    ]
+    past = [message("warm-1", "telemetry", body, time.time() - PAST + n) for n, body in enumerate(bodies[:PAST])]
     store_of_site.add(row for one in past for row in rows(one))
     with opened(browser, site, path, heard=heard) as page, connected(mosquitto) as device:
-        page.locator(".figure", has_text="99 °C").wait_for()  # all that is known was sent
+        page.locator(".figure", has_text=f"{39 + PAST} °C").wait_for()  # all that is known was sent
         heard.clear()
-        for body in bodies[60:]:
+        for body in bodies[PAST:]:
             device.publish("benchd/v1/warm-1/telemetry", json.dumps(body), qos=1)
             page.wait_for_timeout(1000)
-        page.locator(".figure", has_text=f"{99 + SECONDS} °C").wait_for()
+        page.locator(".figure", has_text=f"{39 + PAST + SECONDS} °C").wait_for()
     assert 0 < sum(heard) < SECONDS * VIEWER_BYTES_PER_S
 
 
