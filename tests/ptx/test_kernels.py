@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from benchd.kernels import shipped
 
 pytest.importorskip("triton")
 
@@ -29,13 +32,16 @@ def test_a_compiled_kernel_is_executed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sm", [75, 87, 90])
-def test_the_kernels_pass_as_they_are_compiled(sm):
-    print(run("--ptx", str(sm), "-n", "2", "tests/kernels", "-k", "triton"))
+@pytest.mark.parametrize("sm", shipped.EXECUTED)
+def test_the_kernels_pass_as_they_are_compiled(sm, tmp_path):
+    launched = tmp_path / "launched"
+    run("--ptx", str(sm), "-n", "2", "--launched", str(launched), "tests/kernels", "-k", "triton")
+    ships = {f"{name}.{each.kernel.__name__}" for name in shipped.modules() for each in import_module(name).SHIPPED}
+    assert ships <= set(launched.read_text().split())
 
 
 @pytest.mark.slow
 def test_nineteen_changes_of_twenty_are_noticed():
     """Of 60 drawn at random, the kernels in turn; a survivor is listed, and may change nothing that counts."""
     mutants = ("-p", "tests.ptx.mutation", "--mutants", "60", "-s")
-    print(run("--ptx", "90", *mutants, "tests/kernels", "-k", NUMBERS))
+    print(run("--ptx", "90", *mutants, "tests/kernels", "-k", NUMBERS))  # noqa: T201 - who survived

@@ -109,7 +109,7 @@ ld.shared.b32 %r3, [%r6];"""
     if barrier:
         assert run(code) == [i ^ 1 for i in range(WARP)]
     else:
-        with pytest.raises(Fault, match="race in shared memory .* in one warp without a barrier"):
+        with pytest.raises(Fault, match=r"race in shared memory .* in one warp without a barrier"):
             run(code)
 
 
