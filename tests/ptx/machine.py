@@ -173,7 +173,7 @@ class _Blocks:
 
     def warps(self, mask: np.ndarray | None, instruction: Instruction) -> None:
         """Raise Fault where an instruction of whole warps is met by a part of one."""
-        if mask is not None and (np.ptp(mask.reshape(-1, WARP), 1) if mask.size else mask).any():
+        if mask is not None and (mask.reshape(-1, WARP).any(1) != mask.reshape(-1, WARP).all(1)).any():
             raise Fault(f"{self.program.name}: only some threads of a warp come to {instruction.text}")
 
     def write(self, name: str, value: np.ndarray, mask: np.ndarray | None) -> None:

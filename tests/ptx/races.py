@@ -2,7 +2,9 @@
 
 Every access of a launch is noted with how many barriers its block and its warp have passed, and all are compared when
 the launch has ended: what the lockstep of the interpreter orders by chance counts for nothing. Threads that write the
-same value to the same place, and read nothing there, are no race: Triton does that on purpose.
+same value to the same place, and read nothing there, are no race: Triton does that on purpose. Nor are those of a warp
+that write by one instruction, of which a GPU lets one win: Triton's copies of a sum differ in the last bits, where each
+adds a product of its own that it has not rounded.
 """
 
 from collections.abc import Sequence
@@ -44,13 +46,13 @@ class History:
         grain, thread, block_phase, warp_phase, value, wrote, text = map(np.concatenate, zip(*columns, strict=True))
         block, warp = thread // self.threads, thread // WARP
         groups = [
-            ((grain, block, block_phase), warp, "between two barriers"),
-            ((grain, block, block_phase, warp, warp_phase), thread, "in one warp without a barrier between"),
+            ((grain, block, block_phase), warp, value, "between two barriers"),
+            ((grain, block, block_phase, warp, warp_phase), thread, text, "in one warp without a barrier between"),
         ]
         if not self.shared:
-            groups.insert(0, ((grain,), block, "from two blocks"))
-        for keys, who, how in groups:
-            at = _conflict(keys, who, value, wrote)
+            groups.insert(0, ((grain,), block, value, "from two blocks"))
+        for keys, who, alike, how in groups:
+            at = _conflict(keys, who, wrote, [value, alike])
             if at is not None:
                 first, last = (f"thread {thread[i] % self.threads} of block {block[i]}: {self.accesses[text[i]].text}"
                                for i in at)  # fmt: skip
@@ -69,9 +71,12 @@ class History:
 
 
 def _conflict(
-    keys: tuple[np.ndarray, ...], who: np.ndarray, value: np.ndarray, wrote: np.ndarray
+    keys: tuple[np.ndarray, ...], who: np.ndarray, wrote: np.ndarray, alike: list[np.ndarray]
 ) -> tuple[int, int] | None:
-    """Return two entries that share all `keys`, differ in `who` and of which one wrote something new, or None."""
+    """Return two entries that share all `keys` and differ in `who`, one of which wrote, or None.
+
+    Entries that all wrote, and agree in one of the columns `alike`, are none.
+    """
     order = np.lexsort((wrote, who, *reversed(keys)))
     changes = np.zeros(order.size, bool)
     changes[0] = True
@@ -84,8 +89,8 @@ def _conflict(
 
     first, last = least_and_most(who)
     only_writes, any_write = least_and_most(wrote)
-    least, most = least_and_most(value)
-    bad = np.flatnonzero((first != last) & any_write & ~(only_writes & (least == most)))
+    same = np.any([np.equal(*least_and_most(column)) for column in alike], 0)
+    bad = np.flatnonzero((first != last) & any_write & ~(only_writes & same))
     if not bad.size:
         return None
     ends = np.append(starts[1:], order.size)

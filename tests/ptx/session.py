@@ -4,21 +4,30 @@ Launches are compiled for the architecture, from CPU tensors, and interpreted in
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.ptx import machine
 
 EXECUTED: set[str] = set()  # the PTX that was launched
+LAUNCHED: set[str] = set()  # the kernels' functions, with their modules
 REPLACED: dict[str, str] = {}  # what is executed in the place of which PTX
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ptx", type=int, required=True, help="the architecture to compile for: 75, 87, 90")
+    parser.addoption("--launched", type=Path, help="a file that gets a line per kernel that was launched")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     execute_as(config.getoption("ptx"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if to := session.config.getoption("launched"):
+        with to.open("a") as file:  # each process of a run adds its own
+            file.writelines(f"{function}\n" for function in sorted(LAUNCHED))
 
 
 def execute_as(sm: int) -> None:
@@ -73,5 +82,6 @@ def _run(self, *args, grid, warmup, **kwargs):
     taken = [value for value, (kind, _) in zip(bound.values(), specialization, strict=True) if kind != "constexpr"]
     ptx = kernel.asm["ptx"]
     EXECUTED.add(ptx)
+    LAUNCHED.add(f"{self.module}.{self.fn.__name__}")
     machine.launch(REPLACED.get(ptx, ptx), tuple(grid), taken, kernel.metadata.shared)
     return kernel
