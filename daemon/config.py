@@ -149,6 +149,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     data: str | None = None
     labels: str | None = None
     accuracy: Literal["full"] | Annotated[int, msgspec.Meta(ge=1)] | None = None
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         if self.trigger() and not self.name:
@@ -172,7 +173,7 @@ class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
     """`[[shipped]]`: a folder of `benchd ship` that the service verifies, by its whole path; its `name` is for topics.
 
     It is verified by `every`, `at` or `cron`, and whenever the machine or its software has changed. A folder that runs
-    code when it is loaded, and that this machine did not ship, needs `trust_plan` or `trust_code`.
+    code when it is loaded, and that this machine did not ship, needs `trust_code`.
     """
 
     path: str
@@ -180,7 +181,6 @@ class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
     every: str | None = None
     at: str | None = None
     cron: str | None = None
-    trust_plan: bool = False
     trust_code: bool = False
 
     def __post_init__(self) -> None:

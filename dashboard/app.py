@@ -21,7 +21,18 @@ from benchd.dashboard.layout import laid_out, notice
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
 from benchd.dashboard.upkeep import Upkeep
-from benchd.dashboard.views import changes, comparison, device, fleet, history, home, record, results, trade_off
+from benchd.dashboard.views import (
+    changes,
+    comparison,
+    device,
+    fleet,
+    history,
+    home,
+    record,
+    results,
+    shipped,
+    trade_off,
+)
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -97,4 +108,5 @@ def _add_pages(store: Store, broker: Broker) -> None:
     record.add(store)
     comparison.add(store)
     history.add(store)
+    shipped.add(store)
     trade_off.add(store, answers)

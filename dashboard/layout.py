@@ -29,11 +29,12 @@ PAGES = {
     "Fleet": "/fleet",
     "Changes": "/changes",
     "Results": "/results",
+    "Shipped": "/shipped",
     "Trade-off": "/trade-off",
 }
 
 CSS = Path(__file__).with_suffix(".css")
-AWAY = Path(__file__).with_name("away.js")
+AWAY = Path(__file__).parent / "templates" / "away.html"
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def laid_out(title: str) -> Iterator[None]:
     """Lay out a page: the header with its links, then the content under one heading."""
     for style in (LOOK, CSS):
         ui.add_css(style)
-    ui.add_body_html(f"<script>{AWAY.read_text()}</script>")
+    ui.add_body_html(AWAY.read_text())
     ui.dark_mode(None)  # follows the system
     ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
     ui.page_title(f"{title} - benchd")

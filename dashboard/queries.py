@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
 
-from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS
+from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.limits import READ, SHOWN
-from benchd.dashboard.messages import Event, Health, Info, Latest, Result
+from benchd.dashboard.messages import Deployed, Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
@@ -153,6 +153,25 @@ def latest(store: Store, device_id: str) -> list[Latest]:
         wanted = select(table.c.body).where(*mine).order_by(table.c.kind).limit(READ)
         bodies = connection.execute(wanted).scalars().all()
     return [msgspec.json.decode(body, type=Latest) for body in bodies]
+
+
+class OnBoard(NamedTuple):
+    """A shipped folder on a board, and when its last verification arrived."""
+
+    device_id: str
+    found: Deployed
+    arrived_s: float
+
+
+def deployed(store: Store) -> list[OnBoard]:
+    """Return every shipped folder of the fleet, by its name and then by board."""
+    table = store.tables["document"]
+    wanted = select(table.c.device_id, table.c.body, table.c.arrived_s).where(
+        table.c.kind.startswith("shipped/"), table.c.state.is_not(None)
+    )
+    with store.reading() as connection:
+        rows = connection.execute(wanted.order_by(table.c.kind, table.c.device_id).limit(READ)).all()
+    return [OnBoard(row.device_id, msgspec.json.decode(row.body, type=Deployed), row.arrived_s) for row in rows]
 
 
 def presence(said: str | None, age_s: float | None) -> State:
@@ -397,6 +416,19 @@ def gaps(store: Store) -> list[Gap]:
         if one[:2] == other[:2]
     ]
     return [gap for gap in found if gap.last - gap.first < KEEP_SENT_ROWS]
+
+
+def unheard(store: Store) -> list[Gap]:
+    """Return all results of each device that is online and has none here: they may be older than the first collector.
+
+    The stream is empty, because it is unknown.
+    """
+    document, result_ = store.tables["document"], store.tables["result"]
+    is_online = (document.c.kind == "status") & (document.c.state == "online")
+    is_heard = exists().where(result_.c.device_id == document.c.device_id)
+    wanted = select(document.c.device_id).where(is_online, ~is_heard)
+    with store.reading() as connection:
+        return [Gap(device_id, "", 1, LAST_SEQ) for (device_id,) in connection.execute(wanted)]
 
 
 def problems(store: Store, now_s: float) -> list[str]:

@@ -104,8 +104,8 @@ def ship(
         raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module or --onnx")
     suite = Suite(
         models=[model] if model else [],
-        variants=names(variants),
-        batch_sizes=whole_numbers("--batch-sizes", names(batch_sizes)),
+        variants=names("--variants", variants),
+        batch_sizes=whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
         options={name: list(values) for name, values in options(option or []).items()},
         directions=["inference"],
         threads=[threads] if threads else [],
@@ -137,7 +137,7 @@ def _refuse(asked: Asked, minutes: float, data: str | None) -> None:
 
 def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[Planned]:
     """Return the cases that can run here, with the limits of a race; raise NotAvailable if there is none."""
-    planned = plan.plan([suite], limits, machine, own)
+    planned = [replace(entry, reason=_why_not(entry)) for entry in plan.plan([suite], limits, machine, own)]
     for entry in planned:
         if entry.reason:
             sys.stderr.write(f"not {entry.case.variant.label}: {entry.reason}\n")
@@ -146,6 +146,12 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
     if not left:
         raise NotAvailable("none of these variants can run here; `benchd doctor` says what is missing")
     return left
+
+
+def _why_not(entry: Planned) -> str | None:
+    """Return why a variant cannot run here, or cannot be deployed from a folder."""
+    is_written = entry.case.variant.backend not in ("cudagraph", "tensorrt")
+    return entry.reason or (None if is_written else "its folder cannot be written yet; see docs/ship.md")
 
 
 def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool) -> int:

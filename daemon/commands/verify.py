@@ -24,9 +24,6 @@ app = application()
 def verify(
     folder: Annotated[Path, typer.Argument(help="A folder that benchd ship wrote.", metavar="DIR")],
     processes: Annotated[int, typer.Option(help="Fresh processes to measure.")] = verifying.PROCESSES,
-    trust_plan: Annotated[
-        bool, typer.Option("--trust-plan", help="Load a TensorRT plan that another machine made.")
-    ] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Run a module's Python code that another machine shipped.")
     ] = False,
@@ -42,7 +39,7 @@ def verify(
     if processes < 1:
         raise UsageError(f"--processes {processes}: at least 1")
     shipped = manifest.read(folder)
-    verifying.refuse_untrusted(folder, shipped, trust_plan=trust_plan, trust_code=trust_code)
+    verifying.refuse_untrusted(folder, shipped, trust_code=trust_code)
     settings, machine = configuration.read(config) if config else Config(), plan.inspect(device)
     limits = plan.limited(race.LIMITS, settings.limits)
     waiting = sys.stderr if waits(wait) else None

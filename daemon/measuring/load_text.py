@@ -133,7 +133,7 @@ def _torch(manifest: Manifest) -> str:
 
 def _build(manifest: Manifest) -> str:
     """Return the lines that build the module with its weights."""
-    if manifest.runs is None:
+    if manifest.entry == manifest.case.model:
         given = f'"{manifest.case.model}", load_file("weights.safetensors"), {manifest.options}'
         kernels = f', kernels="{manifest.case.variant.kernels}"'
         return f"from benchd.models import weights  # noqa: E402\n\nmodel = weights.build({given}{kernels})"

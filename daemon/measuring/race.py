@@ -104,6 +104,8 @@ class Race:
         run = supervisor.session.run(supervisor.suite_id)
         digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
         self._log = RaceLog(supervisor.session.output / LOG, digest)
+        if recording.other_model([entry.outcome for entry in self._log.entries]):
+            self._log.clear(digest)
         self._read()
 
     @property
@@ -195,6 +197,9 @@ class Race:
             raise _Stopped("interrupted: the same command goes on from here")
         self._log.add(Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome))
         outcomes.append(outcome)
+        mixed = recording.other_model([entry.outcome for entry in self._log.entries])
+        if mixed:
+            raise _Stopped(f"{mixed}; the same command begins anew")
 
     def _outcomes(self, one: Candidate, phase: Phase) -> list[Outcome]:
         return one.raced if phase == "race" else one.confirmed
@@ -278,34 +283,44 @@ class Race:
         return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
 
     def _confirmed(self, found: Result) -> Result:
-        """Measure winner and runner-up in fresh processes, in pairs of drawn order, until there is a verdict."""
+        """Measure winner and runner-up in fresh processes, in pairs of drawn order, until there is a verdict.
+
+        A runner-up that fails makes way for the next.
+        """
         sides = [self.named(name) for name in (found.winner, found.runner_up) if name]
         for pairs in effects.LOOKS:
             for number in range(pairs):
                 missing = [one for one in sides if len(one.confirmed) <= number]
                 for one in random.sample(missing, len(missing)):
                     self._measure(one, "confirm")
-            failed = [one for one in sides if recommend.disqualified(self.record(one, one.confirmed[:pairs]))]
+            failed = {one.name: why for one in sides if (why := self._failed(one, pairs))}
+            if found.winner in failed:
+                reason = f"{found.winner} won the race, but in fresh processes it {failed[found.winner]}"
+                return Result(reason=reason)
             if failed:
-                return _not_confirmed(found, failed)
+                sides[1].left, sides[1].behind = failed[sides[1].name], None
+                self._tell(f"  not {sides[1].name}: {sides[1].left}")
+                return self._confirmed(msgspec.structs.replace(found, runner_up=self._runner_up(sides[0])))
+            times_ms = {one.name: per_inference_ms(one.confirmed[:pairs], one.planned) for one in sides}
+            self._tell(f"confirming, {pairs} processes each: {_means(times_ms)}")
             if len(sides) < 2:
                 return found
-            times_ms = {one.name: per_inference_ms(one.confirmed[:pairs], one.planned) for one in sides}
-            self._tell(f"confirming, {pairs} pairs: {_means(times_ms)}")
             first, second = times_ms.values()
             verdict = effects.look(first, second, self._asked.min_effect)
             if verdict:
                 return _concluded(found, verdict)
         raise AssertionError("the last look has a verdict")
 
+    def _failed(self, one: Candidate, pairs: int) -> str | None:
+        """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""
+        confirmed = one.confirmed[:pairs]
+        failed = recommend.disqualified(self.record(one, confirmed))
+        misses = [limit.miss(limit.values(confirmed, one.planned), len(self._limits)) for limit in self._limits]
+        return failed or next((f"misses a limit: {miss.words}" for miss in misses if miss), None)
+
     def _tell(self, text: str) -> None:
         self._told.write(f"{text}\n")
         self._told.flush()
-
-
-def _not_confirmed(found: Result, failed: Sequence[Candidate]) -> Result:
-    names = " and ".join(one.name for one in failed)
-    return Result(reason=f"{found.winner} won the race, but in fresh processes {names} failed: nothing ships")
 
 
 def _concluded(found: Result, verdict: Verdict) -> Result:

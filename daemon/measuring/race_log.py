@@ -13,6 +13,7 @@ from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import Environment
+from benchd.exporters import code
 from benchd.exporters.artifacts import sha256_of
 
 Phase = Literal["race", "confirm"]
@@ -43,6 +44,12 @@ class RaceLog:
         self._path = path
         if found is None or self.is_other:
             self._append(_Header(digest))
+
+    def clear(self, digest: str) -> None:
+        """Begin anew."""
+        self._path.unlink()
+        self.is_other, self.entries = True, []
+        self._append(_Header(digest))
 
     def add(self, entry: Entry) -> None:
         """Append an entry; when this returns, it is on the disk."""
@@ -79,7 +86,7 @@ def digest(planned: Sequence[Planned], environment: Environment, device_id: str)
         (one.case, one.limits, one.data, one.labels, one.accuracy, _files(one), one.own and one.own.inputs)
         for one in planned
     ]
-    facts = (cases, environment.fingerprint, device_id)
+    facts = (cases, environment.fingerprint, device_id, code.sha256())
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
 

@@ -22,16 +22,13 @@ NOT_GOLDEN = "its answers are not the golden ones"
 """The beginning of the reason of a process whose golden answers differ."""
 
 
-def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_plan: bool, trust_code: bool) -> None:
+def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> None:
     """Raise UsageError for a folder that runs code when it is loaded, unless this machine made it or it is trusted."""
-    trusted = {"plan": trust_plan, "code": trust_code, None: True}[shipped.runs]
-    if trusted or manifest.is_ours(folder):
-        return
-    what = "a TensorRT plan" if shipped.runs == "plan" else f"Python code ({CODE}/)"
-    raise UsageError(
-        f"{folder}: loading it runs {what}, which this machine did not make; if you know who did, give "
-        f"--trust-{shipped.runs}"
-    )
+    if shipped.runs_code and not trust_code and not manifest.is_ours(folder):
+        raise UsageError(
+            f"{folder}: loading it runs Python code ({CODE}/), which this machine did not ship; if you know who did, "
+            "give --trust-code"
+        )
 
 
 def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -> Planned:
@@ -50,7 +47,7 @@ def _own(folder: Path, shipped: Manifest) -> UserModel | None:
     """Return the folder's own file or module; None for a module of the catalog."""
     if shipped.provider:
         return UserFile.at((folder / ONNX).resolve(), [str(spec) for spec in shipped.read])
-    if shipped.runs == "code":
+    if shipped.runs_code:
         return UserModule(shipped.entry, list(shipped.read), str((folder / CODE).resolve()))
     return None
 

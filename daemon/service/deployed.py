@@ -145,7 +145,7 @@ class Deployments:
         shipped, records = None, []
         try:
             shipped = manifest.read(Path(one.path))
-            verifying.refuse_untrusted(Path(one.path), shipped, trust_plan=one.trust_plan, trust_code=one.trust_code)
+            verifying.refuse_untrusted(Path(one.path), shipped, trust_code=one.trust_code)
             limits = plan.limited(race.LIMITS, self._now.settings.limits)
             found: Verified | str = verifying.verify(Path(one.path), shipped, session, limits)
             records = results.read(self._base.places.state / results.JOURNAL) if self._has_results() else []

@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -28,11 +28,9 @@ from benchd.exporters.artifacts import sha256_of
 
 SCHEMA = "benchd.shipped/1"
 MANIFEST, GOLDEN, LOAD = "manifest.json", "golden.npz", "LOAD.md"
-WEIGHTS, ONNX, PLAN, TIMING_CACHE, CODE = "weights.safetensors", "model.onnx", "model.plan", "timing.cache", "code"
+WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
 MOST_BYTES = 2**22
 """A manifest is a few kilobytes: more is not read."""
-
-Runs = Literal["plan", "code"]
 
 
 class Resource(Struct, frozen=True):
@@ -127,11 +125,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     resources: list[Resource]
 
     @property
-    def runs(self) -> Runs | None:
-        """Return what in the folder runs code when it is loaded: a TensorRT plan or Python, None if nothing does."""
-        if self.case.variant.backend == "tensorrt":
-            return "plan"
-        return "code" if any(one.name.startswith(f"{CODE}/") for one in self.resources) else None
+    def runs_code(self) -> bool:
+        """Return whether loading the folder runs Python code of it."""
+        return any(one.name.startswith(f"{CODE}/") for one in self.resources)
 
 
 def encode(manifest: Manifest) -> bytes:

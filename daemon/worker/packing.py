@@ -34,8 +34,6 @@ JUMPING_SHARE = 0.25
 def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
     """Write the variant's files to the job's folder; raise Unsupported or UnfitModel if it cannot be deployed."""
     folder, variant = Path(job.ship_to), job.case.variant
-    if variant.backend in ("cudagraph", "tensorrt"):
-        raise Unsupported(f"a folder of {variant.backend} cannot be written yet; choose others with --variants")
     if variant.backend == "onnxruntime":
         names, entry = _file(job, workload, folder), ""
     else:

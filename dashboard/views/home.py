@@ -18,8 +18,10 @@ from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, bo
 from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
+from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
+from benchd.dashboard.views.shipped import BROKEN, word
 
 REFRESH_S = 2.0
 NAMED = 4  # boards by name in each condition
@@ -38,6 +40,7 @@ class _State(NamedTuple):
     shown: Matrix
     left: int
     wrong: list[str]
+    deployed: list[OnBoard]
 
 
 def add(store: Store, answers: Answers) -> None:
@@ -72,9 +75,9 @@ def add(store: Store, answers: Answers) -> None:
                 if troubles.renew([(board.name, board.condition, board.detail) for board in helpless]):
                     with troubles.column:
                         _troubles(helpless)
-                if table.renew(now.shown, names):
+                if table.renew(now.shown, names, now.deployed):
                     with table.column:
-                        _table(now.shown, names)
+                        _table(now.shown, names, now.deployed)
 
             await follow(refresh, REFRESH_S)
 
@@ -97,7 +100,7 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     order = [board.device.device_id for board in found if chosen in (None, board.condition)]
     wanted = (choice for device_id in order for choice in choices.get(device_id, ()))
     shown = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
-    return _State(found, shown, left, queries.problems(store, now_s))
+    return _State(found, shown, left, queries.problems(store, now_s), queries.deployed(store))
 
 
 def _strip(found: list[Board], chosen: Condition | None) -> None:
@@ -125,7 +128,7 @@ def _troubles(helpless: list[Board]) -> None:
                 ui.link(rest, f"/fleet?{urlencode({'state': condition})}").classes("link")
 
 
-def _table(shown: Matrix, names: dict[str, str]) -> None:
+def _table(shown: Matrix, names: dict[str, str], deployed: Sequence[OnBoard]) -> None:
     """Show the matrix; the longer side goes down."""
     rows, subjects = shown.rows[:SHOWN], shown.subjects[:SUBJECTS]
     down: Sequence[_Head] = rows
@@ -144,7 +147,7 @@ def _table(shown: Matrix, names: dict[str, str]) -> None:
                 with ui.element("th").props("scope=row"):
                     _head(head, names)
                 for cell, over in zip(cells, across, strict=True):
-                    _show(cell, _named(over, names))
+                    _show(cell, _named(over, names), beside(cell, deployed) if cell else None)
     for rest, noun in ((len(shown.rows) - SHOWN, "row"), (len(shown.subjects) - SUBJECTS, "model")):
         ui.label(f"and {count(rest, f'more {noun}')}" if rest > 0 else "").classes("soft")
 
@@ -167,7 +170,30 @@ def _head(head: _Head, names: dict[str, str]) -> None:
     ui.label(short(", ".join(filter(None, mode)))).classes("soft")
 
 
-def _show(cell: Cell | None, name: str) -> None:
+def beside(cell: Cell, deployed: Sequence[OnBoard]) -> _Line | None:
+    """Return what is deployed of the cell's model and batch size, on its one board or on those of its kind."""
+    result = cell.lead.result
+    if result is None:
+        return None
+    boards = None if cell.boards > 1 else cell.lead.device_id
+    wanted = result.case_id.split(",")[::2][:2]  # model and batch size
+    found = [
+        one.found
+        for one in deployed
+        if one.found.case_id.split(",")[::2][:2] == wanted and boards in (None, one.device_id)
+    ]
+    if not found:
+        return None
+    broken = sum(one.verdict in BROKEN for one in found)
+    variants = ", ".join(sorted({one.case_id.split(",")[1] for one in found}))
+    if len(found) == 1:
+        said = f"deployed: {variants}, {word(found[0])}"
+    else:
+        said = f"deployed on {count(len(found), 'board')}: {variants}, {broken} broken"
+    return short(said), "bad" if broken else "soft", "/shipped"
+
+
+def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:
     with ui.element("td") as place:
         ui.label(name).classes("narrow soft")
         if cell is None:
@@ -177,7 +203,7 @@ def _show(cell: Cell | None, name: str) -> None:
         place.props["title"] = short(cell.lead.words)
         with ui.element("div").classes("lead"):
             _lead(cell)
-        for words, look, target in lines(cell):
+        for words, look, target in [*lines(cell), *([deployed] if deployed else [])]:
             shown = ui.link(words, target) if target else ui.label(words)
             shown.classes(look)
 

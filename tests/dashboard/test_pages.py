@@ -31,7 +31,7 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import time as median_of
 
 SHOTS = Path(__file__).parents[2] / ".screenshots"
-SECONDS, VIEWER_BYTES_PER_S = 6, 5 * 1024
+PAST, SECONDS, VIEWER_BYTES_PER_S = 240, 6, 5 * 1024
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 CUSTOM = "vim_tiny,custom,b1"
 TOP1 = "95.0 [88.8, 97.8] %, 1.00 below fp32"
@@ -45,6 +45,7 @@ VIEWS = {
     "record": "/result/orin-1:r59",
     "compare": "/compare?a=orin-1:r0&b=orin-1:r30",
     "history": f"/history/orin-1/{CUSTOM}",
+    "shipped": "/shipped",
     "trade_off": "/trade-off?model=vim_tiny",
 }
 
@@ -106,6 +107,9 @@ def stored(now_s):
     slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
     slower |= {"accuracy_top1": 0.95, "accuracy_low": 0.888, "accuracy_high": 0.978, "accuracy_drop": 0.01}
     yield message("orin-1", f"latest/{CUSTOM}", slower, now_s - 30)
+    deployed = {"name": "vim", "case_id": "vim_tiny,eager,b1", "verdict": "slower", "since": "2026-01-01T00:00:00Z"}
+    deployed |= {"promised_ms": 50.0, "now_ms": 68.0, "change": 0.36, "change_low": 0.34, "change_high": 0.38}
+    yield message("orin-1", "shipped/vim", deployed | {"better": "custom, 1.3x [1.2, 1.4]"}, now_s - 30)
     for second in range(60):
         samples = [
             [0, "power_w", 6.0 + second % 5, "ina3221", "VDD_IN"],
@@ -371,19 +375,22 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
     assert [command["suite"] for command in asked] == ["nightly"]
 
 
-@pytest.mark.parametrize("path", ["/fleet", "/device/orin-1"])
-def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, path):
+@pytest.mark.parametrize("path", ["/fleet?q=warm-1", "/device/warm-1"])
+def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, store_of_site, path):
     heard, metrics = [], ("power_w", "gpu_clock_hz", "gpu_temp_c", "process_rss_bytes", "gpu_utilization_percent")
+    bodies = [
+        {"samples": [[0, metric, 40.0 + second, "fake"] for metric in metrics]} for second in range(PAST + SECONDS)
+    ]
+    past = [message("warm-1", "telemetry", body, time.time() - PAST + n) for n, body in enumerate(bodies[:PAST])]
+    store_of_site.add(row for one in past for row in rows(one))
     with opened(browser, site, path, heard=heard) as page, connected(mosquitto) as device:
-        page.get_by_text(" °C").last.wait_for()  # all that is known was sent
-        page.wait_for_timeout(2000)
+        page.locator(".figure", has_text=f"{39 + PAST} °C").wait_for()  # all that is known was sent
         heard.clear()
-        for second in range(SECONDS):
-            body = {"samples": [[second * 10**9, metric, 40.0 + second, "fake"] for metric in metrics]}
-            device.publish("benchd/v1/orin-1/telemetry", json.dumps(body), qos=1)
+        for body in bodies[PAST:]:
+            device.publish("benchd/v1/warm-1/telemetry", json.dumps(body), qos=1)
             page.wait_for_timeout(1000)
-        page.get_by_text(f"{39 + SECONDS} °C").wait_for()
-    assert 0 < sum(map(len, heard)) < SECONDS * VIEWER_BYTES_PER_S
+        page.locator(".figure", has_text=f"{39 + PAST + SECONDS} °C").wait_for()
+    assert 0 < sum(heard) < SECONDS * VIEWER_BYTES_PER_S
 
 
 def test_a_device_that_says_nothing_turns_stale_and_then_offline(site, browser, mosquitto, store_of_site):

@@ -161,3 +161,11 @@ def test_a_spreadsheet_takes_no_cell_for_a_formula(store):
     measure(store, 1, 5.0, case=Case(model="=1+1"))
     (cells,) = csv.DictReader("".join(export.lines(store, Filter())).splitlines())
     assert (cells["model"], cells["median_ms"]) == ("'=1+1", "5.0")
+
+
+def test_what_is_deployed_is_known_of_each_board_until_it_is_taken_away(store):
+    for device in ("d2", "d1"):
+        add(store, device, "shipped/net", {"name": "net", "case_id": "m,eager,b1", "verdict": "kept", "change": 0.01})
+    assert [(one.device_id, one.found.verdict) for one in queries.deployed(store)] == [("d1", "kept"), ("d2", "kept")]
+    add(store, "d1", "shipped/net", b"")
+    assert [one.device_id for one in queries.deployed(store)] == ["d2"]

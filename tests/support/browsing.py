@@ -24,7 +24,7 @@ def running_browser():
 def opened(browser, port, path="/", scheme="light", width=1280, heard=None):
     """Yield a page; at its end nothing has gone wrong in it and nothing has asked another host.
 
-    What its websocket receives is added to `heard`.
+    The sizes of what its websocket receives are added to `heard`.
     """
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page, wrong = context.new_page(), []
@@ -34,7 +34,7 @@ def opened(browser, port, path="/", scheme="light", width=1280, heard=None):
     ours = (f"http://{HOST}:{port}/", f"ws://{HOST}:{port}/", "data:")
     page.on("request", lambda request: None if request.url.startswith(ours) else wrong.append(request.url))
     if heard is not None:
-        page.on("websocket", lambda socket: socket.on("framereceived", heard.append))
+        page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: heard.append(len(frame))))
     page.goto(f"http://{HOST}:{port}{path}")
     page.get_by_role("heading", level=1).wait_for()
     try:

@@ -5,6 +5,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from records_made import PASSED, timing
 from sessions_made import session
@@ -15,9 +16,10 @@ from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import Case, Check, Memory, ProcessResult, Variant
+from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
 from benchd.daemon.verdicts.effects import LOOKS
 
+MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
 FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
 
 
@@ -28,6 +30,8 @@ class Script(Supervisor):
     times_ms: dict[str, float] = field(default_factory=dict)
     failing: tuple[str, ...] = ()
     interrupt_after: float = math.inf
+    failing_later: str = ""
+    edited_after: float = math.inf
     ran: list[str] = field(default_factory=list)
 
     def process(self, planned, name, index, python="", *, is_compared=False, accuracy=None):
@@ -38,7 +42,10 @@ class Script(Supervisor):
             return Outcome(process=ProcessResult(status="aborted"))
         time_ms = self.times_ms[variant] * math.exp(0.001 * random.gauss(0.0, 1.0))
         result = ProcessResult(status="ok", timing=timing(time_ms), memory=Memory(rss_peak_bytes=2**28))
-        return Outcome(process=result, check=FAILED if variant in self.failing else PASSED)
+        fails = variant in self.failing or (variant == self.failing_later and ".confirm." in name)
+        code = "edited" if len(self.ran) > self.edited_after else "as it was"
+        model = msgspec.structs.replace(MODEL, code_sha256=code)
+        return Outcome(process=result, check=FAILED if fails else PASSED, model=model)
 
 
 def course(folder, times_ms, *, minutes=60.0, asked=None, **script):
@@ -128,3 +135,23 @@ def test_a_race_of_another_plan_begins_anew(tmp_path):
     course(tmp_path, {"eager": 10.0, "compile": 4.0}, interrupt_after=2)[0].run()
     racing, _ = course(tmp_path, {"eager": 10.0, "onnxruntime": 4.0})
     assert not any(one.raced for one in racing.candidates)
+
+
+def test_a_runner_up_that_fails_when_it_is_confirmed_makes_way_for_the_next(tmp_path):
+    racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2})
+    script.failing_later = "onnxruntime"
+    found = racing.run()
+    assert (found.winner, found.runner_up) == ("compile", "eager")
+    assert "numerical check" in racing.named("onnxruntime").left
+
+
+def test_another_model_ends_a_race_and_the_next_begins_anew(tmp_path):
+    times_ms = {"eager": 10.0, "compile": 4.0}
+    racing, script = course(tmp_path, times_ms)
+    script.edited_after = 3
+    found = racing.run()
+    assert found.is_open
+    assert "begins anew" in found.reason
+    again, _ = course(tmp_path, times_ms)
+    assert not any(one.raced for one in again.candidates)
+    assert again.run().winner == "compile"
