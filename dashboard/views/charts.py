@@ -185,6 +185,7 @@ def _by_variant() -> dict[str, Any]:
     options["legend"] = {"show": False}  # each point has its label
     options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28, "min": 0}
     options["tooltip"] = {"trigger": "item", "confine": True}
+    del options["toolbox"]  # there is too little to zoom into
     return options
 
 

@@ -18,8 +18,8 @@ export default {
       </template>
       <template #body-cell-links="props">
         <q-td :props="props">
-          <a class="link beside" :href="props.row.record" :aria-label="'record of ' + props.key">record</a>
-          <a class="link" :href="props.row.history" :aria-label="'history of ' + props.key">history</a>
+          <a class="link" :href="props.row.record" :aria-label="'record of ' + props.key">record</a>
+          <a class="link from-600" :href="props.row.history" :aria-label="'history of ' + props.key">history</a>
         </q-td>
       </template>
     </q-table>
