@@ -1,26 +1,26 @@
 """The pages' queries to the store; each answer is a plain tuple from one consistent state of the database."""
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
 
-from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS
+from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.limits import READ, SHOWN
-from benchd.dashboard.messages import Event, Health, Info, Latest, Result
+from benchd.dashboard.messages import Deployed, Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
 NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
+UNCHECKED = "not checked"
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
@@ -69,12 +69,16 @@ class Gap(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags."""
+    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags.
+
+    `check` is the verdict of the numerical check, or UNCHECKED.
+    """
 
     device_id: str = ""
     model: str = ""
     variant: str = ""
     status: str = ""
+    check: str = ""
     text: str = ""
 
 
@@ -123,6 +127,18 @@ def _device(
     )
 
 
+def names(store: Store) -> dict[str, str]:
+    """Return how each known device is shown, by id: its name with the id, or the id alone."""
+    device, document = store.tables["device"], store.tables["document"]
+    with store.reading() as connection:
+        ids = connection.execute(select(device.c.device_id).order_by(device.c.device_id).limit(READ)).scalars().all()
+        wanted = select(document.c.device_id, document.c.body).where(document.c.kind == "info").limit(READ)
+        infos = connection.execute(wanted).all()
+    named = {device_id: msgspec.json.decode(body, type=Info).name for device_id, body in infos}
+    words = {device_id: named.get(device_id) or device_id for device_id in ids}
+    return {device_id: name if name == device_id else f"{name} ({device_id})" for device_id, name in words.items()}
+
+
 def devices(store: Store) -> int:
     """Return how many devices are known."""
     with store.reading() as connection:
@@ -137,6 +153,25 @@ def latest(store: Store, device_id: str) -> list[Latest]:
         wanted = select(table.c.body).where(*mine).order_by(table.c.kind).limit(READ)
         bodies = connection.execute(wanted).scalars().all()
     return [msgspec.json.decode(body, type=Latest) for body in bodies]
+
+
+class OnBoard(NamedTuple):
+    """A shipped folder on a board, and when its last verification arrived."""
+
+    device_id: str
+    found: Deployed
+    arrived_s: float
+
+
+def deployed(store: Store) -> list[OnBoard]:
+    """Return every shipped folder of the fleet, by its name and then by board."""
+    table = store.tables["document"]
+    wanted = select(table.c.device_id, table.c.body, table.c.arrived_s).where(
+        table.c.kind.startswith("shipped/"), table.c.state.is_not(None)
+    )
+    with store.reading() as connection:
+        rows = connection.execute(wanted.order_by(table.c.kind, table.c.device_id).limit(READ)).all()
+    return [OnBoard(row.device_id, msgspec.json.decode(row.body, type=Deployed), row.arrived_s) for row in rows]
 
 
 def presence(said: str | None, age_s: float | None) -> State:
@@ -188,7 +223,8 @@ def _found(table: Any, which: Filter) -> Select[tuple[int]]:
 
 def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
     exact = {"device_id": which.device_id, "model": which.model, "variant": which.variant, "status": which.status}
-    return [table.c[name] == value for name, value in exact.items() if value]
+    checked = table.c.checked.is_(None) if which.check == UNCHECKED else table.c.checked == which.check
+    return [table.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
 
 
 def _contains(table: Any, text: str) -> ColumnElement[bool]:
@@ -221,6 +257,14 @@ def result(store: Store, key: str) -> Result | None:
     with store.reading() as connection:
         row = connection.execute(select(*_columns(table)).where(table.c.key == key)).first()
     return Result(*row) if row else None
+
+
+def newest_profile(store: Store, of: Result) -> str | None:
+    """Return the key of the newest profile of the same case on the same device; None for none."""
+    table = store.tables["result"]
+    mine = (table.c.device_id == of.device_id, table.c.case_id == of.case_id, table.c.flags.contains(PROFILED))
+    with store.reading() as connection:
+        return connection.execute(select(table.c.key).where(*mine).order_by(*newest_first(table)).limit(1)).scalar()
 
 
 def body(store: Store, key: str) -> bytes | None:
@@ -271,16 +315,6 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
     with store.reading() as connection:
         rows = connection.execute(select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit))
         return [Result(*row) for row in rows][::-1]
-
-
-def newest_of_each_case(store: Store, model: str) -> list[Result]:
-    """Return the last successful result of every case of a model on every device."""
-    table = store.tables["result"]
-    last = last_of_each_case(store, table.c.status == "ok", ~table.c.flags.contains(PROFILED))
-    with store.reading() as connection:
-        rows = connection.execute(select(*_columns(table)).where(table.c.id.in_(last)))
-        found = (Result(*row) for row in rows)
-        return list(itertools.islice((result for result in found if result.model == model), READ))
 
 
 def last_of_each_case(store: Store, *conditions: ColumnElement[bool]) -> Select[tuple[int]]:
@@ -384,6 +418,19 @@ def gaps(store: Store) -> list[Gap]:
     return [gap for gap in found if gap.last - gap.first < KEEP_SENT_ROWS]
 
 
+def unheard(store: Store) -> list[Gap]:
+    """Return all results of each device that is online and has none here: they may be older than the first collector.
+
+    The stream is empty, because it is unknown.
+    """
+    document, result_ = store.tables["document"], store.tables["result"]
+    is_online = (document.c.kind == "status") & (document.c.state == "online")
+    is_heard = exists().where(result_.c.device_id == document.c.device_id)
+    wanted = select(document.c.device_id).where(is_online, ~is_heard)
+    with store.reading() as connection:
+        return [Gap(device_id, "", 1, LAST_SEQ) for (device_id,) in connection.execute(wanted)]
+
+
 def problems(store: Store, now_s: float) -> list[str]:
     """Return what prevents data from arriving here, in sentences; empty if nothing does."""
     alive = [row for row in collectors(store, now_s) if now_s - row.seen_s < STALE_S]
@@ -398,17 +445,3 @@ def newest(store: Store) -> tuple[int, int]:
         ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (result_, event))
         first, second = (found or 0 for found in ids)
     return first, second
-
-
-def pareto(points: list[Result]) -> list[Result]:
-    """Return those of `points`, of one energy scope, that no other beats in both latency and energy, the fastest first.
-
-    One that failed its check can never win.
-    """
-    front: list[Result] = []
-    least_mj = math.inf
-    for point in sorted(points, key=lambda point: (point.median_ms or 0.0, point.energy_mj or 0.0)):
-        if point.checked not in ("failed", "void") and point.energy_mj is not None and point.energy_mj < least_mj:
-            front.append(point)
-            least_mj = point.energy_mj
-    return front

@@ -14,6 +14,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard import export, metrics, queries
 from benchd.dashboard.answers import Answers
+from benchd.dashboard.changes import UPDATES, Changes
 from benchd.dashboard.conditions import boards
 from benchd.dashboard.messages import rows
 from benchd.dashboard.queries import Filter
@@ -25,13 +26,17 @@ ASKED = {
     "of a model": lambda store: queries.results(store, Filter(model="vim_tiny"), "measured_s", True, 0, 25),
     "of a variant": lambda store: queries.results(store, Filter(variant="eager"), "measured_s", True, 0, 25),
     "failed": lambda store: queries.results(store, Filter(status="failed"), "measured_s", True, 0, 25),
+    "not checked": lambda store: queries.results(store, Filter(check="not checked"), "measured_s", True, 0, 25),
     "by median": lambda store: queries.results(store, Filter(), "median_ms", False, 0, 25),
     "searched": lambda store: queries.results(store, Filter(text="tiny"), "measured_s", True, 0, 25),
     "choices": lambda store: [queries.choices(store, name) for name in ("device_id", "model", "variant", "status")],
     "history": lambda store: queries.history(store, "d", "vim_tiny,eager,b1", 200),
-    "trade-off": lambda store: queries.newest_of_each_case(store, "vim_tiny"),
+    "trade-off": lambda store: Answers(store, Changes(store)).newest(),
+    "changes": lambda store: [Changes(store).update(since) for since in (*UPDATES, "2026-01-01")],
+    "record": lambda store: queries.newest_profile(store, queries.result(store, "d:r1")),
+    "names": queries.names,
     "device": lambda store: queries.happenings(store, "d", time.time() - 300),
-    "home": lambda store: boards(store, Answers(store).update()[0], time.time()),
+    "home": lambda store: boards(store, Answers(store, Changes(store)).update()[0], time.time()),
     "sparklines": lambda store: queries.sparks(store, ["d"], time.time() - 300),
     "csv": lambda store: list(export.lines(store, Filter())),
     "metrics": lambda store: list(metrics.Fleet(store, time.time()).collect()),
