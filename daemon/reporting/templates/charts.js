@@ -112,7 +112,7 @@ function scatter(svg, chart, width, height) {
       const back = trace.x.map((at, n) => `L${x.at(trace.x[Math.min(n + 1, trace.x.length - 1)])} ${y.at(trace.under[n])}L${x.at(at)} ${y.at(trace.under[n])}`);
       node("title", {}, node("path", { d: line(trace.y) + back.reverse().join("") + "Z", fill: colour, "fill-opacity": 0.6 }, part), trace.name);
     } else if (trace.mode.includes("lines")) node("path", { d: line(trace.y), fill: "none", stroke: colour, "stroke-width": 1.5 }, part);
-    const end = trace.x.length - 1, beside = { x: x.at(trace.x[end]) - 6, y: y.at(trace.y[end]) - 8, fill: colour };
+    const end = trace.x.length - 1, beside = { x: x.at(trace.x[end]) - 6, y: y.at(trace.y[end]) - 8, fill: "currentColor" };
     const free = !labels.some(([left, top]) => Math.abs(left - beside.x) < 250 && Math.abs(top - beside.y) < 14);
     if (trace.label && free && labels.push([beside.x, beside.y])) node("text", { ...beside, "font-size": 12, "text-anchor": "end" }, part, trace.label);
     if (trace.mode.includes("markers")) trace.y.forEach((value, n) => {
