@@ -102,6 +102,7 @@ function scatter(svg, chart, width, height) {
   const { xaxis, yaxis } = chart.layout, full = traces.some((trace) => trace.under);
   const x = scaled(traces.flatMap((trace) => trace.x), xaxis, SPACE.left, width - SPACE.right);
   const y = scaled(traces.flatMap(ends), { ...yaxis, full }, height - SPACE.bottom, SPACE.top);
+  const labels = []; // where the names of lines stand: one that would cover another is left to the legend
   axes(svg, x, y, width, height, chart.layout, SPACE.left);
   traces.forEach((trace) => {
     const part = node("g", { "data-name": trace.name }, svg), colour = trace.colour;
@@ -111,8 +112,9 @@ function scatter(svg, chart, width, height) {
       const back = trace.x.map((at, n) => `L${x.at(trace.x[Math.min(n + 1, trace.x.length - 1)])} ${y.at(trace.under[n])}L${x.at(at)} ${y.at(trace.under[n])}`);
       node("title", {}, node("path", { d: line(trace.y) + back.reverse().join("") + "Z", fill: colour, "fill-opacity": 0.6 }, part), trace.name);
     } else if (trace.mode.includes("lines")) node("path", { d: line(trace.y), fill: "none", stroke: colour, "stroke-width": 1.5 }, part);
-    const end = trace.x.length - 1, beside = { x: x.at(trace.x[end]) - 6, y: y.at(trace.y[end]) - 8, fill: colour };
-    if (trace.label) node("text", { ...beside, "font-size": 12, "text-anchor": "end" }, part, trace.label);
+    const end = trace.x.length - 1, beside = { x: x.at(trace.x[end]) - 6, y: y.at(trace.y[end]) - 8, fill: "currentColor" };
+    const free = !labels.some(([left, top]) => Math.abs(left - beside.x) < 250 && Math.abs(top - beside.y) < 14);
+    if (trace.label && free && labels.push([beside.x, beside.y])) node("text", { ...beside, "font-size": 12, "text-anchor": "end" }, part, trace.label);
     if (trace.mode.includes("markers")) trace.y.forEach((value, n) => {
       const bar = trace.error_y;
       if (bar) node("path", { d: `M${x.at(trace.x[n])} ${y.at(value - bar.arrayminus[n])}V${y.at(value + bar.array[n])}`, stroke: colour, "stroke-width": 2, opacity: 0.6 }, part);
@@ -209,6 +211,7 @@ function draw() {
     const svg = node("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
     const below = document.createElement("div");
     below.className = "legend";
+    below.tabIndex = 0; // it may scroll
     holder.replaceChildren(svg, below);
     ({ bar: bars, box: boxes, icicle })[kind] ? ({ bar: bars, box: boxes, icicle })[kind](svg, chart, width, height) : scatter(svg, chart, width, height);
     legend(chart, below);
