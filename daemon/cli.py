@@ -30,6 +30,7 @@ VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the f
     "run",
     "export",
     "doctor",
+    "selfcheck",
     "power-sweep",
     "dashboard",
     "demo",
