@@ -544,7 +544,10 @@ def untried(decision: Decision) -> list[str]:
     return [
         variant.name
         for variant in all_variants()
-        if variant.kernels == "torch" and variant.precision != "int8" and variant.label not in tried and variant.backend not in elsewhere
+        if variant.kernels == "torch"
+        and variant.precision != "int8"
+        and variant.label not in tried
+        and variant.backend not in elsewhere
         if variant.backend not in FILE_BACKENDS or variant.precision in ("fp32", "fp16")
     ]
 

@@ -15,7 +15,9 @@ from benchd.exporters.quantised import CannotQuantise  # noqa: E402
 
 def made(folder, target="cpu", *, given=None, **of_net):
     source, path = net(folder / "float.onnx", **of_net), folder / "int8.onnx"
-    return quantised.quantise(source, path, given or feeds(32), target, {"benchd.precision": "int8"}, smooth=False), path
+    return quantised.quantise(
+        source, path, given or feeds(32), target, {"benchd.precision": "int8"}, smooth=False
+    ), path
 
 
 def stored(model):

@@ -58,7 +58,7 @@ def net(path: Path, *, products: int = 4, codes: bool = False) -> Path:
 
 def _trained(model: onnx.ModelProto) -> None:
     """Set the head to the centred features of each class's mean image."""
-    from benchd.exporters import activations  # noqa: PLC0415 - after the caller's importorskip
+    from benchd.exporters import activations
 
     by_class = [np.mean(images(24 * CLASSES, 5)[place::CLASSES], axis=0) for place in range(CLASSES)]
     found = [values["flat"][0] for values in activations.run(model, ["flat"], [{"x": one[None]} for one in by_class])]
