@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchd.daemon.records import COMMONEST_CLASS, Check
-from benchd.daemon.verdicts.proportions import wilson
 from benchd.daemon.worker.structures import OF_BATCH, ONLY
 
 Format = Literal["fp32", "fp16", "bf16", "int8"]
@@ -32,7 +31,7 @@ ROUNDING: dict[Format, float] = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0
 
 ERROR_FLOOR: dict[Format, float] = {"fp32": 2e-5, "fp16": 3e-3, "bf16": 1e-2, "int8": 0.5}
 ERROR_CAP: dict[Format, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2, "int8": 0.5}
-INT8_AGREEMENT = 0.98
+INT8_AGREEMENT, INT8_CHANCE = 0.98, 0.01
 """An int8 variant is not judged by closeness, only by whether it answers another image, and by its classes: this share
 of those of float64, unless chance explains fewer."""
 
@@ -245,9 +244,15 @@ def _disagrees(classes: Mapping[str, Any], images: int, rule: Rule) -> str:
     if rule.format != "int8" or classes["argmax_disagreements"] is None or not decided:
         return ""
     agreeing = decided - (classes["argmax_disagreements"] - classes["tie_disagreements"])
-    if classes["commonest_class_share"] > COMMONEST_CLASS or wilson(agreeing, decided).high >= INT8_AGREEMENT:
+    if classes["commonest_class_share"] > COMMONEST_CLASS or _chance(decided - agreeing, decided) >= INT8_CHANCE:
         return ""
     return f"its class is float64's for only {agreeing} of {decided} images"
+
+
+def _chance(differing: int, images: int) -> float:
+    """Return how probable at least so many differences are at INT8_AGREEMENT, from the binomial distribution."""
+    p = 1 - INT8_AGREEMENT
+    return 1 - math.fsum(math.comb(images, k) * p**k * (1 - p) ** (images - k) for k in range(differing))
 
 
 @dataclass(frozen=True)
