@@ -39,6 +39,7 @@ ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
 ASKS = 10  # gaps at once: a device takes two commands per second
 ASK_EXPIRY_S = 60
 CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
+DATABASE_S = 5.0
 MAX_DELAY_S = 30.0
 REASON_CHARS = 100  # of why a result cannot be read; a device takes 128 KiB
 AGAIN = 32  # messages of the quarantine that are read again at once
@@ -60,12 +61,25 @@ def checked(name: str) -> str:
 
 
 def run(broker: Broker, database: str, name: str) -> None:
-    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended."""
+    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended.
+
+    A database that cannot be reached is tried again, as a broker is.
+    """
+    checked(name)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with closing(Store(database)) as store:
-        Collector(store, broker, checked(name)).run(stop)
+    while not _ended(stop):
+        try:
+            store = Store(database)
+        except UsageError as error:
+            if not isinstance(error.__cause__, OUTAGES):
+                raise
+            sys.stderr.write(f"collector {name}: {error}; trying again\n")
+            stop.wait(DATABASE_S)
+            continue
+        with closing(store):
+            Collector(store, broker, name).run(stop)
 
 
 class _Ack(Struct):
@@ -161,14 +175,15 @@ class Collector:
 
     def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
         """Ask devices for results that have not arrived: not at once, as another collector may have one."""
-        asks = {gap: self._asks.get(gap, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for gap in queries.gaps(self._store)}
+        missing = [*queries.gaps(self._store), *queries.unheard(self._store)]
+        asks = {gap: self._asks.get(gap, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for gap in missing}
         due = [gap for gap, (due_s, _) in asks.items() if now_s >= due_s][:ASKS]
         for gap in due:
             delay_s = min(2 * asks[gap][1], ASK_LAST_S)
             asks[gap] = (now_s + delay_s, delay_s)
-            wanted = {"id": uuid.uuid4().hex, "stream": gap.stream, "since_seq": gap.first, "until_seq": gap.last}
+            numbers = {"stream": gap.stream or None, "since_seq": gap.first, "until_seq": gap.last}
             topic = Topics(gap.device_id).command("replay")
-            feed.publish(topic, msgspec.json.encode(wanted), expire_s=ASK_EXPIRY_S)
+            feed.publish(topic, msgspec.json.encode({"id": uuid.uuid4().hex, **numbers}), expire_s=ASK_EXPIRY_S)
         self._asks = asks
 
     def _is_steady(self, now_s: float) -> bool:

@@ -21,6 +21,7 @@ LIMITS = {
     "info": Limit(256 * 1024, 10_000, 8),
     "health": Limit(16 * 1024, 256, 8),
     "latest": Limit(8 * 1024, 128, 4),
+    "shipped": Limit(8 * 1024, 128, 4),
     "telemetry": Limit(64 * 1024, 5_000, 4),
     "event": Limit(64 * 1024, 2_000, 8),
 }

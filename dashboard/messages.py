@@ -217,6 +217,30 @@ def _latest(address: topics.Address, message: Arrived) -> Iterator[tuple[str, di
     yield "document", document | {"state": latest.verdict}
 
 
+class Deployed(Struct, frozen=True):
+    """The part of what is known of a shipped folder that a page shows; no verdict once it is no longer configured."""
+
+    name: str = ""
+    case_id: str = ""
+    verdict: str = ""
+    reason: str = ""
+    since: str = ""
+    t_wall: str = ""
+    promised_ms: float | None = None
+    now_ms: float | None = None
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    better: str = ""
+
+
+def _shipped(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield one document per folder; an empty body, which removes it, leaves one without a verdict."""
+    document = _document(address, message) | {"kind": f"shipped/{address.leaf}", "body": message.body or b"{}"}
+    found = msgspec.json.decode(document["body"], type=Deployed)
+    yield "document", document | {"state": found.verdict or None}
+
+
 def _document(address: topics.Address, message: Arrived) -> dict[str, Any]:
     return {
         "device_id": address.device_id,
@@ -288,6 +312,7 @@ _READERS: dict[str, Callable[[topics.Address, Arrived], Iterator[tuple[str, dict
     "info": _info,
     "health": _health,
     "latest": _latest,
+    "shipped": _shipped,
     "telemetry": _telemetry,
     "event": _event,
 }

@@ -4,6 +4,7 @@ import errno
 import gzip
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from benchd.daemon.errors import Full
 
 RESERVE_BYTES = 16 * 2**20
 BESIDE_BYTES = 2**20  # for a case's log and raw times, which are written without the reserve
+PROBE_BYTES = 4096
 RESERVE_FILES = 8  # the outbox alone opens with three
 BESIDE_FILES = 64  # with the compiler's and the exporter's
 KEEP_S = 90 * 86400.0
@@ -34,14 +36,22 @@ class Reserve:
     def hold(self) -> str | None:
         """Reserve the space and inodes; return why the disk takes no case, None if it has them and a little more."""
         try:
-            if self._is_held():
-                self._path.touch()  # fails on a disk that an error has made read-only, which looks as before
-            else:
+            if not self._is_held():
                 self.release()
                 self._take()
-            return self._lacks(0)
+            if lack := self._lacks(0):
+                return lack
+            self._probe()
         except OSError as error:
             return error.strerror
+        return None
+
+    def _probe(self) -> None:
+        """Write a block through to the disk: one that fails or became read-only looks as before until then."""
+        with tempfile.TemporaryFile(dir=self._path.parent) as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
 
     def _take(self) -> None:
         """Create the files; raise OSError, and leave none, if that would use up the disk."""

@@ -39,6 +39,10 @@ class Topics:
         """Return the topic of the last result of a case."""
         return f"{self.root}latest/{case_id}"
 
+    def shipped(self, name: str) -> str:
+        """Return the topic of what is known of a shipped folder."""
+        return f"{self.root}shipped/{name}"
+
     @property
     def incoming(self) -> list[tuple[str, int]]:
         """Return the filters that the device subscribes to, its own status first, with the QoS to request."""
@@ -74,14 +78,16 @@ RETAINED_KINDS = (
     "info",
     "health",
     "latest",
+    "shipped",
 )  # to every collector: a shared subscription gets no retained messages
+NAMED_KINDS = ("latest", "shipped")  # a topic for each case, or for each folder
 
 
 def collector_filters(*, shared: bool) -> list[tuple[str, int]]:
     """Return the topic filters of a collector, with the QoS to request; `shared` splits the work among several."""
     group = f"$share/ingest/{ROOT}" if shared else ROOT
     wanted = [(f"{group}/+/{kind}{'/#' if kind == 'result' else ''}", kind) for kind in SHARED_KINDS]
-    wanted += [(f"{ROOT}/+/{kind}{'/+' if kind == 'latest' else ''}", kind) for kind in RETAINED_KINDS]
+    wanted += [(f"{ROOT}/+/{kind}{'/+' if kind in NAMED_KINDS else ''}", kind) for kind in RETAINED_KINDS]
     return [(topic, 0 if kind == "telemetry" else 1) for topic, kind in wanted]
 
 

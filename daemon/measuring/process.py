@@ -19,6 +19,7 @@ from benchd.daemon.records import Status
 # A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 1.0
+FIRST_TO_KILL = "500"  # of 1000: without memory the kernel takes the worker, also if a GPU's share is not in its size
 EXIT_GRACE_S = 10.0
 STDERR = 2
 # the broker's password and systemd's socket are the service's alone: a worker runs the code of models
@@ -63,6 +64,8 @@ class Child(Generic[T]):
                 start_new_session=True,
                 env=environment(job.device, job.cache, job.gpu_uuid),
             )
+        with suppress(OSError):  # it died at once, as below
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
         if process.stdin:
             with suppress(BrokenPipeError):  # it died at once; its exit status gives the reason
                 process.stdin.write(msgspec.json.encode(job) + b"\n")
@@ -139,7 +142,7 @@ class Worker(Child[Message]):
                 self.stage, self.percent, self._stage_since = message.name, message.percent, time.monotonic()
             else:
                 self._outcome = message
-        return self.has_ended or self._outcome is not None
+        return self.has_ended or (self._outcome is not None and not self._outcome.is_partial)
 
     def remaining_s(self) -> float:
         """Return how long the current stage may still last."""
@@ -147,16 +150,17 @@ class Worker(Child[Message]):
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
         """Reap the process and return its Outcome, or one that reports how it ended; `ended_by` is our reason."""
-        code = self.reap()
-        if self._outcome and not ended_by:
-            return self._outcome
-        if ended_by:
-            return unmeasured(ended_by, reason)
-        return unmeasured(
-            "failed",
-            f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
-            f"(log: logs/{self._log_path.name})",
-        )
+        code, found = self.reap(), self._outcome
+        if found and not found.is_partial and not ended_by:
+            return found
+        if reason is None:
+            reason = (
+                f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
+                f"(log: logs/{self._log_path.name})"
+            )
+        if found and ended_by != "aborted":
+            return msgspec.structs.replace(found, missing={"probes": reason, **found.missing})
+        return unmeasured(ended_by or "failed", reason)
 
     def _exit_reason(self, code: int) -> str:
         if self.rubbish:

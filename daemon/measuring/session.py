@@ -133,6 +133,8 @@ class Session:
             weights=planned.weights,
             data=planned.data,
             labels=planned.labels,
+            calibration=planned.calibration,
+            reference=own.reference if isinstance(own, UserFile) else None,
             module=own.path if isinstance(own, UserModule) else None,
             module_folder=own.folder if isinstance(own, UserModule) else "",
             onnx=own.path if isinstance(own, UserFile) else None,
@@ -141,6 +143,8 @@ class Session:
             given_artifacts=str(self.given_artifacts) if self.given_artifacts else None,
             workspace_bytes=self.workspace_bytes,
             gpu_uuid=self.machine.gpu_uuid,
+            ship_to=planned.ship_to,
+            deployed=planned.deployed,
         )
 
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchd.daemon.config import Conditions
-from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.errors import BenchdError, Full, NotAvailable, UsageError
 from benchd.daemon.machine.lock import OWN, Busy, ServiceLock
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
@@ -122,10 +122,13 @@ class Cases:
                 supervisor.measure(planned)
         except Busy as busy:  # another process was faster
             self._wait_for(str(busy))
+        except Full as full:  # nor does it with an I/O error, whatever the check before it has found
+            self._activity.problem = f"degraded:disk: {full}"
+            self._wait_for(self._activity.problem)
         except OSError as error:  # no free process or descriptor, before there was a worker
-            run, run_id = session.run(entry.suite_id), RunId.new()
-            outcomes = [unmeasured("failed", f"the case did not start: {error.strerror}")]
-            session.publish(recording.record(planned.case, planned.preset, run, run_id, outcomes))
+            self._end_unstarted(entry, planned, str(error.strerror))
+        except NotAvailable as error:  # the sampler was killed at its start
+            self._end_unstarted(entry, planned, str(error))
         except BenchdError as error:
             self._activity.problem = str(error)
             self._between.event("pass_failed", f"{entry.suite.name or 'run'}: {error}")
@@ -139,6 +142,11 @@ class Cases:
         while session.failures:
             self._activity.problem = session.failures.pop(0)
             log(f"not kept: {self._activity.problem}")
+
+    def _end_unstarted(self, entry: Progress, planned: Planned, reason: str) -> None:
+        run, run_id = self.session.run(entry.suite_id), RunId.new()
+        outcomes = [unmeasured("failed", f"the case did not start: {reason}")]
+        self.session.publish(recording.record(planned.case, planned.preset, run, run_id, outcomes))
 
     def _supervisor(self, entry: Progress, left: Sequence[Planned]) -> Supervisor:
         """Return the supervisor of the run, which keeps its probed rates; drop those of other runs."""

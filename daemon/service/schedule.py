@@ -16,6 +16,7 @@ from benchd.daemon.config import Suite
 from benchd.daemon.trigger import DAY_S, MONTH_S
 
 WEEK_S = 7 * DAY_S
+STEP_S = 3600.0
 MOST_STARTS = 200  # whose times are worth computing
 
 
@@ -63,11 +64,12 @@ def due_s(suite: Suite, state: State, device_id: str) -> float | None:
 def serve(state: State, suites: Sequence[Suite], now_s: float, *, clock_set: bool = False) -> State:
     """Return the state for these suites: a new suite is served up to now, a removed one is dropped.
 
-    A time more than a day ahead, as after a wrong clock is set back, is also dropped, and all times are if the clock
-    was set by more than a day, because a wrong clock cannot say which triggers were missed.
+    A suite that was served more than an hour ahead, as after a wrong clock is set back, is served up to now, too: it
+    would not begin for so long. All times are dropped if the clock was set by more than a day, because a wrong clock
+    cannot say which triggers were missed.
     """
     known = {suite.name: state.served_s.get(suite.name, now_s) for suite in suites if suite.trigger()}
-    served_s = {name: now_s if clock_set or at_s > now_s + DAY_S else at_s for name, at_s in known.items()}
+    served_s = {name: now_s if clock_set or at_s > now_s + STEP_S else at_s for name, at_s in known.items()}
     again_s = {case_id: at_s for case_id, at_s in state.again_s.items() if not clock_set and at_s <= now_s + DAY_S}
     return msgspec.structs.replace(state, served_s=served_s, again_s=again_s)
 

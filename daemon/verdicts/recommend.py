@@ -19,6 +19,9 @@ Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
 """The least share of images, except ties, for which a shipped variant gives float64's class."""
 
+INT8_DROP = 0.01
+"""The most accuracy that an int8 variant may lose to ship if labels were given; without them agreement decides."""
+
 LONGER = "run longer, as with --preset standard"
 FALLBACKS = {"weak_typing", "provider_fallback"}
 CHEATS = {
@@ -161,7 +164,7 @@ def _subject(record: Record, objective: Objective) -> str:
 def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:
     objective = requirements.objective
     named = {_name(record, objective): record for record in group}
-    excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
+    excluded = {name: reason for name, record in named.items() if (reason := why_not(record, requirements))}
     stale = _stale(named)
     excluded = stale | excluded
     mixed = one_model.difference(r.model for name, r in named.items() if r.status == "ok" and name not in stale)
@@ -176,11 +179,11 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
     best, others = ranked[0], ranked[1:]
-    leads = {name: _lead(named[best], named[name], objective) for name in others}
+    leads = {name: lead(named[best], named[name], objective) for name in others}
     tied = [best, *(name for name in others if not _is_behind(figures[name], figures[best], leads[name], objective))]
     winner = best if len(tied) == 1 else None
     unsettled = [name for name in unknown if figures[name].low <= figures[best].high]
-    is_confirmed = not unsettled and all(_lead(named[best], named[name], objective) for name in [*others, *unknown])
+    is_confirmed = not unsettled and all(lead(named[best], named[name], objective) for name in [*others, *unknown])
     first = leads[others[0]] if others else None
     return Decision(
         subject=subject,
@@ -196,7 +199,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     )
 
 
-def _lead(best: Record, other: Record, objective: Objective) -> Interval | None:
+def lead(best: Record, other: Record, objective: Objective) -> Interval | None:
     """Return the 95 % interval of the other's figure over the best one's, minus 1; None with fewer than 3 processes.
 
     Each other variant is judged at 5 %: naming one of several equal variants takes a false difference from all others.
@@ -275,7 +278,7 @@ def variant_name(record: Record) -> str:
     return f"{label} ({record.case.provider})" if record.case.provider else label
 
 
-def _why_not(record: Record, requirements: Requirements) -> str | None:
+def why_not(record: Record, requirements: Requirements) -> str | None:
     """Return the first reason why the record cannot be shipped, else None."""
     reasons = (
         disqualified(record),
@@ -351,6 +354,8 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
 def _disagrees(record: Record, least: float | None) -> str | None:
     """Return why too few images get float64's class; the check alone decides if the classes prove nothing."""
     check = record.check
+    if record.case.variant.precision == "int8" and record.accuracy:
+        return None  # labels decide
     if check is None or check.void or check.agreeing is None or check.argmax_disagreements is None:
         return None
     share = MIN_AGREEMENT if least is None else least
@@ -380,6 +385,8 @@ def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | No
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
+    if limit is None and record.case.variant.precision == "int8" and record.accuracy:
+        limit = INT8_DROP
     if limit is None:
         return None
     reason = accuracy.why_dropped(record.accuracy, limit)
@@ -537,7 +544,10 @@ def untried(decision: Decision) -> list[str]:
     return [
         variant.name
         for variant in all_variants()
-        if variant.kernels == "torch" and variant.label not in tried and variant.backend not in elsewhere
+        if variant.kernels == "torch"
+        and variant.precision != "int8"
+        and variant.label not in tried
+        and variant.backend not in elsewhere
         if variant.backend not in FILE_BACKENDS or variant.precision in ("fp32", "fp16")
     ]
 

@@ -29,29 +29,43 @@ class UserFile(nn.Module):
         read = user_onnx.reads(path, given)
         self.path, self.sha256 = path, sha256_of(path)
         self.inputs, self.batch_size = read.inputs, read.batch_size
+        self.is_quantised = user_onnx.is_quantised(path)
         self._session: Any = None
 
     def __deepcopy__(self, memo: object) -> "UserFile":
         return self  # nothing in it changes
 
+    @property
+    def outputs(self) -> list[str]:
+        """Return the names of the outputs."""
+        return [output.name for output in self._opened().get_outputs()]
+
+    def _opened(self) -> Any:
+        self._session = self._session or sessions.open_session(self.path, optimised=False)
+        return self._session
+
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
         """Return the outputs for inputs in the file's order, with floats of any type."""
-        self._session = self._session or sessions.open_session(self.path, optimised=False)
+        session = self._opened()
         feeds = {
             spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
         }
-        names = [output.name for output in self._session.get_outputs()]
-        found = [torch.as_tensor(value) for value in self._session.run(None, feeds)]
-        return found[0] if len(found) == 1 else Tensors(dict(zip(names, found, strict=True)))
+        found = [torch.as_tensor(value) for value in session.run(None, feeds)]
+        return found[0] if len(found) == 1 else Tensors(dict(zip(self.outputs, found, strict=True)))
 
 
-def artifact(path: Path, precision: Precision, sha256: str) -> Artifact:
+def precision(path: Path) -> Precision:
+    """Return what the file computes in, by its products and its first input."""
+    return "int8" if user_onnx.is_quantised(path) else _PRECISIONS.get(user_onnx.first_dtype(path), "fp32")
+
+
+def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     """Return the user's file as an artifact.
 
     Raises Unsupported if it computes in another precision, and UnfitModel if it has changed.
     """
-    own: Precision = _PRECISIONS.get(user_onnx.first_dtype(path), "fp32")
-    if precision != own:
+    own = precision(path)
+    if asked != own:
         suffix = "" if own == "fp32" else f"-{own}"
         raise Unsupported(f"{path.name} is written in {own}; ask for onnxruntime{suffix} or tensorrt{suffix}")
     if sha256_of(path) != sha256:

@@ -12,13 +12,16 @@ from nicegui import app, ui
 from sqlalchemy.exc import DBAPIError
 
 from benchd.dashboard import queries, text
-from benchd.dashboard.answers import Answers, Change, Outcome
+from benchd.dashboard.answers import Answers, Outcome
+from benchd.dashboard.changes import Change
 from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, boards, counts, looks
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, heading, history_path, notice
+from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
+from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
+from benchd.dashboard.views.shipped import BROKEN, word
 
 REFRESH_S = 2.0
 NAMED = 4  # boards by name in each condition
@@ -28,7 +31,7 @@ NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "inconclusive": "≈", "nothing": "—"}
 LEGEND = "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower and ▼ faster than in the setup before"
 
-_Line = tuple[str, str]  # a text and its class
+_Line = tuple[str, str, str]  # a text, its class and its link
 _Head = Row | str  # a board, a kind of board or a model
 
 
@@ -37,6 +40,7 @@ class _State(NamedTuple):
     shown: Matrix
     left: int
     wrong: list[str]
+    deployed: list[OnBoard]
 
 
 def add(store: Store, answers: Answers) -> None:
@@ -46,10 +50,10 @@ def add(store: Store, answers: Answers) -> None:
     @ui.page("/", response_timeout=PATIENCE_S)
     async def home(state: str = "") -> None:
         chosen = next((condition for condition in CONDITIONS if condition == state), None)
-        with frame("What ships, and who needs help"):
+        async with frame("What ships, and who needs help"):
             problems, empty = notice(""), notice(EMPTY)
-            strip, troubles = _Part("strip"), _Part("troubles")
-            title, none, table = heading("What ships"), notice(NONE), _Part("scroll")
+            strip, troubles = Part("strip"), Part("troubles")
+            title, none, table = heading("What ships"), notice(NONE), Part("scroll")
             legend = ui.label(LEGEND).classes("soft")
             names: dict[str, str] = {}
 
@@ -71,9 +75,9 @@ def add(store: Store, answers: Answers) -> None:
                 if troubles.renew([(board.name, board.condition, board.detail) for board in helpless]):
                     with troubles.column:
                         _troubles(helpless)
-                if table.renew(now.shown, names):
+                if table.renew(now.shown, names, now.deployed):
                     with table.column:
-                        _table(now.shown, names)
+                        _table(now.shown, names, now.deployed)
 
             await follow(refresh, REFRESH_S)
 
@@ -96,36 +100,15 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     order = [board.device.device_id for board in found if chosen in (None, board.condition)]
     wanted = (choice for device_id in order for choice in choices.get(device_id, ()))
     shown = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
-    return _State(found, shown, left, queries.problems(store, now_s))
-
-
-class _Part:
-    """A part of the page that is built again only if what it shows has changed."""
-
-    def __init__(self, look: str) -> None:
-        self.column, self._shown = ui.element("div").classes(look), ""
-
-    def renew(self, *shown: object) -> bool:
-        """Return whether this is new; the part is then empty."""
-        now = repr(shown)
-        is_new, self._shown = now != self._shown, now
-        if is_new:
-            self.column.clear()
-        return is_new
+    return _State(found, shown, left, queries.problems(store, now_s), queries.deployed(store))
 
 
 def _strip(found: list[Board], chosen: Condition | None) -> None:
     """Show how many boards are in each condition; each is a link to those alone."""
-    _chip(f"{count(len(found), 'board')}", "/", "all", is_chosen=chosen is None)
+    chip(f"{count(len(found), 'board')}", "/", "all", is_chosen=chosen is None)
     for condition, number in counts(found).items():
         target = f"/?{urlencode({'state': condition})}"
-        _chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
-
-
-def _chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
-    chip = ui.link(words, target).classes(f"chip {look}")
-    if is_chosen:
-        chip.props("aria-current=true")
+        chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
 
 
 def _troubles(helpless: list[Board]) -> None:
@@ -145,7 +128,7 @@ def _troubles(helpless: list[Board]) -> None:
                 ui.link(rest, f"/fleet?{urlencode({'state': condition})}").classes("link")
 
 
-def _table(shown: Matrix, names: dict[str, str]) -> None:
+def _table(shown: Matrix, names: dict[str, str], deployed: Sequence[OnBoard]) -> None:
     """Show the matrix; the longer side goes down."""
     rows, subjects = shown.rows[:SHOWN], shown.subjects[:SUBJECTS]
     down: Sequence[_Head] = rows
@@ -164,7 +147,7 @@ def _table(shown: Matrix, names: dict[str, str]) -> None:
                 with ui.element("th").props("scope=row"):
                     _head(head, names)
                 for cell, over in zip(cells, across, strict=True):
-                    _show(cell, _named(over, names))
+                    _show(cell, _named(over, names), beside(cell, deployed) if cell else None)
     for rest, noun in ((len(shown.rows) - SHOWN, "row"), (len(shown.subjects) - SUBJECTS, "model")):
         ui.label(f"and {count(rest, f'more {noun}')}" if rest > 0 else "").classes("soft")
 
@@ -187,7 +170,30 @@ def _head(head: _Head, names: dict[str, str]) -> None:
     ui.label(short(", ".join(filter(None, mode)))).classes("soft")
 
 
-def _show(cell: Cell | None, name: str) -> None:
+def beside(cell: Cell, deployed: Sequence[OnBoard]) -> _Line | None:
+    """Return what is deployed of the cell's model and batch size, on its one board or on those of its kind."""
+    result = cell.lead.result
+    if result is None:
+        return None
+    boards = None if cell.boards > 1 else cell.lead.device_id
+    wanted = result.case_id.split(",")[::2][:2]  # model and batch size
+    found = [
+        one.found
+        for one in deployed
+        if one.found.case_id.split(",")[::2][:2] == wanted and boards in (None, one.device_id)
+    ]
+    if not found:
+        return None
+    broken = sum(one.verdict in BROKEN for one in found)
+    variants = ", ".join(sorted({one.case_id.split(",")[1] for one in found}))
+    if len(found) == 1:
+        said = f"deployed: {variants}, {word(found[0])}"
+    else:
+        said = f"deployed on {count(len(found), 'board')}: {variants}, {broken} broken"
+    return short(said), "bad" if broken else "soft", "/shipped"
+
+
+def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:
     with ui.element("td") as place:
         ui.label(name).classes("narrow soft")
         if cell is None:
@@ -197,8 +203,9 @@ def _show(cell: Cell | None, name: str) -> None:
         place.props["title"] = short(cell.lead.words)
         with ui.element("div").classes("lead"):
             _lead(cell)
-        for words, look in lines(cell):
-            ui.label(words).classes(look)
+        for words, look, target in [*lines(cell), *([deployed] if deployed else [])]:
+            shown = ui.link(words, target) if target else ui.label(words)
+            shown.classes(look)
 
 
 def _lead(cell: Cell) -> None:
@@ -214,34 +221,35 @@ def _lead(cell: Cell) -> None:
 
 
 def lines(cell: Cell) -> list[_Line]:
-    """Return what a cell says below its variant and time, each line with its class."""
+    """Return what a cell says below its variant and time."""
     lead = cell.lead
-    found: list[_Line] = [("INCONCLUSIVE", "warn")] if lead.outcome == "inconclusive" else []
+    found: list[_Line] = [("INCONCLUSIVE", "warn", "")] if lead.outcome == "inconclusive" else []
     if lead.result:
         if cell.range_ms:
             low_ms, high_ms = map(text.figure, cell.range_ms)
-            found.append((f"{low_ms} to {high_ms} ms on {cell.agreeing}", "figure soft"))
+            found.append((f"{low_ms} to {high_ms} ms on {cell.agreeing}", "figure soft", ""))
         joules = text.plus_minus(lead.result.energy_mj, lead.result.energy_err_mj, "mJ")
         beside = [joules] if lead.result.energy_mj is not None else []
-        found.append((", ".join([*beside, lead.agreed]), "figure soft"))
+        found.append((", ".join([*beside, lead.agreed]), "figure soft", ""))
     if cell.boards > 1:
-        found.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft"))
-        found += [(short(f"others: {', '.join(cell.others)}"), "warn")] if cell.others else []
+        found.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft", ""))
+        found += [(short(f"others: {', '.join(cell.others)}"), "warn", "")] if cell.others else []
     for name, boards_failing in cell.failed:
         where = f" on {boards_failing} of {cell.boards}" if cell.boards > 1 else ""
-        found.append((short(f"✕ {name} fails its check{where}"), "bad"))
+        found.append((short(f"✕ {name} fails its check{where}"), "bad", ""))
+    case_id = lead.result.case_id if lead.result else ""
     if cell.boards > 1 and cell.slower:
-        found.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "bad"))
-    elif lead.change:
-        found.append(_changed(lead.change))
+        target = changes_path(q=case_id, verdict="slower")
+        found.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "change bad", target))
+    elif lead.change and lead.change.pair.effect:
+        words, look = changed(lead.change)
+        found.append((words, f"change {look}", changes_path(q=f"{lead.device_id} {case_id}")))
     return found
 
 
-def _changed(change: Change) -> _Line:
+def changed(change: Change) -> tuple[str, str]:
+    """Return a change in words, and its class."""
     shapes = {"slower": ("▲", "bad"), "faster": ("▼", "good"), "same": ("=", "soft"), "inconclusive": ("≈", "soft")}
     verdict = change.verdict
     shape, look = shapes[verdict.answer]
-    interval = verdict.interval and f" [{100 * verdict.interval.low:+.1f}, {100 * verdict.interval.high:+.1f}]"
-    return short(
-        f"{shape} {100 * change.effect.share:+.1f} %{interval or ''} {verdict.answer} since {change.since}"
-    ), look
+    return short(f"{shape} {text.share(verdict)} {verdict.answer} since {change.since}"), look

@@ -23,8 +23,8 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The URL of a PostgreSQL server for the whole run; its databases are the tests' to make."""
-    with running_postgres() as url:
-        yield url
+    with running_postgres() as server:
+        yield server.url
 
 
 @pytest.fixture

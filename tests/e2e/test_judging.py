@@ -24,6 +24,20 @@ def test_compare_names_the_verdict_and_exits_by_it(here, results):
     assert here("benchd", "compare", before, results("again")).stdout.count("SAME") == 2
 
 
+def test_a_gate_fails_on_what_it_is_told_and_says_when_it_decided_nothing(here, results):
+    before, after = results("before"), results("after", scale=1.02)
+    assert here("benchd", "compare", before, after, "--fail-on", "check").returncode == 0
+    assert here("benchd", "compare", before, after, "--fail-on", "speed").returncode == 2
+    only = json.loads(here("benchd", "compare", before, after, "--variants", "custom", "--json").stdout)
+    assert ["custom" in one["first"] for one in only] == [True]
+    none = here("benchd", "compare", before, after, "--batch-sizes", "2", "--junit", "gate.xml")
+    assert none.returncode == 6
+    undecided = here("benchd", "compare", after, before, "--min-effect", "5%", "--fail-on", "slower,check")
+    assert undecided.returncode == 0
+    assert "nothing was decided: every comparison is inconclusive" in undecided.stderr
+    assert here("benchd", "compare", before, after, "--junit", "nowhere/gate.xml").returncode == 2
+
+
 def test_files_in_which_nothing_was_measured_exit_6(here, tmp_path):
     absent = made(case=Case(model="vim_tiny", variant=Variant("tensorrt")), status="unsupported", timing=None)
     for name, record in (("before", absent), ("after", absent), ("failed", made(status="failed", timing=None))):

@@ -15,7 +15,11 @@ CASE = "square,eager,b1,size=64"
     ("arguments", "words"),
     [
         (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
-        (["--models", ","], "',' has no values: give values separated by commas"),
+        (["--models", ","], "--models is empty: give values separated by commas, or omit it"),
+        (["--models", ""], "--models is empty"),
+        (["--dry-run", "--mqtt", "mqtt://x:99999"], "MQTT URL, port: expected a number"),
+        (["--dry-run", "--artifacts", "nowhere"], "--artifacts nowhere: no such folder"),
+        (["--dry-run", "--models", "square", "--data", "imagefolder:nowhere"], "nowhere is not a folder"),
         (["--models", "square", "--module", "none.py:build"], "--models with --module or --onnx"),
         (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
         (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
@@ -67,7 +71,7 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, ar
         (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
         (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
         ([CASE], 2, "compare takes two result files"),
-        (["nowhere", "nowhere"], 2, "nowhere: No such file"),
+        (["nowhere", "nowhere"], 2, "nowhere: no such file; give a result file"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_named(command, arguments, code, words):

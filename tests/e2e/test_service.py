@@ -680,6 +680,16 @@ def test_a_service_without_a_free_descriptor_goes_on_and_says_so_in_the_record(s
     assert "failed" in [result["status"] for result in site.seen("result/")]
 
 
+def test_a_sampler_that_is_killed_at_its_start_costs_one_case(site):
+    with site.configure().service() as process:
+        cases = site.command("run", suite="small")["cases"]
+        wait_for(lambda: samplers_of(process.pid), process)
+        os.kill(samplers_of(process.pid).pop(), signal.SIGKILL)
+        results = [site.until("result/") for _ in cases]
+    assert [result["status"] for result in results] == ["failed", "ok"]
+    assert results[0]["reason"].startswith("the case did not start: the sampler process ended with status -9 before")
+
+
 def eat(disk, name="filler"):
     """Leave nothing of the disk, whoever else writes there meanwhile."""
     with (disk / name).open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):

@@ -3,13 +3,17 @@
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
+from broker import free_port
 from certificates import Authority, serving
+from links import add
 from waiting import wait_for
 
 from benchd.daemon.config import Suite
+from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.service.schedule import State, begin
 
@@ -45,28 +49,54 @@ def results(path):
         return [sum("/result/" in row.topic for row in outbox.pending(100)), outbox.counts().sent]
 
 
+@contextmanager
+def serviced(folder, broker, authority, environment):
+    """Yield the running service, and what it has logged so far when asked."""
+    config = CONFIG.format(broker=broker, ca=authority, files=authority.issue("client"))
+    (folder / "benchd.toml").write_text(config)
+    command = [Path(sys.executable).parent / "benchd", "run", "--config", "benchd.toml"]
+    environment = environment | {"PYTHONPATH": ":".join(sys.path)}
+    with (
+        (folder / "log").open("wb") as stderr,
+        subprocess.Popen(command, cwd=folder, env=environment, stderr=stderr) as process,
+    ):
+        try:
+            yield process, (folder / "log").read_text
+        finally:
+            process.kill()
+
+
 def test_with_a_wrong_password_it_measures_and_with_the_right_one_it_sends(tmp_path, child_environment):
-    authority, outbox, log = Authority(tmp_path / "ca"), tmp_path / "state/benchd/outbox.db", tmp_path / "log"
+    authority, outbox = Authority(tmp_path / "ca"), tmp_path / "state/benchd/outbox.db"
     a_pass_waits(outbox)
     credential = tmp_path / "credentials" / "mqtt_password"
     credential.parent.mkdir()
     credential.write_text("wrong\n")
-    environment = child_environment | {
-        "CREDENTIALS_DIRECTORY": str(credential.parent),
-        "PYTHONPATH": ":".join(sys.path),
-    }
-    with serving(tmp_path, authority, authority.issue("broker")) as broker, log.open("wb") as stderr:
-        config = CONFIG.format(broker=broker, ca=authority, files=authority.issue("client"))
-        (tmp_path / "benchd.toml").write_text(config)
-        command = [Path(sys.executable).parent / "benchd", "run", "--config", "benchd.toml"]
-        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=stderr) as process:
-            try:
-                wait_for(lambda: outbox.exists() and results(outbox)[0] == 1, process)
-                assert "mqtt down: " in log.read_text()
-                assert "Not authorized; check the user and the password" in log.read_text()
-                credential.write_text("right\n")
-                process.send_signal(signal.SIGHUP)
-                wait_for(lambda: results(outbox)[0] == 0, process)
-                assert results(outbox)[1] >= 1
-            finally:
-                process.kill()
+    environment = child_environment | {"CREDENTIALS_DIRECTORY": str(credential.parent)}
+    with (
+        serving(tmp_path, authority, authority.issue("broker")) as broker,
+        serviced(tmp_path, broker, authority, environment) as (process, log),
+    ):
+        wait_for(lambda: outbox.exists() and results(outbox)[0] == 1, process)
+        assert "mqtt down: " in log()
+        assert "Not authorized; check the user and the password" in log()
+        credential.write_text("right\n")
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: results(outbox)[0] == 0, process)
+        assert results(outbox)[1] >= 1
+
+
+def test_a_certificate_that_expires_costs_the_connection_until_it_is_renewed(tmp_path, child_environment):
+    authority, outbox, port = Authority(tmp_path / "ca"), tmp_path / "state/benchd/outbox.db", free_port()
+    valid, expired = authority.issue("broker"), authority.issue("old", period="expired")
+    environment = child_environment | {PASSWORD_VARIABLE: "right"}
+    with ExitStack() as stack:
+        with serving(tmp_path, authority, valid, port) as broker:
+            process, log = stack.enter_context(serviced(tmp_path, broker, authority, environment))
+            wait_for(lambda: outbox.exists() and results(outbox)[1] >= 1, process)
+        with serving(tmp_path, authority, expired, port):
+            wait_for(lambda: "certificate has expired" in log(), process)
+            add(outbox, "tls", "r1")
+        with serving(tmp_path, authority, valid, port):
+            wait_for(lambda: results(outbox)[0] == 0, process)
+    assert log().count("certificate has expired") == 1

@@ -7,28 +7,37 @@ import os
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+from sqlalchemy import Row, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon import records
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
-from benchd.daemon.machine import environment
+from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.records import Case, ProcessResult
+from benchd.daemon.verdicts.results import JOURNAL
 
 HOST, DEVICE, COLLECTOR = "127.0.0.1", "soak", "store"
 RECORD_BYTES = 4900  # of a record that was measured
 KEEP_ALIVE_S = 5
 WRITTEN = "written"  # how many results were committed, kept in their commits
+POSTGRES = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
+PAUSE_S = 0.005  # between two commits
 PROMPT_S = 60.0
 WAIT_S = 300.0
 
@@ -46,10 +55,15 @@ id = "{device}"
 [mqtt]
 url = "mqtt://{host}:{port}"
 keep_alive_s = {keep_alive_s}
-collectors = ["{collector}"]
+{collectors}
 
 [service]
 quota_bytes = {quota_bytes}
+
+[limits]
+warm_up_cap_s = 0.2
+measure_cap_s = 0.2
+check_images = 1
 """
 _BENCHD = "import sys; from benchd.daemon.cli import benchd; sys.argv[0] = 'benchd'; benchd()"
 _COLLECT = """import sys
@@ -57,6 +71,7 @@ from benchd.daemon.delivery.broker import parse_url
 from benchd.dashboard.collector import run
 run(parse_url(sys.argv[1]), *sys.argv[2:])
 """
+_CHILDREN = {"worker": "benchd.daemon.worker", "sampler": "benchd.daemon.sampling.sources"}  # of the service
 _WRITE = "import sys; from tests.soak.delivery_site import write; write(sys.argv[1], float(sys.argv[2]))"
 
 
@@ -65,37 +80,55 @@ class EndedByItself(Exception):
 
 
 class Site:
-    """The processes by name: `broker service writer collector`. All that they keep is in `folder`."""
+    """The processes by name: `broker service writer collector database`. All that they keep is in `folder`.
 
-    def __init__(self, folder: Path, quota_bytes: int = 2**40, pause_s: float = 0.02) -> None:
-        self.folder, self.outbox, self._store = folder, folder / "outbox.db", folder / "store.db"
+    A `fresh` one has no collector in its configuration. With `postgres` the database is a PostgreSQL of its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        quota_bytes: int = 2**40,
+        *,
+        fresh: bool = False,
+        postgres: bool = False,
+    ) -> None:
+        self.folder, self.outbox = folder, folder / "outbox.db"
         self.port = _free_port()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        self._configure(quota_bytes)
+        self._configure(quota_bytes, "" if fresh else f'collectors = ["{COLLECTOR}"]')
         broker = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or sys.exit("needs mosquitto")
         url, python = f"mqtt://{HOST}:{self.port}", sys.executable
+        database, store = _postgres(folder / "database") if postgres else ([], f"sqlite:///{folder / 'store.db'}")
         self._commands = {
             "broker": [broker, "-c", str(folder / "mosquitto.conf")],
             "service": [python, "-c", _BENCHD, "run", "--config", str(folder / "benchd.toml")],
-            "writer": [python, "-c", _WRITE, str(self.outbox), str(pause_s)],
-            "collector": [python, "-c", _COLLECT, url, f"sqlite:///{self._store}", COLLECTOR],
+            "writer": [python, "-c", _WRITE, str(self.outbox), str(PAUSE_S)],
+            "collector": [python, "-c", _COLLECT, url, store, COLLECTOR],
+            "database": database,
         }
+        self._store = create_engine(store.replace("postgresql:", "postgresql+psycopg:"))
 
-    def _configure(self, quota_bytes: int) -> None:
+    def _configure(self, quota_bytes: int, collectors: str) -> None:
         broker = _BROKER.format(port=self.port, host=HOST, folder=self.folder)
         # its own user may not enter the folder
         (self.folder / "mosquitto.conf").write_text(broker + ("user root\n" if os.geteuid() == 0 else ""))
-        facts = {"device": DEVICE, "host": HOST, "collector": COLLECTOR, "keep_alive_s": KEEP_ALIVE_S}
+        facts = {"device": DEVICE, "host": HOST, "collectors": collectors, "keep_alive_s": KEEP_ALIVE_S}
         (self.folder / "benchd.toml").write_text(_SERVICE.format(port=self.port, quota_bytes=quota_bytes, **facts))
 
     def start(self, *names: str) -> None:
         """Start processes; what they print goes to a file of their name."""
         state = {"STATE_DIRECTORY": str(self.folder), "CACHE_DIRECTORY": str(self.folder / "cache")}
+        environment = os.environ | state | {lock.FOLDER_VARIABLE: str(self.folder)}
         for name in names:
             with (self.folder / f"{name}.log").open("ab") as log:
                 self._running[name] = subprocess.Popen(
-                    self._commands[name], stdout=log, stderr=log, env=os.environ | state
+                    self._commands[name],
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    user=POSTGRES if name == "database" else None,
                 )
 
     def kill(self, *names: str) -> None:
@@ -103,8 +136,25 @@ class Site:
         self._refuse_dead(*names)
         for name in names:
             process = self._running.pop(name)
+            # PostgreSQL's own must be gone before it begins again
+            children = psutil.Process(process.pid).children() if name == "database" else []
             process.kill()
             process.wait(PROMPT_S)
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+    def kill_child(self, name: str) -> None:
+        """Kill the `worker` or the `sampler` of the service, once it has one."""
+        wait_until(lambda: self._killed_child(_CHILDREN[name]), f"a {name}")
+
+    def _killed_child(self, module: str) -> bool:
+        for child in psutil.Process(self._running["service"].pid).children():
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if module in child.cmdline():
+                    child.kill()
+                    return True
+        return False
 
     def _refuse_dead(self, *names: str) -> None:
         for name in names:
@@ -149,28 +199,35 @@ class Site:
 
     def _heard_s(self) -> float:
         """Return when the collector last said that it is connected, in seconds since the epoch."""
-        if not self._store.exists():
-            return 0.0
-        with closing(sqlite3.connect(self._store, timeout=PROMPT_S)) as store, suppress(sqlite3.OperationalError):
-            (seen_s,) = store.execute("SELECT max(seen_s) FROM collector WHERE problem IS NULL").fetchone()
+        with suppress(DBAPIError):  # the tables are still being made
+            ((seen_s,),) = self._rows("SELECT max(seen_s) FROM collector WHERE problem IS NULL")
             return float(seen_s or 0.0)
-        return 0.0  # the tables are still being made
+        return 0.0
+
+    def _rows(self, query: str) -> Sequence[Row[Any]]:
+        with self._store.connect() as connection:
+            return connection.execute(text(query)).all()
 
     def written(self) -> int:
         """Return how many results were committed."""
         with Outbox(self.outbox) as outbox:
             return int(outbox.kept(WRITTEN) or b"0")
 
+    def measured(self) -> list[str]:
+        """Return the run ids that the service has put into its journal."""
+        journal = self.folder / JOURNAL
+        lines = journal.read_bytes().splitlines() if journal.exists() else []
+        return [str(msgspec.json.decode(line)["run_id"]) for line in lines]
+
     def stored(self) -> list[str]:
         """Return the run ids of all results in the collector's store."""
-        with closing(sqlite3.connect(self._store, timeout=PROMPT_S)) as store:
-            return [run_id for (run_id,) in store.execute("SELECT run_id FROM result")]
+        return [run_id for (run_id,) in self._rows("SELECT run_id FROM result")]
 
 
 @contextmanager
-def site(folder: Path, quota_bytes: int = 2**40) -> Iterator[Site]:
+def site(folder: Path, quota_bytes: int = 2**40, *, fresh: bool = False, postgres: bool = False) -> Iterator[Site]:
     """Yield a site in an empty folder, and kill what is left of it."""
-    with closing(Site(folder, quota_bytes)) as found:
+    with closing(Site(folder, quota_bytes, fresh=fresh, postgres=postgres)) as found:
         yield found
 
 
@@ -189,7 +246,10 @@ def write(path: str, pause_s: float) -> None:
     with Outbox(Path(path)) as outbox:
         number = int(outbox.kept(WRITTEN) or b"0")
         while True:
-            result.commit(outbox, number)
+            try:
+                result.commit(outbox, number)
+            except UsageError:  # locked by a process that a busy machine has stopped; the service tries again, too
+                continue
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
             number += 1
@@ -216,6 +276,18 @@ class Result:
         body = self.body.replace(self._MARK.encode(), b"r%d" % number)
         kept = {WRITTEN: str(number + 1).encode()}
         outbox.add(f"{DEVICE}:r{number}", Topics(DEVICE).result(f"r{number}"), RESULT_QOS, body, kept)
+
+
+def _postgres(folder: Path) -> tuple[list[str], str]:
+    """Make an empty cluster; return the command that serves it and its URL."""
+    folder.mkdir()
+    if POSTGRES:
+        shutil.chown(folder, POSTGRES)
+    make = ["initdb", "-D", str(folder), "-U", "benchd", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL, user=POSTGRES, cwd=folder)
+    port = _free_port()
+    serve = ["postgres", "-D", str(folder), "-k", str(folder), "-h", HOST, "-p", str(port), "-F"]
+    return serve, f"postgresql://benchd@{HOST}:{port}/postgres"
 
 
 def _free_port() -> int:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -26,6 +26,7 @@ from rich.table import Table
 from benchd.daemon.config import Suite
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import OptionValue
 from benchd.daemon.service.publisher import SCHEDULE
 from benchd.daemon.service.schedule import State, begin
 from benchd.daemon.verdicts.statistics import percentile
@@ -36,6 +37,7 @@ ALIVE_S, DOWN_S = 2.0, 0.5  # at most, between two kills and until what was kill
 GROWTH_BYTES = 20e6
 DRAIN_PER_S = 500.0
 COMMIT_MS = 15.0
+_VICTIMS = ("service", "broker", "collector", "worker", "sampler")
 FULL_BYTES, FULL_RESULTS = 100_000, 100
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -58,6 +60,10 @@ def at_most(name: str, value: float, target: float) -> Figure:
 @app.command(epilog='Example: make soak ARGS="--kills 100 --records 10000"')
 def main(
     kills: Annotated[int, typer.Option(help="How often something is killed.")] = 1000,
+    written: Annotated[int, typer.Option(help="Results that are committed meanwhile, at least.")] = 50_000,
+    postgres: Annotated[
+        bool, typer.Option("--postgres", help="Store them in a PostgreSQL of its own, and kill it too.")
+    ] = False,
     records: Annotated[int, typer.Option(help="Results that wait for a broker that is down.")] = 100_000,
     half_open: Annotated[int, typer.Option(help="How often the link dies without a word.")] = 3,
     seed: Annotated[int, typer.Option(help="Of what is killed when.")] = 0,
@@ -71,7 +77,7 @@ def main(
         "half-open": (half_open, lambda: break_links(output, half_open)),
         "full": (records, lambda: fill_up(output)),
         "outage": (records, lambda: sit_out(output, records)),
-        "kills": (kills, lambda: kill_all(output, kills, seed)),
+        "kills": (kills, lambda: kill_all(output, kills, written, seed, postgres=postgres)),
     }
     output.mkdir(parents=True, exist_ok=True)
     found = {name: part() for name, (number, part) in parts.items() if number}
@@ -230,31 +236,56 @@ def _peak_bytes(pid: int) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def kill_all(output: Path, count: int, seed: int) -> list[Figure]:
-    """Kill service and writer, broker or collector again and again, and count what the collector has in the end."""
+def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool) -> list[Figure]:
+    """Kill processes again and again while results are committed and measured, and count what is stored in the end.
+
+    The site is fresh: the device has yet to hear of the collector.
+    """
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
-    with _emptied(output / "kills") as folder, site(folder) as here:
-        here.start("broker", "service", "writer", "collector")
-        for number in range(count):
+    databases = ("database",) * postgres
+    with _emptied(output / "kills") as folder, site(folder, fresh=True, postgres=postgres) as here:
+        with Outbox(here.outbox) as outbox:
+            outbox.keep({SCHEDULE: msgspec.json.encode(_passes())})
+        here.start(*databases, "broker", "service", "writer", "collector")
+        while killed.total() < count or here.written() < least:
             time.sleep(chance.uniform(0, ALIVE_S))
-            victims = chance.choice((("service", "writer"), ("broker",), ("collector",)))
-            _say(f"kill {number + 1} of {count}: {victims[0]}")
-            here.kill(*victims)
-            time.sleep(chance.uniform(0, DOWN_S))
-            here.start(*victims)
-            killed[victims[0]] += 1
+            victim = chance.choice((*_VICTIMS, *databases))
+            _say(f"kill {killed.total() + 1} of at least {count}: {victim}")
+            _kill(here, victim, chance.uniform(0, DOWN_S))
+            killed[victim] += 1
         here.kill("writer")
         _settle(here)
         written, (lost, doubled) = here.written(), _lost_and_doubled(here)
         announced = int(here.log("writer").rpartition("\n")[0].rpartition("\n")[2] or "-1") + 1
+        measured = len(here.measured())
     return [
-        Figure(f"kills ({', '.join(f'{name} {killed[name]}' for name in sorted(killed))})", count),
+        Figure(f"kills ({', '.join(f'{name} {killed[name]}' for name in sorted(killed))})", killed.total()),
         Figure("results written", written),
+        Figure("results measured", measured),
         at_most("said to be on the disk and not there", max(0, announced - written), 0),
         at_most("lost", lost, 0),
         at_most("stored twice", doubled, 0),
     ]
+
+
+def _passes() -> State:
+    """Return a schedule of so many short cases that the service has a worker at almost any time."""
+    state, sizes = State(), list[OptionValue](range(1, 51))
+    for _ in range(40):
+        suite = Suite(models=["square"], variants=["eager"], options={"size": sizes}, preset="quick")
+        state = begin(state, suite, [f"square,eager,b1,size={size}" for size in sizes], by_command=True)
+    return state
+
+
+def _kill(here: Site, victim: str, down_s: float) -> None:
+    if victim in ("worker", "sampler"):
+        here.kill_child(victim)
+        return
+    names = ("service", "writer") if victim == "service" else (victim,)
+    here.kill(*names)
+    time.sleep(down_s)
+    here.start(*names)
 
 
 def _settle(here: Site) -> None:
@@ -262,12 +293,13 @@ def _settle(here: Site) -> None:
     here.kill("service", "collector")
     here.start_collecting()
     here.start("service")
-    wait_until(here.is_drained, "the last confirmation")
+    with suppress(TimeoutError):  # what then lacks is counted as lost
+        wait_until(lambda: here.is_drained() and _lost_and_doubled(here)[0] == 0, "the last confirmation", 1.0)
 
 
 def _lost_and_doubled(here: Site) -> tuple[int, int]:
     stored = Counter(here.stored())
-    wanted = {f"r{number}" for number in range(here.written())}
+    wanted = {f"r{number}" for number in range(here.written())} | set(here.measured())
     return len(wanted - set(stored)), sum(stored.values()) - len(stored)
 
 

@@ -63,8 +63,10 @@ def _key(path: Path) -> list[str | Path]:
     return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", path]
 
 
-def serving(folder: Path, authority: Authority, files: tuple[Path, Path]) -> AbstractContextManager[RunningBroker]:
+def serving(
+    folder: Path, authority: Authority, files: tuple[Path, Path], port: int | None = None
+) -> AbstractContextManager[RunningBroker]:
     """Start a broker with these files that asks for a certificate of this authority and for the user me's password."""
     command = [program("mosquitto_passwd"), "-b", "-c", str(folder / "passwords"), "me", "right"]
     subprocess.run(command, check=True)
-    return running_broker(folder, SETTINGS.format(folder=folder, ca=authority, files=files))
+    return running_broker(folder, SETTINGS.format(folder=folder, ca=authority, files=files), port)

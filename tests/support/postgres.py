@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from broker import HOST, free_port
+from waiting import WAIT_S
 
 USER = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
 
@@ -23,29 +24,42 @@ def _program(name: str) -> str:
     return found
 
 
-@contextmanager
-def running_postgres() -> Iterator[str]:
-    """Yield the URL of an empty server; it trusts everybody on this machine and does not wait for its disk."""
-    initdb, postgres = _program("initdb"), _program("postgres")
-    folder = Path(tempfile.mkdtemp(prefix="benchd-postgres-"))  # pytest's own folders are closed to other users
-    try:
+class Postgres:
+    """An empty cluster at `url`; it trusts everybody on this machine and does not wait for its disk."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.url = f"postgresql://benchd@{HOST}:{port}/postgres"
+        self._folder = folder
+        make = [_program("initdb"), "-D", folder / "data", "-U", "benchd", "-A", "trust", "--no-sync", "-E", "UTF8"]
         if USER:
             shutil.chown(folder, USER)
-        command = [initdb, "-D", str(folder / "data"), "-U", "benchd", "-A", "trust", "--no-sync", "-E", "UTF8"]
-        subprocess.run([*command, "--locale=C"], check=True, stdout=subprocess.DEVNULL, user=USER, cwd=folder)
-        port = free_port()
+        subprocess.run([*make, "--locale=C"], check=True, stdout=subprocess.DEVNULL, user=USER, cwd=folder)
         settings = ["-k", str(folder), "-h", HOST, "-p", str(port), "-F"]
-        with subprocess.Popen(
-            [postgres, "-D", str(folder / "data"), *settings],
-            stderr=subprocess.DEVNULL,
-            user=USER,
-            cwd=folder,
-        ) as server:
-            try:
-                _wait_until_it_answers(f"postgresql://benchd@{HOST}:{port}/postgres", server)
-                yield f"postgresql://benchd@{HOST}:{port}/postgres"
-            finally:
-                server.send_signal(signal.SIGINT)  # SIGTERM would wait for whoever is still connected
+        self._command = [_program("postgres"), "-D", str(folder / "data"), *settings]
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self._server = subprocess.Popen(self._command, stderr=subprocess.DEVNULL, user=USER, cwd=self._folder)
+        _wait_until_it_answers(self.url, self._server)
+
+    def stop(self) -> None:
+        """End the server; SIGTERM would wait for whoever is still connected."""
+        self._server.send_signal(signal.SIGINT)
+        self._server.wait(WAIT_S)
+
+
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """Yield a server that runs."""
+    folder = Path(tempfile.mkdtemp(prefix="benchd-postgres-"))  # pytest's own folders are closed to other users
+    try:
+        server = Postgres(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
     finally:
         shutil.rmtree(folder)
 

@@ -124,3 +124,12 @@ def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tm
 def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     assert process.environment("cuda", str(tmp_path), None)["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+@pytest.mark.parametrize("fails", ["time.sleep(1000)", "os._exit(3)"])
+def test_a_probe_that_does_not_end_costs_the_floor_and_not_the_measurement(fails, tmp_path):
+    replaced = f"import os, time; from benchd.daemon.worker import probes; probes.probe = lambda *_: {fails}"
+    limits = msgspec.structs.replace(TINY, grace_s=5.0)
+    outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path, build=f"exec({replaced!r}, {{}})")))
+    assert (outcome.process.status, outcome.process.timing is not None) == ("ok", True)
+    assert "probe" in outcome.missing["probes"]

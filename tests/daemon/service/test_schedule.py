@@ -60,6 +60,13 @@ def test_a_clock_that_jumps_a_year_costs_at_most_one_pass_and_the_schedule_goes_
     assert names(at(NOW_S + jump_s + HOUR_S, state)) == ["hourly"]
 
 
+def test_a_clock_that_is_set_back_by_hours_delays_no_suite_for_as_long():
+    state = at(NOW_S + 5 * HOUR_S, at(NOW_S))
+    state = at(NOW_S - 4 * HOUR_S, msgspec.structs.replace(state, passes=[]))
+    assert state.passes == []
+    assert [entry.left for entry in at(NOW_S - 2.5 * HOUR_S, state).passes] == [["a", "b"]]
+
+
 def test_a_step_back_by_ntp_does_not_run_a_suite_again():
     daily = Suite(name="hourly", cron="0 * * * *")
     state = at(NOW_S, suites=[daily])

@@ -1,0 +1,103 @@
+"""What is deployed on the boards of a fleet: promise kept, broken or stale, by how much and since when."""
+
+import time
+from asyncio import to_thread
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from nicegui import ui
+
+from benchd.dashboard import queries
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, heading, notice
+from benchd.dashboard.limits import SHOWN
+from benchd.dashboard.messages import Deployed
+from benchd.dashboard.queries import OnBoard
+from benchd.dashboard.store import Store
+from benchd.dashboard.text import age, figure, more, short
+
+REFRESH_S = 2.0
+STALE_S = 7 * 86_400.0
+"""A promise that was verified longer ago than this is no longer known to be kept."""
+
+NONE = "Nothing is deployed. Name a folder of benchd ship in the configuration of benchd run: [[shipped]] path."
+BROKEN = ("slower", "broken", "failed")
+
+
+def add(store: Store) -> None:
+    """Serve the view at /shipped; `name` shows one folder alone."""
+
+    @ui.page("/shipped", response_timeout=PATIENCE_S)
+    async def shipped(name: str = "") -> None:
+        async with frame("What is deployed"):
+            empty, place = notice(NONE), ui.element("div")
+            shown: list[OnBoard] = []
+
+            async def refresh() -> None:
+                found = [one for one in await to_thread(queries.deployed, store) if name in ("", one.found.name)]
+                empty.set_visibility(not found)
+                if found != shown:
+                    shown[:] = found
+                    place.clear()
+                    with place:
+                        _folders(found)
+
+            await follow(refresh, REFRESH_S)
+
+
+def _folders(found: Sequence[OnBoard]) -> None:
+    """Show one table per folder, the boards that break its promise first."""
+    now_s = time.time()
+    names = list(dict.fromkeys(one.found.name for one in found))
+    for name in names[:SHOWN]:
+        boards = sorted((one for one in found if one.found.name == name), key=lambda one: _calm(one, now_s))
+        with heading(short(name)):
+            ui.link("this one alone", f"/shipped?name={quote(name)}").classes("link soft")
+        _table(boards[:SHOWN], now_s)
+        ui.label(more(len(boards) - SHOWN)).classes("soft")
+    ui.label(more(len(names) - SHOWN)).classes("soft")
+
+
+def _calm(one: OnBoard, now_s: float) -> tuple[bool, bool]:
+    return one.found.verdict not in BROKEN, not is_stale(one, now_s)
+
+
+def is_stale(one: OnBoard, now_s: float) -> bool:
+    """Return whether the last verification is too old to rely on."""
+    return now_s - one.arrived_s > STALE_S
+
+
+def _table(boards: Sequence[OnBoard], now_s: float) -> None:
+    columns = {"board": "board", "promise": "promise", "change": "change [95 %]", "now": "now", "promised": "promised"}
+    columns |= {"case": "case", "since": "since", "verified": "verified", "better": "ahead of it"}
+    rows = [
+        {
+            "board": one.device_id,
+            "promise": word(one.found) + (", stale" if is_stale(one, now_s) else ""),
+            "change": change(one.found),
+            "now": figure(one.found.now_ms, "ms"),
+            "promised": figure(one.found.promised_ms, "ms"),
+            "case": short(one.found.case_id),
+            "since": short(one.found.since[:16]),
+            "verified": age(now_s - one.arrived_s),
+            "better": short(one.found.better or "-"),
+        }
+        for one in boards
+    ]
+    headings = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
+    ui.table(rows=rows, columns=headings, row_key="board").props("flat dense wrap-cells").style("width: 100%")
+    for one in boards:
+        if one.found.reason:
+            ui.label(short(f"{one.device_id}: {one.found.reason}")).classes("soft")
+
+
+def word(found: Deployed) -> str:
+    """Return whether the promise is kept, in a word."""
+    signs = {"kept": "✓ kept", "faster": "✓ kept, faster", "slower": "▲ broken, slower", "broken": "✕ broken"}
+    return short(signs.get(found.verdict, found.verdict.replace("_", " ")))
+
+
+def change(found: Deployed) -> str:
+    """Return the change against the promise with its interval."""
+    if found.change is None or found.change_low is None or found.change_high is None:
+        return "-"
+    return f"{100 * found.change:+.1f} [{100 * found.change_low:+.1f}, {100 * found.change_high:+.1f}] %"

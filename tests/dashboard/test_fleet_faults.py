@@ -1,0 +1,199 @@
+"""A fleet whose database or broker fails: 300 devices, two collectors of the real command, nothing lost or doubled."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from broker import free_port, running_broker
+from browsing import get
+from fake_clock import FakeClock
+from postgres import running_postgres
+from waiting import WAIT_S, wait_for
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from records_made import made
+from sqlalchemy import func, select
+from test_collector import SETTINGS, count, value
+from test_pages import serving
+
+from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.session import connect
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import encode
+from benchd.dashboard.store import Store
+
+DEVICES, RESULTS = 300, 10
+HOUR_S, STEP_S = 3600.0, 15.0
+
+
+@contextmanager
+def collecting(broker, url, *names):
+    """Yield the processes of these collectors, which may wait for their database."""
+    with ExitStack() as stack:
+        found = []
+        for name in names:
+            options = ["--only", "collector", "--collector", name, "--mqtt", broker.url, "--database", url]
+            command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", *options]
+            found.append(stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
+            stack.callback(found[-1].kill)
+        yield found
+
+
+def publish(broker, devices, numbers):
+    """Publish results of these devices, and return once the broker has them all."""
+    with closing(connect(parse_url(broker.url), "fleet", time.monotonic() + WAIT_S)) as session:
+        for number in numbers:
+            for device in devices:
+                body = encode(made(run_id=f"r{number}", device_id=device))
+                session.publish(Topics(device).result(f"r{number}"), body, 1)
+                while session.free == 0:
+                    session.step()
+        while session.free < session.window:
+            session.step()
+
+
+def connected(store):
+    """Return how many collectors have a connection now."""
+    table = store.tables["collector"]
+    return value(store, select(func.count()).where(table.c.problem.is_(None), table.c.seen_s > time.time() - 10.0))
+
+
+@pytest.mark.slow
+def test_two_collectors_of_300_devices_lose_nothing_while_their_postgresql_is_started_again(tmp_path):
+    devices = [f"d{number}" for number in range(DEVICES)]
+    with (
+        running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker,
+        running_postgres() as server,
+        closing(Store(server.url)) as store,
+        collecting(broker, server.url, "one", "two") as (first, second),
+    ):
+        wait_for(lambda: connected(store) == 2)
+        publish(broker, devices, range(RESULTS // 2))
+        server.stop()
+        publish(broker, devices, range(RESULTS // 2, RESULTS))
+        second.kill()
+        with collecting(broker, server.url, "two") as (again,):
+            while "trying again" not in again.stderr.readline():
+                assert again.poll() is None
+            server.start()
+            wait_for(lambda: count(store, "result") == DEVICES * RESULTS)
+        assert count(store, "body") == DEVICES * RESULTS
+        assert first.poll() is None
+
+
+@contextmanager
+def device(folder, url, child_environment, **environment):
+    """Yield the outbox of a device d0 whose service runs without a suite."""
+    (folder / "benchd.toml").write_text(f'[device]\nid = "d0"\n[mqtt]\nurl = "{url}"\n')
+    command = [Path(sys.executable).parent / "benchd", "run", "--config", folder / "benchd.toml"]
+    outbox = folder / "state/benchd/outbox.db"
+    with subprocess.Popen(command, env=child_environment | environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(lambda: sent(outbox), process)  # what it says of its start
+            yield outbox
+        finally:
+            process.terminate()
+
+
+def sent(path):
+    """Return whether a broker has taken everything and every known collector has stored it."""
+    if not path.exists():
+        return False
+    with Outbox(path) as outbox:
+        counts, unstored = outbox.backlog()
+        return counts.sent > 0 and counts.pending == unstored == 0
+
+
+def measure(path, *numbers):
+    """Put results into the outbox, as the service does with one that it has measured."""
+    with Outbox(path) as outbox:
+        for number in numbers:
+            body = encode(made(run_id=f"r{number}", device_id="d0"))
+            outbox.add(f"d0:r{number}", Topics("d0").result(f"r{number}"), 1, body)
+
+
+@pytest.mark.slow
+def test_a_broker_that_has_lost_its_disk_costs_nothing(tmp_path, child_environment):
+    url, port, settings = f"sqlite:///{tmp_path}/dashboard.db", free_port(), SETTINGS.format(tmp_path)
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(Store(url)))
+        with running_broker(tmp_path, settings, port) as first:
+            outbox = stack.enter_context(device(tmp_path, first.url, child_environment))
+            with collecting(first, url, "site"):
+                wait_for(lambda: connected(store) == 1)
+                measure(outbox, 0)
+                wait_for(lambda: count(store, "result") == 1)
+            measure(outbox, *range(1, 200))
+            wait_for(lambda: unsent(outbox) == 0)  # the broker keeps them for its collector
+            first.process.kill()
+            first.process.wait(WAIT_S)
+        (tmp_path / "mosquitto.db").unlink()
+        with running_broker(tmp_path, settings, port) as second, collecting(second, url, "site"):
+            wait_for(lambda: count(store, "result") == 200)
+            wait_for(lambda: sent(outbox))
+            assert count(store, "body") == 200
+
+
+def unsent(path):
+    with Outbox(path) as outbox:
+        return outbox.counts().pending
+
+
+@pytest.mark.slow
+def test_a_broker_that_drops_results_of_a_slow_collector_costs_nothing(tmp_path, child_environment):
+    url = f"sqlite:///{tmp_path}/dashboard.db"
+    settings = "allow_anonymous true\nmax_queued_messages 100\nmax_inflight_messages 20"
+    with (
+        running_broker(tmp_path, settings) as broker,
+        closing(Store(url)) as store,
+        device(tmp_path, broker.url, child_environment) as outbox,
+        collecting(broker, url, "site") as (slow,),
+    ):
+        wait_for(lambda: connected(store) == 1)
+        measure(outbox, 0)
+        wait_for(lambda: count(store, "result") == 1)
+        slow.send_signal(signal.SIGSTOP)
+        measure(outbox, *range(1, 1000))
+        wait_for(lambda: unsent(outbox) == 0)
+        slow.send_signal(signal.SIGCONT)
+        wait_for(lambda: count(store, "result") == 1000)
+        wait_for(lambda: sent(outbox))
+        assert count(store, "body") == 1000
+
+
+@pytest.mark.slow
+def test_six_hours_without_a_broker_and_a_new_start_of_the_dashboard_cost_nothing(tmp_path, child_environment):
+    clock, url, port = FakeClock(tmp_path), f"sqlite:///{tmp_path}/dashboard.db", free_port()
+    settings = SETTINGS.format(tmp_path)
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(Store(url)))
+        with running_broker(tmp_path, settings, port) as first:
+            outbox = stack.enter_context(device(tmp_path, first.url, child_environment, **clock.environment))
+            with serving(first.url, url, **clock.environment):
+                wait_for(lambda: connected(store) == 1)
+                measure(outbox, 0)
+                wait_for(lambda: count(store, "result") == 1)
+        with serving(first.url, url, **clock.environment):
+            pass_by(clock, 3 * HOUR_S, lambda number: measure(outbox, number), range(1, 37))
+        with serving(first.url, url, **clock.environment) as (page, _):
+            pass_by(clock, 3 * HOUR_S, lambda number: measure(outbox, number), range(37, 73))
+            assert get(page, "/")[0] == 200
+            with running_broker(tmp_path, settings, port):
+                wait_for(lambda: count(store, "result") == 73)
+                wait_for(lambda: sent(outbox))
+        assert count(store, "body") == 73
+
+
+def pass_by(clock, seconds, do, numbers):
+    """Let so much time pass in steps of a quarter of a minute, with one of the numbers from time to time."""
+    for number in numbers:
+        do(number)
+        for _ in range(int(seconds / len(numbers) / STEP_S)):
+            clock.move(STEP_S)
+            time.sleep(0.01)

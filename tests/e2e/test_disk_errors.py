@@ -1,0 +1,51 @@
+"""A disk that fails under the running service: errors of writing (EIO), and one that the kernel makes read-only."""
+
+import subprocess
+
+import pytest
+from test_service import degraded, eat, failing_disk, journal_of, site  # noqa: F401 - fixtures
+from waiting import WAIT_S, wait_for
+
+
+@pytest.fixture
+def thin_disk(site):  # noqa: F811
+    """An ext4 under the state folder on a thin image: once the folder `thin` is full, each of its writes is an EIO."""
+    thin, folder = site.folder / "thin", site.folder / "state"
+    thin.mkdir()
+    folder.mkdir()
+    image = thin / "image"
+    commands = [
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", thin],
+        ["truncate", "--size=256M", image],
+        ["mkfs.ext4", "-q", "-O", "^has_journal", image],
+        ["mount", "-o", "loop,errors=continue", image, folder],
+    ]
+    if any(subprocess.run(command, check=False).returncode for command in commands):
+        pytest.skip("needs the right to mount an ext4")
+    yield thin
+    subprocess.run(["umount", "--lazy", folder, thin], check=True)
+
+
+def test_a_disk_with_io_errors_ends_no_service_and_costs_no_case(site, thin_disk):  # noqa: F811
+    with site.configure(sizes="[16]").service() as process:
+        eat(thin_disk)
+        cases = site.command("run", suite="small")["cases"]
+        assert degraded(site) | {"waiting_for": "degraded:disk: Input/output error", "cases_left": len(cases)}
+        (thin_disk / "filler").unlink()
+        site.begun()
+        eat(thin_disk)
+        wait_for(lambda: len(journal_of(site)) == 1, process)
+        (thin_disk / "filler").unlink()
+        assert site.until("result/")["status"] == "ok"
+        assert "pass_failed" not in (site.folder / "log").read_text()
+
+
+def test_a_disk_that_becomes_read_only_within_a_case_ends_no_service(site, failing_disk):  # noqa: F811
+    with site.configure(cap_s=2.0, sizes="[16]").service() as process:
+        site.command("run", suite="small")
+        site.begun()
+        failing_disk("an error of the test")
+        wait_for(lambda: "not kept: square" in (site.folder / "log").read_text(), process)
+        assert degraded(site)["waiting_for"] == "degraded:disk: Read-only file system"
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
