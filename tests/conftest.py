@@ -36,6 +36,7 @@ OURS = (
 )
 
 
+COMPILED = ("native", "inductor")
 # the files that take longest begin first
 FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/test_")
 
@@ -87,7 +88,8 @@ def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     caches = tmp_path_factory.mktemp("caches")
-    (caches / "native").mkdir()
+    for name in COMPILED:
+        (caches / name).mkdir()
     return caches
 
 
@@ -95,12 +97,13 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def child_environment(tmp_path: Path, _caches: Path) -> dict[str, str]:
     """The environment of a started command: state, caches and lock of the test's own, no setting of the caller's.
 
-    Only compiled C is shared between tests: its name is the digest of everything that it was made from.
+    Only what compilers made is shared between tests: its names are digests of everything that it was made from.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     cache = Path(tempfile.mkdtemp(dir=_caches))
     (cache / "benchd").mkdir()
-    (cache / "benchd" / "native").symlink_to(_caches / "native")
+    for name in COMPILED:
+        (cache / "benchd" / name).symlink_to(_caches / name)
     folders = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(cache)}
     return {**kept, **folders, lock.FOLDER_VARIABLE: os.environ[lock.FOLDER_VARIABLE]}
 
