@@ -25,9 +25,10 @@ FIND_PYTHON_3_10 = python=$$(python3.10 -c 'import sys; print(sys.executable)' 2
 PACKAGES := daemon models kernels exporters dashboard
 
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-FAST := tests/e2e/test_bench_once.py::test_json_prints_the_records_and_nothing_else tests/daemon tests/kernels \
-	tests/test_layout.py tests/test_docs.py $(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py \
-	daemon/profiling/test_collecting.py kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
+FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
+	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
+	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/profiling/test_collecting.py \
+	kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
 
 export PYTHON JETSON_INDEX
 

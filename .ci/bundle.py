@@ -93,8 +93,8 @@ def _download_board(wheels: Path, target: Target) -> list[str]:
     named = [f"{name}=={number}" for name, number in target.board.items()]
     index = os.environ.get("JETSON_INDEX")
     if not index:
-        return named
-    _pip(wheels, target, "--no-deps", "--index-url", index, *named)
+        return [*named, "onnxruntime-gpu"]
+    _pip(wheels, target, "--no-deps", "--index-url", index, *named, "onnxruntime-gpu")
     return []
 
 

@@ -121,6 +121,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
     `labels` name images on this machine, and `accuracy` is the number of images for top-1. `onnx` is a user's file that
     replaces `models`, and `inputs` gives the sizes that it leaves open, as `--input` does; only `read` accepts it.
+    With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are unsupported.
     """
 
     name: str = ""
@@ -130,6 +131,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     random_delay_s: float = 0.0
     time_limit_s: float | None = None
     conditions: Conditions = Conditions()
+    device: Literal["cuda"] | None = None
     models: list[str] = []
     onnx: str | None = None
     inputs: list[str] = []
@@ -166,6 +168,38 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
         return trigger.parse(self.every, self.at, self.cron)
 
 
+class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[shipped]]`: a folder of `benchd ship` that the service verifies, by its whole path; its `name` is for topics.
+
+    It is verified by `every`, `at` or `cron`, and whenever the machine or its software has changed. A folder that runs
+    code when it is loaded, and that this machine did not ship, needs `trust_plan` or `trust_code`.
+    """
+
+    path: str
+    name: str = ""
+    every: str | None = None
+    at: str | None = None
+    cron: str | None = None
+    trust_plan: bool = False
+    trust_code: bool = False
+
+    def __post_init__(self) -> None:
+        self.trigger()
+        if not Path(self.path).is_absolute():
+            raise UsageError(f"shipped.path {self.path!r}: give an absolute path, beginning with /")
+        if not re.fullmatch(NAME, self.called):
+            raise UsageError(f"shipped.name {self.called!r}: use at most 40 letters, digits, '.', '-' and '_'")
+
+    @property
+    def called(self) -> str:
+        """Return its name, by default the folder's own."""
+        return self.name or Path(self.path).name
+
+    def trigger(self) -> Trigger | None:
+        """Return when the service verifies it, None if only after a change."""
+        return trigger.parse(self.every, self.at, self.cron)
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """All of the configuration file."""
 
@@ -176,12 +210,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     sampling: SamplingConfig = SamplingConfig()
     limits: LimitsConfig = LimitsConfig()
     suite: list[Suite] = []
+    shipped: list[Shipped] = []
 
     def __post_init__(self) -> None:
         names = [suite.name for suite in self.suite if suite.name]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise UsageError(f"suite.name {twice!r}: used twice; rename one")
+        called = [one.called for one in self.shipped]
+        again = next((name for name in called if called.count(name) > 1), None)
+        if again:
+            raise UsageError(f"shipped.name {again!r}: used twice; give one of them another name")
         files = {suite.onnx: Path(suite.onnx).stem for suite in self.suite if suite.onnx}
         alike = next((stem for stem in files.values() if list(files.values()).count(stem) > 1), None)
         if alike:  # records and retained topics are identified by the file's name
@@ -195,8 +234,8 @@ def _to_stderr(line: str) -> None:
 def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
     """Return the configuration in `path`; raise UsageError that names the key, the value or the line.
 
-    It may name ONNX files only if nobody but root and the current user can have written it. `warn` gets a line for each
-    unknown key that the file permits with `newer_keys`.
+    It may name ONNX files and shipped folders only if nobody but root and the current user can have written it. `warn`
+    gets a line for each unknown key that the file permits with `newer_keys`.
     """
     try:
         with path.open("rb") as file:
@@ -207,8 +246,9 @@ def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
         for key in _without_unknown_keys(data):
             warn(f"configuration {path}: ignored the key {key}, which this version of benchd does not know")
         found = msgspec.convert(data, Config)
-        if any(suite.onnx for suite in found.suite):
-            _refuse_foreign(path, status)
+        loaded = "suite.onnx" if any(suite.onnx for suite in found.suite) else "shipped" if found.shipped else None
+        if loaded:
+            _refuse_foreign(path, status, loaded)
         return found
     except UsageError as error:
         raise UsageError(f"configuration {path}: {error}") from error
@@ -216,15 +256,15 @@ def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
         raise UsageError(f"configuration {path}: {str(error).replace('`$.', '`')}") from error
 
 
-def _refuse_foreign(path: Path, status: os.stat_result) -> None:
-    """Raise UsageError if anyone but root and the current user may write or replace the file."""
+def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
+    """Raise UsageError for `key` if anyone but root and the current user may write or replace the file."""
     for place, found in [(path, status), *((folder, folder.stat()) for folder in path.resolve().parents)]:
         what = "file" if place is path else "folder"
         is_kept = place is not path and found.st_mode & stat.S_ISVTX  # as in /tmp: nobody can replace another's file
         if found.st_uid not in (0, os.geteuid()):
-            raise UsageError(f"suite.onnx: refused because another user owns this {what}: sudo chown root {place}")
+            raise UsageError(f"{key}: refused because another user owns this {what}: sudo chown root {place}")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
-            raise UsageError(f"suite.onnx: refused because others may write this {what}: sudo chmod go-w {place}")
+            raise UsageError(f"{key}: refused because others may write this {what}: sudo chmod go-w {place}")
 
 
 def _without_unknown_keys(data: dict[str, Any]) -> list[str]:

@@ -287,10 +287,10 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator.
+    """Peak memory of one worker process; `device_peak_bytes` is what it allocated on the accelerator.
 
-    For a CUDA graph it is what torch reserved there, including the graph's pool; for ONNX Runtime and TensorRT, by how
-    much the accelerator's free memory shrank until the first runs were done.
+    For a CUDA graph it is what torch reserved there, including the graph's pool; for ONNX Runtime and TensorRT, what
+    the process took by the driver's count until the first runs were done.
     """
 
     rss_peak_bytes: int
@@ -443,7 +443,8 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """The runtime of a file and its settings; a field that does not apply is null.
 
     `node_shares` is the share of nodes that each provider of ONNX Runtime ran; `typing` "weak" lets TensorRT choose
-    each layer's number format; `build_s` is null if the engine already existed.
+    each layer's number format; `build_s` is null if the engine already existed. `context_bytes` are the activations of
+    one of TensorRT's execution contexts, of which two run in turn.
     """
 
     provider: str
@@ -455,6 +456,7 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     load_s: float | None = None
     engine_bytes: int | None = None
     workspace_bytes: int | None = None
+    context_bytes: int | None = None
     notes: list[str] = []
 
 

@@ -102,9 +102,9 @@ def _than_baseline(latest: Latest) -> str:
 
 def _since_setup(choices: Sequence[Choice]) -> list[str]:
     return [
-        f"{choice.subject} {choice.variant}: {100 * choice.change.effect.share:+.1f} % since {choice.change.since}"
+        f"{choice.subject} {choice.variant}: {100 * verdict.effect:+.1f} % since {choice.change.since}"
         for choice in choices
-        if choice.change and choice.change.verdict.answer == "slower"
+        if choice.change and (verdict := choice.change.verdict).answer == "slower" and verdict.effect
     ]
 
 

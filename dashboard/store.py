@@ -123,6 +123,18 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
             PRIMARY KEY (device_id, stream, first)
         )""",
     ),
+    # the setups of each case of a board, and the newest runs in each
+    ("CREATE INDEX result_setup ON result(device_id, case_id, tool_version, fingerprint, measured_s)",),
+    (
+        "DROP INDEX result_model",
+        "DROP INDEX result_measured",
+        "CREATE INDEX result_measured ON result(device_id, case_id, measured_s, arrived_s, id)",
+        "CREATE INDEX result_time ON result(measured_s, arrived_s, id)",
+        *(
+            f"CREATE INDEX result_{name}_time ON result({name}, measured_s, arrived_s, id)"
+            for name in ("model", "variant", "status", "checked")
+        ),
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {

@@ -5,6 +5,7 @@ By default ONNX Runtime silently falls back to another provider, and its two dis
 
 import json
 import os
+import sys
 import tempfile
 from collections import Counter
 from contextlib import suppress
@@ -13,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+
+from benchd.exporters.tegra import install, is_tegra
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
 
@@ -40,8 +43,15 @@ def why_not() -> str | None:
         both = " ".join(found)
         return f"{both} overwrite each other's files: pip uninstall -y {both}, then pip install the one you want"
     if find_spec("onnxruntime") is None:
-        return "ONNX Runtime is not installed: pip install onnxruntime, or onnxruntime-gpu for CUDA"
+        return f"ONNX Runtime is not installed: {install('onnxruntime')}; for CUDA {cuda_build()}"
     return None
+
+
+def cuda_build() -> str:
+    """Return what to do for the build with CUDA's and TensorRT's providers."""
+    if sys.version_info < (3, 11) and not is_tegra():
+        return "use Python 3.11 or newer: the last onnxruntime-gpu for 3.10 needs CUDA 12, and torch brings CUDA 13"
+    return install("onnxruntime-gpu")
 
 
 def installed() -> dict[str, str]:
@@ -85,9 +95,11 @@ def _session(path: Path, provider: Provider, settings: Any, options: dict[str, A
     ort = _onnxruntime()
     name = PROVIDERS[provider]
     if name not in ort.get_available_providers():
-        raise Unavailable(f"this onnxruntime {ort.__version__} has no {name}: pip install onnxruntime-gpu instead")
+        raise Unavailable(f"this onnxruntime {ort.__version__} has no {name}: {cuda_build()}")
     if provider != "cpu" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()  # the CUDA libraries from torch's wheels
+    if provider == "tensorrt" and find_spec("tensorrt"):
+        import_module("tensorrt")  # loads libnvinfer from its wheel, where the provider would not look
     try:
         session = ort.InferenceSession(str(path), settings, [(name, options)], enable_fallback=0)
     except Exception as error:  # its exception classes have no common base

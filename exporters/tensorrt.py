@@ -20,6 +20,7 @@ import torch
 
 from benchd.daemon.machine import folders
 from benchd.exporters import code
+from benchd.exporters.tegra import is_tegra
 
 if TYPE_CHECKING:
     from benchd.exporters.tensorrt_api import (
@@ -133,8 +134,7 @@ def default_workspace_bytes(root: Path = Path("/")) -> int | None:
 
     Raises OSError or ValueError if a Tegra's /proc/meminfo cannot be parsed.
     """
-    compatible = root / "proc/device-tree/compatible"
-    if not compatible.exists() or b"nvidia,tegra" not in compatible.read_bytes():
+    if not is_tegra(root):
         return None
     available = re.search(r"^MemAvailable:\s*(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if available is None:

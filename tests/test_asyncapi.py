@@ -14,6 +14,7 @@ from benchd.daemon.delivery.commands import VERBS, Parameters
 from benchd.daemon.delivery.topics import Topics
 
 KINDS = [messages.Status, messages.Info, messages.Health, messages.Telemetry, messages.Event, messages.Latest]
+KINDS += [messages.Deployed]
 KINDS += [messages.Response, Parameters, Ack]
 
 
@@ -33,7 +34,13 @@ def test_the_schemas_are_those_of_the_types(document):
 def test_every_topic_of_the_code_is_a_channel_and_the_other_way_round(document):
     topics = Topics("d")
     known = [topics.of(kind) for kind in ("status", "info", "health", "telemetry", "event")]
-    known += [topics.result("r"), topics.latest("m,eager,b1"), f"{topics.root}cmd/run", f"{topics.root}resp/me/1"]
+    known += [
+        topics.result("r"),
+        topics.latest("m,eager,b1"),
+        topics.shipped("net"),
+        f"{topics.root}cmd/run",
+        f"{topics.root}resp/me/1",
+    ]
     known += [f"{topics.root}ack/store"]
     assert {document.channel(topic) for topic in known} == set(document.tree["channels"])
     assert document.tree["channels"]["command"]["parameters"]["verb"]["enum"] == list(VERBS)

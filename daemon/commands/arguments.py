@@ -15,6 +15,7 @@ import typer
 from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring.protocol import ImageCount
+from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 
 T = TypeVar("T")
 
@@ -51,6 +52,19 @@ Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Wait = Annotated[
     bool | None, typer.Option("--wait/--no-wait", help="Wait until the machine is free (default: on a terminal).")
 ]
+MaxLatency = Annotated[
+    str | None, typer.Option(help="Limit of p99, or of the median's upper bound if p99 is missing.", metavar="33ms")
+]
+MaxPower = Annotated[str | None, typer.Option(help="Limit of the mean input power.", metavar="10W")]
+MaxMemory = Annotated[str | None, typer.Option(help="Limit of peak memory.", metavar="2GiB")]
+MinAgreement = Annotated[
+    float | None,
+    typer.Option(help="Least share of images, except ties, with float64's class (default 0.98).", metavar="0.995"),
+]
+MaxAccuracyDrop = Annotated[
+    str | None,
+    typer.Option(help="Limit of the accuracy lost against plain fp32 on the same images.", metavar="1%"),
+]
 CaFile = Annotated[
     str | None, typer.Option(help="CA certificate of the broker (default: the system's).", metavar="FILE")
 ]
@@ -70,11 +84,11 @@ def waits(wait: bool | None) -> bool:
     return sys.stderr.isatty() if wait is None else wait
 
 
-def names(text: str | None) -> list[str]:
-    """Return the parts between the commas; raise UsageError if there are none."""
+def names(option: str, text: str | None) -> list[str]:
+    """Return the parts between the commas; raise UsageError that names the option if there are none."""
     found = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
     if text is not None and not found:
-        raise UsageError(f"{text!r} has no values: give values separated by commas, or omit the option")
+        raise UsageError(f"{option} is empty: give values separated by commas, or omit it")
     return found
 
 
@@ -133,6 +147,26 @@ def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
     return float(found[1]) * units[found[2]]
 
 
+LATENCY_UNITS = {"ms": 1, "s": 1e3, "us": 1e-3}
+POWER_UNITS = {"W": 1, "mW": 1e-3}
+MEMORY_UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
+
+
+def limit(option: str, text: str | None, units: Mapping[str, float]) -> float | None:
+    """Return the quantity of a limit above 0, None if it was not given."""
+    found = quantity(option, text, units) if text is not None else None
+    if found == 0.0:
+        raise UsageError(f"{option} {text}: nothing can be below 0")
+    return found
+
+
+def agreement(share: float | None) -> float | None:
+    """Return the share of --min-agreement; raise UsageError unless it is above 0 and at most 1."""
+    if share is not None and not 0.0 < share <= 1.0:
+        raise UsageError(f"--min-agreement {share:g}: expected a share above 0 and at most 1, such as 0.995")
+    return share
+
+
 def image_count(text: str) -> ImageCount:
     """Return `full` or the number of images; raise UsageError for anything else."""
     if text == "full":
@@ -148,3 +182,23 @@ def accuracy_drop(text: str) -> float:
     if not 0.0 < share <= 1.0:
         raise UsageError(f"--max-accuracy-drop {text}: expected more than 0 % and at most 100 %, such as 1%")
     return share
+
+
+def user_model(
+    module: str | None, onnx: Path | None, inputs: Sequence[str], beside: Mapping[str, object]
+) -> UserModel | None:
+    """Return the user's model; raise UsageError if it is invalid or conflicts with the options `beside`."""
+    if module and onnx:
+        raise UsageError("--module and --onnx: give only one of them")
+    if beside.get("--artifacts") and (module or onnx):
+        raise UsageError("--artifacts is for files of the catalog's models; measure your own file with --onnx")
+    named = next((name for name, value in beside.items() if value and (module or onnx)), None)
+    if named:
+        raise UsageError(f"{named} with --module or --onnx: your own model runs alone; omit one of them")
+    if onnx and not onnx.is_file():
+        raise UsageError(f"--onnx {onnx}: no such file")
+    if inputs and not (module or onnx):
+        raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
+    if onnx:
+        return UserFile.at(onnx.resolve(), inputs)
+    return UserModule.at(module, inputs) if module else None

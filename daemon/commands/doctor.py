@@ -22,8 +22,10 @@ from benchd.daemon.commands.arguments import AsJson, names
 from benchd.daemon.errors import BenchdError, unknown
 from benchd.daemon.machine import sandbox
 from benchd.daemon.machine.environment import installed_version
+from benchd.daemon.machine.sysfs import text
 from benchd.daemon.sampling.sources import SAMPLERS, load
 from benchd.exporters import sessions
+from benchd.exporters.tegra import install, is_tegra
 
 PROBE_TIMEOUT_S = 120.0  # a cold import of torch from an SD card takes most of a minute
 PROBE = """
@@ -34,6 +36,8 @@ with warnings.catch_warnings(record=True) as told:
 warning = str(told[-1].message).partition("\\n")[0] if told else None
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu, "warning": warning}))
 """
+NVIDIA_VENDOR = "0x10de"
+TENSORRT_OF_JETPACK = "sudo apt install python3-libnvinfer; the environment needs --system-site-packages"
 NOT_FOR_DOCTOR = "fake"  # plays a script, which nobody has named here
 SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 
@@ -42,8 +46,10 @@ REMEDIES = {
     "ina3221": "Jetson boards have it; there: sudo modprobe ina3221",
     "procfs": "mount /proc",
     "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
+    "throttle": "Jetson boards have it; without it or nvml it is not known whether clocks are held down",
     "thermal": "virtual machines have no thermal zones",
 }
+ELSEWHERE = {"rapl": "Intel's and AMD's processors have it"}  # in place of the remedy where neither is
 INSTALL = "pip install 'benchd[{}]'"
 
 app = application()
@@ -60,7 +66,7 @@ def doctor(
     For each unusable one, print the reason and a remedy.
     """
     root = Path("/")
-    raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names(need)))
+    raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names("--need", need)))
 
 
 class Finding(Struct, frozen=True, rename={"remedy": "cure"}):
@@ -103,9 +109,9 @@ def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) ->
         if name != NOT_FOR_DOCTOR:
             yield _source(name, root)
     yield from _torch_and_cuda(root, probe_timeout_s)
-    yield _package("triton", "gpu")
-    yield _onnxruntime()
-    yield _package("tensorrt", "gpu", "on a Jetson it comes with JetPack: python3 -m venv --system-site-packages")
+    yield _package("triton", install("triton", root) if is_tegra(root) else INSTALL.format("gpu"))
+    yield _onnxruntime(root)
+    yield _package("tensorrt", TENSORRT_OF_JETPACK if is_tegra(root) else INSTALL.format("gpu"))
     yield _program("cc", os.environ.get("CC", "cc"), "sudo apt install gcc, or set CC")
     yield _program("c++", os.environ.get("CXX", "g++"), "sudo apt install g++, or set CXX")
     yield _program("mosquitto", "mosquitto", "sudo apt install mosquitto, or use a broker elsewhere")
@@ -119,13 +125,15 @@ def _source(name: str, root: Path) -> Finding:
         reason = str(error)
     if reason is None:
         return Finding(name, "source", usable=True, detail="all its values can be read")
-    return Finding(name, "source", usable=False, detail=reason, remedy=REMEDIES.get(name, ""))
+    remedies = REMEDIES if os.uname().machine == "x86_64" else REMEDIES | ELSEWHERE
+    return Finding(name, "source", usable=False, detail=reason, remedy=remedies.get(name, ""))
 
 
 def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Finding]:
     facts, reason = _probe(timeout_s)
     if facts is None:
-        yield Finding("torch", "runtime", usable=False, detail=reason, remedy="pip install torch torchvision")
+        remedy = install("torch torchvision", root)
+        yield Finding("torch", "runtime", usable=False, detail=reason, remedy=remedy)
         yield Finding("cuda", "runtime", usable=False, detail="torch is not usable", remedy="see torch")
         return
     yield Finding("torch", "runtime", usable=True, detail=str(facts["torch"]))
@@ -154,10 +162,11 @@ def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
 
 def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
     if facts["cuda"] is None:
-        return "torch is a CPU-only build", "install torch from the index for your CUDA, on a Jetson for your JetPack"
+        on_board = f"pip uninstall -y torch torchvision; {install('torch torchvision triton', root)}"
+        return "torch is a CPU-only build", on_board if is_tegra(root) else "install torch from the index for your CUDA"
     nodes = [node for name in ("nvidia[0-9]", "nvhost-gpu", "nvgpu/*/ctrl") for node in (root / "dev").glob(name)]
     if not nodes:
-        return "no NVIDIA GPU, or its kernel module is not loaded", "sudo modprobe nvidia, or install NVIDIA's driver"
+        return "no NVIDIA GPU, or its kernel module is not loaded", _driver_remedy(root)
     closed = next((node for node in nodes if not os.access(node, os.R_OK | os.W_OK)), None)
     if closed:
         return f"no permission to open {closed}", "sudo usermod -aG video,render $USER; then log in again"
@@ -165,14 +174,20 @@ def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
     return detail, f"torch is built for CUDA {facts['cuda']}: install a matching driver, or torch for the driver's CUDA"
 
 
-def _package(name: str, extra: str, elsewhere: str = "") -> Finding:
+def _driver_remedy(root: Path) -> str:
+    if is_tegra(root):
+        return "sudo apt install nvidia-jetpack"
+    on_bus = [text(device / "vendor") for device in (root / "sys/bus/pci/devices").glob("*")]
+    return "sudo modprobe nvidia, or install NVIDIA's driver" if NVIDIA_VENDOR in on_bus else "another machine has one"
+
+
+def _package(name: str, remedy: str) -> Finding:
     if find_spec(name):
         return Finding(name, "runtime", usable=True, detail=installed_version(name) or "installed, version unknown")
-    remedy = "; ".join(filter(None, (INSTALL.format(extra), elsewhere)))
     return Finding(name, "runtime", usable=False, detail="not installed", remedy=remedy)
 
 
-def _onnxruntime() -> Finding:
+def _onnxruntime(root: Path) -> Finding:
     """Both distributions contain the package `onnxruntime`: the one installed last overwrites part of the other."""
     installed = sessions.installed()
     if len(installed) > 1:
@@ -183,7 +198,7 @@ def _onnxruntime() -> Finding:
     for name, its_version in installed.items():
         if find_spec("onnxruntime"):
             return Finding("onnxruntime", "runtime", usable=True, detail=f"{name} {its_version}")
-    return _package("onnxruntime", "cpu")
+    return _package("onnxruntime", install("onnxruntime-gpu", root) if is_tegra(root) else INSTALL.format("cpu"))
 
 
 def _program(name: str, command: str, remedy: str) -> Finding:

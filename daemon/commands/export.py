@@ -65,10 +65,10 @@ def export(
     if prune is not None:
         return prune_store(byte_count("--prune", prune), sys.stdout)
     request = ExportRequest(
-        models=names(models),
+        models=names("--models", models),
         to=choices("target", [to], TARGETS)[0],
-        precisions=choices("precision", names(precision), files.PRECISIONS),
-        batches=batches("--batch-sizes", names(batch_sizes)),
+        precisions=choices("precision", names("--precision", precision), files.PRECISIONS),
+        batches=batches("--batch-sizes", names("--batch-sizes", batch_sizes)),
         form=None if form == "auto" else choices("form", [form], files.FORMS)[0],
         options=options(option or []),
         weights=weights,

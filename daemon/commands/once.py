@@ -1,7 +1,7 @@
 """`bench-once`: one run over a plan, from command line to exit code, measured as the service measures."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import application
+from benchd.daemon.commands import Version, application
 from benchd.daemon.commands.arguments import (
     Data,
     Device,
@@ -26,10 +26,12 @@ from benchd.daemon.commands.arguments import (
     image_count,
     names,
     options,
+    user_model,
     waits,
     whole_numbers,
 )
 from benchd.daemon.config import Config, Suite
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import gpu, identity
@@ -37,10 +39,10 @@ from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
 from benchd.daemon.reporting import report
-from benchd.daemon.reporting.console import Screen, print_comparisons, print_plan
+from benchd.daemon.reporting.comparisons import print_comparisons
+from benchd.daemon.reporting.console import Screen, print_plan
 from benchd.daemon.verdicts import baseline as baselines
 from benchd.daemon.verdicts import compare, noise_floor
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
@@ -108,16 +110,17 @@ def once(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record per line instead of a table.")] = False,
     wait: Wait = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
+    version: Version = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, store and publish the records."""
     given = {
-        "models": names(models),
-        "variants": names(variants),
-        "batch_sizes": whole_numbers("--batch-sizes", names(batch_sizes)),
+        "models": names("--models", models),
+        "variants": names("--variants", variants),
+        "batch_sizes": whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
         "options": options(option or []),
-        "threads": whole_numbers("--threads", names(threads)),
-        "directions": choices("direction", names(direction), DIRECTIONS),
-        "scenarios": choices("scenario", names(scenario), SCENARIOS),
+        "threads": whole_numbers("--threads", names("--threads", threads)),
+        "directions": choices("direction", names("--direction", direction), DIRECTIONS),
+        "scenarios": choices("scenario", names("--scenario", scenario), SCENARIOS),
         "preset": preset,
         "processes": processes,
         "seed": seed,
@@ -127,23 +130,23 @@ def once(
         "labels": labels and str(labels.resolve()),
         "accuracy": image_count(accuracy) if accuracy else None,
     }
-    fails = choices("--fail-on", names(fail_on or None), list(FAIL_ON))
+    fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
     requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
     suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
-    own = _user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
+    own = user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
     if device not in ("auto", "cpu"):
         gpu.check(device)
     machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
     _refuse_absent_files(planned, requirements)
+    given_artifacts, _ = _folder(artifacts), mqtt and parse_url(mqtt)
     if dry_run:
         return print_plan(sys.stdout, planned, plan.cannot_run(machine))
     stored = baselines.read(baseline) if baseline else []
     if page:
         report.require_page()
-    given_artifacts = _folder(artifacts)
     device_id = identity.device_id(settings.device.id)
     floors = noise_floor.of_device(device_id, machine.device) if baseline else {}
     folder, screen = made_output(output), Screen(sys.stdout, sys.stderr, json, requirements)
@@ -186,25 +189,6 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
             out.write(f"{report.page(page_of)}\n")
         except BenchdError as error:  # caused by older lines of the file: the new records are stored
             sys.stderr.write(f"warning: no page: {error}\n")
-
-
-def _user_model(
-    module: str | None, onnx: Path | None, inputs: Sequence[str], beside: Mapping[str, object]
-) -> UserModel | None:
-    """Return the user's model; raise UsageError if it is invalid or conflicts with the options `beside`."""
-    if module and onnx:
-        raise UsageError("--module and --onnx: give only one of them")
-    if beside["--models"] and (module or onnx):
-        raise UsageError("--models with --module or --onnx: your own model runs alone; omit one of them")
-    if beside["--artifacts"] and (module or onnx):
-        raise UsageError("--artifacts is for files of the catalog's models; measure your own file with --onnx")
-    if onnx and not onnx.is_file():
-        raise UsageError(f"--onnx {onnx}: no such file")
-    if inputs and not (module or onnx):
-        raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
-    if onnx:
-        return UserFile.at(onnx.resolve(), inputs)
-    return UserModule.at(module, inputs) if module else None
 
 
 def _folder(path: Path | None) -> Path | None:

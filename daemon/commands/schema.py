@@ -1,16 +1,22 @@
-"""`benchd schema`: the JSON Schema of a record."""
+"""`benchd schema`: the JSON Schema of a record, or of a shipped folder's manifest."""
 
 import sys
+from typing import Annotated
 
 import msgspec
+import typer
 
+from benchd.daemon import records
 from benchd.daemon.commands import application
-from benchd.daemon.records import json_schema
+from benchd.daemon.verdicts import manifest
 
 app = application()
 
 
 @app.command(epilog="Example: benchd schema > record.schema.json")
-def schema() -> None:
+def schema(
+    shipped: Annotated[bool, typer.Option("--shipped", help="Of manifest.json in a folder of benchd ship.")] = False,
+) -> None:
     """Print the JSON Schema of a record."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(json_schema())).decode() + "\n")
+    printed = manifest.json_schema() if shipped else records.json_schema()
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(printed)).decode() + "\n")

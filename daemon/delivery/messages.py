@@ -165,6 +165,42 @@ class Latest(Struct, frozen=True, kw_only=True):
     baseline_ms: float | None = None
 
 
+class Deployed(Struct, frozen=True, kw_only=True):
+    """Retained: what is deployed from a folder of `benchd ship`, its promise, and how the last verification judged it.
+
+    `change` is the time now over the promised one minus 1, with its 95 % interval; `since` is when the verdict began.
+    `better` names the variant that the plan's results show ahead of the shipped one, and by how much.
+    """
+
+    schema: str = "benchd.deployed/1"
+    name: str
+    case_id: str
+    verdict: Literal["kept", "slower", "faster", "inconclusive", "another_machine", "broken", "failed"]
+    reason: str = ""
+    since: str
+    t_wall: str
+    promised_ms: float | None = None
+    promised_low_ms: float | None = None
+    promised_high_ms: float | None = None
+    now_ms: float | None = None
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    better: str = ""
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether the promise is not kept."""
+        return self.verdict in ("slower", "broken", "failed")
+
+    @property
+    def told(self) -> str:
+        """Return the times, or the reason why there are none."""
+        if self.now_ms is None or self.promised_ms is None or self.change is None:
+            return self.reason
+        return f"{self.now_ms:.4g} ms, promised {self.promised_ms:.4g} ms, {self.change:+.1%}"
+
+
 def latest(record: Record, judgement: Judgement | None = None) -> Latest:
     """Return the flat object of a record; energy is gross per inference, its error bar the same share of it."""
     seconds = sum(process.window.seconds for process in record.processes if process.window)

@@ -39,6 +39,10 @@ class Topics:
         """Return the topic of the last result of a case."""
         return f"{self.root}latest/{case_id}"
 
+    def shipped(self, name: str) -> str:
+        """Return the topic of what is known of a shipped folder."""
+        return f"{self.root}shipped/{name}"
+
     @property
     def incoming(self) -> list[tuple[str, int]]:
         """Return the filters that the device subscribes to, its own status first, with the QoS to request."""

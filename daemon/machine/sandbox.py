@@ -39,6 +39,7 @@ WANTED = (
     "sys/class/powercap/*/energy_uj",
 )
 READ_ALONE = ("nvmap", "energy_uj")  # by name; the others need write access too
+YES = {"yes", "true", "1", "on"}
 ROOT = 0  # a group that no service joins
 Options = dict[str, list[str]]
 
@@ -59,6 +60,11 @@ def examine(root: Path = Path("/")) -> Iterator[Access]:
     names = _driver_names(root)
     for path in sorted(path for pattern in WANTED for path in root.glob(pattern) if not path.is_dir()):
         yield _hidden(path, options, names) or _forbidden(path, options) or Access(path)
+
+
+def hidden(node: Path, root: Path = Path("/")) -> Access | None:
+    """Return the denied access to a device if an option of the installed unit hides it, else None."""
+    return _hidden(node, _options(root), _driver_names(root)) if (root / UNIT).exists() else None
 
 
 def status() -> tuple[str, str] | None:
@@ -101,10 +107,12 @@ def _hidden(path: Path, options: Options, names: dict[int, list[str]]) -> Access
     status = path.stat()
     if not stat.S_ISCHR(status.st_mode):
         return None
-    if options.get("PrivateDevices", ["no"])[-1] in {"yes", "true", "1", "on"}:
+    if options.get("PrivateDevices", ["no"])[-1] in YES:
         return Access(path, "PrivateDevices= hides it", "PrivateDevices=no")
     allowed = options.get("DeviceAllow", [])
     policy = options.get("DevicePolicy", ["auto"])[-1]
+    if policy == "auto" and not allowed and options.get("ProtectClock", ["no"])[-1] in YES:
+        return Access(path, "ProtectClock= hides it before systemd 253", "ProtectClock=no")
     drivers = [f"char-{name}" for name in names.get(os.major(status.st_rdev), [])]
     if (policy == "auto" and not allowed) or any(_allows(entry, path, drivers) for entry in allowed):
         return None

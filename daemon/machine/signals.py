@@ -28,3 +28,9 @@ def on_signals(
         signal.set_wakeup_fd(old_wakeup)
         reader.close()
         writer.close()
+
+
+def ending() -> tuple[signal.Signals, ...]:
+    """Return the signals that end a run, including a lost remote shell unless nohup blocks that."""
+    is_held = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *([] if is_held else [signal.SIGHUP]))

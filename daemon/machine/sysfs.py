@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+GPU_CLOCKS = "sys/class/devfreq"
+
 
 def text(path: Path) -> str | None:
     """Return the file's text without surrounding blanks and NUL bytes; None if it is absent or unreadable."""
@@ -28,6 +30,12 @@ def cpufreq_policies(root: Path) -> list[Path]:
     """
     policies = sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))
     return [policy for policy in policies if text(policy / "affected_cpus") or not (policy / "affected_cpus").exists()]
+
+
+def gpu_nodes(root: Path) -> list[Path]:
+    """Return the devfreq nodes of a Jetson's GPU: the part after the address differs between L4T releases."""
+    nodes = sorted((root / GPU_CLOCKS).glob("*"))
+    return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu")]
 
 
 class KernelFile:

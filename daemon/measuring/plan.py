@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError, require_measure, unknown
-from benchd.daemon.machine import environment, gpu
+from benchd.daemon.machine import environment, gpu, sandbox
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import ImageCount, Limits
 from benchd.daemon.measuring.user_model import UserFile, UserModel
@@ -32,6 +32,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.verdicts.statistics import STOP_RULES
 from benchd.exporters import sessions
+from benchd.exporters.tegra import install, is_tegra
 from benchd.models import catalog, demo, libraries
 
 PRESETS = {
@@ -41,6 +42,8 @@ PRESETS = {
 }
 DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.is_planned)
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
+GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # a desktop driver's and a Tegra's
+NOT_ITS_DEVICE = 'the suite says device = "cuda", and this run is on the CPU: no NVIDIA GPU is visible, or --device cpu'
 MAX_BATCH_SIZE = 2**20
 MAX_THREADS = 1024
 MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses its own seed above this
@@ -64,6 +67,7 @@ class Machine:
     no_onnxruntime: str | None = None
     has_tensorrt: bool = False
     gpu_uuid: str | None = None
+    closed_gpu: str | None = None
 
     def environment(self) -> Environment:
         """Return the environment for its records, with all CPU threads."""
@@ -75,7 +79,7 @@ class Planned:
     """A case of the plan. `reason` is why it cannot run here; `by_name`: its variant was requested by name.
 
     `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
-    if the case measures none.
+    if the case measures none. `ship_to` is the folder to write its files to, `deployed` the one whose files it runs.
     """
 
     case: Case
@@ -89,6 +93,8 @@ class Planned:
     data: str | None = None
     labels: str | None = None
     accuracy: ImageCount | None = None
+    ship_to: str = ""
+    deployed: str = ""
 
     @property
     def seconds(self) -> float:
@@ -110,30 +116,48 @@ def inspect(device: str) -> Machine:
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
     gpu_uuid = gpu.measured(asked) if device == "cuda" else None
     has_triton, has_tensorrt = (importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt"))
-    return Machine(device, has_cxx, has_cc, has_triton, sessions.why_not(), has_tensorrt, gpu_uuid)
+    closed = closed_gpu() if device == "cuda" else None
+    return Machine(device, has_cxx, has_cc, has_triton, sessions.why_not(), has_tensorrt, gpu_uuid, closed)
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
-    """Return whether an NVIDIA driver provides a GPU: a desktop's device node or a Tegra's."""
-    return any(_is_shown(root / node) for node in ("dev/nvidiactl", "dev/nvmap"))
+    """Return whether this machine has an NVIDIA GPU with a driver, whether or not this process may open it.
 
-
-def _is_shown(node: Path) -> bool:
-    """Return whether a node exists and no unit's DeviceAllow= blocks it, which only opening it shows.
-
-    A node that its mode blocks counts: its cases report that, whereas falling back to the CPU would be silent.
+    One that is closed counts: its cases report that, whereas falling back to the CPU would be silent.
     """
+    return closed_gpu(root) is not None or any(_refusal(root / node) is None for node in GPU_NODES)
+
+
+def closed_gpu(root: Path = Path("/")) -> str | None:
+    """Return why this process may not open the machine's GPU, and what to do; None if it may or there is none."""
+    for node in GPU_NODES:
+        refusal = _refusal(root / node)
+        if refusal == errno.EPERM:  # only a device rule of a unit or a container answers so
+            unit = sandbox.hidden(root / node, root)
+            rule = f"{unit.reason}; `sudo systemctl edit benchd`: {unit.remedy}" if unit else "a device rule closes it"
+            return f"/{node} cannot be opened: {rule}"
+        if refusal == errno.EACCES:
+            return f"/{node} cannot be opened: its mode excludes this user; `sudo usermod -aG video,render $USER`"
+    if is_tegra(root) and _refusal(root / "dev/nvmap") == errno.ENOENT:
+        return "this Tegra shows no /dev/nvmap: PrivateDevices= hides it, or a container without the NVIDIA runtime"
+    return None
+
+
+def _refusal(node: Path) -> int | None:
+    """Return the error number of opening a node for reading, None if it opens."""
     try:
         os.close(os.open(node, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        return error.errno == errno.EACCES
-    return True
+        return error.errno
+    return None
 
 
 def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:
-    """Return whether `inspect` may now find more about a GPU whose driver was not ready; never for a Tegra."""
+    """Return whether `inspect` may now find more about a GPU whose driver was not ready; never for an open Tegra."""
     if machine.device == "cpu":
         return has_gpu(root)
+    if machine.closed_gpu:
+        return closed_gpu(root) != machine.closed_gpu
     return machine.gpu_uuid is None and not (root / "dev/nvmap").exists()
 
 
@@ -216,10 +240,15 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
         raise unknown("preset", suite.preset, PRESETS)
     if suite.processes is not None and suite.processes < 1:
         raise UsageError(f"processes {suite.processes}: at least 1")
+    preset = limited(PRESETS[suite.preset], config)
+    return msgspec.structs.replace(preset, processes=suite.processes or preset.processes)
+
+
+def limited(preset: Limits, config: LimitsConfig) -> Limits:
+    """Return the preset's limits, changed by the configuration."""
     given = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
-    preset = PRESETS[suite.preset]
     rule = msgspec.structs.replace(preset.rule, cap_s=given.pop("measure_cap_s", preset.rule.cap_s))
-    return msgspec.structs.replace(preset, **given, rule=rule, processes=suite.processes or preset.processes)
+    return msgspec.structs.replace(preset, **given, rule=rule)
 
 
 def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: LimitsConfig) -> Limits:
@@ -236,6 +265,8 @@ def _cases(
     suite: Suite, config: LimitsConfig, machine: Machine, own: UserModel | None, search: bool
 ) -> Iterator[Planned]:
     limits, own = _limits(suite, config), own or _of_suite(suite)
+    is_elsewhere = suite.device is not None and machine.device != suite.device
+    machine = replace(machine, device=suite.device) if suite.device else machine
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
         if not own:
@@ -267,7 +298,7 @@ def _cases(
                         provider=suite.provider if variant.backend == "onnxruntime" else None,
                         threads=count,
                     )
-                    reason = why_not(case, machine, user_onnx=isinstance(own, UserFile))
+                    reason = NOT_ITS_DEVICE if is_elsewhere else why_not(case, machine, isinstance(own, UserFile))
                     its_limits = _of_scenario(limits, scenario, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
                     weights, data = _sources(suite, case, own)
@@ -428,13 +459,14 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel 
             raise unknown(f"option of {', '.join(models)}", name, sorted(known))
 
 
-def why_not(case: Case, machine: Machine, *, user_onnx: bool = False) -> str | None:
+def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None:
     """Return why this case cannot run on this machine, as far as known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
     entry = catalog.find(case.model)
     runs_files = variant.backend in ("onnxruntime", "tensorrt")
     lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {
+        machine.closed_gpu or "": machine.closed_gpu is not None,
         "an ONNX file runs on onnxruntime and tensorrt": user_onnx and not runs_files,
         "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
         "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
@@ -446,8 +478,8 @@ def why_not(case: Case, machine: Machine, *, user_onnx: bool = False) -> str | N
         and machine.device != "cuda",
         "the provider cpu runs on the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
-        "custom kernels need the package triton on a GPU: pip install triton": custom and lacks_triton,
-        "torch.compile needs the package triton on a GPU: pip install triton": variant.backend == "compile"
+        f"custom kernels need the package triton on a GPU: {install('triton')}": custom and lacks_triton,
+        f"torch.compile needs the package triton on a GPU: {install('triton')}": variant.backend == "compile"
         and lacks_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),

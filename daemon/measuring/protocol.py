@@ -19,6 +19,7 @@ from benchd.daemon.records import (
     RuntimeFacts,
     Status,
 )
+from benchd.daemon.verdicts.manifest import Packed
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.exporters.files import Form
 from benchd.exporters.files import Precision as FilePrecision
@@ -78,7 +79,9 @@ class Job(Struct, frozen=True, kw_only=True):
     around the measured blocks, and the device rests for `idle_s` before and after. `module` is FILE.py:function, or
     package.module:function in `module_folder`; without `inputs` the model defines them. `probes` requests the device's
     peak rates. `is_compared` skips what a comparison does not use: rests, rates, the parts of an inference, occupancy.
-    `repeats` tests whether a repeated input is answered faster. `accuracy` is None in a process that skips it.
+    `repeats` tests whether a repeated input is answered faster. `accuracy` is None in a process that skips it. With
+    `ship_to` the files that are deployed are written to that folder instead of timing anything; `deployed` is the
+    folder whose files this measures, and whose golden answers they must give first.
     """
 
     case: Case
@@ -108,6 +111,8 @@ class Job(Struct, frozen=True, kw_only=True):
     probes: bool = True
     repeats: bool = True
     is_compared: bool = False
+    ship_to: str = ""
+    deployed: str = ""
 
 
 class Stage(Struct, frozen=True, tag="stage"):
@@ -118,9 +123,13 @@ class Stage(Struct, frozen=True, tag="stage"):
 
 
 class Outcome(Struct, kw_only=True, tag="outcome"):
-    """The worker's last line: the results of one process, filled in as it runs."""
+    """The results of one process, filled in as it runs: the worker's last line.
+
+    With `is_partial` one comes before the last, when what was measured must not depend on what follows.
+    """
 
     process: ProcessResult
+    is_partial: bool = False
     model: ModelFacts | None = None
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None
@@ -137,6 +146,7 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     software: dict[str, str] = {}
     flags: list[str] = []
     missing: dict[str, str] = {}
+    packed: Packed | None = None
 
 
 Message = Stage | Outcome

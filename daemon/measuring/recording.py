@@ -100,6 +100,8 @@ def with_samples(
         interference=_interference(process, read, machine.device),
     )
     missing = outcome.missing if isinstance(found, Energy) else {"energy": found, **outcome.missing}
+    if not any(sample.metric == interference.throttling_of(machine.device) for sample in read):
+        missing = {"throttled": "no source tells what holds the clocks down", **missing}
     return msgspec.structs.replace(outcome, process=process, missing=missing)
 
 
@@ -445,6 +447,8 @@ def _missing(
         missing["temperature"] = "no_sensor"
     for outcome in outcomes:
         missing |= outcome.missing
+    if any(memory.device_peak_bytes for memory in (outcome.process.memory for outcome in outcomes) if memory):
+        missing.pop("memory.device_peak_bytes", None)
     if not any(outcome.accuracy for outcome in outcomes):
         missing.setdefault("accuracy", reason or accuracy.NOT_ASKED)
     if not any(outcome.occupancy for outcome in outcomes):

@@ -6,6 +6,8 @@ from typing import Any
 
 import jinja2
 
+from benchd.daemon.reporting.palette import BAD, COLOURS
+
 Chart = dict[str, Any]
 """`title`, `note`, and the `data` and `layout` that charts.js draws; one without data shows its note alone."""
 
@@ -16,4 +18,5 @@ def render(template: Path, title: str, charts: Sequence[Chart], **values: object
     """Return the page of this template, which extends `page.html`; every value is escaped."""
     loader = jinja2.FileSystemLoader([template.parent, FOLDER])
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    return pages.get_template(template.name).render(title=title, charts=charts, **values)
+    colours = {"colours": COLOURS, "bad": BAD}
+    return pages.get_template(template.name).render(title=title, charts=charts, **colours, **values)

@@ -7,6 +7,7 @@ import msgspec
 
 from benchd.daemon.records import Energy, Record
 from benchd.daemon.reporting.page import FOLDER, Chart, render
+from benchd.daemon.reporting.palette import GREY, colour, shape
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.recommend import (
     Decision,
@@ -99,9 +100,9 @@ def _latency_against_energy(measured: Sequence[Record]) -> Chart:
     able, unable = _by_fitness(known)
     traces: list[Chart] = []
     for name, group in _grouped(able, lambda r: subject(r) + (f" of {_energy(r).scope}" if of_many else "")):
-        points = sorted(map(_spent, group))
-        traces.append(_trace(name, points, mode="markers"))
-        traces.append(_trace(f"{name}: front", list(_pareto(points)), mode="lines+markers") | RING)
+        front = list(_pareto(sorted(map(_spent, group))))
+        traces.append(_trace(f"{name}: front", front, mode="lines+markers") | RING | {"colour": GREY})
+    traces += [_of_variant(name, sorted(map(_spent, group)), group) for name, group in _grouped(able, variant_name)]
     note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
     return {
         "title": "Latency against energy",
@@ -131,6 +132,14 @@ def _trace(name: str, points: Sequence[Point], mode: str) -> Chart:
     return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, "text": text}
 
 
+def _of_variant(name: str, points: Sequence[Point], group: Sequence[Record], mode: str = "markers") -> Chart:
+    return _trace(name, points, mode) | _look(group[0])
+
+
+def _look(record: Record) -> Chart:
+    return {"colour": colour(record.case.variant), "shape": shape(record.case.variant)}
+
+
 def _pareto(points: Sequence[Point]) -> Iterator[Point]:
     """Yield the points (given in ascending order) that no other beats in both."""
     least = float("inf")
@@ -149,7 +158,7 @@ def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
     where = place_names(known)
     able, unable = _by_fitness(known)
     traces = [
-        _trace(name, sorted(map(_throughput, group)), "lines+markers")
+        _of_variant(name, sorted(map(_throughput, group)), group, "lines+markers") | {"label": name}
         for name, group in _grouped(able, lambda record: _at_any_batch(record) + where[place(record)])
     ]
     batches = {"tickvals": sorted({record.case.batch_size for record in known})}
@@ -182,7 +191,7 @@ def _variants_by_model(measured: Sequence[Record]) -> Chart:
         below = [t.median_ms - (t.low_ms if t.low_ms is not None else t.median_ms) for t in timings]
         points = [(subject(record), _median_ms(record), _text(record)) for record in group]
         bars = {"type": "data", "array": above, "arrayminus": below}
-        traces.append(_trace(name, points, mode="markers") | {"marker": {"size": 9}, "error_y": bars})
+        traces.append(_of_variant(name, points, group) | {"marker": {"size": 9}, "error_y": bars})
     traces += _crosses((subject(record), _median_ms(record), _text(record)) for record in unable)
     axes = {"xaxis": {}, "yaxis": _log_axis("median latency, ms")}
     note = f"The newest record of each case, with its 95 % interval. {CROSSED}"
@@ -215,9 +224,9 @@ def _history(measured: Sequence[Record]) -> Chart:
             continue
         points = [(record.t_wall, _median_ms(record)) for record in group]
         steps = [points[place] for place in shifts([median_ms for _, median_ms in points])]
-        traces.append(_series(name, points, mode="lines+markers"))
+        traces.append(_series(name, points, mode="lines+markers") | _look(group[0]))
         if steps:
-            traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING)
+            traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING | _look(group[0]))
     note = "A ring marks the first run of a new level." if traces else "No case was measured twice in one environment."
     axes = {"xaxis": {"type": "date"}, "yaxis": _log_axis("median latency, ms")}
     return {"title": "History by device", "note": note, "data": traces, "layout": axes}

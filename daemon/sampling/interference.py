@@ -29,7 +29,7 @@ def assess(
 ) -> Interference:
     """Return the causes per disturbed block, and the medians without and with the disturbed blocks.
 
-    Clocks are those of `device`, `cuda` or `cpu`; throttling and foreign processes of a GPU count for `cuda` alone.
+    Clocks and throttling are those of `device`, `cuda` or `cpu`; foreign processes of a GPU count for `cuda` alone.
     `samples` come in any order, duplicates allowed. Raises ValueError for no blocks or a different number of medians.
     """
     if not blocks or len(blocks) != len(medians_ms):
@@ -38,9 +38,9 @@ def assess(
         "low_clock": _low_clock(samples, blocks, device),
         "steal": _steal(samples, blocks),
         "major_faults": _any(samples, blocks, "process_major_faults_per_s", lambda reading: reading.value > 0),
+        "throttled": _any(samples, blocks, throttling_of(device), _throttles),
     }
     if device == "cuda":
-        flagged["throttled"] = _any(samples, blocks, "gpu_throttle_reasons", _throttles)
         flagged["foreign_gpu_process"] = _any(
             samples, blocks, "gpu_foreign_processes", lambda reading: reading.value > 0
         )
@@ -52,6 +52,11 @@ def assess(
         as_experienced=_result(medians_ms),
         all_flagged=not clean,
     )
+
+
+def throttling_of(device: str) -> str:
+    """Return the metric that tells what holds the clocks of this device down."""
+    return "gpu_throttle_reasons" if device == "cuda" else "cpu_throttle_reasons"
 
 
 def _result(medians_ms: Sequence[float]) -> BlocksResult:

@@ -31,12 +31,16 @@ MAX_ANNOUNCED = 16  # likewise topics of Home Assistant's discovery
 
 @dataclass
 class ServiceActivity:
-    """What the service is doing: the running case, what a run waits for, and what is wrong; each may be None."""
+    """What the service is doing: the running case, what a run waits for, and what is wrong; each may be None.
+
+    `closed` is why it may not open the machine's GPU.
+    """
 
     running: tuple[Progress, Planned] | None = None
     waiting_for: str | None = None
     problem: str | None = None
     slower: str | None = None
+    closed: str | None = None
     restarted: str | None = None
     started_s: float = field(default_factory=time.monotonic)
 
@@ -44,7 +48,8 @@ class ServiceActivity:
     def problems(self) -> str | None:
         """Return all problems."""
         is_steady = time.monotonic() - self.started_s > STEADY_S
-        return "; ".join(filter(None, (self.problem, self.slower, None if is_steady else self.restarted))) or None
+        passing = None if is_steady else self.restarted
+        return "; ".join(filter(None, (self.problem, self.closed, self.slower, passing))) or None
 
     @property
     def case_id(self) -> str | None:
@@ -87,8 +92,10 @@ def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str]) -> l
     return gone[-MAX_GONE:] + sorted(planned)
 
 
-def announce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, wanted: bool) -> list[str]:
-    """Retain the discovery for Home Assistant if `wanted`, and remove it from the other topics in `known`.
+def announce(
+    link: Link, topics: Topics, said: Info, known: Sequence[str], *, wanted: bool, shipped: Sequence[str] = ()
+) -> list[str]:
+    """Retain the discovery for Home Assistant if `wanted`, with the `shipped` folders; remove other topics in `known`.
 
     Returns the topics to pass as `known` next time, those of earlier device ids included, for the same reason.
     """
@@ -97,7 +104,7 @@ def announce(link: Link, topics: Topics, said: Info, known: Sequence[str], *, wa
     for other in gone:
         link.retain(other, b"")
     if wanted:
-        link.retain(topic, homeassistant.discovery(topics, said))
+        link.retain(topic, homeassistant.discovery(topics, said, shipped))
     return gone[-MAX_ANNOUNCED:] + [topic] * wanted
 
 

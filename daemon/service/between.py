@@ -11,7 +11,7 @@ import msgspec
 
 from benchd.daemon.delivery.commands import Gate
 from benchd.daemon.delivery.disk_reserve import tidy
-from benchd.daemon.delivery.messages import Health, Telemetry
+from benchd.daemon.delivery.messages import Deployed, Health, Telemetry
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring.session import Session
@@ -29,13 +29,17 @@ MANY_CPUS = 3  # with fewer, telemetry would run beside a CPU case on its own co
 
 
 class Between:
-    """Handles everything except the cases; `ask_reload`, which may raise BenchdError, serves the command."""
+    """Handles everything except the cases; `ask_reload`, which may raise BenchdError, serves the command.
+
+    `deployed` returns what is known of the shipped folders.
+    """
 
     def __init__(self, base: Base, now: Configured, ask_reload: Callable[[], None]) -> None:
         self._base, self._now, self._activity, self._every = base, now, base.activity, base.every
         self._link = now.publisher.link
         self._saved: dict[str, bytes] = {}
         self._status = ""
+        self.deployed: Callable[[], list[Deployed]] = list
         gate = Gate(now.topics, now.settings.mqtt.commands)
         self._remote = Remote(self._link, gate, now.agenda, base.outbox, self.health, self.save, ask_reload)
 
@@ -99,7 +103,7 @@ class Between:
         path = self._now.settings.service.prometheus_file
         if path and self._every.is_due("prometheus", PROMETHEUS_S):
             try:
-                prometheus.write(Path(path), self.health())
+                prometheus.write(Path(path), self.health(), self.deployed())
             except OSError as error:
                 log(f"prometheus_file {path}: {error.strerror}")
 

@@ -3,6 +3,7 @@
 Source: the device discovery payload of Home Assistant's MQTT integration (`dev`, `o`, `cmps`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -28,9 +29,10 @@ def topic(device_id: str) -> str:
     return f"homeassistant/device/benchd-{device_id}/config"
 
 
-def discovery(topics: Topics, info: Info) -> bytes:
-    """Return the message; an empty one in its place removes the device."""
+def discovery(topics: Topics, info: Info, shipped: Sequence[str] = ()) -> bytes:
+    """Return the message, with a sensor for each `shipped` folder; an empty one in its place removes the device."""
     components = {path: _sensor(topics, name, path, unit, kind) for name, path, unit, kind in _SENSORS}
+    components |= {f"shipped_{name}": _shipped(topics, name) for name in shipped}
     components["problem"] = {
         "p": "binary_sensor",
         "name": "Problem",
@@ -51,6 +53,17 @@ def discovery(topics: Topics, info: Info) -> bytes:
         "cmps": components,
     }
     return msgspec.json.encode(message)
+
+
+def _shipped(topics: Topics, name: str) -> dict[str, Any]:
+    return {
+        "p": "sensor",
+        "name": f"Shipped {name}",
+        "unique_id": f"benchd_{topics.device_id}_shipped_{name}",
+        "state_topic": topics.shipped(name),
+        "value_template": "{{ value_json.verdict }}",
+        "json_attributes_topic": topics.shipped(name),
+    }
 
 
 def _sensor(topics: Topics, name: str, path: str, unit: str | None, kind: str | None) -> dict[str, Any]:

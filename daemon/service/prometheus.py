@@ -1,10 +1,11 @@
-"""A text file for node_exporter's textfile collector: the health of the service."""
+"""A text file for node_exporter's textfile collector: the health of the service and of what is deployed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from benchd.daemon.delivery.messages import Health
+from benchd.daemon.delivery.messages import Deployed, Health
 
 GAUGES = {
     "uptime_seconds": ("uptime_s", "Time since the service started."),
@@ -18,12 +19,18 @@ GAUGES = {
 }
 
 
-def write(path: Path, health: Health) -> None:
+def write(path: Path, health: Health, deployed: Sequence[Deployed] = ()) -> None:
     """Replace the file atomically, so that node_exporter never reads half of it; raise OSError if that fails."""
     registry = CollectorRegistry()
     for name, (field, text) in GAUGES.items():
         Gauge(f"benchd_{name}", text, registry=registry).set(getattr(health, field))
     Gauge("benchd_problem", "1 while something is wrong.", registry=registry).set(health.problem is not None)
+    kept = Gauge("benchd_shipped_kept", "0 while a shipped folder breaks its promise.", ["name"], registry=registry)
+    ratio = Gauge("benchd_shipped_ratio", "Time now over the promised one.", ["name"], registry=registry)
+    for one in deployed:
+        kept.labels(one.name).set(not one.is_broken)
+        if one.change is not None:
+            ratio.labels(one.name).set(1.0 + one.change)
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(generate_latest(registry))
     part.chmod(0o644)

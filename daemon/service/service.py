@@ -28,10 +28,11 @@ from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
-from benchd.daemon.service import announcements, recovery, starts
+from benchd.daemon.service import announcements, deployed, recovery, starts
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import LOOK_S, Cases
+from benchd.daemon.service.deployed import Deployments
 from benchd.daemon.service.parts import Base, Configured, Places
 from benchd.daemon.service.publisher import RUNNING, SCHEDULE, STANDINGS, Publisher, Running
 from benchd.daemon.service.regressions import Regressions, Standing, Standings
@@ -90,7 +91,8 @@ class Service:
         state = outbox.kept_as(SCHEDULE, msgspec.json.Decoder(State).decode, State())
         standings: Standings = outbox.kept_as(STANDINGS, msgspec.json.Decoder(dict[str, Standing]).decode, {})
         running = outbox.kept_as(RUNNING, msgspec.json.Decoder(Running | None).decode, None)
-        self._configure(state, standings)
+        shipped: deployed.Standings = outbox.kept_as(deployed.SHIPPED, deployed.decode, {})
+        self._configure(state, standings, shipped)
         if salvaged:
             self._between.event("outbox_salvaged", salvaged)
         if taken_back:
@@ -112,8 +114,16 @@ class Service:
                 self._cases.measure(*step)
                 self._stopping = self._stopping or self._cases.session.interrupted
             else:
+                self._verify_due()
                 self._cases.session.rest()
             self._rest()  # after a case too: a process that waits for the machine gets it now
+
+    def _verify_due(self) -> None:
+        """Verify a shipped folder whose time has come."""
+        one = None if self._stopping else self._deployments.next()
+        if one:
+            self._deployments.verify(one, self._cases.session)
+            self._stopping = self._stopping or self._cases.session.interrupted
 
     def _shutdown(self) -> None:
         self._base.notifier.stopping()
@@ -148,12 +158,12 @@ class Service:
         """Use a GPU whose driver started after the service; a GPU that disappears shows in its cases."""
         machine = self._now.machine
         found = plan.inspect("auto") if plan.has_missed_gpu(machine) else machine
-        if (found.device, found.gpu_uuid) != (machine.device, machine.gpu_uuid):
-            self._configure_again(f"a GPU became available: {found.gpu_uuid or found.device}")
+        if (found.device, found.gpu_uuid, found.closed_gpu) != (machine.device, machine.gpu_uuid, machine.closed_gpu):
+            self._configure_again(found.closed_gpu or f"a GPU became available: {found.gpu_uuid or found.device}")
 
     # configuration
 
-    def _configure(self, state: State, standings: Standings) -> None:
+    def _configure(self, state: State, standings: Standings, shipped: deployed.Standings) -> None:
         """Apply the current settings: identity, plan, connection, and the documents retained on the broker."""
         settings, machine = self._settings, plan.inspect("auto")
         agenda = Agenda(settings, machine, state)
@@ -167,11 +177,14 @@ class Service:
         self._now = Configured(settings, machine, topics, agenda, regressions, publisher)
         self._between = Between(self._base, self._now, self._ask_reload)
         self._cases = Cases(self._base, self._now, self._between, self._artifacts, lambda: self._stopping)
+        self._deployments = Deployments(self._base, self._now, self._between, shipped)
+        self._between.deployed = lambda: [one.said for one in self._deployments.standings.values()]
+        self._deployments.introduce(shipped)
         if publisher.link:
             self._introduce(publisher.link)
         planned = {case for cases in agenda.cases.values() for case in cases}
         self._between.attempt(lambda: publisher.plan(planned))
-        self._base.activity.slower = regressions.problem()
+        self._base.activity.slower, self._base.activity.closed = regressions.problem(), machine.closed_gpu
         self._between.save()
         for warning in dict.fromkeys(self._warnings):
             self._between.event("keys_ignored", warning)
@@ -186,7 +199,9 @@ class Service:
         wanted = self._settings.mqtt.home_assistant
         known = {
             announcements.LATEST: announcements.introduce(link, now.topics, said, cases),
-            announcements.ANNOUNCED: announcements.announce(link, now.topics, said, announced, wanted=wanted),
+            announcements.ANNOUNCED: announcements.announce(
+                link, now.topics, said, announced, wanted=wanted, shipped=[one.called for one in self._settings.shipped]
+            ),
         }
         kept = {name: msgspec.json.encode(values) for name, values in known.items()}
         self._between.attempt(lambda: now.publisher.keep(kept))
@@ -233,7 +248,7 @@ class Service:
         if old.publisher.link:
             old.publisher.link.stop()
         self._cases.session.rest()
-        self._configure(old.agenda.state, old.regressions.standings)
+        self._configure(old.agenda.state, old.regressions.standings, self._deployments.standings)
         if old.publisher.link and (new := self._now.publisher.link):
             new.seen.commands.extend(old.publisher.link.seen.commands)
             new.seen.events.extend(old.publisher.link.seen.events)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import OF_MODULE, InputSpec, Record
 from benchd.daemon.verdicts import levels, one_environment, one_model
-from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, Verdict, judge_plan, runs_effect
+from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import combine, median
@@ -54,6 +54,20 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return (_centre(self.first_ms), _centre(self.second_ms))
 
 
+class Pair(Struct, frozen=True):
+    """The process medians of two sides of a case with the effect, or the reason why they may not be compared."""
+
+    first_ms: list[float]
+    second_ms: list[float]
+    effect: Effect | None
+    reason: str = ""
+
+    @property
+    def medians_ms(self) -> tuple[float | None, float | None]:
+        """Return the centre of each side, as of a Comparison."""
+        return (_centre(self.first_ms), _centre(self.second_ms))
+
+
 def _centre(medians_ms: Sequence[float]) -> float | None:
     if not medians_ms or min(medians_ms) <= 0.0:
         return median(medians_ms) if medians_ms else None
@@ -78,32 +92,53 @@ def compare(
     new = [record for record in second if record.key not in in_first]
     shared = Counter(record.case_id for record in second if record.key in in_first)
     arms = {case_id: (_of(first, case_id), _of(new, case_id)) for case_id in _case_ids(first, second)}
-    refused = {
-        case_id: ALL_SHARED if shared[case_id] and not sides[1] else _why_not(*sides, fewest_runs)
+    pairs = {
+        case_id: _refused(sides, ALL_SHARED) if shared[case_id] and not sides[1] else pair(*sides, fewest_runs)
         for case_id, sides in arms.items()
     }
-    judged = [case_id for case_id, reason in refused.items() if reason is None]
-    effects = [runs_effect(*map(_runs_ms, arms[case_id])) for case_id in judged]
-    floor_of = [floors.get(case_id, 0.0) for case_id in judged]
-    plan = zip(judged, judge_plan(effects, min_effect, floor_of), strict=True)
-    verdicts = {case_id: _by_levels(verdict, arms[case_id]) for case_id, verdict in plan}
+    floor_of = [floors.get(case_id, 0.0) for case_id, one in pairs.items() if one.effect]
+    verdicts = judged(list(pairs.values()), min_effect, floor_of)
     found = [
-        comparison(
-            (case_id, case_id),
-            verdicts.get(case_id) or Verdict(answer="inconclusive", reason=refused[case_id] or ""),
-            (process_medians_ms(sides[0]), process_medians_ms(sides[1])),
-            sides,
-        )
-        for case_id, sides in arms.items()
+        comparison((case_id, case_id), verdict, (one.first_ms, one.second_ms), arms[case_id])
+        for (case_id, one), verdict in zip(pairs.items(), verdicts, strict=True)
     ]
     return [_with_shared(one, shared[one.second]) for one in found]
 
 
-def _by_levels(verdict: Verdict, sides: Sequence[Sequence[Record]]) -> Verdict:
+def pair(
+    first: Sequence[Record], second: Sequence[Record], fewest_runs: int = 1, *, across_setups: bool = False
+) -> Pair:
+    """Return two sides of a case for `judged`; `across_setups` allows another environment and clocks between them.
+
+    Records that `recommend` rejects are a reason across setups; within one `comparison` doubts them.
+    """
+    reason = _why_not(first, second, fewest_runs, across_setups)
+    if reason is None and across_setups:
+        reason = next(_unfit(first, second), None)
+    if reason is not None:
+        return _refused((first, second), reason)
+    effect = runs_effect(_runs_ms(first), _runs_ms(second))
+    return Pair(process_medians_ms(first), process_medians_ms(second), effect)
+
+
+def _refused(sides: tuple[Sequence[Record], Sequence[Record]], reason: str) -> Pair:
+    return Pair(process_medians_ms(sides[0]), process_medians_ms(sides[1]), None, reason)
+
+
+def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT, floors: Sequence[float] = ()) -> list[Verdict]:
+    """Return the verdict on each pair, corrected for their number; `floors` are of those with an effect."""
+    found = iter(judge_plan([one.effect for one in pairs if one.effect], min_effect, floors))
+    return [
+        _by_levels(next(found), one) if one.effect else Verdict(answer="inconclusive", reason=one.reason)
+        for one in pairs
+    ]
+
+
+def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
     """Return the verdict; no difference where processes jump further than it between two levels, in either side."""
     if verdict.answer not in ("faster", "slower"):
         return verdict
-    pairs = [levels.found(process_medians_ms(side)) for side in sides]
+    pairs = [levels.found(side_ms) for side_ms in (sides.first_ms, sides.second_ms)]
     jumps = [(slow.ms / fast.ms, fast.ms, slow.ms) for fast, slow in filter(None, pairs)]
     jump, fast_ms, slow_ms = max(jumps, default=(1.0, 0.0, 0.0))
     if abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
@@ -150,10 +185,16 @@ def comparison(
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
     """Return why the times of these records are not comparable, or why B cannot win; else None."""
-    doubts = [f"{side}: {reason}" for side, found in zip("AB", records, strict=True) for reason in _each(unfit, found)]
+    doubts = list(_unfit(*records))
     if verdict.answer == "faster" and any(_each(void, records[1])):
         doubts.append("faster, but its check is void")
     return next(iter(doubts), None)
+
+
+def _unfit(*sides: Sequence[Record]) -> Iterator[str]:
+    """Yield why times of these sides do not count."""
+    for side, found in zip("AB", sides, strict=True):
+        yield from (f"{side}: {reason}" for reason in _each(unfit, found))
 
 
 def _each(why: Callable[[Record], str | None], found: Sequence[Record]) -> list[str]:
@@ -163,8 +204,14 @@ def _each(why: Callable[[Record], str | None], found: Sequence[Record]) -> list[
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
     """Return the exit code of the first of `FAIL_ON` that applies and is in `fail_on`, else 0."""
-    holds = {one.verdict.answer for one in comparisons} | {"check" for one in comparisons if one.check_failed}
-    return next((code for word, code in FAIL_ON.items() if word in holds and word in fail_on), 0)
+    found = {word for one in comparisons for word in fails(one, fail_on)}
+    return next((code for word, code in FAIL_ON.items() if word in found), 0)
+
+
+def fails(one: Comparison, fail_on: Sequence[str]) -> list[str]:
+    """Return what of `fail_on` holds for a comparison."""
+    holds = {one.verdict.answer, *(["check"] if one.check_failed else [])}
+    return [word for word in fail_on if word in holds]
 
 
 def _case_ids(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
@@ -181,7 +228,7 @@ def _measured(found: Sequence[Record]) -> list[Record]:
     return [record for record in found if record.status == "ok"]
 
 
-def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int) -> str | None:
+def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int, across_setups: bool) -> str | None:
     """Return why these records of a case may not be compared, else None."""
     for side, found in (("A", first), ("B", second)):
         times_ms = process_medians_ms(found)
@@ -189,9 +236,9 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
             return f"{side} {_absence(found)}"
         if min(times_ms) <= 0.0:
             return f"{side} has a time of {min(times_ms):g} ms"
-    difference = next(_differences(_measured([*first, *second])), None)
+    difference = next(_differences(_measured([*first, *second]), across_setups), None)
     if difference:
-        return f"{difference}; {_both_here(_measured(second)[-1])}"
+        return f"{difference}; {both_here(_measured(second)[-1])}"
     reason = _other_network(first, second) or _mixed(first, second) or _too_few(first, second, fewest_runs)
     # a void record pinned by a baseline may still turn out slower
     return reason or (_void(first, second) if fewest_runs == 1 else None)
@@ -257,18 +304,21 @@ def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     return f"{has}: run {again} for each that is missing, then benchd baseline set RUN..."
 
 
-def _differences(measured: Sequence[Record]) -> Iterator[str]:
+def _differences(measured: Sequence[Record], across_setups: bool) -> Iterator[str]:
     """Yield the differences between the records that prevent a comparison."""
     one = measured[0]
     for other in measured[1:]:
         if other.device_id != one.device_id:
             yield f"device {one.device_id} and {other.device_id}"
-        changed = one_environment.difference(one.environment, other.environment)
+        changed = None if across_setups else one_environment.difference(one.environment, other.environment)
         if changed:
             yield changed
         if _inputs(other) != _inputs(one):
             yield f"other inputs ({_inputs(one)} and {_inputs(other)})"
-        yield from _clocks(one, other)
+        found = None if across_setups else clocks(one, other)
+        if found:
+            name, before, after = found
+            yield f"other clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
 
 
 def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
@@ -277,13 +327,13 @@ def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
     return [record.model.input_shape, *(spec.shape for spec in record.model.inputs[1:])], record.model.data
 
 
-def _clocks(one: Record, other: Record) -> Iterator[str]:
-    """Yield the measured clocks of the device that differ from the other record's."""
+def clocks(one: Record, other: Record) -> tuple[str, float, float] | None:
+    """Return the name and both means in Hz of the device's measured clock if they differ, else None."""
     name = "cpu_clock_hz" if one.environment.device == "cpu" else "gpu_clock_hz"
-    if name in one.clocks and name in other.clocks:
-        before, after = one.clocks[name].mean, other.clocks[name].mean
-        if abs(after - before) > CLOCK_SHARE * before:
-            yield f"other clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
+    if name not in one.clocks or name not in other.clocks:
+        return None
+    before, after = one.clocks[name].mean, other.clocks[name].mean
+    return (name, before, after) if abs(after - before) > CLOCK_SHARE * before else None
 
 
 def command(record: Record, processes: int | None = None) -> str:
@@ -372,7 +422,7 @@ def _device(record: Record) -> list[str]:
     return ["--device", uuid] if (uuid := (environment.variables or {}).get(VISIBLE)) else []
 
 
-def _both_here(record: Record) -> str:
+def both_here(record: Record) -> str:
     """Return the command that measures both sides of a case here: two installs, or two of the user's modules."""
     if _own_file(record):
         return f"{command(record, ADVISED_PROCESSES)} for both on this machine"

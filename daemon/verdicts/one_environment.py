@@ -23,6 +23,11 @@ def difference(one: Environment, other: Environment) -> str | None:
 
 def differences(one: Environment, other: Environment) -> Iterator[str]:
     """Yield each difference as `name: value and value`."""
+    return (f"{name}: {was} and {now}" for name, was, now in changes(one, other))
+
+
+def changes(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each difference and both values as words."""
     if (one.comparable_part, one.threads) == (other.comparable_part, other.threads):  # the case determines the threads
         return
     before, after = _compared(one), _compared(other)
@@ -30,7 +35,7 @@ def differences(one: Environment, other: Environment) -> Iterator[str]:
     unknown = _unknown(one, other) | _unknown(other, one)
     for name in before | after:
         if before.get(name, "unset") != after.get(name, "unset") and name not in unknown:
-            yield f"{name}: {_word(was, name)} and {_word(now, name)}"
+            yield name, _word(was, name), _word(now, name)
 
 
 def unnamed(one: Environment, other: Environment) -> str | None:

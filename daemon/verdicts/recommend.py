@@ -161,7 +161,7 @@ def _subject(record: Record, objective: Objective) -> str:
 def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:
     objective = requirements.objective
     named = {_name(record, objective): record for record in group}
-    excluded = {name: reason for name, record in named.items() if (reason := _why_not(record, requirements))}
+    excluded = {name: reason for name, record in named.items() if (reason := why_not(record, requirements))}
     stale = _stale(named)
     excluded = stale | excluded
     mixed = one_model.difference(r.model for name, r in named.items() if r.status == "ok" and name not in stale)
@@ -176,11 +176,11 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
     best, others = ranked[0], ranked[1:]
-    leads = {name: _lead(named[best], named[name], objective) for name in others}
+    leads = {name: lead(named[best], named[name], objective) for name in others}
     tied = [best, *(name for name in others if not _is_behind(figures[name], figures[best], leads[name], objective))]
     winner = best if len(tied) == 1 else None
     unsettled = [name for name in unknown if figures[name].low <= figures[best].high]
-    is_confirmed = not unsettled and all(_lead(named[best], named[name], objective) for name in [*others, *unknown])
+    is_confirmed = not unsettled and all(lead(named[best], named[name], objective) for name in [*others, *unknown])
     first = leads[others[0]] if others else None
     return Decision(
         subject=subject,
@@ -196,7 +196,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     )
 
 
-def _lead(best: Record, other: Record, objective: Objective) -> Interval | None:
+def lead(best: Record, other: Record, objective: Objective) -> Interval | None:
     """Return the 95 % interval of the other's figure over the best one's, minus 1; None with fewer than 3 processes.
 
     Each other variant is judged at 5 %: naming one of several equal variants takes a false difference from all others.
@@ -275,7 +275,7 @@ def variant_name(record: Record) -> str:
     return f"{label} ({record.case.provider})" if record.case.provider else label
 
 
-def _why_not(record: Record, requirements: Requirements) -> str | None:
+def why_not(record: Record, requirements: Requirements) -> str | None:
     """Return the first reason why the record cannot be shipped, else None."""
     reasons = (
         disqualified(record),

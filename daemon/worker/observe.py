@@ -26,7 +26,7 @@ def observe(
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
-            inputs = [batch, *_uniforms(plain, rows[start : start + batch_size], batch, seed)]
+            inputs = [batch, *uniforms(plain, rows[start : start + batch_size], batch, seed)]
             with _Codes(loaded.module, len(batch)) as watched:
                 output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
             outputs.append(answered(output))
@@ -53,7 +53,7 @@ def of_images(found: Observation, rows: Sequence[int]) -> Observation:
     return Observation(outputs, None if found.codes is None else found.codes[chosen])
 
 
-def _uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) -> list[Tensor]:
+def uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) -> list[Tensor]:
     """Return the random numbers of a rate-encoded model, (T, B, ...), the same for the same image in any batch."""
     if getattr(module, "encoding", None) != "rate" or isinstance(batch, Tensors):
         return []

@@ -16,14 +16,14 @@ def sha256(file: Path) -> str:
     code, so nothing of a user's module is kept beyond one run.
     """
     digest = hashlib.sha256()
-    for name, path in sorted({"": file, **_imported()}.items()):
+    for name, path in sorted({"": file, **imported()}.items()):
         content = path.read_bytes()
         digest.update(f"{name} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
 
 
-def _imported() -> dict[str, Path]:
+def imported() -> dict[str, Path]:
     """Return the files of modules by name, except those of Python, installed packages and benchd."""
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     paths = {name: Path(file).resolve() for name, file in files.items() if file and not _is_ours(name)}

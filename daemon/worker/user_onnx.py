@@ -34,15 +34,23 @@ class UserFile(nn.Module):
     def __deepcopy__(self, memo: object) -> "UserFile":
         return self  # nothing in it changes
 
+    @property
+    def outputs(self) -> list[str]:
+        """Return the names of the outputs."""
+        return [output.name for output in self._opened().get_outputs()]
+
+    def _opened(self) -> Any:
+        self._session = self._session or sessions.open_session(self.path, optimised=False)
+        return self._session
+
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
         """Return the outputs for inputs in the file's order, with floats of any type."""
-        self._session = self._session or sessions.open_session(self.path, optimised=False)
+        session = self._opened()
         feeds = {
             spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
         }
-        names = [output.name for output in self._session.get_outputs()]
-        found = [torch.as_tensor(value) for value in self._session.run(None, feeds)]
-        return found[0] if len(found) == 1 else Tensors(dict(zip(names, found, strict=True)))
+        found = [torch.as_tensor(value) for value in session.run(None, feeds)]
+        return found[0] if len(found) == 1 else Tensors(dict(zip(self.outputs, found, strict=True)))
 
 
 def artifact(path: Path, precision: Precision, sha256: str) -> Artifact:

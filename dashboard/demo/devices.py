@@ -1,7 +1,7 @@
-"""Three simulated devices for `benchd demo`: python -m benchd.dashboard.demo.devices URL DEVICE_ID.
+"""The simulated boards of `benchd demo`: python -m benchd.dashboard.demo.devices URL.
 
-They publish what a service would, derived from each record of the real device with that id, and are marked as
-simulated everywhere: in their ids and names, a tag, the flags of their records and the scope of their energy.
+They publish what services would: first the results of the days before, then telemetry and new results. Within a minute
+one board is updated and slower, one is throttled, and one goes silent.
 """
 
 import math
@@ -10,134 +10,76 @@ import signal
 import sys
 import threading
 import time
-import uuid
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from importlib.metadata import version
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from benchd.daemon.delivery.broker import Broker, Ended, parse_url
-from benchd.daemon.delivery.messages import Health, Info, Status, Telemetry
+from benchd.daemon.delivery.messages import Event, Health, Info, Status, Telemetry
 from benchd.daemon.delivery.session import Session, Terms, connect
 from benchd.daemon.delivery.topics import RESULT_QOS, Kind, Topics
-from benchd.daemon.machine import environment
-from benchd.daemon.records import Energy, Environment, ProcessResult, Record, Sample, Timing, decode, encode, wall_now
-from benchd.daemon.verdicts.compare import ADVISED_PROCESSES
-from benchd.daemon.verdicts.statistics import combine
-from benchd.dashboard.feed import CONNECT_S, MAX_PACKET_BYTES
+from benchd.daemon.records import Case, Record, Sample, encode, wall_now
+from benchd.dashboard.demo.fleet import (
+    CASES,
+    DEVICES,
+    HOT_CLOCK,
+    NOISE,
+    SIMULATED,
+    VARIANTS,
+    Device,
+    Moment,
+    environment,
+    past,
+    power_w,
+    record,
+)
+from benchd.dashboard.feed import CONNECT_S
 
 TICK_S = 1.0
-LISTEN_S = 0.2  # within which a signal takes effect
-RESULT_TICKS = 4  # between two results of a device
-HEALTH_TICKS = 5
-NOISE = 0.004
-STEP_RUNS, STEP = 8, 1.12  # a degrading device is this much slower after this many runs of a case
-HOT_TICKS = 60  # a hot device is throttled in the last quarter of each
-SIMULATED = "simulated"
+CASE_TICKS, HEALTH_TICKS = 5, 5
+UPDATE_TICK, HOT_TICK, SILENT_TICK = 12, 20, 25  # of the boards whose trouble it is
+COOL_TICKS = 12  # of each minute, in which a hot board recovers
 
 
-class Device(NamedTuple):
-    """One device: its times are `factor` those of the real one."""
-
-    name: str
-    factor: float
-    power_w: float
-    clock_hz: float
-    runs_hot: bool = False
-    grows_slow: bool = False
-
-    @property
-    def device_id(self) -> str:
-        """Return an id that shows that the device is simulated."""
-        return f"{SIMULATED}-{self.name.lower().replace(' ', '-')}"
+def case_at(tick: int) -> Case:
+    """Return what every board measures at a tick: the variants of a model in turn."""
+    return CASES[tick // CASE_TICKS % len(CASES)]
 
 
-DEVICES = (
-    Device("Orin Nano", 2.4, 8.0, 625e6, runs_hot=True),
-    Device("Orin AGX", 0.8, 28.0, 1300e6, grows_slow=True),
-    Device("Desktop GPU", 0.2, 160.0, 2500e6),
-)
+def ended_at(tick: int) -> tuple[Case, ...]:
+    """Return the cases of the model whose last variant ends at a tick: none at most ticks."""
+    passed, rest = divmod(tick, CASE_TICKS * len(VARIANTS))
+    first = (passed - 1) * len(VARIANTS) % len(CASES)
+    return CASES[first : first + len(VARIANTS)] if passed and not rest else ()
 
 
-def derived(record: Record, device: Device, run: int, chance: random.Random) -> Record:
-    """Return the record of the `run`-th run of a case on a simulated device; `record` was measured, with a timing."""
-    if record.timing is None:
-        raise ValueError(f"{record.key} has no timing to derive another from")
-    level = device.factor * (STEP if device.grows_slow and run > STEP_RUNS else 1.0)
-    factors = [level * chance.gauss(1.0, NOISE) for _ in range(ADVISED_PROCESSES)]
-    processes = [ProcessResult(status="ok", timing=_timing(record.timing, factor)) for factor in factors]
-    timing = _combined(record.timing, factors)
-    return Record(
-        run_id=uuid.uuid4().hex,
-        suite_id=uuid.uuid4().hex,
-        device_id=device.device_id,
-        case_id=record.case_id,
-        case=record.case,
-        status="ok",
-        t_wall=wall_now(),
-        t_mono_ns=time.monotonic_ns(),
-        boot_id=SIMULATED,
-        tool_version=record.tool_version,
-        environment=_environment(device, record.environment),
-        preset=record.preset,
-        model=record.model,
-        timing=timing,
-        throughput_per_s=record.case.batch_size * 1e3 / timing.median_ms,
-        throughput_basis="batch_over_median",
-        energy=_energy(device, timing.median_ms / record.case.batch_size),
-        check=record.check,
-        flags=[SIMULATED],
-        missing={"x_of_floor": SIMULATED},
-        processes=processes,
-    )
+def is_updated(device: Device, tick: int) -> bool:
+    """Return whether the device runs its new setup at a tick."""
+    return device.updated_days > 0 or (device.trouble == "slower" and tick >= UPDATE_TICK)
 
 
-def _timing(timing: Timing, factor: float) -> Timing:
-    """Return the timing multiplied by `factor`."""
-    changed = {
-        name: value * factor
-        for name, value in msgspec.structs.asdict(timing).items()
-        if name.endswith("_ms") and value is not None
-    }
-    return msgspec.structs.replace(timing, **changed)
+def is_hot(device: Device, tick: int) -> bool:
+    """Return whether the device is throttled at a tick."""
+    return device.trouble == "throttled" and tick >= HOT_TICK and (tick - HOT_TICK) % 60 < 60 - COOL_TICKS
 
 
-def _combined(timing: Timing, factors: list[float]) -> Timing:
-    """Return the timing over processes slowed by these factors."""
-    found = combine([timing.median_ms * factor for factor in factors], [None] * len(factors))
-    whole = _timing(timing, found.centre / timing.median_ms)
-    low_ms, high_ms = (found.interval.low, found.interval.high) if found.interval else (None, None)
-    return msgspec.structs.replace(whole, low_ms=low_ms, high_ms=high_ms, interval_basis=found.basis)
-
-
-def _environment(device: Device, real: Environment) -> Environment:
-    name = f"{SIMULATED} {device.name}"
-    return msgspec.structs.replace(real, fingerprint=device.device_id, board=name, gpu=name)
-
-
-def _energy(device: Device, inference_ms: float) -> Energy:
-    return Energy(
-        energy_j=device.power_w,
-        energy_err_j=0.02 * device.power_w,
-        gross_per_inference_j=device.power_w * inference_ms / 1e3,
-        scope=f"{SIMULATED} module input",
-        source=SIMULATED,
-        sensor_period_s=0.1,
-        updates=10,
-    )
+def measured(device: Device, tick: int, chance: random.Random) -> list[Record]:
+    """Return the results of a device that end at a tick; an update is followed by its whole suite."""
+    updates = device.trouble == "slower" and tick == UPDATE_TICK
+    moment = Moment(time.time(), is_updated(device, tick), is_hot(device, tick))
+    return [record(device, case, moment, chance) for case in (CASES if updates else ended_at(tick))]
 
 
 def samples(device: Device, tick: int, chance: random.Random) -> Iterator[Sample]:
     """Yield what the sensors of a device would read at a tick."""
-    hot = is_hot(device, tick)
-    load = 0.9 + 0.1 * math.sin(tick / 7)
+    hot, load = is_hot(device, tick), 0.9 + 0.1 * math.sin(tick / 7)
     values = {
-        "power_w": device.power_w * load * (0.7 if hot else 1.0),
-        "gpu_clock_hz": device.clock_hz * (0.6 if hot else 1.0),
+        "power_w": power_w(device, case_at(tick), is_hot=hot),
+        "gpu_clock_hz": device.chip.clock_hz * (HOT_CLOCK if hot else 1.0),
         "gpu_temp_c": (82.0 if hot else 55.0) + 6.0 * load,
         "gpu_utilization_percent": 95.0 * load,
         "process_rss_bytes": 7e8 * load,
@@ -148,58 +90,59 @@ def samples(device: Device, tick: int, chance: random.Random) -> Iterator[Sample
         yield Sample(time.monotonic_ns(), metric, noisy, SIMULATED)
 
 
-def is_hot(device: Device, tick: int) -> bool:
-    """Return whether the device is throttled at a tick."""
-    return device.runs_hot and tick % HOT_TICKS >= 0.75 * HOT_TICKS
-
-
 class Publisher:
-    """One device and its connection. `records` are the newest of the real device, by case."""
+    """One device and its connection, from its past on."""
 
-    def __init__(self, device: Device, broker: Broker, records: dict[str, Record]) -> None:
-        self._device, self._records = device, records
-        self._topics = Topics(device.device_id)
+    def __init__(self, device: Device, broker: Broker) -> None:
+        self._device, self._topics = device, Topics(device.device_id)
         self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
-        self._runs: Counter[str] = Counter()
-        self._case_id = ""
-        will = self._topics.of("status"), self._status("offline")
-        self._session = _session(broker, device.device_id, Terms(will=will))
-        self._retain("status", self._status("online"))
-        self._retain("info", msgspec.json.encode(self._info()))
+        self._session = _session(broker, device.device_id, Terms(will=(self._topics.of("status"), _status("offline"))))
+        self._is_there = True
+        self._retain("info", msgspec.json.encode(self._info(0)))
+        self._retain("status", _status("online"))
+        self._send(past(device, time.time(), self._chance))
 
     def tick(self, tick: int) -> None:
         """Publish what is due at a tick; raise Ended if the broker is gone."""
+        if self._device.trouble == "silent" and tick == SILENT_TICK:
+            self.close()
+        if not self._is_there:
+            return
         self._session.step(wait_s=0.0)
         self._session.take_acknowledged()
-        telemetry = Telemetry(case_id=self._case_id, samples=list(samples(self._device, tick, self._chance)))
+        telemetry = Telemetry(case_id=case_at(tick).case_id, samples=list(samples(self._device, tick, self._chance)))
         self._session.publish(self._topics.of("telemetry"), msgspec.json.encode(telemetry), 0)
-        if tick % RESULT_TICKS == 0 and self._records:
-            self._publish_next()
+        self._send(measured(self._device, tick, self._chance))
+        if is_updated(self._device, tick) != is_updated(self._device, tick - 1):
+            self._tell_update(tick)
         if tick % HEALTH_TICKS == 0:
-            self._retain("health", msgspec.json.encode(self._health(tick)))
+            self._retain("health", msgspec.json.encode(_health(tick)))
 
     def close(self) -> None:
         """Publish `offline` and disconnect."""
-        self._retain("status", self._status("offline"))
-        self._session.close()
+        if self._is_there:
+            self._is_there = False
+            self._retain("status", _status("offline"))
+            self._session.close()
 
-    def _publish_next(self) -> None:
-        """Publish a result of the next case."""
-        self._case_id = min(sorted(self._records), key=lambda case_id: self._runs[case_id])
-        self._runs[self._case_id] += 1
-        record = derived(self._records[self._case_id], self._device, self._runs[self._case_id], self._chance)
-        self._session.publish(self._topics.result(record.run_id), encode(record), RESULT_QOS)
+    def _send(self, records: Iterable[Record]) -> None:
+        """Publish results, no faster than the broker takes them."""
+        for one in records:
+            while not self._session.free:
+                self._session.step()
+                self._session.take_acknowledged()
+            self._session.publish(self._topics.result(one.run_id), encode(one), RESULT_QOS)
+
+    def _tell_update(self, tick: int) -> None:
+        setup = self._device.chip.new
+        event = Event(event="updated", detail=f"{SIMULATED}: {setup.driver}", t_wall=wall_now(), boot_id=SIMULATED)
+        self._session.publish(self._topics.of("event"), msgspec.json.encode(event), RESULT_QOS)
+        self._retain("info", msgspec.json.encode(self._info(tick)))
 
     def _retain(self, kind: Kind, body: bytes) -> None:
         self._session.publish(self._topics.of(kind), body, RESULT_QOS, retain=True)
 
-    def _status(self, state: Literal["online", "offline"]) -> bytes:
-        status = Status(
-            state=state, session=1, boot_id=SIMULATED, instance=self._device.device_id, held_s=0.0, t_wall=wall_now()
-        )
-        return msgspec.json.encode(status)
-
-    def _info(self) -> Info:
+    def _info(self, tick: int) -> Info:
         return Info(
             device_id=self._device.device_id,
             boot_id=SIMULATED,
@@ -207,32 +150,38 @@ class Publisher:
             site="demo",
             tags=[SIMULATED],
             tool_version=version("benchd"),
-            environment=_environment(self._device, environment.describe("cpu", None)),
+            environment=environment(self._device, is_updated=is_updated(self._device, tick)),
             suites=[],
             catalogue_sha256="",
             t_wall=wall_now(),
         )
 
-    def _health(self, tick: int) -> Health:
-        return Health(
-            t_wall=wall_now(),
-            uptime_s=tick * TICK_S,
-            rss_bytes=0,
-            activity="measuring" if self._case_id else "idle",
-            case_id=self._case_id or None,
-            cases_left=0,
-            next_suite=None,
-            next_suite_in_s=None,
-            waiting_for=None if self._case_id else "a first record of the real device",
-            problem=None,
-            outbox_pending=0,
-            outbox_unstored=0,
-            outbox_refused=0,
-            outbox_bytes=0,
-            last_acknowledged_s=None,
-            telemetry_dropped=0,
-            disk_free_bytes=0,
-        )
+
+def _status(state: Literal["online", "offline"]) -> bytes:
+    status = Status(state=state, session=1, boot_id=SIMULATED, instance=SIMULATED, held_s=0.0, t_wall=wall_now())
+    return msgspec.json.encode(status)
+
+
+def _health(tick: int) -> Health:
+    return Health(
+        t_wall=wall_now(),
+        uptime_s=tick * TICK_S,
+        rss_bytes=0,
+        activity="measuring",
+        case_id=case_at(tick).case_id,
+        cases_left=len(CASES) - 1 - CASES.index(case_at(tick)),
+        next_suite=None,
+        next_suite_in_s=None,
+        waiting_for=None,
+        problem=None,
+        outbox_pending=0,
+        outbox_unstored=0,
+        outbox_refused=0,
+        outbox_bytes=0,
+        last_acknowledged_s=None,
+        telemetry_dropped=0,
+        disk_free_bytes=0,
+    )
 
 
 def _session(broker: Broker, client_id: str, terms: Terms) -> Session:
@@ -241,33 +190,33 @@ def _session(broker: Broker, client_id: str, terms: Terms) -> Session:
     return session
 
 
-def _listen(session: Session, records: dict[str, Record], stop: threading.Event, until_s: float) -> None:
-    """Keep the records of the real device up to date until a monotonic time, or `stop`."""
-    while not stop.is_set() and (wait_s := until_s - time.monotonic()) > 0:
-        session.step(wait_s=min(wait_s, LISTEN_S))
-        arrived = session.take_received()
-        for record in (decode(one.body) for one in arrived):
-            if record.status == "ok" and record.timing:
-                records[record.case_id] = record
-        session.acknowledge(arrived)
+def _await_collector(broker: Broker, stop: threading.Event) -> None:
+    """Send one result until a collector confirms it: none is there to be given the past before."""
+    topics, chance = Topics(DEVICES[0].device_id), random.Random(SIMULATED)  # noqa: S311 - no secret
+    first = next(past(DEVICES[0], time.time() - TICK_S, chance))
+    with closing(_session(broker, f"{SIMULATED}-first", Terms())) as session:
+        session.subscribe([(f"{topics.root}ack/+", RESULT_QOS)])
+        while not session.take_received() and not stop.is_set():
+            session.publish(topics.result(first.run_id), encode(first), RESULT_QOS)
+            session.take_acknowledged()
+            session.step(wait_s=TICK_S)
+            stop.wait(TICK_S / 5)
+            session.step(wait_s=0.0)
 
 
-def run(url: str, device_id: str) -> None:
+def run(url: str) -> None:
     """Publish until SIGTERM or SIGINT; raise Ended if the broker cannot be reached or goes away."""
     stop = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stop.set())
-    broker, records = parse_url(url), dict[str, Record]()
+    broker = parse_url(url)
+    _await_collector(broker, stop)
     with ExitStack() as stack:
-        terms = Terms(max_packet_bytes=MAX_PACKET_BYTES)
-        listener = stack.enter_context(closing(_session(broker, f"{SIMULATED}-listener", terms)))
-        listener.subscribe([(f"{Topics(device_id).root}result/+", RESULT_QOS)])
-        publishers = [stack.enter_context(closing(Publisher(device, broker, records))) for device in DEVICES]
+        publishers = [stack.enter_context(closing(Publisher(device, broker))) for device in DEVICES]
         for tick in count():
             for publisher in publishers:
                 publisher.tick(tick)
-            _listen(listener, records, stop, time.monotonic() + TICK_S)
-            if stop.is_set():
+            if stop.wait(TICK_S):
                 return
 
 

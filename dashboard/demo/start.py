@@ -1,4 +1,4 @@
-"""`benchd demo`: a broker, the service on this machine, three simulated devices and the dashboard, in one command."""
+"""`benchd demo`: a broker, the service on this machine, seven simulated boards and the dashboard, in one command."""
 
 import asyncio
 import os
@@ -98,7 +98,7 @@ def _parts(folder: Path, url: str, port: int) -> dict[str, list[str]]:
     command = ["-m", "benchd.daemon.cli"]
     return {
         "service": [*command, "run", "--config", f"{folder}/benchd.toml"],
-        "simulated devices": ["-m", "benchd.dashboard.demo.devices", url, DEVICE],
+        "simulated boards": ["-m", "benchd.dashboard.demo.devices", url],
         "dashboard": [*command, "dashboard", "--mqtt", url, "--database", database, "--port", str(port)],
     }
 
@@ -117,7 +117,7 @@ async def _welcome(url: str, port: int, err: TextIO) -> None:
     """Print the address of the pages once they answer, and start the service."""
     while not await _listens(port):
         await asyncio.sleep(LOOK_S)
-    _say(err, f"http://{HOST}:{port}/ shows this machine and three simulated devices; Ctrl-C stops everything")
+    _say(err, f"http://{HOST}:{port}/ shows this machine and seven simulated boards; Ctrl-C stops everything")
     while not (await asyncio.to_thread(run_suite, parse_url(url), DEVICE, SUITE, ANSWER_S)).accepted:
         await asyncio.sleep(LOOK_S)
 

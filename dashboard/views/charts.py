@@ -1,18 +1,22 @@
 """Options of the charts for Apache ECharts, which NiceGUI includes."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from benchd.daemon.records import throttles
+from benchd.daemon.records import ProcessResult, Variant, throttles
+from benchd.daemon.reporting.palette import BAD, COLOURS, GREY, SHADE, colour, shape
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
-
-GREY = "#808891"  # readable on light and dark backgrounds
-COLOURS = ["#4c8bf5", "#e8710a", "#12a594", "#d6409f", "#8e6cef", "#b8860b"]
-POINTS = 600  # per line; a screen shows no more
+from benchd.dashboard.trade_off import Point
 
 CHANGED = "setup changed"
-STEP = {"label": {"show": True, "formatter": "{b}", "color": GREY}, "lineStyle": {"color": COLOURS[1], "type": "solid"}}
+# of text: NiceGUI evaluates what stands under a key with a colon
+SOFT = {":color": "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()"}
+STEP_LINE = {"color": COLOURS[1], "type": "solid"}
+STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_LINE}
 
+BLOCKS = 600  # per process; a screen shows no more
+CROSS = "path://M1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5L0,1Z"
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
 
 Series = dict[str, list[tuple[float, float]]]
@@ -29,15 +33,17 @@ PANELS = (
 
 def base(unit: str) -> dict[str, Any]:
     """Return a chart over time without lines yet."""
-    text = {"color": GREY}
+    text = SOFT
     return {
         "aria": {"enabled": True},
         "useUTC": True,  # as all times in text
         "animation": False,
-        "color": COLOURS,
+        "color": list(COLOURS),
         "grid": {"left": 56, "right": 40, "top": 56, "bottom": 32},
-        "legend": {"textStyle": text, "type": "scroll", "top": 0},
-        "tooltip": {"trigger": "axis"},
+        "legend": {"textStyle": text, "type": "scroll", "top": 0, "left": 0, "right": 60},
+        "tooltip": {"trigger": "axis", "confine": True, "axisPointer": {"type": "cross"}}
+        | {":valueFormatter": rounded(unit)},
+        "toolbox": {"itemSize": 12, "feature": {"dataZoom": {"yAxisIndex": "none"}, "restore": {}}},
         "xAxis": {
             "type": "time",
             "name": "UTC",
@@ -49,31 +55,16 @@ def base(unit: str) -> dict[str, Any]:
     }
 
 
+def rounded(unit: str) -> str:
+    """Return the JavaScript that writes a value as `text.figure` does."""
+    return f"(value) => (value == null ? '-' : `${{+value.toPrecision(4)}} {unit}`)"
+
+
 def _value_axis(name: str) -> dict[str, Any]:
-    text = {"color": GREY}
+    text = SOFT
     lines = {"lineStyle": {"color": "rgba(128, 136, 145, 0.3)"}}
     axis = {"type": "value", "name": name, "scale": True, "splitLine": lines}
     return axis | {"nameTextStyle": text, "axisLabel": text}
-
-
-def panel(series: Series, marks: list[Happened], unit: str, factor: float, ending: str) -> dict[str, Any]:
-    """Return the chart of all metrics of one kind, with case boundaries as lines and throttling as bands."""
-    options = base(unit)
-    wanted = {name: values for name, values in series.items() if name.partition("@")[0].endswith(ending)}
-    for name, values in sorted(wanted.items()):
-        data = [[t_s * 1e3, value * factor] for t_s, value in thinned(values)]
-        options["series"].append(
-            {"name": name.partition("@")[2] or name, "type": "line", "showSymbol": len(data) < 2, "data": data}
-        )
-    if options["series"]:
-        options["series"][0] |= {"markLine": _boundaries(marks), "markArea": _bands(throttled(series))}
-    return options
-
-
-def thinned(values: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return every n-th value, including the last, so that a line has at most POINTS."""
-    step = -(-len(values) // POINTS)
-    return values[::-step][::-1] if step > 1 else values
 
 
 def throttled(series: Series) -> list[tuple[float, float]]:
@@ -92,14 +83,17 @@ def throttled(series: Series) -> list[tuple[float, float]]:
     return sorted(spans)
 
 
-def _boundaries(marks: list[Happened]) -> dict[str, Any]:
+def boundaries(marks: list[Happened]) -> dict[str, Any]:
+    """Return a line at each mark, with its name on hover."""
     lines = [{"xAxis": mark.at_s * 1e3, "name": mark.name} for mark in marks]
-    return {"symbol": "none", "silent": True, "label": {"show": False}, "lineStyle": {"color": GREY}, "data": lines}
+    hover = {"label": {"show": True, "formatter": "{b}", "position": "insideEndTop", **SOFT}}
+    return {"symbol": "none", "label": {"show": False}, "emphasis": hover, "lineStyle": {"color": GREY}, "data": lines}
 
 
-def _bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
-    bands = [[{"xAxis": begin_s * 1e3, "name": "throttled"}, {"xAxis": end_s * 1e3}] for begin_s, end_s in spans]
-    return {"silent": True, "label": {"color": GREY}, "itemStyle": {"color": "rgba(200, 90, 0, 0.18)"}, "data": bands}
+def bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return the spans in which a clock was throttled, as shaded bands."""
+    found = [[{"xAxis": begin_s * 1e3, "name": "throttled"}, {"xAxis": end_s * 1e3}] for begin_s, end_s in spans]
+    return {"silent": True, "label": SOFT, "itemStyle": {"color": SHADE}, "data": found}
 
 
 def history(results: list[Result], clean: dict[str, float], marks: list[Happened]) -> dict[str, Any]:
@@ -108,7 +102,8 @@ def history(results: list[Result], clean: dict[str, float], marks: list[Happened
     points = [[result.measured_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(result) for result in results if result.low_ms is not None and result.high_ms is not None]
     options["series"] = [{"type": "line", "name": "as experienced", "data": points, "symbolSize": 8}, *bars]
-    options["series"][0]["markLine"] = lines = _boundaries(marks)
+    options["color"] = [colour(Variant.parse(results[-1].variant))] if results[-1].variant else options["color"]
+    options["series"][0]["markLine"] = lines = boundaries(marks)
     lines["data"] = [line if line["name"] == CHANGED else line | STEP for line in lines["data"]]
     if clean:
         hollow = [[result.measured_s * 1e3, clean[result.key]] for result in results if result.key in clean]
@@ -116,6 +111,26 @@ def history(results: list[Result], clean: dict[str, float], marks: list[Happened
             {"type": "scatter", "name": "clean", "data": hollow, "symbol": "emptyCircle", "symbolSize": 10}
         )
     options["legend"]["data"] = ["as experienced", "clean"] if clean else ["as experienced"]
+    return options
+
+
+def blocks(processes: Sequence[ProcessResult]) -> dict[str, Any]:
+    """Return the medians of the blocks of each process in order, disturbed ones hollow."""
+    options = base("ms")
+    options["xAxis"] = _value_axis("block") | {
+        "nameLocation": "middle",
+        "nameGap": 24,
+        "scale": False,
+        "minInterval": 1,
+    }
+    for number, process in enumerate(processes, 1):
+        medians_ms = process.blocks.medians_ms if process.blocks else []
+        reasons = process.interference.reasons if process.interference else []
+        data = [
+            {"value": [place, value], "symbol": "emptyCircle" if any(reasons[place - 1 : place]) else "circle"}
+            for place, value in enumerate(medians_ms[:BLOCKS], 1)
+        ]
+        options["series"].append({"type": "line", "name": f"process {number}", "data": data, "symbolSize": 6})
     return options
 
 
@@ -133,18 +148,60 @@ def _interval(result: Result) -> dict[str, Any]:
     }
 
 
-def trade_off(results: list[Result], front: list[Result]) -> dict[str, Any]:
-    """Return energy over latency, one point per variant and device, and the line through the unbeaten ones."""
-    options = base("mJ per inference")
-    options["grid"]["bottom"] = 48
-    options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28}
-    options["tooltip"] = {"trigger": "item"}
-    by_device: dict[str, list[Result]] = {}
-    for result in results:
-        by_device.setdefault(result.device_id, []).append(result)
-    for device_id, found in by_device.items():
-        data = [{"value": [r.median_ms, r.energy_mj], "name": f"{r.variant} b{r.batch_size}"} for r in found]
-        options["series"].append({"type": "scatter", "name": device_id, "data": data, "symbolSize": 12})
-    line = [[result.median_ms, result.energy_mj] for result in front]
-    options["series"].append({"type": "line", "name": "not beaten", "data": line, "symbolSize": 4})
+def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]:
+    """Return energy over latency, a labelled point per variant with its error bars, and the line of the unbeaten."""
+    options = _by_variant()
+    options["yAxis"] = _value_axis("mJ per inference")
+    for point in points:
+        if point.energy_mj:
+            options["series"] += _marked(point, point.energy_mj.value)
+            options["series"].append(_bar([[point.latency_ms.value, end] for end in point.energy_mj[1:]]))
+    line = [[point.latency_ms.value, point.energy_mj.value] for point in front if point.energy_mj]
+    look = {"color": GREY, "type": "dashed", "width": 1}
+    options["series"].append({"type": "line", "data": line, "showSymbol": False, "lineStyle": look, "silent": True})
     return options
+
+
+def latency(points: Sequence[Point]) -> dict[str, Any]:
+    """Return the latencies of variants without joules, each in a line of its own, the fastest on top."""
+    options = _by_variant()
+    ordered = sorted(points, key=lambda point: -point.latency_ms.value)
+    names = {"data": [_name(point) for point in ordered], "axisLabel": SOFT}
+    options["yAxis"] = names | {"type": "category", "axisTick": {"show": False}}
+    options["grid"] = {"left": 8, "right": 24, "top": 8, "bottom": 40, "containLabel": True}
+    for place, point in enumerate(ordered):
+        bar, shown = _marked(point, place)
+        options["series"] += [bar, shown | {"label": {"show": False}}]
+    return options
+
+
+def _name(point: Point) -> str:
+    return f"{'✕ ' * point.is_wrong}{point.label}"
+
+
+def _by_variant() -> dict[str, Any]:
+    options = base("")
+    options["grid"] = {"left": 64, "right": 96, "top": 32, "bottom": 48}
+    options["legend"] = {"show": False}  # each point has its label
+    options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28, "min": 0}
+    options["tooltip"] = {"trigger": "item", "confine": True}
+    return options
+
+
+def _marked(point: Point, height: float) -> list[dict[str, Any]]:
+    """Return a point in its variant's colour and shape, crossed if it fails its check, and the bar of its latency."""
+    shown = {
+        "type": "scatter",
+        "data": [{"value": [point.latency_ms.value, height], "name": _name(point)}],
+        "symbol": CROSS if point.is_wrong else shape(point.variant),
+        "symbolSize": 13,
+        "itemStyle": {"color": BAD if point.is_wrong else colour(point.variant)},
+        "label": {"show": True, "position": "right", "formatter": "{b}"} | ({"color": BAD} if point.is_wrong else SOFT),
+        "labelLayout": {"hideOverlap": False, "moveOverlap": "shiftY"},
+    }
+    return [_bar([[end, height] for end in point.latency_ms[1:]]), shown]
+
+
+def _bar(ends: list[list[float]]) -> dict[str, Any]:
+    look = {"color": GREY, "width": 2, "opacity": 0.7}
+    return {"type": "line", "data": ends, "showSymbol": False, "lineStyle": look, "silent": True}

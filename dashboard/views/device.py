@@ -13,15 +13,19 @@ from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.verdicts.effects import Answer
 from benchd.dashboard import queries
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.layout import PATIENCE_S, REFRESH_S, facts, follow, frame, heading, history_path, notice
+from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.requests import Request, progress
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, throttling, top1
-from benchd.dashboard.views import charts
+from benchd.dashboard.views.charts import Series
+from benchd.dashboard.views.live import LiveCharts
 
+REFRESH_S = 1.0
+CASE_OK, WELL = "case ok", 8
+UNITS = {"bytes": (2**30, "GiB"), "hz": (1e9, "GHz")}
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
 QUIET = "No telemetry in this period: a device sends it while a case runs and a sensor can be read."
 
@@ -32,7 +36,7 @@ _Asked = tuple[str, str]  # a device and one of its suites
 
 class _State(NamedTuple):
     device: Device | None
-    series: charts.Series
+    series: Series
     marks: list[Happened]
     latest: list[Latest]
 
@@ -43,25 +47,29 @@ def add(store: Store, broker: Broker) -> None:
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
-        with frame(short(device_id)):
-            first = await to_thread(_read, store, device_id, min(SPANS))
-            if first.device is None:
+        async with frame(short(device_id)):
+            first = next(iter(await to_thread(queries.fleet, store, time.time(), device_id=device_id)), None)
+            if first is None:
                 notice("This device is unknown here. The fleet page lists the known devices.")
                 return
-            state, throttled, problem = ui.label().mark("state"), ui.label(), ui.label().classes("bad")
-            ui.link("its results", f"/results?device={quote(device_id)}").classes("link")
-            span = ui.toggle(SPANS, value=min(SPANS)).props("aria-label='time shown'")
+            with ui.column().style("gap: .1rem"):
+                info = first.info
+                ui.label(short(", ".join(filter(None, [info.name, info.site, *info.tags])))).classes("soft")
+                state, throttled, problem = ui.label().mark("state"), ui.label(), ui.label().classes("bad")
+                ui.link("its results", f"/results?device={quote(device_id)}").classes("link")
+            span = ui.toggle(SPANS, value=min(SPANS)).props("aria-label='time shown' no-caps")
             quiet = notice(QUIET)
-            with ui.column().style("width: 100%") as live:
-                panels = _panels()
-            suites = _Suites(broker, first.device, requests)
+            live = LiveCharts(span.value).style("width: 100%")
+            span.on_value_change(lambda: live.begin(span.value))
+            suites = _Suites(broker, first, requests)
             verdicts = _Lines("Against the baseline", "no case has a baseline: benchd baseline set")
             accuracies = _Lines("Accuracy", "no case was measured on labelled images")
-            _about(first.device)
+            _about(first)
             events = _Lines("Events", "none in this period")
 
             async def refresh() -> None:
-                now = await to_thread(_read, store, device_id, span.value)
+                now_s = time.time()
+                now = await to_thread(_read, store, device_id, live.since_s(now_s), now_s - span.value)
                 asked_s = suites.asked_s()
                 ended = await to_thread(queries.happenings, store, device_id, asked_s) if asked_s < math.inf else []
                 if now.device is not None:
@@ -72,27 +80,21 @@ def add(store: Store, broker: Broker) -> None:
                     suites.show(now.device, ended)
                     problem.set_text(short(now.device.health.problem or ""))
                     problem.set_visibility(now.device.health.problem is not None)
-                    live.classes(replace=f"column {now.device.state}")
-                quiet.set_visibility(not now.series)
-                for card, chart, panel in panels:
-                    chart.options.clear()
-                    chart.options.update(charts.panel(now.series, now.marks, *panel))
-                    card.set_visibility(bool(chart.options["series"]))
-                    chart.update()
+                    live.classes(replace=now.device.state)
+                quiet.set_visibility(not live.extend(now.series, _drawn(now.marks), now_s))
                 verdicts.show([_verdict(device_id, latest) for latest in now.latest if latest.verdict])
                 accuracies.show(
                     [_accuracy(device_id, latest) for latest in now.latest if latest.accuracy_top1 is not None]
                 )
-                events.show([_event(mark) for mark in reversed(now.marks)])
+                events.show([_event(mark) for mark in reversed(_listed(now.marks))])
 
-            await follow(refresh, 2 * REFRESH_S)
+            await follow(refresh, REFRESH_S)
 
 
-def _read(store: Store, device_id: str, span_s: int) -> _State:
-    now_s = time.time()
-    found = next(iter(queries.fleet(store, now_s, device_id=device_id)), None)
-    since_s = now_s - span_s
-    series, marks = queries.series(store, device_id, since_s), queries.happenings(store, device_id, since_s)
+def _read(store: Store, device_id: str, sampled_s: float, since_s: float) -> _State:
+    """Return the state with the samples and what has happened since these times."""
+    found = next(iter(queries.fleet(store, time.time(), device_id=device_id)), None)
+    series, marks = queries.series(store, device_id, sampled_s), queries.happenings(store, device_id, since_s)
     return _State(found, series, marks, queries.latest(store, device_id))
 
 
@@ -102,15 +104,17 @@ def _state_line(device: Device) -> str:
     return short("; ".join([SIGNS[device.state], f"last data {age(device.age_s)}", doing(device), backlog]))
 
 
-def _panels() -> list[tuple[ui.column, ui.echart, tuple[str, float, str]]]:
-    found = []
-    with ui.element("div").classes("wide"):
-        for title, unit, factor, ending in charts.PANELS:
-            with ui.column().classes("card") as card:
-                heading(title)
-                chart = ui.echart(charts.base(unit)).style("height: 14rem; width: 100%")
-            found.append((card, chart, (unit, factor, ending)))
-    return found
+def _drawn(marks: list[Happened]) -> list[Happened]:
+    """Return what is marked in the charts: all that happened, or if that is much, no case that went well."""
+    odd = [mark for mark in marks if mark.name != CASE_OK]
+    shown = marks if len(marks) <= SHOWN else odd[-SHOWN:]
+    return [mark._replace(name=short(f"{mark.name} {mark.detail}"), detail="") for mark in shown]
+
+
+def _listed(marks: list[Happened]) -> list[Happened]:
+    """Return what is listed: all that happened, of the cases that went well the last few."""
+    well = [mark for mark in marks if mark.name == CASE_OK]
+    return sorted([*(mark for mark in marks if mark.name != CASE_OK), *well[-WELL:]])
 
 
 class _Suites:
@@ -168,9 +172,18 @@ def _about(device: Device) -> None:
             "benchd": info.tool_version,
             "disk free": figure(health.disk_free_bytes / 2**30, "GiB") if health.disk_free_bytes else None,
             "service memory": figure(health.rss_bytes / 2**20, "MiB") if health.rss_bytes else None,
-            **{name.replace("_", " "): value for name, value in info.environment.items()},
+            **dict(_plain(name, value) for name, value in info.environment.items()),
         }
     )
+
+
+def _plain(name: str, value: object) -> tuple[str, object]:
+    """Return a fact of the environment in a unit that a person reads."""
+    stem, _, ending = name.rpartition("_")
+    size, unit = UNITS.get(ending, (1, ""))
+    if unit and isinstance(value, int | float):
+        return stem.replace("_", " "), figure(value / size, unit)
+    return name.replace("_", " "), value
 
 
 class _Lines:

@@ -15,7 +15,9 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short, throttling
 
 CARDS = 24  # more devices are shown as rows
-REFRESH_S = 1.0
+FEW = 4  # fill the width
+REFRESH_S = 2.0
+SPARK_S = 300.0
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No device matches. Clear the search or choose another state."
 
@@ -26,7 +28,7 @@ def add(store: Store, answers: Answers) -> None:
     @ui.page("/fleet", response_timeout=PATIENCE_S)
     async def fleet(state: str = "", q: str = "", page: int = 1) -> None:
         offset = SHOWN * (max(page, 1) - 1)
-        with frame("Fleet"):
+        async with frame("Fleet"):
             problems, empty = notice(""), notice("")
             with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
                 search = ui.input("name, id, site or tag", value=q).props("debounce=300 clearable dense")
@@ -36,6 +38,7 @@ def add(store: Store, answers: Answers) -> None:
             rest = ui.link("", "/fleet").classes("link")
             entries: dict[str, _Entry] = {}
             order: list[str] = []
+            drawn_s = [0.0]
 
             async def refresh() -> None:
                 found, wrong = await to_thread(_read, store, answers)
@@ -43,6 +46,7 @@ def add(store: Store, answers: Answers) -> None:
                 wanted = [board for board in wanted if chosen.value in (None, board.condition)]
                 shown = wanted[offset : offset + SHOWN]
                 rest.set_text(more(len(wanted) - offset - SHOWN))
+                rest.set_visibility(bool(rest.text))
                 rest.props["href"] = _path(search.value, chosen.value, max(page, 1) + 1)
                 problems.set_text(" ".join(wrong))
                 problems.set_visibility(bool(wrong))
@@ -52,11 +56,23 @@ def add(store: Store, answers: Answers) -> None:
                     order[:] = [board.device.device_id for board in shown]
                     entries.clear()
                     grid.clear()
-                    grid.classes(replace="rows" if len(shown) > CARDS else "grid")
+                    is_table = len(shown) > CARDS
+                    grid.classes(replace="rows" if is_table else "grid few" if len(shown) <= FEW else "grid")
+                    drawn_s[0] = 0.0
                     with grid:
-                        entries.update((device_id, _Entry(device_id)) for device_id in order)
+                        entries.update((device_id, _Entry(device_id, is_card=not is_table)) for device_id in order)
                 for board in shown:
                     entries[board.device.device_id].show(board)
+                if shown and len(shown) <= CARDS:
+                    await draw()
+
+            async def draw() -> None:
+                now_s = time.time()
+                since_s = max(drawn_s[0], now_s - SPARK_S)
+                found = await to_thread(queries.sparks, store, list(order), since_s)
+                drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step goes on
+                for device_id, sparks in found.items():
+                    entries[device_id].draw(sparks)
 
             async def filtered() -> None:
                 ui.navigate.history.replace(_path(search.value, chosen.value, 1))
@@ -78,20 +94,25 @@ def _read(store: Store, answers: Answers) -> tuple[list[Board], list[str]]:
     return boards(store, answers.update()[0], now_s), queries.problems(store, now_s)
 
 
+class _Sparks(ui.element, component="sparks.js"):
+    """Power and temperature as sparklines, which keep their points and are sent only new ones."""
+
+
 class _Entry:
     """One device as a card or a row; only changes are sent to the browser."""
 
-    def __init__(self, device_id: str) -> None:
+    def __init__(self, device_id: str, *, is_card: bool) -> None:
         self._entry = ui.link(target=f"/device/{quote(device_id)}").mark(f"card-{device_id}")
+        self._drawn: list[queries.Spark] = []
         with self._entry:
-            self._name = ui.label().style("font-weight: 600")
-            self._place = ui.label().classes("soft")
+            self._name = ui.label().classes("name")
             self._condition = ui.label()
-            self._state = ui.label()
+            self._place = ui.label().classes("soft")
             self._doing = ui.label()
-            self._power = ui.label().classes("figure")
-            self._throttled = ui.label().classes("soft")
-            self._waiting = ui.label().classes("soft figure")
+            self._sparks = _Sparks() if is_card else None
+            self._power = None if is_card else ui.label().classes("figure")
+            self._state = ui.label()
+            self._service = ui.label().classes("soft")
 
     def show(self, board: Board) -> None:
         """Update the entry."""
@@ -104,9 +125,21 @@ class _Entry:
         words = f"{SHAPES[board.condition]} {board.condition}"
         self._condition.set_text(short(f"{words}: {board.detail}" if board.detail else words))
         self._condition.classes(replace=looks(board.condition))
-        self._state.set_text(f"{SIGNS[device.state]}, last data {age(device.age_s)}")
+        since = "" if board.condition == "silent" else f", last data {age(device.age_s)}"
+        self._state.set_text(f"{SIGNS[device.state]}{since}")
         self._state.classes(replace=f"state-{device.state}")
         self._doing.set_text(doing(device))
-        self._power.set_text("" if device.power_w is None else figure(device.power_w, "W"))
-        self._throttled.set_text(throttling(device))
-        self._waiting.set_text(f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}")
+        if self._power:
+            self._power.set_text("" if device.power_w is None else figure(device.power_w, "W"))
+        backlog = f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}"
+        self._service.set_text(f"{throttling(device)}, {backlog}")
+
+    def draw(self, sparks: list[queries.Spark]) -> None:
+        """Send the points that are new or have risen."""
+        if self._sparks and (new := [spark for spark in sparks if spark not in self._drawn]):
+            self._sparks.run_method("add", [[spark.t_s, _round(spark.power_w), _round(spark.temp_c)] for spark in new])
+        self._drawn = sparks
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

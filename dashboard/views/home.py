@@ -12,9 +12,10 @@ from nicegui import app, ui
 from sqlalchemy.exc import DBAPIError
 
 from benchd.dashboard import queries, text
-from benchd.dashboard.answers import Answers, Change, Outcome
+from benchd.dashboard.answers import Answers, Outcome
+from benchd.dashboard.changes import Change
 from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, boards, counts, looks
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, heading, history_path, notice
+from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
 from benchd.dashboard.store import Store
@@ -28,7 +29,7 @@ NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "inconclusive": "≈", "nothing": "—"}
 LEGEND = "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower and ▼ faster than in the setup before"
 
-_Line = tuple[str, str]  # a text and its class
+_Line = tuple[str, str, str]  # a text, its class and its link
 _Head = Row | str  # a board, a kind of board or a model
 
 
@@ -46,10 +47,10 @@ def add(store: Store, answers: Answers) -> None:
     @ui.page("/", response_timeout=PATIENCE_S)
     async def home(state: str = "") -> None:
         chosen = next((condition for condition in CONDITIONS if condition == state), None)
-        with frame("What ships, and who needs help"):
+        async with frame("What ships, and who needs help"):
             problems, empty = notice(""), notice(EMPTY)
-            strip, troubles = _Part("strip"), _Part("troubles")
-            title, none, table = heading("What ships"), notice(NONE), _Part("scroll")
+            strip, troubles = Part("strip"), Part("troubles")
+            title, none, table = heading("What ships"), notice(NONE), Part("scroll")
             legend = ui.label(LEGEND).classes("soft")
             names: dict[str, str] = {}
 
@@ -99,33 +100,12 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     return _State(found, shown, left, queries.problems(store, now_s))
 
 
-class _Part:
-    """A part of the page that is built again only if what it shows has changed."""
-
-    def __init__(self, look: str) -> None:
-        self.column, self._shown = ui.element("div").classes(look), ""
-
-    def renew(self, *shown: object) -> bool:
-        """Return whether this is new; the part is then empty."""
-        now = repr(shown)
-        is_new, self._shown = now != self._shown, now
-        if is_new:
-            self.column.clear()
-        return is_new
-
-
 def _strip(found: list[Board], chosen: Condition | None) -> None:
     """Show how many boards are in each condition; each is a link to those alone."""
-    _chip(f"{count(len(found), 'board')}", "/", "all", is_chosen=chosen is None)
+    chip(f"{count(len(found), 'board')}", "/", "all", is_chosen=chosen is None)
     for condition, number in counts(found).items():
         target = f"/?{urlencode({'state': condition})}"
-        _chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
-
-
-def _chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
-    chip = ui.link(words, target).classes(f"chip {look}")
-    if is_chosen:
-        chip.props("aria-current=true")
+        chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
 
 
 def _troubles(helpless: list[Board]) -> None:
@@ -197,8 +177,9 @@ def _show(cell: Cell | None, name: str) -> None:
         place.props["title"] = short(cell.lead.words)
         with ui.element("div").classes("lead"):
             _lead(cell)
-        for words, look in lines(cell):
-            ui.label(words).classes(look)
+        for words, look, target in lines(cell):
+            shown = ui.link(words, target) if target else ui.label(words)
+            shown.classes(look)
 
 
 def _lead(cell: Cell) -> None:
@@ -214,34 +195,35 @@ def _lead(cell: Cell) -> None:
 
 
 def lines(cell: Cell) -> list[_Line]:
-    """Return what a cell says below its variant and time, each line with its class."""
+    """Return what a cell says below its variant and time."""
     lead = cell.lead
-    found: list[_Line] = [("INCONCLUSIVE", "warn")] if lead.outcome == "inconclusive" else []
+    found: list[_Line] = [("INCONCLUSIVE", "warn", "")] if lead.outcome == "inconclusive" else []
     if lead.result:
         if cell.range_ms:
             low_ms, high_ms = map(text.figure, cell.range_ms)
-            found.append((f"{low_ms} to {high_ms} ms on {cell.agreeing}", "figure soft"))
+            found.append((f"{low_ms} to {high_ms} ms on {cell.agreeing}", "figure soft", ""))
         joules = text.plus_minus(lead.result.energy_mj, lead.result.energy_err_mj, "mJ")
         beside = [joules] if lead.result.energy_mj is not None else []
-        found.append((", ".join([*beside, lead.agreed]), "figure soft"))
+        found.append((", ".join([*beside, lead.agreed]), "figure soft", ""))
     if cell.boards > 1:
-        found.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft"))
-        found += [(short(f"others: {', '.join(cell.others)}"), "warn")] if cell.others else []
+        found.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft", ""))
+        found += [(short(f"others: {', '.join(cell.others)}"), "warn", "")] if cell.others else []
     for name, boards_failing in cell.failed:
         where = f" on {boards_failing} of {cell.boards}" if cell.boards > 1 else ""
-        found.append((short(f"✕ {name} fails its check{where}"), "bad"))
+        found.append((short(f"✕ {name} fails its check{where}"), "bad", ""))
+    case_id = lead.result.case_id if lead.result else ""
     if cell.boards > 1 and cell.slower:
-        found.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "bad"))
-    elif lead.change:
-        found.append(_changed(lead.change))
+        target = changes_path(q=case_id, verdict="slower")
+        found.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "change bad", target))
+    elif lead.change and lead.change.pair.effect:
+        words, look = changed(lead.change)
+        found.append((words, f"change {look}", changes_path(q=f"{lead.device_id} {case_id}")))
     return found
 
 
-def _changed(change: Change) -> _Line:
+def changed(change: Change) -> tuple[str, str]:
+    """Return a change in words, and its class."""
     shapes = {"slower": ("▲", "bad"), "faster": ("▼", "good"), "same": ("=", "soft"), "inconclusive": ("≈", "soft")}
     verdict = change.verdict
     shape, look = shapes[verdict.answer]
-    interval = verdict.interval and f" [{100 * verdict.interval.low:+.1f}, {100 * verdict.interval.high:+.1f}]"
-    return short(
-        f"{shape} {100 * change.effect.share:+.1f} %{interval or ''} {verdict.answer} since {change.since}"
-    ), look
+    return short(f"{shape} {text.share(verdict)} {verdict.answer} since {change.since}"), look

@@ -12,6 +12,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import PROFILED, Case, ProcessResult, Variant, encode
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
 from benchd.dashboard.answers import Answers
+from benchd.dashboard.changes import Changes
 from benchd.dashboard.conditions import boards, counts, matches
 from benchd.dashboard.matrix import matrix
 from benchd.dashboard.messages import rows
@@ -40,7 +41,7 @@ def of_setup(name):
 
 
 def test_home_ships_what_recommend_ships_and_names_what_fails(store):
-    answers = Answers(store)
+    answers = Answers(store, Changes(store))
     records = [measured(store, "s1", "eager", 9.0), measured(store, "s1", "custom", 5.0)]
     records.append(measured(store, "s1", "fp16", 2.0, check=WRONG))
     found, left = answers.update()
@@ -51,7 +52,7 @@ def test_home_ships_what_recommend_ships_and_names_what_fails(store):
 
 
 def test_a_newer_record_changes_the_choice_and_a_profile_or_a_late_one_does_not(store):
-    answers = Answers(store)
+    answers = Answers(store, Changes(store))
     measured(store, "s1", "eager", 9.0)
     measured(store, "s1", "custom", 5.0)
     assert answers.update()[0]["d1"][0].variant == "custom"
@@ -66,7 +67,7 @@ def test_what_is_not_told_apart_is_inconclusive_and_what_has_no_check_does_not_s
     measured(store, "s1", "eager", 5.0)
     measured(store, "s1", "custom", 5.001)
     measured(store, "s1", "eager", 5.0, device="d2", check=None)
-    found, _ = Answers(store).update()
+    found, _ = Answers(store, Changes(store)).update()
     assert [found[name][0].outcome for name in ("d1", "d2")] == ["inconclusive", "nothing"]
 
 
@@ -75,15 +76,15 @@ def test_a_change_is_against_the_setup_before_with_its_interval_and_cause(store)
         measured(store, f"a{run}", "eager", 5.0 + run / 1000, at_s=NOW_S + run, **of_setup("36.4.3"))
     for run in range(3):
         measured(store, f"b{run}", "eager", 5.5 + run / 1000, at_s=NOW_S + 9 + run, **of_setup("36.4.7"))
-    (choice,) = Answers(store).update()[0]["d1"]
+    (choice,) = Answers(store, Changes(store)).update()[0]["d1"]
     change = choice.change
-    assert (change.verdict.answer, change.since) == ("slower", "l4t 36.4.3 to 36.4.7")
-    assert change.verdict.interval.low < change.effect.share < change.verdict.interval.high
-    assert change.effect.share == pytest.approx(0.1, rel=1e-2)
+    assert (change.verdict.answer, change.since) == ("slower", "l4t 36.4.3 → 36.4.7")
+    assert change.verdict.interval.low < change.verdict.effect < change.verdict.interval.high
+    assert change.verdict.effect == pytest.approx(0.1, rel=1e-2)
     cell = matrix([choice], ["d1"], by_kind=False).cells.popitem()[1]
-    shown, look = home.lines(cell)[-1]
-    assert (shown[:8], look) == ("▲ +10.0 ", "bad")
-    assert shown.endswith("slower since l4t 36.4.3 to 36.4.7")
+    shown, look, target = home.lines(cell)[-1]
+    assert (shown[:8], look, target) == ("▲ +10.0 ", "change bad", "/changes?q=d1+m%2Ceager%2Cb1")
+    assert shown.endswith("slower since l4t 36.4.3 → 36.4.7")
 
 
 def test_boards_of_one_kind_are_counted_by_what_they_choose(store):
@@ -91,12 +92,12 @@ def test_boards_of_one_kind_are_counted_by_what_they_choose(store):
         times_ms = (9.0, 5.0) if number else (5.0, 9.0)
         for variant, median_ms in zip(("eager", "custom"), times_ms, strict=True):
             measured(store, "s1", variant, median_ms + number / 10, device=f"d{number}")
-    found, _ = Answers(store).update()
+    found, _ = Answers(store, Changes(store)).update()
     shown = matrix([choice for of_board in found.values() for choice in of_board], [], by_kind=True)
     (cell,) = shown.cells.values()
     assert (cell.lead.variant, cell.agreeing, cell.boards, cell.range_ms) == ("custom", 4, 5, (5.1, 5.4))
     assert cell.others == ("1 eager",)
-    assert ("4 of 5 boards agree", "") in home.lines(cell)
+    assert ("4 of 5 boards agree", "", "") in home.lines(cell)
 
 
 def test_each_board_is_in_one_condition_the_worst_first(store):
@@ -110,7 +111,7 @@ def test_each_board_is_in_one_condition_the_worst_first(store):
     measured(store, "s1", "eager", 5.0, device="bad")
     measured(store, "s1", "fp16", 5.0, device="bad", check=WRONG)
     say(store, "ill", "health", {"problem": "disk full"})
-    found = boards(store, Answers(store).update()[0], NOW_S)
+    found = boards(store, Answers(store, Changes(store)).update()[0], NOW_S)
     assert [(board.device.device_id, board.condition) for board in found] == [
         ("slow", "slower"),
         ("gone", "silent"),

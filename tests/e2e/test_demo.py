@@ -21,7 +21,8 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from benchd.dashboard.text import figure
 
-SIMULATED = ("Orin Nano (simulated)", "Orin AGX (simulated)", "Desktop GPU (simulated)")
+SIMULATED = ("Orin Nano 1 (simulated)", "Orin AGX 2 (simulated)", "Desktop GPU 1 (simulated)")
+STORY = ("1 slower", "1 silent", "1 throttled", "1 failed check")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def heard(process):
         client.loop_stop()
 
 
-def test_one_command_shows_four_devices_of_which_three_are_simulated(browser, environment, tmp_path):
+def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(browser, environment, tmp_path):
     port = free_port()
     with demo(environment, port) as process, heard(process) as messages:
         children = parts(process)
@@ -100,9 +101,10 @@ def test_one_command_shows_four_devices_of_which_three_are_simulated(browser, en
             row.wait_for(timeout=WAIT_S * 1000)
             text, href = row.inner_text(), row.get_by_role("link", name="raw record").get_attribute("href")
             assert figure(json.loads(get(port, href)[2])["timing"]["median_ms"]) in text
-            page.goto(f"http://{HOST}:{port}/results?text=simulated")
-            simulated = page.get_by_role("row").filter(has_text="simulated-orin-nano")
-            assert "simulated" in simulated.first.inner_text().split("\t")  # the flag of the record
+            page.goto(f"http://{HOST}:{port}/")
+            for words in STORY:
+                page.get_by_role("link", name=words).wait_for(timeout=WAIT_S * 1000)
+            page.get_by_role("cell").filter(has_text="slower since").first.wait_for()
         children |= parts(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
@@ -119,7 +121,7 @@ def test_a_part_that_dies_is_named_and_ends_the_demo(environment, tmp_path):
         of(process, "benchd.dashboard.demo.devices").kill()
         said = process.stderr.read()
         assert process.wait(WAIT_S) == 1
-    assert "the simulated devices ended by itself, exit status -9" in said
+    assert "the simulated boards ended by itself, exit status -9" in said
     assert not alive(children)
     assert not list((tmp_path / "tmp").iterdir())
 

@@ -65,6 +65,7 @@ def test_the_life_of_the_service(machine):
     takes_its_password_from_a_credential(machine)
     tell("start to READY", f"{start_to_ready_s(machine):.2f} s", "1 s")
     is_shut_in(machine)
+    a_jetson_s_gpu_opens_under_the_rule_of_systemd_249(machine)
     reloads(machine)
     idles(machine)
     tell("kill -9 to running again", f"{back_after_s(machine, 'KILL'):.2f} s", "3 s")
@@ -134,6 +135,40 @@ def is_shut_in(machine):
     assert "active: idle; mqtt up" in machine.run(BENCHD, "doctor", "--unit")
 
 
+def a_jetson_s_gpu_opens_under_the_rule_of_systemd_249(machine):
+    """ProtectClock=yes adds DeviceAllow=char-rtc there, which is written out here for a newer systemd."""
+    drop_in = (ROOT / "systemd/drop-ins/jetson.conf").read_text()
+    older = f"{drop_in}ProtectClock=yes\n"
+    machine.run("mknod", "--mode=666", "/dev/nvmap", "c", "10", "229")
+    machine.write("/etc/benchd/gpu.toml", QUICK_TOML)
+    shut = machine_as_249(machine, older)
+    assert "DeviceAllow=" in shut["problem"]
+    record = json.loads(machine.run("tail", "-n", "1", "/var/lib/bench-once/gpu/records.jsonl"))
+    assert (record["status"], record["reason"]) == ("unsupported", shut["problem"])
+    machine.run(BENCHD, "doctor", "--unit", code=7)
+    assert machine_as_249(machine, drop_in)["problem"] is None
+    machine.run(BENCHD, "doctor", "--unit")
+    machine.run("rm", "/dev/nvmap")
+    restarted_with(machine, "")
+
+
+def machine_as_249(machine, drop_in):
+    """Return the service's health under a drop-in, once the case of gpu.toml has run under it too."""
+    restarted_with(machine, drop_in)
+    if machine.show(SERVICE, "ProtectClock") == "yes":
+        restarted_with(machine, f"{drop_in}DeviceAllow=char-rtc r\n")
+    machine.run("systemctl", "start", "bench-once@gpu.service")
+    return heard(machine, "health")
+
+
+def restarted_with(machine, drop_in):
+    for unit in (SERVICE, "bench-once@.service"):
+        machine.write(f"/etc/systemd/system/{unit}.d/jetson.conf", drop_in)
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", SERVICE)
+    machine.until(lambda: "mqtt up" in status(machine), SERVICE)
+
+
 def reloads(machine):
     machine.write("/etc/benchd/benchd.toml", SITE_TOML.replace("Test board", "Renamed"))
     machine.run("systemctl", "reload", SERVICE)
@@ -172,7 +207,7 @@ def measures_by_a_timer(machine):
 
 
 def gives_way_to_another_of_its_id(machine):
-    body = json.dumps({"schema": "benchd.status/1", **OTHER})
+    body = json.dumps({"schema": "benchd.status/1", **OTHER, "answers": heard(machine, "status")["nonce"]})
     machine.run("mosquitto_pub", *ACCOUNT, "-t", "benchd/v1/board/status", "-m", body)
     machine.until(lambda: "in use by another machine" in status(machine), SERVICE)
     assert "give one of them another [device] id" in machine.run(BENCHD, "doctor")

@@ -283,7 +283,7 @@ def _postgres(folder: Path) -> tuple[list[str], str]:
     folder.mkdir()
     if POSTGRES:
         shutil.chown(folder, POSTGRES)
-    make = ["initdb", "-D", folder, "-U", "benchd", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
+    make = ["initdb", "-D", str(folder), "-U", "benchd", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL, user=POSTGRES, cwd=folder)
     port = _free_port()
     serve = ["postgres", "-D", str(folder), "-k", str(folder), "-h", HOST, "-p", str(port), "-F"]

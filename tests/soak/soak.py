@@ -26,6 +26,7 @@ from rich.table import Table
 from benchd.daemon.config import Suite
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import OptionValue
 from benchd.daemon.service.publisher import SCHEDULE
 from benchd.daemon.service.schedule import State, begin
 from benchd.daemon.verdicts.statistics import percentile
@@ -270,7 +271,7 @@ def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool)
 
 def _passes() -> State:
     """Return a schedule of so many short cases that the service has a worker at almost any time."""
-    state, sizes = State(), list(range(1, 51))
+    state, sizes = State(), list[OptionValue](range(1, 51))
     for _ in range(40):
         suite = Suite(models=["square"], variants=["eager"], options={"size": sizes}, preset="quick")
         state = begin(state, suite, [f"square,eager,b1,size={size}" for size in sizes], by_command=True)

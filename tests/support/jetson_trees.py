@@ -121,6 +121,7 @@ def build(root: Path, board: Board) -> Path:
     _memory(root)
     _power(root, board)
     _gpu(root, board)
+    _throttling(root)
     for number, (kind, millidegrees) in enumerate(board.zones.items()):
         zone = root / f"sys/devices/virtual/thermal/thermal_zone{number}"
         write(zone, {"type": f"{kind}\n"} | ({} if millidegrees is None else {"temp": f"{millidegrees}\n"}))
@@ -195,6 +196,17 @@ def _gpu(root: Path, board: Board) -> None:
     clocks = {"cur_freq": 510000000, "min_freq": 306000000, "max_freq": 624750000}
     write(node, {name: f"{hz}\n" for name, hz in clocks.items()})
     write(node, {"governor": "nvhost_podgov\n", "device/load": "437\n"})
+
+
+IDLE_COOLING = ("cpu-throttle-alert", "gpu-throttle-alert", "thermal-cpufreq-0", "devfreq-gpu")
+
+
+def _throttling(root: Path) -> None:
+    """A running fan and an alert lower no clock."""
+    for number, kind in enumerate(("pwm-fan", "hot-surface-alert", *IDLE_COOLING)):
+        device = root / f"sys/class/thermal/cooling_device{number}"
+        write(device, {"type": f"{kind}\n", "cur_state": "0\n" if kind in IDLE_COOLING else "1\n"})
+    write(root / "sys/class/hwmon/hwmon9", {f"oc{number}_event_cnt": "4\n" for number in (1, 2, 3)})
 
 
 def show_emc(root: Path) -> None:

@@ -1,5 +1,6 @@
-"""Jobs for tests that start a real worker: a module of the test's own, small limits, and the loop that waits for it."""
+"""Jobs for tests of a worker: a module of the test's own, small limits, and a run in a process of its own or here."""
 
+import io
 import select
 import time
 from pathlib import Path
@@ -8,6 +9,8 @@ from benchd.daemon.measuring.process import Worker
 from benchd.daemon.measuring.protocol import Job, Limits, Outcome
 from benchd.daemon.records import Case
 from benchd.daemon.verdicts.statistics import StopRule
+from benchd.daemon.worker import __main__ as worker_main
+from benchd.daemon.worker.child import StageClock
 
 TINY = Limits(
     processes=1,
@@ -74,3 +77,8 @@ def run(a_job: Job) -> Outcome:
             ready, _, _ = select.select([worker], [], [], remaining_s)
             if ready and worker.receive():
                 return worker.outcome(None, None)
+
+
+def run_here(a_job: Job) -> Outcome:
+    """Run the job as the worker does, but in this process, which has imported torch already."""
+    return worker_main._work(a_job, StageClock(io.BytesIO(), a_job))

@@ -1,6 +1,5 @@
 // Draws charts as SVG: scatter (with bars of error, steps, stacked areas), box, bar (horizontal, stacked) and icicle.
 const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 26;
-const COLOURS = ["#4c8bf5", "#e8710a", "#12a594", "#d6409f", "#8e6cef", "#b8860b"];
 
 function node(name, attributes, parent, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -53,7 +52,7 @@ function scaled(values, axis, from, to) {
 }
 
 function axes(svg, x, y, width, height, layout, left) {
-  const grid = { stroke: "var(--grid)" }, text = { fill: "currentColor", "font-size": 12 };
+  const grid = { stroke: "var(--line)" }, text = { fill: "currentColor", "font-size": 12 };
   const turned = x.step && x.ticks.some(([, label]) => label.length * 7 > x.step);
   for (const [tick, label] of y.ticks) {
     node("line", { ...grid, x1: left, x2: width - SPACE.right, y1: y.at(tick), y2: y.at(tick) }, svg);
@@ -76,12 +75,20 @@ function short(text, room) {
   return text.length > room ? text.slice(0, Math.max(1, room - 1)) + "…" : text;
 }
 
+const SHAPES = {
+  circle: (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`,
+  diamond: (x, y, r) => `M${x} ${y - 1.3 * r}l${1.3 * r} ${1.3 * r}l${-1.3 * r} ${1.3 * r}l${-1.3 * r} ${-1.3 * r}Z`,
+  triangle: (x, y, r) => `M${x} ${y - 1.2 * r}l${1.2 * r} ${2.2 * r}h${-2.4 * r}Z`,
+  rect: (x, y, r) => `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}Z`,
+};
+
 function mark(parent, trace, x, y, colour, title) {
   const marker = trace.marker || {}, r = (marker.size || 8) / 2;
   const ring = { cx: x, cy: y, r, fill: "none", stroke: colour, "stroke-width": 2 };
-  const cross = { d: `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`, stroke: "#d33", "stroke-width": 2 };
+  const cross = { d: `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`, stroke: BAD, "stroke-width": 2 };
   const made = marker.symbol === "x" ? node("path", cross, parent)
-    : node("circle", marker.symbol ? ring : { cx: x, cy: y, r, fill: colour }, parent);
+    : marker.symbol ? node("circle", ring, parent)
+    : node("path", { d: SHAPES[trace.shape || "circle"](x, y, r), fill: colour }, parent);
   node("title", {}, made, title);
 }
 
@@ -104,6 +111,8 @@ function scatter(svg, chart, width, height) {
       const back = trace.x.map((at, n) => `L${x.at(trace.x[Math.min(n + 1, trace.x.length - 1)])} ${y.at(trace.under[n])}L${x.at(at)} ${y.at(trace.under[n])}`);
       node("title", {}, node("path", { d: line(trace.y) + back.reverse().join("") + "Z", fill: colour, "fill-opacity": 0.6 }, part), trace.name);
     } else if (trace.mode.includes("lines")) node("path", { d: line(trace.y), fill: "none", stroke: colour, "stroke-width": 1.5 }, part);
+    const end = trace.x.length - 1, beside = { x: x.at(trace.x[end]) - 6, y: y.at(trace.y[end]) - 8, fill: colour };
+    if (trace.label) node("text", { ...beside, "font-size": 12, "text-anchor": "end" }, part, trace.label);
     if (trace.mode.includes("markers")) trace.y.forEach((value, n) => {
       const bar = trace.error_y;
       if (bar) node("path", { d: `M${x.at(trace.x[n])} ${y.at(value - bar.arrayminus[n])}V${y.at(value + bar.array[n])}`, stroke: colour, "stroke-width": 2, opacity: 0.6 }, part);
@@ -179,7 +188,7 @@ function legend(chart, below) {
   if (named.length < 2) return;
   for (const trace of named) {
     const entry = document.createElement("span"), spot = document.createElement("i");
-    spot.style.background = (trace.marker || {}).symbol === "x" ? "#d33" : trace.colour;
+    spot.style.background = (trace.marker || {}).symbol === "x" ? BAD : trace.colour;
     entry.append(spot, trace.name);
     below.append(entry);
   }
@@ -192,7 +201,7 @@ function draw() {
     const colours = {};
     chart.data = chart.data.map((trace) => {
       const name = (trace.name || "").split(": ")[0];
-      colours[name] ??= COLOURS[Object.keys(colours).length % COLOURS.length];
+      colours[name] ??= trace.colour ?? COLOURS[Object.keys(colours).length % COLOURS.length];
       return { ...trace, colour: colours[name] };
     });
     const rows = new Set(chart.data.flatMap((trace) => (kind === "bar" ? trace.y : []))).size;

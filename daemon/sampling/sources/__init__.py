@@ -13,6 +13,7 @@ from typing import Protocol, cast, runtime_checkable
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
+from benchd.exporters.tegra import is_tegra
 
 SAMPLERS = {
     "procfs": "benchd.daemon.sampling.sources.procfs:Procfs",
@@ -21,6 +22,7 @@ SAMPLERS = {
     "rapl": "benchd.daemon.sampling.sources.rapl:Rapl",
     "devfreq": "benchd.daemon.sampling.sources.devfreq:Devfreq",
     "thermal": "benchd.daemon.sampling.sources.thermal:Thermal",
+    "throttle": "benchd.daemon.sampling.sources.throttle:Throttle",
     "gpm": "benchd.daemon.sampling.sources.nvml:Gpm",
     "jtop": "benchd.daemon.sampling.sources.jtop:Jtop",
     "fake": "benchd.daemon.sampling.sources.fake:Fake",
@@ -89,14 +91,15 @@ def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) ->
 
     `device` is cpu or cuda, and `gpu_uuid` the GPU for NVML to open.
     """
-    board = root / "proc/device-tree/compatible"
-    tegra = board.exists() and b"nvidia,tegra" in board.read_bytes()
+    tegra = is_tegra(root)
     shown = {
         f"nvml={gpu_uuid}" if gpu_uuid else "nvml": device == "cuda" and not tegra,
         "ina3221": tegra,
+        "jtop": (root / "run/jtop.sock").exists(),
         "rapl": any((root / "sys/class/powercap").glob("*rapl:*")),
         "procfs": True,
         "devfreq": tegra,
+        "throttle": tegra,
         "thermal": any((root / "sys/devices/virtual/thermal").glob("thermal_zone*")),
     }
     return [name for name, is_there in shown.items() if is_there]

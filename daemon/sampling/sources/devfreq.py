@@ -4,10 +4,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchd.daemon.machine.sysfs import KernelFile, number
+from benchd.daemon.machine.sysfs import GPU_CLOCKS, KernelFile, gpu_nodes, number
 from benchd.daemon.records import Sample
 
-GPU_NODES = ("ga10b", "gv11b", "gpu")  # the part after the address, which changed between L4T releases
 MIN_INTERVAL_S = 0.09
 
 
@@ -27,9 +26,9 @@ class Devfreq:
 
     def unavailable(self) -> str | None:
         """Return why the GPU's load or clock cannot be read, else None; memory values may be missing."""
-        nodes = [node for node in self._nodes().glob("*") if node.name.rpartition(".")[2] in GPU_NODES]
+        nodes = gpu_nodes(self._root)
         if len(nodes) != 1:
-            return f"{self._nodes()} has {len(nodes)} nodes of an integrated GPU"
+            return f"{self._root / GPU_CLOCKS} has {len(nodes)} nodes of an integrated GPU"
         self._metrics = _gpu(nodes[0]) | _emc(self._root / "sys/kernel")
         try:
             for metric in self._metrics:
@@ -37,9 +36,6 @@ class Devfreq:
         except (OSError, ValueError) as error:
             return str(error)
         return None
-
-    def _nodes(self) -> Path:
-        return self._root / "sys/class/devfreq"
 
     def sample(self) -> Iterator[Sample]:
         """Yield the current values, or nothing if called again too soon.

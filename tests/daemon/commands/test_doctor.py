@@ -3,7 +3,10 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
 
+import jetson_trees
 import pytest
 from machines import desktop, write
 
@@ -149,6 +152,28 @@ def test_a_device_that_may_not_be_opened_names_the_group(machine, torch_of):
     cuda = findings(machine)["cuda"]
     assert "no permission to open " in cuda.detail
     assert "usermod -aG video,render" in cuda.remedy
+
+
+def test_a_jetson_is_told_what_to_type_for_its_jetpack(tmp_path, torch_of, monkeypatch):
+    jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
+    torch_of(cuda=None)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name != "torch" else find_spec(name))
+    found, index = findings(tmp_path), "pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126"
+    assert found["onnxruntime"].remedy == f"{index} onnxruntime-gpu"
+    assert found["triton"].remedy == f"{index} triton"
+    assert found["cuda"].remedy.endswith(f"{index} torch torchvision triton")
+    assert found["tensorrt"].remedy == doctor.TENSORRT_OF_JETPACK
+    torch_of(cuda="12.6")
+    assert findings(tmp_path)["cuda"].remedy == "sudo apt install nvidia-jetpack"
+
+
+def test_an_arm_board_is_not_told_to_load_what_it_cannot_have(machine, torch_of, monkeypatch):
+    torch_of(cuda="13.0")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="aarch64"))
+    found = findings(machine)
+    assert "modprobe" not in found["rapl"].remedy + found["cuda"].remedy
+    write(machine, {"sys/bus/pci/devices/0000:01:00.0/vendor": f"{doctor.NVIDIA_VENDOR}\n"})
+    assert "modprobe nvidia" in findings(machine)["cuda"].remedy
 
 
 def test_two_onnx_runtimes_are_refused(machine, torch_of, tmp_path, monkeypatch):

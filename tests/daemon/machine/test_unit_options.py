@@ -62,6 +62,16 @@ def test_a_device_that_no_line_names_is_shown_with_the_line_to_add(root):
     assert reasons(root) == {"nvidia0": None}
 
 
+def test_protect_clock_closes_a_jetson_s_devices_before_systemd_253(root):
+    """The unit as installed there until now; the drop-in that ships turns it off."""
+    drop_in(root, "DevicePolicy=auto\nDeviceAllow=")
+    (access,) = sandbox.examine(root)
+    assert access.reason.startswith("ProtectClock=")
+    assert access.remedy == "ProtectClock=no"
+    drop_in(root, (SYSTEMD / "drop-ins/jetson.conf").read_text())
+    assert reasons(root) == {"nvidia0": None}
+
+
 def test_private_devices_are_named(root):
     drop_in(root, "PrivateDevices=yes")
     assert reasons(root) == {"nvidia0": "PrivateDevices= hides it"}

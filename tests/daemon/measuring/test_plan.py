@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jetson_trees
 import msgspec
 import pytest
+from machines import write
 
 from benchd.daemon import records
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine import sandbox
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.user_model import UserFile, UserModule
@@ -294,21 +297,51 @@ int open64(const char *, int, ...) __attribute__((alias("open")));
 
 
 @pytest.mark.parametrize(
-    ("refused", "found"), [(errno.EPERM, "False"), (errno.ENODEV, "False"), (errno.EACCES, "True")]
+    ("refused", "unit", "closed"),
+    [
+        (errno.EPERM, "", "/dev/nvidiactl cannot be opened: a device rule closes it"),
+        (errno.EPERM, "DevicePolicy=closed", "DevicePolicy=closed, and no DeviceAllow= names it"),
+        (errno.EPERM, "ProtectClock=yes", "ProtectClock= hides it before systemd 253"),
+        (errno.EACCES, "", "its mode excludes this user"),
+        (errno.ENODEV, "", None),
+    ],
 )
-def test_a_node_that_a_unit_keeps_from_us_is_no_gpu_and_one_that_its_mode_keeps_is(tmp_path, refused, found):
+def test_a_gpu_that_may_not_be_opened_is_named_with_the_option_and_never_no_gpu(tmp_path, refused, unit, closed):
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler for an open that answers as under DeviceAllow=")
+    write(tmp_path, {sandbox.UNIT: f"[Service]\n{unit}\n"} if unit else {})
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()
+    (tmp_path / "dev/nvidiactl").symlink_to("/dev/null")
     (tmp_path / "open.c").write_text(OPEN)
     subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "open.c", "-o", tmp_path / "open.so"], check=True)
     look = "from pathlib import Path; from benchd.daemon.measuring import plan; "
-    look += f"print(plan.has_gpu(Path({str(tmp_path)!r})))"
+    look += f"root = Path({str(tmp_path)!r}); print(plan.has_gpu(root), plan.closed_gpu(root))"
     environment = os.environ | {"LD_PRELOAD": str(tmp_path / "open.so"), "REFUSED": str(refused)}
     command = [sys.executable, "-c", look]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == found
+    assert done.stdout.startswith("True" if closed else "False")
+    assert str(closed) in done.stdout
+
+
+def test_a_tegra_that_shows_no_gpu_is_a_closed_one(tmp_path):
+    jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
+    assert "PrivateDevices=" in plan.closed_gpu(tmp_path)
+    assert plan.has_gpu(tmp_path)
+    write(tmp_path, {"dev/nvmap": ""})
+    assert plan.closed_gpu(tmp_path) is None
+
+
+def test_every_case_of_a_closed_gpu_says_why():
+    planned = plan.plan([Suite(preset="quick")], LimitsConfig(), Machine("cuda", has_cxx=True, closed_gpu="it is shut"))
+    assert {entry.reason for entry in planned} == {"it is shut"}
+
+
+def test_a_suite_for_the_gpu_is_never_measured_on_the_cpu():
+    suite = Suite(preset="quick", device="cuda")
+    planned = plan.plan([suite], LimitsConfig(), CPU)
+    assert {entry.reason for entry in planned} == {plan.NOT_ITS_DEVICE}
+    assert [entry.case.case_id for entry in planned] == ids(suite, Machine("cuda", has_cxx=True))
+    assert ids(suite, Machine("cuda", has_cxx=True)) != ids(Suite(preset="quick"), CPU)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +352,7 @@ def test_a_node_that_a_unit_keeps_from_us_is_no_gpu_and_one_that_its_mode_keeps_
         (Machine("cuda", True), "dev/nvidiactl", True),
         (Machine("cuda", True, gpu_uuid="GPU-1"), "dev/nvidiactl", False),
         (Machine("cuda", True), "dev/nvmap", False),
+        (Machine("cuda", True, closed_gpu="it was shut"), "dev/nvmap", True),
     ],
 )
 def test_a_gpu_that_came_up_late_is_known_to_be_missed(tmp_path, machine, node, missed):

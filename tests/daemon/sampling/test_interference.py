@@ -58,6 +58,8 @@ def test_throttle_bits(bit):
         4: ["throttled"],
     }  # it may have begun in block 3, after the last reading
     assert flagged(samples, "cpu") == {}
+    of_cpu = series("cpu_throttle_reasons", inside(2.0, 2.5, bit | 0x01, 0x01))
+    assert (flagged(of_cpu, "cpu"), flagged(of_cpu, "cuda")) == (flagged(samples), {})
 
 
 @pytest.mark.parametrize("bit", [0x00, 0x01, 0x02, 0x10, 0x100])

@@ -5,11 +5,12 @@ import socket
 from contextlib import closing
 from dataclasses import replace
 
+import msgspec
 import pytest
 from broker import HOST, free_port
 
 from benchd.daemon import records
-from benchd.daemon.config import Suite
+from benchd.daemon.config import Shipped, Suite
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.session import Arrived
@@ -17,7 +18,7 @@ from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.machine import lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.measuring import plan
-from benchd.daemon.service import announcements
+from benchd.daemon.service import announcements, deployed
 from benchd.daemon.service.cases import Cases
 from benchd.daemon.service.parts import Base, Places
 from benchd.daemon.service.service import Service
@@ -51,6 +52,14 @@ def test_a_gpu_that_the_driver_shows_late_is_what_the_next_pass_is_planned_for(s
     assert service._now.machine.device == "cuda"
     assert set(service._now.agenda.cases["s"]) > set(cases)
     assert service._now.publisher.link is not link, "info still names the CPU"
+
+
+def test_a_gpu_that_may_not_be_opened_is_a_problem_of_its_health(service, monkeypatch):
+    monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
+    monkeypatch.setattr(plan, "closed_gpu", lambda *root: "/dev/nvmap cannot be opened")
+    service._begin_due()
+    assert service._now.machine.device == "cuda"
+    assert service._between.health().problem == "/dev/nvmap cannot be opened"
 
 
 def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service, tmp_path, monkeypatch):
@@ -97,3 +106,24 @@ def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(servic
     assert session.reason_to_end() is None
     service._on_signal(signal.SIGTERM, None)
     assert session.reason_to_end() == "interrupted by a signal"
+
+
+def test_a_shipped_folder_that_is_gone_breaks_its_promise_once(service, tmp_path):
+    settings = replace_shipped(service, tmp_path / "net")
+    service._settings = settings
+    service._configure_again("a folder")
+    for _ in range(2):
+        service._verify_due()
+    names = [msgspec.json.decode(row.body) for row in service._base.outbox.pending(100) if row.topic.endswith("/event")]
+    broken = [one["detail"] for one in names if one["event"] == "promise_broken"]
+    assert len(broken) == 1
+    assert "no manifest.json" in broken[0]
+    assert str(tmp_path) not in broken[0]
+    assert service._deployments.standings["net"].said.verdict == "broken"
+    assert service._deployments.next() is None
+    again = service._base.outbox.kept_as(deployed.SHIPPED, deployed.decode, {})
+    assert again == service._deployments.standings
+
+
+def replace_shipped(service, folder):
+    return msgspec.structs.replace(service._settings, shipped=[Shipped(path=str(folder))])

@@ -9,7 +9,7 @@ import torch
 from test_check import onepass
 from test_measure import loaded
 from torch import nn
-from worker_jobs import TINY, job, run, user_module
+from worker_jobs import TINY, job, run, run_here, user_module
 
 from benchd.daemon.records import Check
 from benchd.daemon.worker import agreement, audit, check, steps, workload
@@ -34,9 +34,9 @@ CACHING = """
 """
 
 
-def measured(folder, forward="pass", **fields):
-    """Run the module in a worker; `forward` stands in it."""
-    return run(job(folder, module=user_module(folder, forward=forward), **fields))
+def measured(folder, forward="pass", by=run_here, **fields):
+    """Run the module as a worker does; `forward` stands in it."""
+    return by(job(folder, module=user_module(folder, forward=forward), **fields))
 
 
 @pytest.mark.parametrize("scenario", ["offline", "wake_up"])
@@ -49,7 +49,7 @@ def test_answers_that_go_stale_while_they_are_timed_fail_the_check(tmp_path, sce
 
 
 def test_a_cache_of_right_answers_passes_its_check_and_is_seen(tmp_path):
-    outcome = measured(tmp_path, CACHING)
+    outcome = measured(tmp_path, CACHING, by=run)
     assert outcome.process.status == "ok", outcome.process.reason
     assert "repeated_input_faster" in outcome.flags
     assert "output_changed" not in outcome.flags
@@ -289,7 +289,7 @@ def test_a_cache_that_waits_or_forgets_is_seen(tmp_path, forward):
 @pytest.mark.parametrize("size", [16, 256])
 def test_a_small_operation_is_not_taken_for_a_cache(tmp_path, size):
     a_job = msgspec.structs.replace(job(tmp_path), options={"size": size})
-    assert "repeated_input_faster" not in run(a_job).flags
+    assert "repeated_input_faster" not in run_here(a_job).flags
 
 
 @pytest.mark.parametrize(

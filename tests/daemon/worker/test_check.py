@@ -80,9 +80,8 @@ def test_nothing_is_held_against_a_reference_that_is_not_finite(tmp_path, where)
         checked(job(tmp_path, module=user_module(tmp_path, forward=wrong)))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "amp"])
-def test_every_precision_of_a_right_spiking_net_passes(tmp_path, precision):
-    result = checked(trained(tmp_path, variant=Variant(precision=precision), batch_size=3))
+def test_a_right_spiking_net_is_judged_by_its_codes_on_whole_batches(tmp_path):
+    result = checked(trained(tmp_path, variant=Variant(precision="amp"), batch_size=3))
     assert result.passed
     assert result.rule == "codes"
     assert result.images == 66  # whole batches of 3 that hold 64
@@ -170,8 +169,9 @@ def last_is_garbage(run, *inputs):
     return found
 
 
-@pytest.mark.parametrize("variant", ["eager", "bf16", "custom", "onnxruntime"])
-@pytest.mark.parametrize("batch_size", [16, 64])
+@pytest.mark.parametrize(
+    ("variant", "batch_size"), [("eager", 16), ("bf16", 16), ("custom", 16), ("onnxruntime", 16), ("custom", 64)]
+)
 def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_size):
     found = planted(trained(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
     assert found.verdict == "failed"
@@ -203,9 +203,8 @@ def test_right_variants_of_a_spiking_net_pass(shared, variant):
     assert planted(a_job).verdict == "passed"
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared, precision):
-    a_job = job(shared, model="qann_resnet18", variant=Variant(precision=precision), batch_size=8)
+def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared):
+    a_job = job(shared, model="qann_resnet18", variant=Variant(precision="bf16"), batch_size=8)
     a_job = msgspec.structs.replace(a_job, options=catalog.entry("qann_resnet18").resolve({}))
     assert planted(a_job).verdict == "void"
     assert planted(a_job, run=one_not_a_number).verdict == "failed"

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from worker_jobs import job, run
+from worker_jobs import job, run_here
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.worker import child
@@ -63,7 +63,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("mode", ["if True", "with torch.inference_mode(False), torch.enable_grad()"])
 def test_gradients_in_forward_are_told_from_a_fault_of_the_line(mode, tmp_path):
     (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=""))
-    outcome = run(job(tmp_path, module=f"{tmp_path}/net.py:Net"))
+    outcome = run_here(job(tmp_path, module=f"{tmp_path}/net.py:Net"))
     words = (
         r"net\.py:1\d: in forward: .* benchd runs inference without autograd: remove gradients .* clone of each input"
     )
@@ -73,4 +73,4 @@ def test_gradients_in_forward_are_told_from_a_fault_of_the_line(mode, tmp_path):
 def test_gradients_as_the_sentence_advises_run(tmp_path):
     mode = "with torch.inference_mode(False), torch.enable_grad()"
     (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=".clone()"))
-    assert run(job(tmp_path, module=f"{tmp_path}/net.py:Net")).process.status == "ok"
+    assert run_here(job(tmp_path, module=f"{tmp_path}/net.py:Net")).process.status == "ok"

@@ -1,13 +1,14 @@
 """The probes: finite rates in every precision, right arithmetic in the chains, and probes that fail."""
 
 import math
+import subprocess
 from typing import get_args
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from worker_jobs import job, run, user_module
+from worker_jobs import job, run, run_here
 
 from benchd.daemon.records import BytesBy, ExponentialsBy
 from benchd.daemon.worker import probes
@@ -127,14 +128,17 @@ def test_a_real_worker_probes_after_what_it_timed(tmp_path):
 @pytest.mark.parametrize(
     ("raised", "told"),
     [
-        ("RuntimeError('no room')", "no room"),
-        ("__import__('subprocess').CalledProcessError(1, 'gcc')", "Command 'gcc'"),
+        (RuntimeError("no room"), "no room"),
+        (subprocess.CalledProcessError(1, "gcc"), "Command 'gcc'"),
     ],
     ids=["torch", "a compiler"],
 )
-def test_probes_that_fail_cost_the_floor_and_not_the_measurement(raised, told, tmp_path):
-    spoils = f"def mm(*_, **__): raise {raised}\n    torch.mm = mm"
-    outcome = run(job(tmp_path, module=user_module(tmp_path, build=spoils)))
+def test_probes_that_fail_cost_the_floor_and_not_the_measurement(raised, told, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(torch, "mm", fails)
+    outcome = run_here(job(tmp_path))
     assert outcome.process.status == "ok"
     assert outcome.process.timing is not None
     assert outcome.process.probes is None

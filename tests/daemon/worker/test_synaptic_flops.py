@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from worker_jobs import job, run
+from worker_jobs import job, run_here
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import workload
@@ -58,7 +58,7 @@ def test_a_network_without_spikes_has_none(tmp_path):
     assert Reference(built, a_job, built.images[:2], torch.float64, CPU).synaptic_flops() is None
 
 
-def test_a_real_worker_counts_them_once_per_network(tmp_path):
+def test_a_worker_counts_them_once_per_network(tmp_path):
     variants = [Variant(), Variant(kernels="custom")]
-    found = [run(trained(tmp_path, "snn_onepass", variant=variant)).synaptic_flops for variant in variants]
+    found = [run_here(trained(tmp_path, "snn_onepass", variant=variant)).synaptic_flops for variant in variants]
     assert found[0] == found[1] > 0

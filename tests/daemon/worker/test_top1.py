@@ -1,4 +1,4 @@
-"""Accuracy over a folder of images in a real worker: right and wrong variants, labels that fit and labels that do not.
+"""Accuracy over a folder of images as a worker counts it: right and wrong variants, labels that fit and that do not.
 
 Images of class k are grey at 50 k, and the module reads that off them, so that every answer is known.
 """
@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from PIL import Image
-from worker_jobs import job, run, user_module
+from worker_jobs import job, run_here, user_module
 
 from benchd.daemon.records import InputSpec, Variant
 from benchd.daemon.worker import accuracy, backends, workload
@@ -73,7 +73,7 @@ def counted(a_job):
 
 def test_a_right_variant_is_right_on_every_image_of_the_set(tmp_path):
     write_images(tmp_path / "images")
-    outcome = run(asked(tmp_path, batch_size=4))  # 75 images: the last batch is not full
+    outcome = run_here(asked(tmp_path, batch_size=4))  # 75 images: the last batch is not full
     found = outcome.accuracy
     assert (found.images, found.right, found.reference_right, found.gained, found.lost) == (75, 75, 75, 0, 0)
     assert found.low < 0.96 < found.high == 1.0
@@ -127,7 +127,7 @@ def test_fp32_answers_once_for_all_variants_of_the_same_images(tmp_path, capfd):
 )
 def test_labels_and_outputs_that_do_not_fit_cost_the_accuracy_alone(tmp_path, classes, forward, reason):
     write_images(tmp_path / "images", classes)
-    outcome = run(asked(tmp_path, forward))
+    outcome = run_here(asked(tmp_path, forward))
     assert (outcome.process.status, outcome.accuracy) == ("ok", None)
     assert reason in outcome.missing["accuracy"]
 
@@ -181,7 +181,7 @@ def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
         data=f"imagefolder:{tmp_path}/images",
         accuracy="full",
     )
-    outcome = run(a_job)
+    outcome = run_here(a_job)
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     assert (outcome.accuracy.images, outcome.accuracy.right, outcome.accuracy.reference_right) == (9, 8, 8)
 

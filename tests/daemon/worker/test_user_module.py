@@ -5,7 +5,7 @@ import sys
 import msgspec
 import pytest
 import torch
-from worker_jobs import job, run
+from worker_jobs import job, run_here
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_model import inputs_of
@@ -321,7 +321,7 @@ def test_a_missing_package_is_told_from_a_package_that_misses_another(tmp_path):
 
 @pytest.mark.parametrize("variant", [Variant(), Variant("compile")])
 def test_a_failure_names_the_line_of_the_user_s_file_and_the_log(variant, tmp_path):
-    outcome = run(zoo(tmp_path, "Raises", variant=variant))
+    outcome = run_here(zoo(tmp_path, "Raises", variant=variant))
     line = ZOO.splitlines().index("        return x.view(7, -1, 5)") + 1
     assert outcome.process.reason == (
         f"zoo.py:{line}: in forward: return x.view(7, -1, 5): RuntimeError: shape '[7, -1, 5]' is invalid for input of "
@@ -331,10 +331,10 @@ def test_a_failure_names_the_line_of_the_user_s_file_and_the_log(variant, tmp_pa
 
 
 def test_a_command_line_that_asks_for_what_is_not_there_is_told_from_a_failure(tmp_path):
-    assert run(zoo(tmp_path, "absent")).flags == ["usage_error"]
+    assert run_here(zoo(tmp_path, "absent")).flags == ["usage_error"]
 
 
 def test_the_flag_of_a_float32_reference_stands_in_the_outcome(tmp_path):
-    outcome = run(zoo(tmp_path, "in_float"))
+    outcome = run_here(zoo(tmp_path, "in_float"))
     assert outcome.process.status == "ok", outcome.process.reason
     assert "reference_fp32" in outcome.flags

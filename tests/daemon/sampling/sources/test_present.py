@@ -4,12 +4,31 @@ import jetson_trees
 import machines
 import pytest
 
+from benchd.daemon.records import Sample, Window
+from benchd.daemon.sampling.energy import measure
 from benchd.daemon.sampling.sources import SAMPLERS, load, present
+from benchd.daemon.sampling.sources.ina3221 import Ina3221
+from benchd.daemon.sampling.sources.jtop import Jtop, _Reading
 
 
 def test_a_jetson_reads_its_rails_first_and_never_nvml(tmp_path):
     root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
-    assert present("cuda", root=root) == ["ina3221", "procfs", "devfreq", "thermal"]
+    assert present("cuda", root=root) == ["ina3221", "procfs", "devfreq", "throttle", "thermal"]
+
+
+def test_jtop_is_read_where_its_service_runs_and_its_rails_check_those_of_the_board(tmp_path):
+    root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
+    machines.write(root, {"run/jtop.sock": ""})
+    assert present("cuda", root=root)[:2] == ["ina3221", "jtop"]
+    board, jtop = Ina3221(root), Jtop()
+    assert board.unavailable() is None
+    jtop._first = _Reading(1.0, 0.5, ("VDD_IN", 5.9), [])
+    samples = [Sample(i * 10**8, "power_w", 5.98 + i % 2 * 1e-3, "ina3221", "VDD_IN") for i in range(200)]
+    samples += [Sample(i * 5 * 10**8, "power_w", 5.90 + i % 2 * 1e-3, "jtop", "VDD_IN") for i in range(40)]
+    sources = [*board.power_sources(), *jtop.power_sources()]
+    energy = measure(samples, sources, Window(4 * 10**9, 16 * 10**9), 100, 0.05)
+    assert (energy.source, energy.cross_check.source) == ("ina3221", "jtop")
+    assert energy.cross_check.energy_j / energy.energy_j == pytest.approx(5.90 / 5.98, abs=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""`benchd ship`: from a model and limits to the folder that is deployed, in as few processes as the answer needs."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchd.daemon import config as configuration
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import (
+    LATENCY_UNITS,
+    MEMORY_UNITS,
+    POWER_UNITS,
+    Data,
+    Device,
+    Inputs,
+    MaxAccuracyDrop,
+    MaxLatency,
+    MaxMemory,
+    MaxPower,
+    MinAgreement,
+    Module,
+    Option,
+    Wait,
+    Weights,
+    accuracy_drop,
+    agreement,
+    limit,
+    names,
+    options,
+    quantity,
+    user_model,
+    waits,
+    whole_numbers,
+)
+from benchd.daemon.config import Config, LimitsConfig, Suite
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine import gpu
+from benchd.daemon.measuring import plan, race, shipping
+from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.race import Race, Result
+from benchd.daemon.measuring.race_limits import Asked
+from benchd.daemon.measuring.session import Session, made_output
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.user_model import UserModel
+from benchd.daemon.reporting import report
+from benchd.daemon.verdicts.manifest import Manifest
+
+ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
+RATE_UNITS = {"Hz": 1, "fps": 1}
+
+app = application()
+
+
+@app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --out resnet18-shipped")
+def ship(
+    model: Annotated[str | None, typer.Argument(help="A model of `benchd list`, or torchvision:NAME.")] = None,
+    module: Module = None,
+    onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file.", metavar="FILE")] = None,
+    input_: Inputs = None,
+    option: Option = None,
+    weights: Weights = None,
+    data: Data = None,
+    labels: Annotated[Path | None, typer.Option(help="Class labels of the images in --data.")] = None,
+    max_latency: MaxLatency = None,
+    max_energy: Annotated[str | None, typer.Option(help="Limit of the energy per inference.", metavar="50mJ")] = None,
+    max_memory: MaxMemory = None,
+    max_power: MaxPower = None,
+    rate: Annotated[str | None, typer.Option(help="Inferences per second that it must reach.", metavar="30Hz")] = None,
+    max_accuracy_drop: MaxAccuracyDrop = None,
+    min_agreement: MinAgreement = None,
+    batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes that compete.", metavar="1,4")] = None,
+    variants: Annotated[
+        str | None, typer.Option(help="Variants that compete (default: all that can run here).", metavar="A,B")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the model (default: all).")] = None,
+    device: Device = "auto",
+    min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
+    minutes: Annotated[float, typer.Option(help="Most time to measure.")] = 15.0,
+    out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("shipped"),
+    config: Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")] = None,
+    page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
+    wait: Wait = None,
+) -> None:
+    """Find the variant to deploy, and write the folder that is deployed.
+
+    Exits with 4 if nothing meets the limits or the time did not suffice. Repeat an interrupted command to go on.
+    """
+    asked = Asked(
+        max_latency_ms=limit("--max-latency", max_latency, LATENCY_UNITS),
+        max_energy_j=limit("--max-energy", max_energy, ENERGY_UNITS),
+        max_memory_bytes=limit("--max-memory", max_memory, MEMORY_UNITS),
+        max_power_w=limit("--max-power", max_power, POWER_UNITS),
+        rate_hz=limit("--rate", rate, RATE_UNITS),
+        min_agreement=agreement(min_agreement),
+        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
+        min_effect=quantity("--min-effect", min_effect, {"%": 0.01}),
+    )
+    _refuse(asked, minutes, data)
+    own = user_model(module, onnx, input_ or [], beside={"MODEL": model})
+    if not (model or own):
+        raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module or --onnx")
+    suite = Suite(
+        models=[model] if model else [],
+        variants=names("--variants", variants),
+        batch_sizes=whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
+        options={name: list(values) for name, values in options(option or []).items()},
+        directions=["inference"],
+        threads=[threads] if threads else [],
+        weights=plan.named_weights(weights) if weights else None,
+        data=data,
+        labels=str(labels.resolve()) if labels else None,
+    )
+    shipping.refuse_existing(out)
+    if page:
+        report.require_page()
+    if device not in ("auto", "cpu"):
+        gpu.check(device)
+    machine = plan.inspect(device)
+    settings = configuration.read(config) if config else Config()
+    candidates = _candidates(suite, settings.limits, machine, own)
+    folder = made_output(shipping.work_folder(out))
+    with Session(settings, machine, folder, waiting=sys.stderr if waits(wait) else None) as session:
+        raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
+
+
+def _refuse(asked: Asked, minutes: float, data: str | None) -> None:
+    if asked.min_effect <= 0.0:
+        raise UsageError("--min-effect 0%: nothing is ever the same to the last digit; give the smallest that counts")
+    if minutes <= 0.0:
+        raise UsageError(f"--minutes {minutes:g}: more than 0")
+    if asked.max_accuracy_drop is not None and not data:
+        raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --weights")
+
+
+def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[Planned]:
+    """Return the cases that can run here, with the limits of a race; raise NotAvailable if there is none."""
+    planned = plan.plan([suite], limits, machine, own)
+    for entry in planned:
+        if entry.reason:
+            sys.stderr.write(f"not {entry.case.variant.label}: {entry.reason}\n")
+    of_race = plan.limited(race.LIMITS, limits)
+    left = [replace(entry, limits=of_race, preset=race.PRESET) for entry in planned if not entry.reason]
+    if not left:
+        raise NotAvailable("none of these variants can run here; `benchd doctor` says what is missing")
+    return left
+
+
+def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool) -> int:
+    """Race, and make the winner's folder; return the exit code."""
+    supervisor = Supervisor(session, candidates)
+    course = Race(supervisor, asked, minutes, sys.stderr)
+    found = course.run()
+    if session.interrupted:
+        sys.stderr.write(f"{found.reason}\n")
+        return 130
+    if not found.winner:
+        sys.stdout.write(f"nothing shipped: {found.reason}\n")
+        return 4 if any(record.status == "ok" for record in course.records()) else 6
+    try:
+        shipped = shipping.ship(course, found, supervisor, asked, out)
+    except shipping.NotShipped as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 130 if session.interrupted else 1
+    sys.stdout.write(_told(shipped, found, out, course.measured_s))
+    if page:
+        target = out.with_name(f"{out.name}.html")
+        report.page(out).rename(target)
+        sys.stdout.write(f"{target}\n")
+    return 0
+
+
+def _told(shipped: Manifest, found: Result, out: Path, measured_s: float) -> str:
+    """Return what was shipped, why, and where it is."""
+    promised, case = shipped.promised, shipped.case
+    interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
+    others = [name for name in found.tied if name != found.winner]
+    tied = f" (the same within the smallest effect: {', '.join(others)}; it is the simplest)" if others else ""
+    lines = [
+        f"{shipped.name} b{case.batch_size}: ship: {found.winner}  {promised.latency_ms:.4g}{interval} ms{tied}",
+        f"    against {shipped.against}",
+        f"    {out}: {len(shipped.resources) + 1} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
+        f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it anywhere",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,58 @@
+"""`benchd verify`: whether a shipped folder still is what it was, answers as it did, and keeps its promise."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from benchd.daemon import config as configuration
+from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import AsJson, Device, Wait, waits
+from benchd.daemon.config import Config
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import plan, race, verifying
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.verdicts import manifest, promise
+
+app = application()
+
+
+@app.command(epilog="Example: benchd verify shipped")
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A folder that benchd ship wrote.", metavar="DIR")],
+    processes: Annotated[int, typer.Option(help="Fresh processes to measure.")] = verifying.PROCESSES,
+    trust_plan: Annotated[
+        bool, typer.Option("--trust-plan", help="Load a TensorRT plan that another machine made.")
+    ] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Run a module's Python code that another machine shipped.")
+    ] = False,
+    device: Device = "auto",
+    config: Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")] = None,
+    json: AsJson = False,
+    wait: Wait = None,
+) -> None:
+    """Compare a shipped folder with its hashes, its golden answers and its promise.
+
+    Exits with 3 if it is slower than promised, 4 if that cannot be told (another machine too), 5 for other answers.
+    """
+    if processes < 1:
+        raise UsageError(f"--processes {processes}: at least 1")
+    shipped = manifest.read(folder)
+    verifying.refuse_untrusted(folder, shipped, trust_plan=trust_plan, trust_code=trust_code)
+    settings, machine = configuration.read(config) if config else Config(), plan.inspect(device)
+    limits = plan.limited(race.LIMITS, settings.limits)
+    waiting = sys.stderr if waits(wait) else None
+    with tempfile.TemporaryDirectory() as output, Session(settings, machine, Path(output), waiting=waiting) as session:
+        found = verifying.verify(folder, shipped, session, limits, processes)
+    if session.interrupted:
+        raise typer.Exit(130)
+    if json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        sys.stdout.write(f"{promise.line(found)}\n")
+        sys.stdout.writelines(f"    changed since: {one}\n" for one in found.changed)
+    raise typer.Exit(promise.EXIT_CODES[found.answer])

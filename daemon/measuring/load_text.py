@@ -1,0 +1,168 @@
+"""LOAD.md of a shipped folder: the lines that load and run exactly this in an environment with only its runtime."""
+
+from collections.abc import Sequence
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Precision
+from benchd.daemon.verdicts.manifest import CODE, Manifest
+
+_PAGE = """# How to load this
+
+{name}: {variant}, batch size {batch_size}, measured on {device}.
+
+```sh
+python -m pip install {packages}
+```
+
+Run this in this folder; it ends without an error if the answers are the golden ones.
+
+```python
+{code}
+```
+
+| | name | type | shape |
+| --- | --- | --- | --- |
+{tensors}
+
+Preprocessing: {preprocessing}.
+"""
+
+_GOLDEN = """
+for batch in range({batches}):
+    answers = run({{name: golden[f"input{{batch}}:{{name}}"] for name in {inputs}}})
+    for name, tolerance in {tolerances}.items():
+        exact = golden[f"exact{{batch}}:{{name}}"]
+        off = abs(answers[name] - exact).reshape(len(exact) if exact.ndim else 1, -1).max(1) / abs(exact).max()
+        rows_off[name] = rows_off.get(name, 0) + int((~(off <= tolerance)).sum())
+assert max(rows_off.values()) <= {rows_off}, f"other answers than the golden ones: {{rows_off}} inputs are off"
+print("the answers are the golden ones")"""
+
+_ONNX = """import os
+
+import numpy
+import onnxruntime
+
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = {threads}
+session = onnxruntime.InferenceSession("model.onnx", options, providers=["{provider}"])
+assert session.get_providers()[0] == "{provider}"
+names = [output.name for output in session.get_outputs()]
+
+
+def run(inputs):
+    return dict(zip(names, session.run(names, inputs)))
+
+
+golden, rows_off = numpy.load("golden.npz", allow_pickle=False), {{}}"""
+
+_TORCH = """import os
+import sys
+
+import numpy
+import torch
+from safetensors.torch import load_file
+
+sys.dont_write_bytecode = True
+{build}
+model = model.eval().to("{device}", torch.{dtype})
+call = {call}
+torch.set_num_threads({threads})
+
+
+def run(inputs):
+    given = [torch.from_numpy(value).to("{device}") for value in inputs.values()]
+    given = [value.to(torch.{dtype}) if value.is_floating_point() else value for value in given]
+    with torch.inference_mode(){autocast}:
+        answer = call({arguments})
+    return {{name: value.float().cpu().numpy() for name, value in {answer}.items()}}
+
+
+golden, rows_off = numpy.load("golden.npz", allow_pickle=False), {{}}"""
+
+_DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "amp": "float32"}
+
+
+def page(manifest: Manifest) -> str:
+    """Return the text of LOAD.md; raise Unsupported for answers that a few lines cannot name."""
+    rows = [("input", one) for one in manifest.inputs] + [("output", one) for one in manifest.outputs]
+    return _PAGE.format(
+        name=manifest.name,
+        variant=manifest.case.variant.label,
+        batch_size=manifest.case.batch_size,
+        device=manifest.device,
+        packages=" ".join(f"{name}=={version}" for name, version in manifest.packages.items()),
+        code=code(manifest),
+        tensors="\n".join(f"| {kind} | `{one.name}` | {one.dtype} | {one.shape} |" for kind, one in rows),
+        preprocessing=manifest.preprocessing,
+    )
+
+
+def code(manifest: Manifest) -> str:
+    """Return the Python code of LOAD.md."""
+    golden = _GOLDEN.format(
+        batches=manifest.golden.batches,
+        inputs=[one.name for one in manifest.inputs],
+        tolerances=manifest.golden.tolerances,
+        rows_off=manifest.golden.rows_off,
+    )
+    return (_onnx(manifest) if manifest.provider else _torch(manifest)) + golden
+
+
+def _threads(manifest: Manifest) -> str:
+    return str(manifest.case.threads or "len(os.sched_getaffinity(0))")
+
+
+def _onnx(manifest: Manifest) -> str:
+    return _ONNX.format(threads=_threads(manifest), provider=manifest.provider)
+
+
+def _torch(manifest: Manifest) -> str:
+    variant, device = manifest.case.variant, manifest.environment.device
+    half = "float16" if device == "cuda" else "bfloat16"
+    return _TORCH.format(
+        build=_build(manifest),
+        device=device,
+        dtype=_DTYPES[variant.precision],
+        call="torch.compile(model, dynamic=False)" if variant.backend == "compile" else "model",
+        threads=_threads(manifest),
+        autocast=f', torch.autocast("{device}", torch.{half})' if variant.precision == "amp" else "",
+        arguments=_arguments(manifest),
+        answer=_answer([one.name for one in manifest.outputs]),
+    )
+
+
+def _build(manifest: Manifest) -> str:
+    """Return the lines that build the module with its weights."""
+    if manifest.runs is None:
+        given = f'"{manifest.case.model}", load_file("weights.safetensors"), {manifest.options}'
+        kernels = f', kernels="{manifest.case.variant.kernels}"'
+        return f"from benchd.models import weights  # noqa: E402\n\nmodel = weights.build({given}{kernels})"
+    module, _, function = manifest.entry.partition(":")
+    lines = [
+        f'sys.path.insert(0, "{CODE}")',
+        f"from {module} import {function}  # noqa: E402",
+        "",
+        f"model = {function} if isinstance({function}, torch.nn.Module) else {function}()",
+        'model.load_state_dict(load_file("weights.safetensors"))',
+    ]
+    return "\n".join(lines)
+
+
+def _arguments(manifest: Manifest) -> str:
+    """Return the arguments of the call: by place, or by the names that were given to inputs."""
+    names = [spec.name for spec in manifest.read] or [""]
+    by_name = [f"{name}=given[{place}]" for place, name in enumerate(names) if name]
+    by_place = len(names) - len(by_name)
+    return ", ".join([f"*given[:{by_place}]" if by_name else "*given", *by_name])
+
+
+def _answer(names: Sequence[str]) -> str:
+    """Return the expression of the answers by name."""
+    if list(names) == ["output"]:
+        return '{"output": answer}'
+    if all(name.isdigit() for name in names):
+        return "{str(place): value for place, value in enumerate(answer)}"
+    if all(name.isidentifier() for name in names):
+        wanted = list(names)
+        return f"{{name: answer[name] if isinstance(answer, dict) else getattr(answer, name) for name in {wanted}}}"
+    raise Unsupported(f"its answers are nested ({', '.join(names)}): return a flat dict or tuple to ship it from torch")

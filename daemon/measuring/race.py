@@ -1,0 +1,340 @@
+"""A race between the candidates of one plan: each process goes where the answer is open, until one may win.
+
+The winner is then confirmed against the runner-up in fresh processes of both, alternately, and only these make its
+promise: the best of several alike looks faster in the race than it is.
+"""
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TextIO
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.machine.signals import ending
+from benchd.daemon.measuring import race_limits, race_log, recording
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import Limits, Outcome
+from benchd.daemon.measuring.race_limits import Asked, Miss
+from benchd.daemon.measuring.race_log import Entry, Phase, RaceLog
+from benchd.daemon.measuring.recording import RunId
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Record
+from benchd.daemon.verdicts import effects, racing, recommend
+from benchd.daemon.verdicts.effects import Verdict
+from benchd.daemon.verdicts.racing import Behind
+from benchd.daemon.verdicts.recommend import Requirements
+from benchd.daemon.verdicts.statistics import StopRule
+
+LOG = "race.jsonl"
+PRESET = "ship"
+LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
+"""Many short processes tell more than few long ones: what differs between processes, none of them shows."""
+
+LATER_IMAGES = 8
+"""Images of the check behind a candidate's first process, which checks all."""
+
+
+@dataclass
+class Candidate:
+    """One variant of the race: its processes, and why it left, if so because it is `behind` another."""
+
+    planned: Planned
+    name: str
+    raced: list[Outcome] = field(default_factory=list)
+    confirmed: list[Outcome] = field(default_factory=list)
+    left: str | None = None
+    behind: Behind | None = None
+
+    def times_ms(self, rounds: int | None = None) -> list[float]:
+        """Return the milliseconds per inference of each process of the first `rounds`."""
+        return per_inference_ms(self.raced[:rounds], self.planned)
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What a race found: the winner with its runner-up and verdict against it, or the `reason` why nothing ships.
+
+    `tied` are those that may win, among which the stated order chose. `is_open` says that more time may decide.
+    """
+
+    winner: str | None = None
+    runner_up: str | None = None
+    tied: list[str] = []
+    verdict: Verdict | None = None
+    reason: str = ""
+    is_open: bool = False
+
+
+class _Stopped(Exception):
+    """A signal, or the time, ended the race; the message says which."""
+
+
+def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[float]:
+    """Return the median milliseconds per inference of each process that was timed."""
+    timings = [outcome.process.timing for outcome in outcomes]
+    return [timing.median_ms / planned.case.batch_size for timing in timings if timing]
+
+
+def simplicity(one: Candidate) -> tuple[int, int, int, int]:
+    """Return the place among variants that are equally fast: the simplest, then the smallest, then the most exact.
+
+    Plain kernels come first and runtimes in the order of `benchd list`, then small batches, then fp32.
+    """
+    variant, case = one.planned.case.variant, one.planned.case
+    kinds = KERNELS.index(variant.kernels), BACKENDS.index(variant.backend)
+    return *kinds, case.batch_size, PRECISIONS.index(variant.precision)
+
+
+class Race:
+    """The candidates of a supervisor's plan, raced in its session's folder, behind what the log there holds.
+
+    `minutes` limits what is measured now, of which 7 pairs are kept for confirming. `told` receives a line for each
+    step. `measured_s` is the time of all processes of the log.
+    """
+
+    def __init__(self, supervisor: Supervisor, asked: Asked, minutes: float, told: TextIO) -> None:
+        self._supervisor, self._asked, self._minutes, self._told = supervisor, asked, minutes, told
+        names = _names(supervisor.plan)
+        self.candidates = [Candidate(entry, name) for entry, name in zip(supervisor.plan, names, strict=True)]
+        self._limits = race_limits.limits(asked, supervisor.session.machine.device)
+        self._started_s = time.monotonic()
+        run = supervisor.session.run(supervisor.suite_id)
+        digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
+        self._log = RaceLog(supervisor.session.output / LOG, digest)
+        self._read()
+
+    @property
+    def measured_s(self) -> float:
+        """Return how long all processes took, those of earlier starts too."""
+        return math.fsum(entry.seconds for entry in self._log.entries)
+
+    def _read(self) -> None:
+        """Give each candidate its processes of the log, and say so."""
+        by_case = {one.planned.case.case_id: one for one in self.candidates}
+        for entry in self._log.entries:
+            self._outcomes(by_case[entry.case_id], entry.phase).append(entry.outcome)
+        if self._log.is_other:
+            self._tell("an earlier race was of another plan, machine or version: starting anew")
+        elif self._log.entries:
+            self._tell(f"going on behind {len(self._log.entries)} processes that are measured already")
+
+    def run(self) -> Result:
+        """Race until one may win and confirm it, under the machine's lock; an interrupt leaves it open."""
+        session = self._supervisor.session
+        with session.measuring(ending()):
+            self._started_s = time.monotonic()
+            try:
+                found = self._raced()
+                return self._confirmed(found) if found.winner else found
+            except _Stopped as stopped:
+                return Result(reason=str(stopped), is_open=True)
+
+    def records(self) -> list[Record]:
+        """Return the record of each candidate that was measured, with all of its processes."""
+        measured = ((one, [*one.raced, *one.confirmed]) for one in self.candidates)
+        return [self.record(one, outcomes) for one, outcomes in measured if outcomes]
+
+    def record(self, one: Candidate, outcomes: Sequence[Outcome]) -> Record:
+        """Return the record of these processes of a candidate."""
+        run = self._supervisor.session.run(self._supervisor.suite_id)
+        limits = msgspec.structs.replace(one.planned.limits, processes=len(outcomes))
+        return recording.record(one.planned.case, PRESET, run, RunId.new(), outcomes, limits=limits)
+
+    def named(self, name: str) -> Candidate:
+        """Return the candidate of this name."""
+        return next(one for one in self.candidates if one.name == name)
+
+    def _left(self) -> list[Candidate]:
+        return [one for one in self.candidates if one.left is None]
+
+    def _raced(self) -> Result:
+        for rounds in racing.LOOKS:
+            for number in range(rounds):
+                self._round(number)
+            if not self._left():
+                return Result(reason=self._nearest())
+            found = self._look(rounds)
+            if found:
+                return found
+        return Result(reason=self._undecided(), is_open=True)
+
+    def _round(self, number: int) -> None:
+        """Measure what is missing of a round, in drawn order; those that cannot ship leave."""
+        missing = [one for one in self._left() if len(one.raced) <= number]
+        for one in random.sample(missing, len(missing)):
+            if number and self._is_late():
+                raise _Stopped(self._undecided())
+            self._measure(one, "race")
+        for one in self._left():
+            one.left = self._unfit(one, number)
+            if one.left:
+                self._tell(f"  not {one.name}: {one.left}")
+
+    def _is_late(self) -> bool:
+        """Return whether the time that is left is only enough to confirm."""
+        pairs_s = 2 * effects.LOOKS[0] * self.measured_s / max(len(self._log.entries), 1)
+        return time.monotonic() - self._started_s + pairs_s > 60.0 * self._minutes
+
+    def _measure(self, one: Candidate, phase: Phase) -> None:
+        """Run one process of a candidate and log it; raise _Stopped after a signal."""
+        outcomes, started_s = self._outcomes(one, phase), time.monotonic()
+        is_first = not one.raced
+        limits = one.planned.limits if is_first else _of_later(one.planned.limits)
+        name = f"{one.planned.case.case_id}.{phase}.{len(outcomes)}"
+        outcome = self._supervisor.process(
+            replace(one.planned, limits=limits),
+            name,
+            0 if is_first else 1,
+            is_compared=True,
+            accuracy=one.planned.accuracy if is_first else None,
+        )
+        if self._supervisor.session.interrupted:
+            raise _Stopped("interrupted: the same command goes on from here")
+        self._log.add(Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome))
+        outcomes.append(outcome)
+
+    def _outcomes(self, one: Candidate, phase: Phase) -> list[Outcome]:
+        return one.raced if phase == "race" else one.confirmed
+
+    def _unfit(self, one: Candidate, number: int) -> str | None:
+        """Return why this process shows that the candidate cannot ship, else None; the first one checks most images."""
+        record = self.record(one, [one.raced[number]])
+        if number:
+            return recommend.disqualified(record)
+        asked = Requirements(min_agreement=self._asked.min_agreement, max_accuracy_drop=self._asked.max_accuracy_drop)
+        return recommend.why_not(record, asked)
+
+    def _look(self, rounds: int) -> Result | None:
+        """Let those leave that are above a limit or behind; return the result if that decides the race."""
+        for one in self._left():
+            misses = self._misses(one, rounds)
+            if misses:
+                one.left = misses[0].words
+                self._tell(f"  not {one.name}: {one.left}")
+        left = {one.name: one for one in self._left()}
+        if not left:
+            return Result(reason=self._nearest())
+        times_ms = {name: one.times_ms(rounds) for name, one in left.items()}
+        fit = {name for name, one in left.items() if self._meets(one, rounds)}
+        seen = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
+        self._tell(f"round {rounds}: {_means(times_ms)}")
+        for name, behind in seen.behind.items():
+            left[name].behind, left[name].left = behind, _words(behind)
+            self._tell(f"  not {name}: {left[name].left}")
+        if not seen.may_win:
+            return None
+        tied = [left[name] for name in seen.may_win]
+        winner = min(tied, key=simplicity)
+        return Result(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
+
+    def _misses(self, one: Candidate, rounds: int) -> list[Miss]:
+        bounds = len(self._limits) * len(self.candidates)
+        found = ((limit, limit.values(one.raced[:rounds], one.planned)) for limit in self._limits)
+        return [miss for limit, values in found if (miss := limit.miss(values, bounds))]
+
+    def _meets(self, one: Candidate, rounds: int) -> bool:
+        return all(limit.is_met(limit.values(one.raced[:rounds], one.planned)) for limit in self._limits)
+
+    def _nearest(self) -> str:
+        """Return which candidate misses its worst limit by least, and by how much."""
+        worst = [
+            (max(misses, key=lambda miss: math.inf if miss.share is None else miss.share), one)
+            for one in self.candidates
+            if (misses := self._misses(one, len(one.raced)))
+        ]
+        known = [(miss.share, miss.words, one.name) for miss, one in worst if miss.share is not None]
+        if known:
+            share, words, name = min(known)
+            return f"nothing meets the limits; the nearest is {name}: {words}, by {100 * share:.3g} %"
+        return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
+
+    def _runner_up(self, winner: Candidate) -> str | None:
+        """Return who came closest among the others that could ship."""
+
+        def ratio(one: Candidate) -> float:
+            rounds = min(len(one.raced), len(winner.raced))
+            return _mean(one.times_ms(rounds)) / _mean(winner.times_ms(rounds))
+
+        others = [one for one in self.candidates if one is not winner and (one.left is None or one.behind)]
+        return min(others, key=ratio).name if others else None
+
+    def _undecided(self) -> str:
+        """Return between which the race could not decide, and how long that would take."""
+        left = self._left()
+        names = " and ".join(one.name for one in left)
+        unclear = [one.name for one in left if not self._meets(one, len(one.raced))]
+        why = f"; {', '.join(unclear)} may or may not meet the limits" if unclear else ""
+        rounds = min(len(one.raced) for one in left)
+        if rounds < 3 or len(left) < 2:
+            return f"could not decide on {names}{why}: give it more --minutes"
+        times_ms = {one.name: one.times_ms(rounds) for one in left}
+        needed = racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect)
+        more = max(needed - rounds, 1)
+        minutes = more * len(left) * self.measured_s / len(self._log.entries) / 60.0
+        told = f"could not decide between {names}{why}; that would take about {more} more rounds, {minutes:.2g} minutes"
+        return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
+
+    def _confirmed(self, found: Result) -> Result:
+        """Measure winner and runner-up in fresh processes, in pairs of drawn order, until there is a verdict."""
+        sides = [self.named(name) for name in (found.winner, found.runner_up) if name]
+        for pairs in effects.LOOKS:
+            for number in range(pairs):
+                missing = [one for one in sides if len(one.confirmed) <= number]
+                for one in random.sample(missing, len(missing)):
+                    self._measure(one, "confirm")
+            failed = [one for one in sides if recommend.disqualified(self.record(one, one.confirmed[:pairs]))]
+            if failed:
+                return _not_confirmed(found, failed)
+            if len(sides) < 2:
+                return found
+            times_ms = {one.name: per_inference_ms(one.confirmed[:pairs], one.planned) for one in sides}
+            self._tell(f"confirming, {pairs} pairs: {_means(times_ms)}")
+            first, second = times_ms.values()
+            verdict = effects.look(first, second, self._asked.min_effect)
+            if verdict:
+                return _concluded(found, verdict)
+        raise AssertionError("the last look has a verdict")
+
+    def _tell(self, text: str) -> None:
+        self._told.write(f"{text}\n")
+        self._told.flush()
+
+
+def _not_confirmed(found: Result, failed: Sequence[Candidate]) -> Result:
+    names = " and ".join(one.name for one in failed)
+    return Result(reason=f"{found.winner} won the race, but in fresh processes {names} failed: nothing ships")
+
+
+def _concluded(found: Result, verdict: Verdict) -> Result:
+    if verdict.answer != "faster":
+        return msgspec.structs.replace(found, verdict=verdict)
+    by = f"{-100 * (verdict.effect or 0.0):.2g} %"
+    return Result(reason=f"{found.winner} won, but in fresh processes {found.runner_up} is faster by {by}")
+
+
+def _of_later(limits: Limits) -> Limits:
+    """Return the limits of a candidate's later processes."""
+    return msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
+
+
+def _names(plan: Sequence[Planned]) -> list[str]:
+    """Return the name of each candidate: its variant, and its batch size if these compete."""
+    sizes = {entry.case.batch_size for entry in plan}
+    return [entry.case.variant.label + (f" b{entry.case.batch_size}" if len(sizes) > 1 else "") for entry in plan]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _means(times_ms: Mapping[str, Sequence[float]]) -> str:
+    return ", ".join(f"{name} {_mean(values):.4g} ms" for name, values in times_ms.items())
+
+
+def _words(behind: Behind) -> str:
+    low, high = 1.0 + behind.interval.low, 1.0 + behind.interval.high
+    interval = f" [{low:.3g}, {high:.3g}]" if math.isfinite(high) else ""
+    return f"takes {1.0 + behind.share:.3g}x{interval} the time of {behind.than}"

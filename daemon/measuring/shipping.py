@@ -1,0 +1,170 @@
+"""From the winner of a race to the folder that is deployed: its files, its manifest, and proof that LOAD.md runs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.machine.signals import ending
+from benchd.daemon.measuring import load_text
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.race import Candidate, Race, Result
+from benchd.daemon.measuring.race_limits import Asked
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import Environment, InputSpec, Record, encode, wall_now
+from benchd.daemon.verdicts import manifest, recommend
+from benchd.daemon.verdicts.manifest import LOAD, MANIFEST, Manifest, Packed, Promised
+from benchd.daemon.verdicts.results import JOURNAL, process_medians_ms
+
+LOAD_TIMEOUT_S = 900.0
+
+
+class NotShipped(BenchdError):
+    """The winner's folder could not be made; the message says why."""
+
+
+def work_folder(out: Path) -> Path:
+    """Return the folder beside `out` that holds the race until `out` is whole."""
+    return out.with_name(f"{out.name}.race")
+
+
+def ship(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+    """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole.
+
+    Raises NotShipped if a file cannot be made or LOAD.md does not run.
+    """
+    winner, session = race.named(str(found.winner)), supervisor.session
+    made = session.output / "deploy"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    with session.measuring(ending()):
+        packed = _packed(winner.planned, supervisor, made)
+        record = race.record(winner, winner.confirmed)
+        shipped = _manifest(winner, packed, record, found, asked)
+        (made / LOAD).write_text(load_text.page(shipped))
+        _run_load(shipped, made)
+    (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
+    shipped = msgspec.structs.replace(shipped, resources=manifest.resources(made))
+    (made / MANIFEST).write_bytes(manifest.encode(shipped))
+    _sync(made)
+    manifest.remember(made)
+    made.rename(out)
+    shutil.rmtree(session.output)
+    return shipped
+
+
+def _packed(planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
+    """Have a worker write the files; raise NotShipped with its reason if it cannot."""
+    outcome = supervisor.process(replace(planned, ship_to=str(made)), "deploy", 1, is_compared=True)
+    if outcome.packed is None:
+        raise NotShipped(f"{planned.case.variant.label} cannot be deployed: {outcome.process.reason}")
+    return outcome.packed
+
+
+def _manifest(winner: Candidate, packed: Packed, record: Record, found: Result, asked: Asked) -> Manifest:
+    """Return the manifest without its resources; the record is that of the processes that confirmed the winner."""
+    facts, environment = record.model, record.environment
+    if facts is None or record.timing is None:
+        raise NotShipped(f"{winner.name}: the processes that confirmed it were not timed")
+    own = winner.planned.own
+    return Manifest(
+        name=own.model if own else record.case.model,
+        created=wall_now(),
+        tool_version=record.tool_version,
+        case=record.case,
+        options=facts.options,
+        read=_read(facts.inputs, packed),
+        inputs=packed.inputs,
+        outputs=packed.outputs,
+        preprocessing=packed.preprocessing,
+        entry=packed.entry,
+        provider=packed.provider,
+        packages=packed.packages,
+        weights_sha256=facts.weights_sha256,
+        golden=packed.golden,
+        asked=msgspec.structs.asdict(asked),
+        promised=_promised(record, winner),
+        against=_against(found),
+        device=device_class(environment),
+        device_id=record.device_id,
+        environment=environment,
+        resources=[],
+    )
+
+
+def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
+    """Return the inputs of one item: the user's, or those of the file."""
+    if own or not packed.provider:
+        return list(own)
+    return [InputSpec(one.name, None, one.shape[1:]) for one in packed.inputs]
+
+
+def _promised(record: Record, winner: Candidate) -> Promised:
+    timing, energy, first = record.timing, record.energy, winner.raced[0]
+    assert timing is not None  # noqa: S101 - for the type checker: `_manifest` refuses it
+    on_cpu, memory = record.environment.device == "cpu", record.memory
+    return Promised(
+        processes_ms=process_medians_ms([record]),
+        latency_ms=timing.median_ms,
+        low_ms=timing.low_ms,
+        high_ms=timing.high_ms,
+        p99_ms=timing.p99_ms,
+        energy_per_inference_j=energy.gross_per_inference_j if energy else None,
+        energy_error_share=recommend.energy_error_share(energy),
+        memory_bytes=(memory.rss_peak_bytes if on_cpu else memory.device_peak_bytes) if memory else None,
+        agreement=f"check ok{recommend.agreement(first.check)}",
+        accuracy=first.accuracy.top1 if first.accuracy else None,
+    )
+
+
+def _against(found: Result) -> str:
+    """Return the verdict of the runner-up against the winner in words."""
+    verdict = found.verdict
+    if verdict is None or verdict.effect is None or verdict.interval is None:
+        return f"{found.runner_up}: not compared" if found.runner_up else "no other variant could ship"
+    low, high = 1.0 + verdict.interval.low, 1.0 + verdict.interval.high
+    return f"{found.runner_up} takes {1.0 + verdict.effect:.4g}x [{low:.4g}, {high:.4g}] its time"
+
+
+def device_class(environment: Environment) -> str:
+    """Return what a person calls the machine: its board or processor, its GPU, and its power mode."""
+    processor = environment.board or environment.soc or environment.cpu_model
+    parts = [processor, environment.gpu if environment.device != "cpu" else None, environment.power_mode]
+    return ", ".join(part for part in parts if part)
+
+
+def _run_load(shipped: Manifest, folder: Path) -> None:
+    """Run LOAD.md's code in a fresh interpreter; raise NotShipped with its last line if it does not end well."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-I", "-B", "-c", load_text.code(shipped)]
+    started_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=LOAD_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotShipped(f"LOAD.md did not end within {time.monotonic() - started_s:.0f} s") from error
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise NotShipped(f"LOAD.md does not run here: {words}")
+
+
+def _sync(folder: Path) -> None:
+    """Sync every file and folder, so that what the rename shows is on the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise UsageError if something is at `out` already."""
+    if out.exists():
+        raise UsageError(f"--out {out}: already there; verify it with `benchd verify {out}`, or remove it first")

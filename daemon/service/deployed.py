@@ -1,0 +1,183 @@
+"""The folders of `[[shipped]]`: when each is verified, what is published of it, and which variant is ahead."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.config import Shipped
+from benchd.daemon.delivery.messages import Deployed
+from benchd.daemon.errors import BenchdError
+from benchd.daemon.machine.lock import Busy
+from benchd.daemon.machine.systemd_notify import log
+from benchd.daemon.measuring import plan, race, verifying
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.records import Record, wall_now
+from benchd.daemon.service.between import Between
+from benchd.daemon.service.parts import Base, Configured
+from benchd.daemon.trigger import DAY_S
+from benchd.daemon.verdicts import manifest, recommend, results
+from benchd.daemon.verdicts.manifest import Manifest
+from benchd.daemon.verdicts.promise import Verified
+from benchd.daemon.verdicts.recommend import Requirements
+
+SHIPPED = "shipped"
+FINGERPRINT_S = 3600.0  # between two looks at whether the machine or its software has changed
+RETRY_S = 60.0  # while another process measures
+REASON_CHARACTERS = 500
+
+
+class Kept(Struct, frozen=True):
+    """What is kept of a folder: when it was verified, on which machine and software, and what was published."""
+
+    verified_s: float
+    fingerprint: str
+    said: Deployed
+
+
+Standings = Mapping[str, Kept]
+"""By the name of the folder."""
+
+
+def decode(content: bytes) -> Standings:
+    """Return what an earlier service has kept."""
+    return msgspec.json.decode(content, type=dict[str, Kept])
+
+
+def is_due(one: Shipped, before: Kept | None, now_s: float, fingerprint: str) -> bool:
+    """Return whether a folder is to be verified: never yet, its time has come, or what it runs on has changed."""
+    if before is None or before.fingerprint != fingerprint or before.verified_s > now_s + DAY_S:
+        return True
+    trigger = one.trigger()
+    next_s = trigger.next_after(before.verified_s) if trigger else None
+    return next_s is not None and next_s <= now_s
+
+
+def said(one: Shipped, shipped: Manifest | None, found: Verified | str, before: Kept | None, better: str) -> Deployed:
+    """Return what to publish of a verification, or of the reason that prevented it."""
+    answer = "broken" if isinstance(found, str) else found.answer
+    reason = found if isinstance(found, str) else found.reason
+    was = before.said if before else None
+    now_wall = wall_now()
+    promised = shipped.promised if shipped else None
+    return Deployed(
+        name=one.called,
+        case_id=shipped.case.case_id if shipped else (was.case_id if was else ""),
+        verdict=answer,
+        reason=reason.replace(one.path, one.called)[:REASON_CHARACTERS],
+        since=was.since if was and was.verdict == answer else now_wall,
+        t_wall=now_wall,
+        promised_ms=promised.latency_ms if promised else None,
+        promised_low_ms=promised.low_ms if promised else None,
+        promised_high_ms=promised.high_ms if promised else None,
+        now_ms=None if isinstance(found, str) else found.now_ms,
+        change=None if isinstance(found, str) else found.change,
+        change_low=None if isinstance(found, str) else found.change_low,
+        change_high=None if isinstance(found, str) else found.change_high,
+        better=better,
+    )
+
+
+def better(shipped: Manifest, records: Sequence[Record]) -> str:
+    """Return which variant the plan's results show ahead of the shipped one beyond its interval; empty if none does.
+
+    Only results of the same weights, inputs and batch size count, and only variants that meet the limits asked for.
+    """
+    limits = {name: value for name, value in shipped.asked.items() if name in Requirements.__struct_fields__}
+    alike = [record for record in records if _is_alike(record, shipped)]
+    for decision in recommend.decide(alike, Requirements(**limits)):  # type: ignore[arg-type]
+        mine = next((one for one in decision.candidates.values() if one.case.variant == shipped.case.variant), None)
+        ahead = decision.candidates.get(decision.ship or "")
+        if mine is None or ahead is None or ahead is mine:
+            continue
+        lead = recommend.lead(ahead, mine, decision.objective)
+        if lead and lead.low > 0.0:
+            times = [record.timing.median_ms for record in (mine, ahead) if record.timing]
+            return f"{decision.ship}, {times[0] / times[1]:.3g}x [{1 + lead.low:.3g}, {1 + lead.high:.3g}]"
+    return ""
+
+
+def _is_alike(record: Record, shipped: Manifest) -> bool:
+    case, mine = record.case, shipped.case
+    same = (case.model, case.batch_size, case.options, case.scenario, case.direction, case.seed)
+    weights = record.model.weights_sha256 if record.model else ""
+    return weights == shipped.weights_sha256 and same == (
+        mine.model,
+        mine.batch_size,
+        mine.options,
+        mine.scenario,
+        mine.direction,
+        mine.seed,
+    )
+
+
+class Deployments:
+    """Verifies the configured folders one at a time; `standings` is what is known of each."""
+
+    def __init__(self, base: Base, now: Configured, between: Between, standings: Standings) -> None:
+        self._base, self._now, self._between = base, now, between
+        self.configured = now.settings.shipped
+        self.standings = {name: one for name, one in standings.items() if name in {s.called for s in self.configured}}
+        self._fingerprint = ""
+        self._busy_until_s = 0.0
+
+    def introduce(self, before: Standings) -> None:
+        """Retain what is known of each folder, and clear what is no longer configured."""
+        if self._now.publisher.link:
+            for name in before:
+                kept = self.standings.get(name)
+                body = msgspec.json.encode(kept.said) if kept else b""
+                self._now.publisher.link.retain(self._now.topics.shipped(name), body)
+
+    def next(self) -> Shipped | None:
+        """Return the folder to verify now, None if there is none."""
+        if not self.configured or time.monotonic() < self._busy_until_s:
+            return None
+        if not self._fingerprint or self._base.every.is_due(SHIPPED, FINGERPRINT_S):
+            self._fingerprint = self._now.machine.environment().fingerprint
+        known = ((one, self.standings.get(one.called)) for one in self.configured)
+        return next((one for one, kept in known if is_due(one, kept, time.time(), self._fingerprint)), None)
+
+    def verify(self, one: Shipped, session: Session) -> None:
+        """Verify a folder and publish what that found; another process that measures delays it."""
+        shipped, records = None, []
+        try:
+            shipped = manifest.read(Path(one.path))
+            verifying.refuse_untrusted(Path(one.path), shipped, trust_plan=one.trust_plan, trust_code=one.trust_code)
+            limits = plan.limited(race.LIMITS, self._now.settings.limits)
+            found: Verified | str = verifying.verify(Path(one.path), shipped, session, limits)
+            records = results.read(self._base.places.state / results.JOURNAL) if self._has_results() else []
+        except Busy as busy:
+            log(f"waiting: {busy}")
+            self._busy_until_s = time.monotonic() + RETRY_S
+            return
+        except BenchdError as error:
+            found = str(error)
+        finally:
+            self._now.publisher.end()
+        if not session.interrupted:
+            self._publish(one, said(one, shipped, found, self.standings.get(one.called), _better(shipped, records)))
+
+    def _has_results(self) -> bool:
+        path = self._base.places.state / results.JOURNAL
+        return path.is_file() and path.stat().st_size > 0
+
+    def _publish(self, one: Shipped, now: Deployed) -> None:
+        before = self.standings.get(one.called)
+        self.standings = {**self.standings, one.called: Kept(time.time(), self._fingerprint, now)}
+        self._between.attempt(lambda: self._now.publisher.keep({SHIPPED: msgspec.json.encode(self.standings)}))
+        if self._now.publisher.link:
+            self._now.publisher.link.retain(self._now.topics.shipped(one.called), msgspec.json.encode(now))
+        was_broken, was_better = (before.said.is_broken, before.said.better) if before else (False, "")
+        if now.is_broken and not was_broken:
+            self._between.event("promise_broken", f"{now.name}: {now.verdict}: {now.told}")
+        if was_broken and not now.is_broken:
+            self._between.event("promise_kept", f"{now.name}: {now.verdict}: {now.told}")
+        if now.better and now.better != was_better:
+            self._between.event("shipped_behind", f"{now.name}: better: {now.better}")
+
+
+def _better(shipped: Manifest | None, records: Sequence[Record]) -> str:
+    return better(shipped, records) if shipped else ""

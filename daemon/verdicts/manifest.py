@@ -1,0 +1,220 @@
+"""The folder that `benchd ship` writes, and its manifest: what is deployed, from which bytes, and what was promised.
+
+    DIR/manifest.json      this: `benchd.shipped/1`, its schema in docs/manifest.schema.json
+    DIR/LOAD.md            how to load and run exactly this
+    DIR/golden.npz         a few inputs, their float64 answers and the variant's own
+    DIR/records.jsonl      what was measured
+    DIR/...                the files that the runtime reads
+
+Every file is a resource with its size and SHA-256, and a file that is not listed, or that is no plain file, is refused.
+Hashes beside their files show damage, not origin: what runs code when it is loaded is loaded only if this machine made
+it, or if the user says so.
+"""
+
+import hashlib
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import folders
+from benchd.daemon.records import Case, Environment, InputSpec, OptionValue
+from benchd.exporters.artifacts import sha256_of
+
+SCHEMA = "benchd.shipped/1"
+MANIFEST, GOLDEN, LOAD = "manifest.json", "golden.npz", "LOAD.md"
+WEIGHTS, ONNX, PLAN, TIMING_CACHE, CODE = "weights.safetensors", "model.onnx", "model.plan", "timing.cache", "code"
+MOST_BYTES = 2**22
+"""A manifest is a few kilobytes: more is not read."""
+
+Runs = Literal["plan", "code"]
+
+
+class Resource(Struct, frozen=True):
+    """A file of the folder by its path in it, its size and the SHA-256 of its bytes."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Tensor(Struct, frozen=True):
+    """An input or an output: its name, its type and its shape with the batch."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class Golden(Struct, frozen=True):
+    """How the golden answers are compared: of all `rows`, at most `rows_off` may be beyond an output's limit.
+
+    `tolerances` are shares of the largest float64 answer, by output; rows may be off only for networks with thresholds,
+    in which one spike changes everything after it.
+    """
+
+    batches: int
+    rows: int
+    tolerances: dict[str, float]
+    rows_off: int = 0
+
+
+class Packed(Struct, frozen=True, kw_only=True):
+    """What the worker that wrote the files says of them: how they are called, and the answers to expect.
+
+    `entry` is what a module is built by: `package.module:function` of `code/`, or the catalog's name of the model.
+    """
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    golden: Golden
+    preprocessing: str
+    entry: str = ""
+    provider: str = ""
+    packages: dict[str, str] = {}
+
+
+class Promised(Struct, frozen=True, kw_only=True):
+    """What was measured in fresh processes of the winner; a value that was not measured is null.
+
+    `processes_ms` are the medians that the interval of `latency_ms` is from: of one run of a whole batch.
+    """
+
+    processes_ms: list[float]
+    latency_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    p99_ms: float | None = None
+    energy_per_inference_j: float | None = None
+    energy_error_share: float | None = None
+    memory_bytes: int | None = None
+    agreement: str = ""
+    accuracy: float | None = None
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What is deployed. `asked` are the limits that it met, `environment` is where it was measured.
+
+    `read` are the inputs of one item, as `--input` gives them; `device` names the machine's class for people.
+    """
+
+    schema: str = SCHEMA
+    name: str
+    created: str
+    tool_version: str
+    case: Case
+    options: dict[str, OptionValue]
+    read: list[InputSpec] = []
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    preprocessing: str
+    entry: str = ""
+    provider: str = ""
+    packages: dict[str, str]
+    weights_sha256: str
+    golden: Golden
+    asked: dict[str, float | None]
+    promised: Promised
+    against: str = ""
+    device: str
+    device_id: str
+    environment: Environment
+    resources: list[Resource]
+
+    @property
+    def runs(self) -> Runs | None:
+        """Return what in the folder runs code when it is loaded: a TensorRT plan or Python, None if nothing does."""
+        if self.case.variant.backend == "tensorrt":
+            return "plan"
+        return "code" if any(one.name.startswith(f"{CODE}/") for one in self.resources) else None
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as the bytes of its file."""
+    return msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a manifest."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(Manifest)
+
+
+def resources(folder: Path) -> list[Resource]:
+    """Return every file below the folder but the manifest."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return [Resource(str(path.relative_to(folder)), path.stat().st_size, sha256_of(path)) for path in found]
+
+
+def read(folder: Path) -> Manifest:
+    """Return the manifest of a folder whose files are all whole; nothing of them has been loaded or run.
+
+    Raises UsageError, in one sentence, for a newer schema and for everything that is missing, changed or not listed.
+    """
+    path = folder / MANIFEST
+    if not path.is_file() or path.is_symlink():
+        raise UsageError(f"{folder}: no {MANIFEST}; give a folder that benchd ship wrote")
+    if path.stat().st_size > MOST_BYTES:
+        raise UsageError(
+            f"{folder}: its {MANIFEST} is damaged: {path.stat().st_size} bytes are too many; ship it again"
+        )
+    content = path.read_bytes()
+    _refuse_other_schema(folder, content)
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
+    _refuse_damage(folder, manifest.resources)
+    return manifest
+
+
+class _Schema(Struct):
+    schema: str
+
+
+def _refuse_other_schema(folder: Path, content: bytes) -> None:
+    try:
+        schema = msgspec.json.decode(content, type=_Schema).schema
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
+    if schema != SCHEMA:
+        raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
+
+
+def _refuse_damage(folder: Path, listed: Sequence[Resource]) -> None:
+    """Raise UsageError for the first file that is missing, unlisted, no plain file or of other bytes."""
+    for one in listed:
+        path = folder / one.name
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", one.name) or {"..", "."} & set(one.name.split("/")):
+            raise UsageError(f"{folder}: its {MANIFEST} lists {one.name[:80]!r}, which is no path within it")
+        if not path.exists():
+            raise UsageError(f"{folder}: {one.name} is missing; ship it again or copy the whole folder")
+    known = {folder / one.name for one in listed} | {folder / MANIFEST}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if not stat.S_ISDIR(mode) and (path not in known or not stat.S_ISREG(mode)):
+            raise UsageError(f"{folder}: {path.relative_to(folder)} is not a file of its {MANIFEST}; remove it")
+    for one in listed:
+        size = (folder / one.name).stat().st_size
+        if size != one.bytes or sha256_of(folder / one.name) != one.sha256:
+            raise UsageError(f"{folder}: {one.name} has changed since it was shipped (SHA-256); ship or copy it again")
+
+
+def remember(folder: Path) -> None:
+    """Note that this machine made the folder, by the hash of its manifest, so that what runs code may be loaded."""
+    path = _memory(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether this machine made the folder."""
+    return _memory(folder).is_file()
+
+
+def _memory(folder: Path) -> Path:
+    return folders.state() / "shipped" / hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()

@@ -1,0 +1,131 @@
+"""Whether a shipped folder keeps its promise: what it takes now against what it took when it was shipped; pure.
+
+Two runs of the same code on the same machine differ by some per cent (docs/measuring.md), which one run of each does
+not show. So only a change of `RUNS_APART` or more is one, and the promise is kept if a change of that size is excluded.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from benchd.daemon.records import Environment, Record
+from benchd.daemon.verdicts import effects, one_environment, recommend
+from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, RUNS_APART
+from benchd.daemon.verdicts.manifest import Manifest
+from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.daemon.verdicts.statistics import combine
+
+Answer = Literal["kept", "slower", "faster", "inconclusive", "another_machine", "broken", "failed"]
+EXIT_CODES: dict[Answer, int] = {
+    "kept": 0,
+    "faster": 0,
+    "broken": 5,
+    "slower": 3,
+    "inconclusive": 4,
+    "another_machine": 4,
+    "failed": 1,
+}
+"""As those of `compare`: what was not judged is no success."""
+
+CLASS = ("machine", "board", "soc", "cpu_model", "cpu_count", "device", "gpu", "power_mode")
+"""What two machines share if a promise of one holds for the other."""
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """What verifying a shipped folder found; `broken` means other answers than the golden ones.
+
+    `change` is the time now over the promised one minus 1, with its 95 % interval. `changed` names what differs in the
+    machine and its software since it was shipped.
+    """
+
+    name: str
+    case_id: str
+    answer: Answer
+    reason: str = ""
+    promised_ms: float
+    now_ms: float | None = None
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    promised_energy_j: float | None = None
+    energy_j: float | None = None
+    promised_memory_bytes: int | None = None
+    memory_bytes: int | None = None
+    processes: int = 0
+    changed: list[str] = []
+    t_wall: str
+    fingerprint: str
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether the promise is not kept."""
+        return self.answer in ("broken", "slower", "failed")
+
+
+def judge(shipped: Manifest, record: Record, *, is_golden: bool) -> Verified:
+    """Return the verdict on what was measured of a folder; `is_golden` is False if its answers were others."""
+    now_ms, promised = process_medians_ms([record]), shipped.promised
+    elsewhere = other_machine(shipped.environment, record.environment)
+    checked = None if record.check is None else recommend.wrong(record)
+    answer, reason, change = _answer(promised.processes_ms, now_ms)
+    if not is_golden or checked:
+        answer, reason = "broken", record.reason or checked or ""
+    elif record.status != "ok":
+        answer, reason = "failed", f"{record.status}: {record.reason}"
+    elif elsewhere:
+        answer, reason = "another_machine", f"promised on {elsewhere}"
+    memory, on_cpu = record.memory, record.environment.device == "cpu"
+    return Verified(
+        name=shipped.name,
+        case_id=shipped.case.case_id,
+        answer=answer,
+        reason=reason,
+        promised_ms=promised.latency_ms,
+        now_ms=combine(now_ms, [None] * len(now_ms)).centre if now_ms else None,
+        change=change.share if change else None,
+        change_low=change.interval(1.0 - ALPHA).low if change else None,
+        change_high=change.interval(1.0 - ALPHA).high if change else None,
+        promised_energy_j=promised.energy_per_inference_j,
+        energy_j=record.energy.gross_per_inference_j if record.energy else None,
+        promised_memory_bytes=promised.memory_bytes,
+        memory_bytes=(memory.rss_peak_bytes if on_cpu else memory.device_peak_bytes) if memory else None,
+        processes=len(now_ms),
+        changed=list(one_environment.differences(shipped.environment, record.environment)),
+        t_wall=record.t_wall,
+        fingerprint=record.environment.fingerprint,
+    )
+
+
+def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answer, str, effects.Effect | None]:
+    """Return the verdict on the times alone, and the effect that it is from."""
+    if min(len(promised_ms), len(now_ms)) < FEWEST_PROCESSES:
+        return "inconclusive", f"fewer than {FEWEST_PROCESSES} processes", None
+    change = effects.welch_effect(promised_ms, now_ms)
+    interval = change.interval(1.0 - ALPHA)
+    if interval.low > 0.0 and change.share >= RUNS_APART:
+        return "slower", "", change
+    if interval.high < 0.0 and change.share <= -RUNS_APART:
+        return "faster", "", change
+    if interval.high < RUNS_APART:
+        return "kept", "", change
+    return "inconclusive", f"a change of {100 * RUNS_APART:g} % is not excluded: give more --processes", change
+
+
+def other_machine(promised: Environment, now: Environment) -> str | None:
+    """Return in what the machine of the promise is another class than this one, else None."""
+    found = ((getattr(promised, name), getattr(now, name), name) for name in CLASS)
+    different = [f"{name} {was}, not {here}" for was, here, name in found if was != here]
+    return "; ".join(different) or None
+
+
+def line(found: Verified) -> str:
+    """Return the verdict in one line."""
+    words = found.answer.replace("_", " ")
+    if found.now_ms is None:
+        return f"{found.case_id}: {words}: {found.reason}"
+    change = ""
+    if found.change is not None and found.change_low is not None and found.change_high is not None:
+        change = f", {found.change:+.1%} [{found.change_low:+.1%}, {found.change_high:+.1%}]"
+    why = f" ({found.reason})" if found.reason else ""
+    return f"{found.case_id}: {words}: {found.now_ms:.4g} ms, promised {found.promised_ms:.4g} ms{change}{why}"

@@ -1,0 +1,37 @@
+"""Two setups of one board: what changed between them, how a case differs across them, and what would tell why; pure."""
+
+from collections.abc import Sequence
+
+from benchd.daemon.machine.environment import SOURCES
+from benchd.daemon.records import Record
+from benchd.daemon.verdicts import one_environment
+from benchd.daemon.verdicts.compare import ADVISED_PROCESSES, Pair, both_here, clocks, command, pair
+
+
+def across(before: Sequence[Record], now: Sequence[Record]) -> Pair:
+    """Return two sides of a case in different setups of one board, as strict as within one."""
+    return pair(before, now, across_setups=True)
+
+
+def changed(before: Record, now: Record) -> list[str]:
+    """Return what changed between two setups, each as `name was → is`, benchd first."""
+    found = [_arrow("benchd", before.tool_version, now.tool_version)] if before.tool_version != now.tool_version else []
+    found += [_arrow(*one) for one in one_environment.changes(before.environment, now.environment)]
+    sources = {record.environment.software.get(SOURCES) for record in (before, now)} - {None}
+    found += ["the sources of benchd"] if len(sources) == 2 and before.tool_version == now.tool_version else []
+    if one := clocks(before, now):
+        found.append(_arrow(one[0].removesuffix("_hz").replace("_", " "), *(f"{hz / 1e6:.0f} MHz" for hz in one[1:])))
+    return found
+
+
+def _arrow(name: str, was: str, now: str) -> str:
+    return f"{name} {was} → {now}"
+
+
+def separating(before: Record, now: Record) -> str:
+    """Return what would tell which difference between two setups changed the time."""
+    if one_environment.difference(before.environment, now.environment) is None:
+        return both_here(now)
+    named = changed(before, now)
+    undo = f"undo {named[0]}" if len(named) == 1 else f"undo one of the {len(named)} differences at a time"
+    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: what comes and goes with it is its effect"

@@ -1,0 +1,81 @@
+"""Compares what the files of a shipped folder answer to its golden inputs with the float64 answers beside them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchd.daemon.errors import UnfitModel
+from benchd.daemon.measuring import verifying
+from benchd.daemon.verdicts import manifest
+from benchd.daemon.verdicts.manifest import GOLDEN, ONNX, Golden, Manifest
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.structures import ONLY, Answers, answered, cast, like, values
+from benchd.daemon.worker.workload import Workload
+
+CALLED = verifying.NOT_GOLDEN
+
+
+def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
+    """Raise UnfitModel if the loaded files answer the golden inputs of their folder otherwise, or name them so."""
+    shipped = manifest.read(folder)
+    with np.load(folder / GOLDEN, allow_pickle=False) as found:
+        arrays = dict(found)
+    rows_off: dict[str, int] = {}
+    worst: dict[str, float] = {}
+    for place in range(shipped.golden.batches):
+        answers = _answers(shipped, arrays, place, workload, loaded)
+        for name, tolerance in shipped.golden.tolerances.items():
+            off = _off(answers, arrays[f"exact{place}:{name}"], name)
+            rows_off[name] = rows_off.get(name, 0) + int((~(off <= tolerance)).sum())
+            worst[name] = float(np.nanmax([worst.get(name, 0.0), *off], initial=0.0))
+    _refuse(shipped.golden, rows_off, worst)
+
+
+def _refuse(golden: Golden, rows_off: Mapping[str, int], worst: Mapping[str, float]) -> None:
+    for name, count in rows_off.items():
+        if count > golden.rows_off:
+            raise UnfitModel(
+                f"{CALLED}: {name} is off by {worst[name]:.2g} of the largest one, in {count} of {golden.rows} inputs "
+                f"beyond {golden.tolerances[name]:.2g}"
+            )
+
+
+def _answers(
+    shipped: Manifest, arrays: Mapping[str, np.ndarray], place: int, workload: Workload, loaded: Loaded
+) -> Answers:
+    """Return the answers to one golden batch by name; raise UnfitModel for other names."""
+    own = [spec.name for spec in getattr(workload.plain, "inputs", [])] if workload.source.own else []
+    names = [one.name for one in shipped.inputs]
+    if own and own != names:
+        raise UnfitModel(f"{CALLED}: {ONNX} reads {', '.join(own)}, not {', '.join(names)}")
+    given = [values(cast(torch.from_numpy(arrays[f"input{place}:{name}"]), loaded.dtype))[0] for name in names]
+    count = len(values(workload.images))
+    batch = like(workload.images, [value.to(loaded.device) for value in given[:count]])
+    try:
+        with torch.inference_mode():
+            output = loaded.run(batch, *(value.to(loaded.device) for value in given[count:]))
+    except Exception as error:  # whatever a runtime raises for inputs of another layout
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnfitModel(f"{CALLED}: it does not run the golden inputs: {lines[0]}") from error
+    answers = answered(output)
+    if workload.source.own and list(answers) == [ONLY]:
+        (only,) = getattr(workload.plain, "outputs")  # noqa: B009 - of a file
+        answers = {only: answers[ONLY]}
+    wanted = [one.name for one in shipped.outputs]
+    if sorted(answers) != sorted(wanted):
+        raise UnfitModel(f"{CALLED}: it answers {', '.join(answers)}, not {', '.join(wanted)}")
+    return answers
+
+
+def _off(answers: Answers, exact: np.ndarray, name: str) -> np.ndarray:
+    """Return how far each row of an output is off, as a share of the largest exact answer; NaN is never within."""
+    answer = answers[name]
+    if answer.shape != exact.shape:
+        raise UnfitModel(f"{CALLED}: {name} has the shape {list(answer.shape)}, not {list(exact.shape)}")
+    largest = float(np.abs(exact).max(initial=0.0)) or 1.0
+    rows: np.ndarray = (
+        np.abs(answer - exact).reshape(len(exact) if exact.ndim else 1, -1).max(axis=1, initial=0.0) / largest
+    )
+    return rows

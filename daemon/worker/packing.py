@@ -1,0 +1,169 @@
+"""Writes what a variant is deployed as: the files that its runtime reads, and golden inputs with their answers."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX, WEIGHTS, Golden, Packed, Tensor
+from benchd.daemon.worker import truth, user_code, user_module
+from benchd.daemon.worker.agreement import Rule
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.check import number_format
+from benchd.daemon.worker.observe import observe, uniforms
+from benchd.daemon.worker.structures import ONLY, Answers, Batch, cast, of_batch, tensors, values
+from benchd.daemon.worker.workload import Workload
+from benchd.exporters import sessions
+from benchd.exporters.files import Target
+
+GOLDEN_ROWS = 8
+"""About how many inputs are golden, in whole batches of at least two."""
+
+JUMPING_SHARE = 0.25
+"""Of a network with thresholds so many golden inputs may be off: one early spike moves thousands after it."""
+
+
+def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
+    """Write the variant's files to the job's folder; raise Unsupported or UnfitModel if it cannot be deployed."""
+    folder, variant = Path(job.ship_to), job.case.variant
+    if variant.backend in ("cudagraph", "tensorrt"):
+        raise Unsupported(f"a folder of {variant.backend} cannot be written yet; choose others with --variants")
+    if variant.backend == "onnxruntime":
+        names, entry = _file(job, workload, folder), ""
+    else:
+        names, entry = ([], []), _module(job, workload.source.module, folder)
+    inputs, outputs, golden = _golden(job, workload, loaded, names, folder)
+    return Packed(
+        inputs=inputs,
+        outputs=outputs,
+        golden=golden,
+        preprocessing=_preprocessing(workload),
+        entry=entry,
+        provider=loaded.runtime.provider if loaded.runtime else "",
+        packages=_packages(job),
+    )
+
+
+def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], list[str]]:
+    """Copy the ONNX file that ran; return the names of its inputs and outputs."""
+    target: Target = "cpu" if job.device == "cpu" else "cuda"
+    artifact = workload.source.onnx(job.case.variant.precision, job.case.batch_size, target)
+    shutil.copyfile(artifact.path, folder / ONNX)
+    session = sessions.open_session(folder / ONNX, "cpu", optimised=False)
+    return [one.name for one in session.get_inputs()], [one.name for one in session.get_outputs()]
+
+
+def _module(job: Job, module: nn.Module, folder: Path) -> str:
+    """Write the weights, and the code of a user's module; return by what it is built."""
+    state = module.module.state_dict() if isinstance(module, user_module.Named) else module.state_dict()
+    odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
+    if odd:
+        raise Unsupported(f"its weight {odd[0]} is not a plain tensor; export the module and ship it with --onnx")
+    # each by itself: safetensors refuses names that share memory
+    apart = {name: value.detach().clone().contiguous() for name, value in state.items()}
+    safetensors.torch.save_file(apart, folder / WEIGHTS)
+    if not job.module:
+        return job.case.model
+    where, _, function = job.module.rpartition(":")
+    name = where if job.module_folder else Path(where).stem
+    for module_name, path in {**user_code.imported(), name: user_module.file(job)}.items():
+        copy = folder / CODE / Path(*module_name.split("."))
+        copy = copy / "__init__.py" if path.name == "__init__.py" else copy.with_name(f"{copy.name}.py")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    return f"{name}:{function}"
+
+
+def _golden(
+    job: Job, workload: Workload, loaded: Loaded, names: tuple[list[str], list[str]], folder: Path
+) -> tuple[list[Tensor], list[Tensor], Golden]:
+    """Write the golden inputs with both answers; return what is read and answered, and how to compare it."""
+    size = job.case.batch_size
+    batches = max(2, GOLDEN_ROWS // size)
+    images = workload.images[torch.arange(batches * size) % len(workload.images)]
+    in_format = number_format(job.case.variant.precision, loaded.device)
+    rule = Rule(in_format, workload.judged_by == "codes", bool(job.weights))
+    right = truth.find(workload, job, images, rule, loaded.device)
+    mine = observe(loaded, workload.plain, images, size, job.case.seed)
+    arrays: dict[str, np.ndarray] = {}
+    for place in range(batches):
+        rows = range(place * size, (place + 1) * size)
+        given = dict(_inputs(workload, loaded, images[rows.start : rows.stop], rows, names[0], job))
+        arrays |= {f"input{place}:{name}": value for name, value in given.items()}
+        for kind, found in (("exact", right.exact.outputs), ("answer", mine.outputs)):
+            answers = _named(of_batch(found, place, size, batches * size), names[1])
+            arrays |= {f"{kind}{place}:{name}": value for name, value in answers.items()}
+    np.savez(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
+    outputs = _named({path: np.array(right.limits.of(path).limit) for path in _paths(right.exact.outputs)}, names[1])
+    jumps = any(right.limits.of(path).jumps for path in right.exact.outputs)
+    golden = Golden(
+        batches=batches,
+        rows=batches * size,
+        tolerances={name: float(limit) for name, limit in outputs.items()},
+        rows_off=int(JUMPING_SHARE * batches * size) if jumps else 0,
+    )
+    return _tensors(arrays, "input0:"), _outputs(loaded, workload, images[:size], names[1], job), golden
+
+
+def _inputs(
+    workload: Workload, loaded: Loaded, batch: Batch, rows: range, names: list[str], job: Job
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each input by name as the runtime reads it, bfloat16 as float32, which numpy lacks."""
+    random = uniforms(workload.plain, rows, batch, job.case.seed)
+    given = [*values(batch), *random]
+    if names:
+        given = workload.source.inputs(*given)
+    for place, value in enumerate(given):
+        (as_read,) = values(cast(value, loaded.dtype))
+        plain = as_read.float() if as_read.dtype == torch.bfloat16 else as_read
+        yield names[place] if names else str(place), plain.contiguous().cpu().numpy()
+
+
+def _paths(answers: Mapping[str, Any]) -> list[str]:
+    """Return the outputs' paths, one whose shape changes between batches once."""
+    return list(dict.fromkeys(path.partition(" of batch ")[0] for path in answers))
+
+
+def _named(answers: Answers, names: list[str]) -> Answers:
+    """Return the answers by the file's names: the only one, or by path, which are the names in the file."""
+    return dict(zip(names, answers.values(), strict=True)) if list(answers) == [ONLY] and names else answers
+
+
+def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> list[Tensor]:
+    named = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+    return [Tensor(name, str(value.dtype), list(value.shape)) for name, value in named.items()]
+
+
+def _outputs(loaded: Loaded, workload: Workload, batch: Batch, names: list[str], job: Job) -> list[Tensor]:
+    """Return the outputs in the types that the runtime answers in, which the golden answers are not."""
+    given = [batch, *uniforms(workload.plain, range(len(batch)), batch, job.case.seed)]
+    with torch.inference_mode():
+        found = tensors(loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in given)))
+    called = names if names and list(found) == [ONLY] else list(found)
+    return [
+        Tensor(name, str(value.dtype).removeprefix("torch."), list(value.shape))
+        for name, value in zip(called, found.values(), strict=True)
+    ]
+
+
+def _preprocessing(workload: Workload) -> str:
+    """Return how an input is made: the transform of the model, or what the inputs of the check were."""
+    own = getattr(workload.plain, "preprocess", None)
+    return " ".join(str(own).split()) if own else f"none known; measured with {workload.facts.data}"
+
+
+def _packages(job: Job) -> dict[str, str]:
+    """Return the packages that the runtime needs, with their versions here."""
+    if job.case.variant.backend == "onnxruntime":
+        return {"numpy": version("numpy")} | sessions.installed()
+    library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
+    wanted = ["numpy", "torch", "safetensors", *([] if job.module else ["benchd"]), *([library] if library else [])]
+    return {name: version(name) for name in wanted}

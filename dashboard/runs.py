@@ -1,0 +1,115 @@
+"""What each board has measured, read board by board and kept in memory, so that a page never waits for all.
+
+Only a board with a new record is read again.
+"""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from benchd.daemon.records import PROFILED, Record
+from benchd.dashboard.limits import READ, SHOWN
+from benchd.dashboard.store import Store
+
+BUDGET_S = 0.4  # of one update; a fleet that is new to this process takes several
+
+T = TypeVar("T")
+
+
+class Setup(NamedTuple):
+    """A version of benchd in one environment; `last_s` is when it last measured a case."""
+
+    tool_version: str
+    fingerprint: str
+    last_s: float
+
+
+class _Stored(Record, frozen=True, kw_only=True):
+    """A record from the store: its numbers were found finite when it arrived, which takes longer than reading it."""
+
+    def __post_init__(self) -> None:
+        """Check nothing again."""
+
+
+class Runs:
+    """Reads what one board has measured, from one state of the database; a profile is never ranked."""
+
+    def __init__(self, store: Store, connection: Connection, device_id: str) -> None:
+        self._tables, self._connection, self.device_id = store.tables, connection, device_id
+
+    def setups(self, before_s: float | None = None) -> dict[str, list[Setup]]:
+        """Return the setups of the newest cases, the newest first; `before_s` leaves out what is newer."""
+        table = self._tables["result"]
+        setup = (table.c.case_id, table.c.tool_version, table.c.fingerprint)
+        mine = [table.c.device_id == self.device_id] + ([] if before_s is None else [table.c.measured_s < before_s])
+        last = func.max(table.c.measured_s)
+        wanted = select(*setup, last).where(*mine).group_by(*setup).order_by(last.desc()).limit(10 * READ)
+        found: dict[str, list[Setup]] = defaultdict(list)
+        for case_id, *one in self._connection.execute(wanted):
+            found[case_id].append(Setup(*one))
+        return dict(list(found.items())[:SHOWN])
+
+    def keys(
+        self, case_id: str, setup: Setup, limit: int, since_s: float | None = None, before_s: float | None = None
+    ) -> list[str]:
+        """Return the newest runs of a case in a setup, the newest first."""
+        table = self._tables["result"]
+        wanted = select(table.c.key).where(
+            table.c.device_id == self.device_id,
+            table.c.case_id == case_id,
+            table.c.tool_version == setup.tool_version,
+            table.c.fingerprint == setup.fingerprint,
+            ~table.c.flags.contains(PROFILED),
+        )
+        wanted = wanted if since_s is None else wanted.where(table.c.measured_s >= since_s)
+        wanted = wanted if before_s is None else wanted.where(table.c.measured_s < before_s)
+        newest = wanted.order_by(table.c.measured_s.desc()).limit(limit)
+        return list(self._connection.execute(newest).scalars())
+
+    def records(self, keys: Iterable[str]) -> list[Record]:
+        """Return records in the order of their keys."""
+        table, order = self._tables["body"], list(keys)
+        rows = self._connection.execute(select(table.c.key, table.c.body).where(table.c.key.in_(order)))
+        found = {key: msgspec.json.decode(body, type=_Stored) for key, body in rows}
+        return [found[key] for key in order if key in found]
+
+
+class Kept(Generic[T]):
+    """What `read` returns for each board, for all viewers. Thread-safe; the pages call it outside the event loop."""
+
+    def __init__(self, store: Store, read: Callable[[Runs], T]) -> None:
+        self._store, self._of_board, self._lock = store, read, threading.Lock()
+        self._found: dict[str, T] = {}
+        self._changed: dict[str, None] = {}
+        self._newest = 0
+
+    def update(self) -> tuple[dict[str, T], int, int]:
+        """Return what was read by board, how many boards are left to read, and the id of the newest result."""
+        with self._lock:
+            until_s = time.monotonic() + BUDGET_S
+            with self._store.reading() as connection:
+                self._note_changed(connection)
+                while self._changed:
+                    device_id = next(iter(self._changed))
+                    self._found[device_id] = self._of_board(Runs(self._store, connection, device_id))
+                    del self._changed[device_id]
+                    if time.monotonic() > until_s:
+                        break
+            return dict(self._found), len(self._changed), self._newest
+
+    def _note_changed(self, connection: Connection) -> None:
+        """Note every board at first, then those with a newer result."""
+        table: Any = self._store.tables["result"]
+        last = connection.execute(select(func.max(table.c.id))).scalar() or 0
+        if last == self._newest:
+            return
+        newer = select(table.c.device_id).where(table.c.id > self._newest, table.c.id <= last).distinct()
+        every = select(self._store.tables["device"].c.device_id)
+        wanted = newer if self._newest else every
+        self._changed |= dict.fromkeys(connection.execute(wanted.limit(10 * READ)).scalars())
+        self._newest = last

@@ -1,0 +1,130 @@
+"""The race's loop over a script of processes: who leaves, who is confirmed, when it stops, and how it goes on."""
+
+import io
+import math
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from records_made import PASSED, timing
+from sessions_made import session
+
+from benchd.daemon.measuring import race
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.race import Race
+from benchd.daemon.measuring.race_limits import Asked
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import Case, Check, Memory, ProcessResult, Variant
+from benchd.daemon.verdicts.effects import LOOKS
+
+FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
+
+
+@dataclass
+class Script(Supervisor):
+    """Processes that take their times from a script: by variant, in ms, drawn around it by one in a thousand."""
+
+    times_ms: dict[str, float] = field(default_factory=dict)
+    failing: tuple[str, ...] = ()
+    interrupt_after: float = math.inf
+    ran: list[str] = field(default_factory=list)
+
+    def process(self, planned, name, index, python="", *, is_compared=False, accuracy=None):
+        variant = planned.case.variant.label
+        self.ran.append(variant)
+        if len(self.ran) > self.interrupt_after:
+            self.session.interrupted = True
+            return Outcome(process=ProcessResult(status="aborted"))
+        time_ms = self.times_ms[variant] * math.exp(0.001 * random.gauss(0.0, 1.0))
+        result = ProcessResult(status="ok", timing=timing(time_ms), memory=Memory(rss_peak_bytes=2**28))
+        return Outcome(process=result, check=FAILED if variant in self.failing else PASSED)
+
+
+def course(folder, times_ms, *, minutes=60.0, asked=None, **script):
+    """Return a race of these variants in the folder, and its script."""
+    entries = [
+        Planned(Case(model="square", variant=Variant.parse(name)), "ship", race.LIMITS, True, None) for name in times_ms
+    ]
+    supervisor = Script(session(folder), entries, times_ms=times_ms, **script)
+    return Race(supervisor, asked or Asked(), minutes, io.StringIO()), supervisor
+
+
+def test_processes_go_where_the_answer_is_open(tmp_path):
+    racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2})
+    found = racing.run()
+    assert (found.winner, found.runner_up) == ("compile", "onnxruntime")
+    assert found.verdict.answer == "slower"
+    assert script.ran.count("eager") == 1
+    assert len(racing.named("compile").confirmed) == LOOKS[0]
+
+
+def test_what_fails_its_check_leaves_and_is_no_runner_up(tmp_path):
+    racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0}, failing=("compile",))
+    found = racing.run()
+    assert (found.winner, found.runner_up, script.ran.count("compile")) == ("eager", None, 1)
+    assert "numerical check" in racing.named("compile").left
+
+
+def test_of_those_that_are_the_same_the_simplest_wins(tmp_path):
+    racing, _ = course(tmp_path, {"onnxruntime": 4.0, "eager": 4.0}, asked=Asked(min_effect=0.05))
+    found = racing.run()
+    assert (found.winner, sorted(found.tied)) == ("eager", ["eager", "onnxruntime"])
+
+
+def test_limits_that_nothing_meets_name_the_nearest_and_by_how_much(tmp_path):
+    racing, _ = course(tmp_path, {"eager": 10.0, "compile": 4.0}, asked=Asked(max_latency_ms=3.0))
+    found = racing.run()
+    assert found.winner is None
+    assert "the nearest is compile" in found.reason
+    assert "above 3 ms, by 3" in found.reason
+
+
+def test_a_faster_one_above_its_limit_puts_nobody_behind(tmp_path):
+    asked = Asked(max_memory_bytes=2**20)
+    racing, _ = course(tmp_path, {"eager": 10.0, "compile": 4.0}, asked=asked)
+    assert "memory 256 MiB is above 1 MiB" in racing.run().reason
+
+
+def test_what_was_not_measured_meets_no_limit(tmp_path):
+    racing, _ = course(tmp_path, {"eager": 10.0}, asked=Asked(max_energy_j=1.0))
+    assert "energy was not measured" in racing.run().reason
+
+
+def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_path):
+    racing, script = course(tmp_path, {"eager": 4.0, "compile": 4.0}, minutes=1e-9)
+    found = racing.run()
+    assert (found.winner, found.is_open, len(script.ran)) == (None, True, 2)
+    assert "could not decide" in found.reason
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 9, 17])
+def test_an_interrupted_race_goes_on_and_measures_nothing_twice(tmp_path, after):
+    times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2}
+    random.seed(after)
+    first, before = course(tmp_path, times_ms, interrupt_after=after)
+    assert first.run().is_open
+    second, behind = course(tmp_path, times_ms)
+    assert second.run().winner == "compile"
+    random.seed(after)
+    whole, once = course(tmp_path / "whole", times_ms)
+    assert whole.run().winner == "compile"
+    assert len(before.ran) - 1 + len(behind.ran) == len(once.ran)
+
+
+def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
+    times_ms = {"eager": 10.0, "compile": 4.0}
+    course(tmp_path, times_ms, interrupt_after=2)[0].run()
+    log = tmp_path / race.LOG
+    log.write_bytes(log.read_bytes()[:-20])
+    racing, script = course(tmp_path, times_ms)
+    assert sum(len(one.raced) for one in racing.candidates) == 1
+    assert racing.run().winner == "compile"
+    assert course(tmp_path, times_ms)[0].measured_s > 0.0
+    assert len(script.ran) == 1 + 2 * LOOKS[0]
+
+
+def test_a_race_of_another_plan_begins_anew(tmp_path):
+    course(tmp_path, {"eager": 10.0, "compile": 4.0}, interrupt_after=2)[0].run()
+    racing, _ = course(tmp_path, {"eager": 10.0, "onnxruntime": 4.0})
+    assert not any(one.raced for one in racing.candidates)

@@ -1,0 +1,122 @@
+"""The service's folders: when they are verified, what is said of them, and which variant is ahead."""
+
+import msgspec
+import pytest
+from records_made import INFO, PASSED, made, timing
+
+from benchd.daemon import config
+from benchd.daemon.config import Shipped
+from benchd.daemon.delivery.messages import Deployed
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant
+from benchd.daemon.service import deployed, homeassistant
+from benchd.daemon.service.deployed import Kept
+from benchd.daemon.verdicts.manifest import Golden, Manifest, Promised
+
+DAY = 86400.0
+MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="same", data="random")
+
+
+def said(verdict="kept", **fields):
+    return Deployed(name="net", case_id="c", verdict=verdict, since="then", t_wall="then", **fields)
+
+
+def record(variant, median_ms, weights="same"):
+    times = [timing(median_ms * (1.0 + step / 1000)) for step in (0, 1, 2)]
+    return made(
+        run_id=variant,
+        case=Case(model="vim_tiny", variant=Variant.parse(variant)),
+        timing=times[1],
+        check=PASSED,
+        model=msgspec.structs.replace(MODEL, weights_sha256=weights),
+        processes=[ProcessResult(status="ok", timing=one) for one in times],
+    )
+
+
+def shipped(variant="eager"):
+    return Manifest(
+        name="vim_tiny",
+        created="",
+        tool_version="",
+        case=Case(model="vim_tiny", variant=Variant.parse(variant)),
+        options={},
+        inputs=[],
+        outputs=[],
+        preprocessing="",
+        packages={},
+        weights_sha256="same",
+        golden=Golden(1, 1, {}),
+        asked={"max_latency_ms": None, "min_effect": 0.01, "rate_hz": None},
+        promised=Promised(processes_ms=[10.0] * 7, latency_ms=10.0, low_ms=9.9, high_ms=10.1),
+        device="",
+        device_id="",
+        environment=made().environment,
+        resources=[],
+    )
+
+
+def test_a_folder_is_due_at_first_at_its_time_and_after_a_change():
+    one, kept = Shipped(path="/srv/net", every="1d"), Kept(1000.0, "as it is", said())
+    assert deployed.is_due(one, None, 1000.0, "as it is")
+    assert not deployed.is_due(one, kept, 1000.0 + DAY / 2, "as it is")
+    assert deployed.is_due(one, kept, 1000.0 + DAY, "as it is")
+    assert deployed.is_due(one, kept, 1001.0, "changed")
+    assert not deployed.is_due(Shipped(path="/srv/net"), kept, 1000.0 + 90 * DAY, "as it is")
+    assert deployed.is_due(one, Kept(1000.0 + 30 * DAY, "as it is", said()), 1000.0, "as it is")
+
+
+def test_a_folder_that_cannot_be_read_breaks_its_promise_and_its_place_is_not_told():
+    one = Shipped(path="/srv/secret/net")
+    found = deployed.said(one, None, "/srv/secret/net: model.onnx is missing", None, "")
+    assert (found.verdict, found.is_broken, found.reason) == ("broken", True, "net: model.onnx is missing")
+
+
+def test_the_time_since_when_a_verdict_stands_is_kept():
+    one, before = Shipped(path="/srv/net"), Kept(0.0, "", said("broken"))
+    assert deployed.said(one, None, "still", before, "").since == "then"
+    assert deployed.said(one, None, "still", Kept(0.0, "", said("kept")), "").since != "then"
+
+
+@pytest.mark.parametrize(
+    ("records", "ahead"),
+    [
+        ([record("eager", 10.0), record("onnxruntime", 7.0)], "onnxruntime, 1.43x"),
+        ([record("eager", 10.0), record("onnxruntime", 9.999)], ""),
+        ([record("eager", 7.0), record("onnxruntime", 10.0)], ""),
+        ([record("eager", 10.0), record("onnxruntime", 7.0, weights="other")], ""),
+        ([], ""),
+    ],
+)
+def test_a_variant_that_the_plan_shows_ahead_is_named_with_its_interval(records, ahead):
+    found = deployed.better(shipped(), records)
+    assert found.startswith(ahead)
+    assert bool(found) == bool(ahead)
+
+
+def test_each_folder_has_a_sensor():
+    found = msgspec.json.decode(homeassistant.discovery(Topics("d"), INFO, ["net"]))["cmps"]["shipped_net"]
+    assert found["state_topic"] == "benchd/v1/d/shipped/net"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('path = "net"', "absolute path"),
+        ('path = "/srv/a net"', "shipped.name 'a net'"),
+        ('path = "/srv/net"\nevery = "1d"\nat = "03:00"', "give only one"),
+        ('path = "/srv/net"\n[[shipped]]\npath = "/mnt/net"', "used twice"),
+    ],
+)
+def test_a_folder_that_cannot_be_meant_is_refused(tmp_path, given, words):
+    (tmp_path / "benchd.toml").write_text(f"[[shipped]]\n{given}\n")
+    with pytest.raises(UsageError, match=words):
+        config.read(tmp_path / "benchd.toml")
+
+
+def test_a_configuration_that_others_may_write_names_no_folder(tmp_path):
+    path = tmp_path / "benchd.toml"
+    path.write_text('[[shipped]]\npath = "/srv/net"\n')
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match="shipped: refused"):
+        config.read(path)

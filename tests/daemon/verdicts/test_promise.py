@@ -1,0 +1,98 @@
+"""Whether a promise is kept: each verdict, its exit code, and how often it is wrong."""
+
+import msgspec
+import numpy as np
+import pytest
+from records_made import PASSED, made, timing
+
+from benchd.daemon.records import Case, Check, ProcessResult
+from benchd.daemon.verdicts import promise
+from benchd.daemon.verdicts.manifest import Golden, Manifest, Promised
+
+HERE = made().environment
+PROMISED = [9.98, 10.0, 10.02, 9.99, 10.01, 10.0, 10.0]
+
+
+def shipped(times_ms=PROMISED, environment=HERE):
+    return Manifest(
+        name="net",
+        created="",
+        tool_version="",
+        case=Case(model="net"),
+        options={},
+        inputs=[],
+        outputs=[],
+        preprocessing="",
+        packages={},
+        weights_sha256="",
+        golden=Golden(1, 1, {}),
+        asked={},
+        promised=Promised(processes_ms=list(times_ms), latency_ms=10.0, low_ms=None, high_ms=None),
+        device="",
+        device_id="",
+        environment=environment,
+        resources=[],
+    )
+
+
+def measured(times_ms, check=PASSED, status="ok", **fields):
+    processes = [ProcessResult(status="ok", timing=timing(time_ms)) for time_ms in times_ms]
+    return made(processes=processes, check=check, status=status, timing=timing(10.0), **fields)
+
+
+@pytest.mark.parametrize(
+    ("times", "answer", "code"),
+    [
+        ([1.0, 1.01, 0.99, 1.0, 1.02], "kept", 0),
+        ([1.3, 1.31, 1.29, 1.3, 1.32], "slower", 3),
+        ([0.7, 0.71, 0.69, 0.7, 0.72], "faster", 0),
+        ([1.0, 1.3, 0.9, 1.2, 1.0], "inconclusive", 4),
+        ([1.0, 1.0], "inconclusive", 4),
+    ],
+)
+def test_times_are_judged_against_the_promise(times, answer, code):
+    found = promise.judge(shipped(), measured([10.0 * time for time in times]), is_golden=True)
+    assert (found.answer, promise.EXIT_CODES[found.answer]) == (answer, code)
+    assert answer in promise.line(found)
+
+
+def test_other_answers_break_a_promise_whatever_the_times():
+    record = measured([], status="failed", reason="its answers are not the golden ones: y is off", check=None)
+    found = promise.judge(shipped(), record, is_golden=False)
+    assert (found.answer, promise.EXIT_CODES[found.answer]) == ("broken", 5)
+    failed = Check(**msgspec.structs.asdict(PASSED) | {"passed": False})
+    assert promise.judge(shipped(), measured([10.0] * 5, failed), is_golden=True).answer == "broken"
+
+
+def test_a_crash_is_no_verdict_on_the_answers():
+    record = measured([], status="failed", reason="the worker was killed by SIGKILL", check=None)
+    assert promise.judge(shipped(), record, is_golden=True).answer == "failed"
+
+
+@pytest.mark.parametrize("change", [{"cpu_model": "another"}, {"power_mode": "15W"}, {"board": "Orin"}])
+def test_another_machine_is_shown_and_not_judged(change):
+    elsewhere = msgspec.structs.replace(HERE, **change)
+    found = promise.judge(shipped(environment=elsewhere), measured([20.0] * 5), is_golden=True)
+    assert (found.answer, round(found.change, 3)) == ("another_machine", 1.0)
+    assert next(iter(change)) in found.reason
+
+
+def test_an_update_of_the_same_machine_is_judged_and_told():
+    before = msgspec.structs.replace(HERE, versions={"torch": "2.1"}, fingerprint="old-old")
+    found = promise.judge(shipped(environment=before), measured([10.0] * 5), is_golden=True)
+    assert found.answer == "kept"
+    assert any("torch" in line for line in found.changed)
+
+
+@pytest.mark.parametrize("spread", [0.005, 0.03])
+def test_thirty_percent_is_found_and_runs_that_differ_by_three_percent_are_not(spread):
+    rng = np.random.default_rng(0)
+
+    def answers(change, between):
+        for _ in range(500):
+            run = np.exp(between * rng.standard_normal((2, 1)) + spread * rng.standard_normal((2, 7)))
+            now = measured((10.0 * (1.0 + change) * run[1, :5]).tolist())
+            yield promise.judge(shipped((10.0 * run[0]).tolist()), now, is_golden=True).answer
+
+    assert sum(answer == "slower" for answer in answers(0.3, 0.03)) >= 0.98 * 500
+    assert sum(answer in ("slower", "faster") for answer in answers(0.0, 0.03)) <= 0.05 * 500

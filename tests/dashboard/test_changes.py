@@ -1,0 +1,143 @@
+"""Changes since an update or a date: what is compared with what, and what is said of the cause."""
+
+import msgspec
+import pytest
+from records_made import ENVIRONMENT, PASSED, WRONG, made, timing
+from sqlalchemy import event
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import PROFILED, Case, ModelFacts, ProcessResult, encode
+from benchd.dashboard.changes import UPDATES, Changes, day_s
+from benchd.dashboard.messages import rows
+from benchd.dashboard.views.changes import sort
+
+SPREAD = (-0.002, -0.001, 0.0, 0.001, 0.002)
+DAY_S = 86400.0
+FIRST_S = day_s("2026-03-01")
+MODEL = ModelFacts(
+    options={}, input_shape=[3, 8, 8], parameters=1, weights="random", weights_sha256="w", code_sha256="old", data="d"
+)
+
+
+def environment(name, **fields):
+    return msgspec.structs.replace(ENVIRONMENT, fingerprint=f"{name}-sources", **fields)
+
+
+def measured(store, run, day, median_ms, environment, *, device="d1", benchd="0.1", **fields):
+    processes = [ProcessResult(status="ok", timing=timing(median_ms * (1 + share))) for share in SPREAD]
+    at_s = FIRST_S + day * DAY_S
+    given = {"case": Case(model="m"), "check": PASSED, "processes": processes, "timing": timing(median_ms)}
+    given |= {"run_id": run, "suite_id": run, "device_id": device, "environment": environment, "tool_version": benchd}
+    body = encode(made(**given | {"t_wall": "not a time"} | fields))
+    store.add(rows(Arrived(f"benchd/v1/{device}/result/{run}", body, at_s)))
+
+
+def runs(store, name, days, median_ms, environment, **fields):
+    for day in days:
+        measured(store, f"{name}{day}", day, median_ms + day / 1000, environment, **fields)
+
+
+def changed(store, since):
+    found, left = Changes(store).update(since)
+    assert left == 0
+    return {(one.device_id, one.case.case_id): one for one in found}
+
+
+def test_an_update_s_change_has_an_interval_and_no_separable_cause(store):
+    runs(store, "a", range(3), 10.0, environment("e1", l4t="36.4.3"))
+    runs(store, "b", range(3, 6), 11.0, environment("e2", l4t="36.4.7"), benchd="0.2")
+    (change,) = changed(store, "benchd").values()
+    assert (change.verdict.answer, change.is_across, change.runs) == ("slower", True, (3, 3))
+    assert change.verdict.effect == pytest.approx(0.1, rel=0.01)
+    assert change.verdict.interval.low < change.verdict.effect < change.verdict.interval.high
+    assert change.differences == ("benchd 0.1 → 0.2", "l4t 36.4.3 → 36.4.7")
+    assert change.separating.startswith("undo one of the 2 differences at a time, run bench-once --module ")
+
+
+def test_each_kind_of_update_compares_with_the_last_setup_before_it(store):
+    """Four setups in turn: of JetPack, of the driver, of benchd and of the kernel; the time grows with each."""
+    facts = {"l4t": "1", "driver": "1", "kernel": "1"}
+    steps = [("l4t", "2", "0.1"), ("driver", "2", "0.1"), ("driver", "2", "0.2"), ("kernel", "2", "0.2")]
+    runs(store, "a", range(2), 10.0, environment("e0", device="cuda", **facts))
+    for number, (name, value, benchd) in enumerate(steps, 1):
+        facts |= {name: value}
+        here = environment(f"e{number}", device="cuda", **facts)
+        runs(store, f"b{number}", range(2 * number, 2 * number + 2), 10.0 + number, here, benchd=benchd)
+    before_ms = {since: change.pair.medians_ms[0] for since in UPDATES for change in changed(store, since).values()}
+    found = {since: round(value) for since, value in before_ms.items()}
+    assert found == {"jetpack": 10, "driver": 11, "benchd": 12, "setup": 13, "fingerprint": 13}
+
+
+def test_in_one_setup_a_date_separates_runs_and_across_it_the_setups_of_both_sides(store):
+    here = environment("e1")
+    runs(store, "a", range(3), 10.0, here)
+    runs(store, "b", range(5, 8), 12.0, here)
+    (change,) = changed(store, "2026-03-04").values()
+    assert (change.verdict.answer, change.is_across, change.differences, change.separating) == ("slower", False, (), "")
+    measured(store, "c", 8, 14.0, environment("e2", l4t="1"))
+    (change,) = changed(store, "2026-03-04").values()
+    assert (change.is_across, round(change.pair.medians_ms[0]), round(change.pair.medians_ms[1])) == (True, 10, 14)
+    assert changed(store, "2027-01-01") == changed(store, "2020-01-01") == {}
+
+
+def test_what_may_not_be_compared_says_why_and_a_profile_is_no_run(store):
+    runs(store, "a", range(3), 10.0, environment("e1"), check=WRONG)
+    runs(store, "b", range(3, 5), 11.0, environment("e2"))
+    measured(store, "profile", 9, 99.0, environment("e3"), flags=[PROFILED])
+    (change,) = changed(store, "setup").values()
+    assert (sort(change), change.verdict.reason) == ("not compared", "A: fails its numerical check")
+    assert round(change.pair.medians_ms[1]) == 11
+
+
+def test_an_update_of_benchd_alone_is_separable_by_measuring_both_here(store):
+    here = environment("e1")
+    runs(store, "a", range(3), 10.0, here, model=MODEL)
+    newer = msgspec.structs.replace(MODEL, code_sha256="new")
+    runs(store, "b", range(3, 6), 9.0, here, benchd="0.2", model=newer, case=Case(model="m"))
+    (change,) = changed(store, "setup").values()
+    assert (change.verdict.answer, change.differences) == ("faster", ("benchd 0.1 → 0.2",))
+    assert change.separating.startswith("benchd compare --live m,eager,b1")
+
+
+def test_verdicts_are_corrected_for_all_changes_in_the_fleet(store):
+    for number in range(10):
+        for side, (days, median_ms) in enumerate(((range(3), 10.0), (range(3, 6), 10.0 if number else 10.3))):
+            for day in days:
+                noise = 0.08 * ((7 * number + 3 * day) % 5 - 2) / 2
+                name, here = f"{number}-{day}", environment(f"e{side}", l4t=str(side))
+                measured(store, name, day, median_ms + noise, here, device=f"d{number}")
+    changes = Changes(store)
+    for _ in range(50):
+        found, left = changes.update("setup")
+        if not left:
+            break
+    assert len(found) == 10
+    alone = [change.pair.effect.interval(0.95) for change in found]
+    assert all(
+        change.verdict.interval.low <= own.low and change.verdict.interval.high >= own.high
+        for change, own in zip(found, alone, strict=True)
+    )
+    assert not any(change.verdict.answer in ("slower", "faster") for change in found if change.device_id != "d0")
+
+
+def test_no_query_of_the_page_reads_more_than_its_case(store):
+    """Among a million records only the index of setups is fast enough."""
+    runs(store, "a", range(2), 10.0, environment("e1"))
+    runs(store, "b", range(2), 11.0, environment("e2"))
+    asked = []
+    with store.reading() as connection:
+        engine, dialect = connection.engine, connection.dialect.name
+    event.listen(engine, "before_cursor_execute", lambda *call: asked.append(call[2:4]))
+    assert changed(store, "setup")
+    assert changed(store, "2026-03-02")
+    of_results = [call for call in asked if "FROM result" in call[0] and "device_id" in call[0].partition("WHERE")[2]]
+    assert len(of_results) > 4
+    with engine.connect() as connection:
+        if dialect == "postgresql":
+            connection.exec_driver_sql("SET enable_seqscan = off")  # of a table of four rows
+        explain = "EXPLAIN QUERY PLAN" if dialect == "sqlite" else "EXPLAIN"
+        for statement, values in of_results:
+            plan = " ".join(map(str, connection.exec_driver_sql(f"{explain} {statement}", values)))
+            assert "result_setup" in plan, statement

@@ -1,0 +1,80 @@
+"""The records of the demo's simulated boards: what they say agrees, and the pages draw the story from them."""
+
+import random
+import time
+from contextlib import closing
+
+import pytest
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import encode
+from benchd.dashboard.answers import Answers
+from benchd.dashboard.demo.devices import UPDATE_TICK, case_at, is_hot, measured, samples
+from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, WINDOW_S, past
+from benchd.dashboard.messages import rows
+from benchd.dashboard.store import Store
+
+TICKS = 61
+
+
+def made(device):
+    """Return every record that a device makes before and in the first minute of a demo, the oldest first."""
+    chance = random.Random(1)
+    live = (record for tick in range(TICKS) for record in measured(device, tick, chance))
+    return [*past(device, time.time(), chance), *live]
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return [(device, made(device)) for device in DEVICES]
+
+
+def test_the_energy_of_an_inference_times_the_rate_is_the_power_in_every_record(stories):
+    for _, records in stories:
+        for record in records:
+            power_w = record.energy.energy_j / WINDOW_S
+            assert record.energy.gross_per_inference_j * record.throughput_per_s == pytest.approx(power_w)
+
+
+def test_a_record_draws_the_power_that_the_sensors_show_while_its_case_runs(stories):
+    for device, records in stories:
+        for tick in range(0, TICKS, 5):
+            drawn = next(one for one in samples(device, tick, random.Random(1)) if one.metric == "power_w").value
+            of_case = [one for one in records if one.case == case_at(tick)]
+            last = of_case[-1 if is_hot(device, TICKS - 1) == is_hot(device, tick) else 0]
+            assert last.energy.energy_j / WINDOW_S == pytest.approx(drawn, rel=0.02)
+
+
+def test_every_record_says_that_it_is_simulated(stories):
+    for _, records in stories:
+        assert {one.case_id for one in records} == {case.case_id for case in CASES}
+        for one in records:
+            assert SIMULATED in one.device_id
+            assert SIMULATED in one.flags
+            assert SIMULATED in one.energy.scope
+            assert SIMULATED in one.environment.gpu
+
+
+def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_path):
+    arrived = (
+        Arrived(f"benchd/v1/{one.device_id}/result/{one.run_id}", encode(one), time.time())
+        for _, records in stories
+        for one in records
+    )
+    with closing(Store(f"sqlite:///{tmp_path}/d.db")) as store:
+        store.add(row for one in arrived for row in rows(one))
+        answers, left = Answers(store), 1
+        while left:
+            choices, left = answers.update()
+    changes = {
+        device.name: {choice.change.verdict.answer if choice.change else None for choice in choices[device.device_id]}
+        for device in DEVICES
+    }
+    assert changes.pop("Orin AGX 2") == {"slower"}
+    assert changes.pop("Orin AGX 1") == changes.pop("Orin Nano 1") == {"same"}
+    assert set().union(*changes.values()) == {None}
+    failed = {device.name: [name for one in choices[device.device_id] for name in one.failed] for device in DEVICES}
+    assert {name: found for name, found in failed.items() if found} == {"Orin Nano 2": ["tensorrt-fp16"]}
+    assert 0 < UPDATE_TICK < TICKS

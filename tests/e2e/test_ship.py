@@ -1,0 +1,289 @@
+"""`benchd ship` and `benchd verify` on a small module: the folder, its LOAD.md, and every planted fault."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from safetensors.torch import load_file, save_file
+from waiting import WAIT_S
+
+from benchd.daemon.verdicts import manifest
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 96), nn.Linear(96, 8)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x.flatten(1)))
+        scores = self.second(hidden)
+        return {"scores": scores, "others": -scores.flip(1)}
+
+
+def build():
+    torch.manual_seed(0)
+    return Two()
+"""
+CONFIG = """
+[device]
+id = "test-device"
+
+[limits]
+warm_up_cap_s = 0.1
+measure_cap_s = 0.1
+check_images = 2
+"""
+TORCH = ("eager", "bf16", "amp", "compile", "compile-amp")
+SHORT = ("--config", "tiny.toml", "--device", "cpu", "--wait")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the module and our own caches, in which each variant is shipped once."""
+    folder = tmp_path_factory.mktemp("ships")
+    (folder / "two.py").write_text(MODULE)
+    (folder / "tiny.toml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def benchd(place):
+    """Return a function that runs a command there."""
+    ours = {
+        "XDG_CACHE_HOME": str(place / "cache"),
+        "XDG_STATE_HOME": str(place / "state"),
+        "BENCHD_LOCK_DIR": str(place),
+        "OMP_WAIT_POLICY": "passive",
+    }
+
+    def run(*arguments, **variables):
+        line = [Path(sys.executable).parent / "benchd", *map(str, arguments)]
+        environment = os.environ | ours | variables
+        return subprocess.run(
+            line, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def shipped(benchd, place):
+    """Return a function that gives the folder of a variant, shipped once."""
+
+    def folder(variant):
+        out = place / variant
+        if not out.exists():
+            given = ("--module", "two.py:build", "--input", "4x4x4", "--variants", variant, "--threads", "1")
+            done = benchd("ship", *given, "--out", out, *SHORT)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert f"ship: {variant}" in done.stdout
+        return out
+
+    return folder
+
+
+def copy_of(folder, tmp_path):
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def sealed(folder):
+    """Make the hashes those of the files again, as one who changes them on purpose would."""
+    content = msgspec.json.decode((folder / manifest.MANIFEST).read_bytes())
+    content["resources"] = msgspec.to_builtins(manifest.resources(folder))
+    (folder / manifest.MANIFEST).write_bytes(msgspec.json.encode(content))
+
+
+def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped, place):
+    folder = shipped("onnxruntime")
+    found = manifest.read(folder)
+    assert {one.name for one in found.resources} == {"LOAD.md", "golden.npz", "model.onnx", "records.jsonl"}
+    assert not (place / "onnxruntime.race").exists()
+    assert len(found.promised.processes_ms) == 7
+    assert found.promised.low_ms <= found.promised.latency_ms <= found.promised.high_ms
+    assert [one.name for one in found.outputs] == ["scores", "others"]
+
+
+def test_a_folder_that_is_there_already_is_not_replaced(shipped, benchd):
+    done = benchd("ship", "--module", "two.py:build", "--input", "4x4x4", "--out", shipped("onnxruntime"), *SHORT)
+    assert (done.returncode, "already there" in done.stderr) == (2, True)
+
+
+def test_what_was_shipped_is_verified(shipped, benchd):
+    done = benchd("verify", shipped("onnxruntime"), "--json", "--processes", "3", *SHORT)
+    found = json.loads(done.stdout)
+    assert found["answer"] in {"kept", "slower", "faster", "inconclusive"}, found  # a busy machine is slow
+    assert found["processes"] == 3
+    assert found["reason"] == "" or found["answer"] == "inconclusive"
+
+
+def test_a_changed_byte_is_found(shipped, benchd, tmp_path):
+    folder = copy_of(shipped("onnxruntime"), tmp_path)
+    content = bytearray((folder / "model.onnx").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "model.onnx").write_bytes(content)
+    done = benchd("verify", folder, *SHORT)
+    assert (done.returncode, "model.onnx has changed" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("fault", ["missing", "unlisted", "link", "newer", "damaged", "outside"])
+def test_a_damaged_folder_is_refused_in_one_sentence(shipped, tmp_path, fault):
+    folder = copy_of(shipped("onnxruntime"), tmp_path)
+    path, content = folder / manifest.MANIFEST, (folder / manifest.MANIFEST).read_text()
+    if fault == "missing":
+        (folder / "golden.npz").unlink()
+    elif fault == "unlisted":
+        (folder / "more.pt").write_bytes(b"")
+    elif fault == "link":
+        (folder / "LOAD.md").rename(tmp_path / "LOAD.md")
+        (folder / "LOAD.md").symlink_to(tmp_path / "LOAD.md")
+    elif fault == "newer":
+        path.write_text(content.replace("benchd.shipped/1", "benchd.shipped/9"))
+    elif fault == "damaged":
+        path.write_text(content[:-40])
+    else:
+        path.write_text(content.replace('"model.onnx"', '"../model.onnx"'))
+    with pytest.raises(manifest.UsageError) as refused:
+        manifest.read(folder)
+    assert "\n" not in str(refused.value)
+
+
+def edited(folder, change):
+    """Change the graph of a folder's file, and its hash with it."""
+    model = onnx.load(folder / "model.onnx")
+    change(model.graph)
+    onnx.save(model, folder / "model.onnx")
+    sealed(folder)
+
+
+def other_weights(graph):
+    for tensor in graph.initializer:
+        value = numpy_helper.to_array(tensor)
+        if value.dtype == np.float32:
+            other = np.random.default_rng(1).standard_normal(value.shape).astype(np.float32) * value.std()
+            tensor.CopyFrom(numpy_helper.from_array(other, tensor.name))
+
+
+def other_layout(graph):
+    """Let the file read (4, 16) instead of (4, 4, 4)."""
+    read = graph.input[0]
+    dims = [dim.dim_value for dim in read.type.tensor_type.shape.dim]
+    inner = helper.make_node("Reshape", ["laid_out", "sizes"], [read.name])
+    graph.initializer.append(numpy_helper.from_array(np.array(dims, np.int64), "sizes"))
+    graph.node.insert(0, inner)
+    graph.input[0].CopyFrom(helper.make_tensor_value_info("laid_out", 1, [dims[0], 4, 16]))
+
+
+def swapped_outputs(graph):
+    """Let each output answer what the other did."""
+    names = [output.name for output in graph.output]
+    for node in graph.node:
+        for place, name in enumerate(node.output):
+            if name in names:
+                node.output[place] = f"inner_{name}"
+        for place, name in enumerate(node.input):
+            if name in names:
+                node.input[place] = f"inner_{name}"
+    for name, other in zip(names, reversed(names), strict=True):
+        graph.node.append(helper.make_node("Identity", [f"inner_{other}"], [name]))
+
+
+@pytest.mark.parametrize("change", [other_weights, other_layout, swapped_outputs])
+def test_other_answers_are_found_where_the_hashes_were_made_to_fit(shipped, benchd, tmp_path, change):
+    folder = copy_of(shipped("onnxruntime"), tmp_path)
+    edited(folder, change)
+    done = benchd("verify", folder, *SHORT)
+    assert (done.returncode, "not the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
+
+
+@pytest.mark.slow  # ten processes more
+def test_code_of_another_machine_runs_only_if_it_is_trusted_and_its_weights_are_tested(shipped, benchd, tmp_path):
+    folder = copy_of(shipped("eager"), tmp_path)
+    torch.manual_seed(1)
+    weights = {name: torch.randn_like(value) for name, value in load_file(folder / "weights.safetensors").items()}
+    save_file(weights, folder / "weights.safetensors")
+    sealed(folder)
+    done = benchd("verify", folder, *SHORT)
+    assert (done.returncode, "--trust-code" in done.stderr) == (2, True)
+    done = benchd("verify", folder, "--trust-code", *SHORT)
+    assert (done.returncode, "not the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
+
+
+def loaded_alone(folder, lacking, tmp_path):
+    """Run the code of LOAD.md in an interpreter without the packages that its runtime does not need."""
+    (code,) = [part for part in (folder / "LOAD.md").read_text().split("```") if part.startswith("python\n")]
+    lines = [f"sys.modules[{name!r}] = None" for name in lacking]
+    start = "\n".join(["import sys", "sys.dont_write_bytecode = True", *lines, ""])
+    return subprocess.run(
+        [sys.executable, "-I", "-c", start + code.removeprefix("python\n")],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "lacking"),
+    [
+        ("onnxruntime", ["torch", "benchd", "onnx", "safetensors"]),
+        *(pytest.param(name, ["benchd", "onnx", "onnxruntime"], marks=pytest.mark.slow) for name in TORCH),
+    ],
+)
+def test_load_runs_with_its_runtime_alone_and_finds_other_answers(shipped, tmp_path, variant, lacking):
+    folder = copy_of(shipped(variant), tmp_path)
+    done = loaded_alone(folder, lacking, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "the answers are the golden ones\n"), done.stderr
+    if variant == "onnxruntime":
+        edited(folder, other_weights)
+        assert loaded_alone(folder, lacking, tmp_path).returncode != 0
+
+
+DEEP = """
+import torch
+from torch import nn
+
+
+def build():
+    torch.manual_seed(0)
+    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(10)]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+"""
+
+
+def three_layers_more(graph):
+    """Multiply the answer by the identity three times: the same answers for three tenths more of the work."""
+    (output,) = graph.output
+    graph.initializer.append(numpy_helper.from_array(np.eye(1024, dtype=np.float32), "identity"))
+    last = next(node for node in graph.node if output.name in node.output)
+    last.output[0] = "same0"
+    for place in range(3):
+        name = output.name if place == 2 else f"same{place + 1}"
+        graph.node.append(helper.make_node("MatMul", [f"same{place}", "identity"], [name]))
+
+
+@pytest.mark.slow  # the one that takes times, which a machine with other work may not show
+def test_a_slower_file_of_the_same_answers_is_found(benchd, place, tmp_path):
+    (place / "deep.py").write_text(DEEP)
+    given = ("--module", "deep.py:build", "--input", "1024", "--batch-sizes", "16", "--variants", "onnxruntime")
+    done = benchd("ship", *given, "--threads", "1", "--out", "deep", *SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert benchd("verify", "deep", *SHORT).returncode in (0, 4)
+    folder = copy_of(place / "deep", tmp_path)
+    edited(folder, three_layers_more)
+    done = benchd("verify", folder, *SHORT)
+    assert (done.returncode, "slower" in done.stdout) == (3, True), done.stdout + done.stderr
