@@ -225,9 +225,10 @@ class Store:
             table = self.tables["quarantine"]
             is_result = table.c.topic.like("%/result/%")
             for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result
-                newest = {"order_by": table.c.id.desc()}
-                sizes = func.sum(func.length(table.c.body)).over(**newest), func.row_number().over(**newest)
-                held = select(table.c.id, sizes[0].label("bytes"), sizes[1].label("rows")).where(mine).subquery()
+                newest = table.c.id.desc()
+                size = func.sum(func.length(table.c.body)).over(order_by=newest).label("bytes")
+                place = func.row_number().over(order_by=newest).label("rows")
+                held = select(table.c.id, size, place).where(mine).subquery()
                 beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
                 connection.execute(delete(table).where(table.c.id.in_(select(held.c.id).where(beyond))))
 
