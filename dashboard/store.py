@@ -227,8 +227,8 @@ class Store:
             for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result
                 newest = table.c.id.desc()
                 size = func.sum(func.length(table.c.body)).over(order_by=newest).label("bytes")
-                rows = func.row_number().over(order_by=newest).label("rows")
-                held = select(table.c.id, size, rows).where(mine).subquery()
+                place = func.row_number().over(order_by=newest).label("rows")
+                held = select(table.c.id, size, place).where(mine).subquery()
                 beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
                 connection.execute(delete(table).where(table.c.id.in_(select(held.c.id).where(beyond))))
 
