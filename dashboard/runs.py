@@ -14,6 +14,7 @@ from sqlalchemy import Connection, func, select
 
 from benchd.daemon.records import PROFILED, Record
 from benchd.dashboard.limits import READ, SHOWN
+from benchd.dashboard.queries import newest_first
 from benchd.dashboard.store import Store
 
 BUDGET_S = 0.4  # of one update; a fleet that is new to this process takes several
@@ -68,7 +69,7 @@ class Runs:
         )
         wanted = wanted if since_s is None else wanted.where(table.c.measured_s >= since_s)
         wanted = wanted if before_s is None else wanted.where(table.c.measured_s < before_s)
-        newest = wanted.order_by(table.c.measured_s.desc()).limit(limit)
+        newest = wanted.order_by(*newest_first(table)).limit(limit)
         return list(self._connection.execute(newest).scalars())
 
     def records(self, keys: Iterable[str]) -> list[Record]:

@@ -124,7 +124,7 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
         )""",
     ),
     # the setups of each case of a board, and the newest runs in each
-    ("CREATE INDEX result_setup ON result(device_id, case_id, tool_version, fingerprint, measured_s)",),
+    ("CREATE INDEX result_setup ON result(device_id, case_id, tool_version, fingerprint, measured_s, arrived_s)",),
     (
         "DROP INDEX result_model",
         "DROP INDEX result_measured",
