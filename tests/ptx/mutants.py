@@ -62,7 +62,8 @@ def _operand(line: str, chance: random.Random):
     registers = re.findall(r"%[a-z]+\d+", found[1])
     numbers = [each for each in re.findall(r"(?<![\w%.])\d+(?!\w)", found[1]) if each != "31"]
     if len(set(registers)) > 1:
-        yield found[1], found[1].replace(registers[0], registers[1], 1)
+        other = next(each for each in registers if each != registers[0])
+        yield found[1], re.sub(rf"{registers[0]}(?!\d)", other, found[1], count=1)
     elif numbers:
         yield found[1], re.sub(rf"(?<![\w%.]){numbers[0]}(?!\w)", str(int(numbers[0]) + 1), found[1], count=1)
 
