@@ -185,8 +185,12 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
         return
     if artifacts:
         of_each = figures("nodes", "MB", "off by", "load s", "export s")
-        columns = ["model", "precision", "batch", "scan", *of_each, "code", "torch", "", "key", "int8"]
-        print_rows(console_on(out), columns, list(map(_row, artifacts)))
+        columns = ["model", "precision", "batch", "scan", *of_each, "code", "torch", "", "key"]
+        rows = list(map(_row, artifacts))
+        if any(artifact.metadata.measured.get("quantised") for artifact in artifacts):
+            columns.append("int8")
+            rows = [[*row, _quantised(one.metadata.measured)] for row, one in zip(rows, artifacts, strict=True)]
+        print_rows(console_on(out), columns, rows)
 
 
 def _row(artifact: Artifact) -> list[str]:
@@ -207,17 +211,18 @@ def _row(artifact: Artifact) -> list[str]:
         str(facts.get("versions", {}).get("torch", "-")),
         "kept" if artifact.reused else "made",
         artifact.key,
-        *_quantised(found.get("quantised")),
     ]
 
 
-def _quantised(found: dict[str, Any] | None) -> list[str]:
+def _quantised(measured: dict[str, Any]) -> str:
     """Return how many products are in int8, and the others by reason."""
+    found = measured.get("quantised")
     if found is None:
-        return ["-"]
+        return "-"
     left = Counter(found["left_fp32"].values())
     reasons = ", ".join(f"{reason}{f' ({count})' if count > 1 else ''}" for reason, count in left.items())
-    return [f"{len(found['layers'])} of {len(found['layers']) + left.total()} products; fp32: {reasons}"]
+    total = len(found["layers"]) + sum(left.values())
+    return f"{len(found['layers'])} of {total} products; fp32: {reasons}"
 
 
 def _seconds(value: float | None) -> str:

@@ -109,6 +109,12 @@ def test_the_table_has_a_row_a_file(state):
     assert second == [*cells, *MADE_BY, "kept", kept.key]
 
 
+def test_a_quantised_file_says_what_stays_in_float(state):
+    quantised = {"layers": ["conv1"], "left_fp32": {"conv0": "first layer", "a": "last layer"}}
+    table = shown([filled(state), filled(state, "snn_onepass", measured={"quantised": quantised})])
+    assert "1 of 3 products; fp32: first layer, last layer" in " ".join(table.split())
+
+
 def test_without_a_file_there_is_no_table():
     assert shown([]) == ""
 
