@@ -25,14 +25,15 @@ FIND_PYTHON_3_10 = python=$$(python3.10 -c 'import sys; print(sys.executable)' 2
 PACKAGES := daemon models kernels exporters dashboard
 
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-FAST := tests/e2e/test_bench_once.py::test_json_prints_the_records_and_nothing_else tests/daemon tests/kernels \
-	tests/test_layout.py tests/test_docs.py $(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py \
-	daemon/profiling/test_collecting.py kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
+FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
+	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
+	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/profiling/test_collecting.py \
+	kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
 
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy pictures wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy pictures wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -49,6 +50,9 @@ test-fast: $(TEST) programs  ## run tests without a torch process, one shape per
 
 test-slow: $(TEST) programs  ## run the simulations that `make test` leaves out; ARGS is passed to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
+
+test-ptx: $(TEST)  ## run the kernels' tests on the PTX of sm_75, 87 and 90, and on mutants of it, without a GPU; an hour
+	@$(BIN)/pytest -s -m 'slow or not slow' tests/ptx $(ARGS)
 
 test-index: $(TEST)  ## install the dashboard from the package index in a fresh environment and use it without torch
 	@$(BIN)/pytest -m index $(ARGS)

@@ -1,7 +1,7 @@
-"""Makes the pictures of README.md: python .ci/pictures.py RECORDS FOLDER.
+"""Makes the pictures of README.md and docs: python .ci/pictures.py RECORDS FOLDER.
 
-Table and report show the newest measured record of some cases. The dashboard's picture is of `benchd demo`, which
-measures this machine beside three simulated devices.
+Table and report show the newest measured record of some cases. The dashboard's pictures are of `benchd demo`, which
+measures this machine beside seven simulated boards, once its story is told.
 """
 
 import os
@@ -33,8 +33,15 @@ VARIANTS = {
     "snn_onepass": ("eager", "compile", "onnxruntime", "custom"),
 }
 WEB_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
-HOST, DEVICE = "127.0.0.1", "simulated-orin-nano"
-DEMO_S = 75  # one period of the device that runs hot
+HOST = "127.0.0.1"
+STORY = ("1 slower", "1 silent", "1 throttled", "1 failed check")
+STORY_MS = 120_000  # after which it must have been told
+PAGES = {
+    "dashboard": "/",
+    "fleet": "/fleet",
+    "device": "/device/simulated-desktop-gpu-2",
+    "history": "/history/simulated-orin-agx-2/vim_tiny,tensorrt-fp16,b1",
+}
 VIEWPORT = {"width": 1280, "height": 800}
 
 
@@ -64,10 +71,26 @@ def demo(port: int) -> Iterator[None]:
         command = [sys.executable, "-m", "benchd.daemon.cli", "demo", "--port", str(port)]
         with subprocess.Popen(command, env=os.environ | own) as process:
             try:
-                time.sleep(DEMO_S)
+                while not answers(port):
+                    time.sleep(1.0)
                 yield
             finally:
                 process.send_signal(signal.SIGINT)
+
+
+def answers(port: int) -> bool:
+    """Return whether something listens on a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def await_story(browser: Browser, address: str) -> None:
+    """Wait until Home shows everything that goes wrong in the demo."""
+    page = browser.new_page()
+    page.goto(address)
+    for words in STORY:
+        page.get_by_role("link", name=words).wait_for(timeout=STORY_MS)
+    page.close()
 
 
 def screenshot(browser: Browser, address: str, picture: Path) -> None:
@@ -88,7 +111,7 @@ def free_port() -> int:
 
 
 def main(records: Path, folder: Path) -> None:
-    """Write the three pictures into `folder`."""
+    """Write all pictures into `folder`."""
     folder.mkdir(exist_ok=True)
     table(chosen(records, 1), folder / "table.svg")
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -100,7 +123,9 @@ def main(records: Path, folder: Path) -> None:
         screenshot(browser, (Path(out) / "report.html").as_uri(), folder / "report.png")
         port = free_port()
         with demo(port):
-            screenshot(browser, f"http://{HOST}:{port}/device/{DEVICE}", folder / "dashboard.png")
+            await_story(browser, f"http://{HOST}:{port}/")
+            for name, path in PAGES.items():
+                screenshot(browser, f"http://{HOST}:{port}{path}", folder / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """The commands `bench-once` and `benchd`: which verb is which file."""
 
+import io
+import os
 import sys
-from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
-from benchd.daemon.commands import application
-from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
+from benchd.daemon.commands import Version, application
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError, require_measure
 
 VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the file's name
     "ship",
@@ -27,6 +30,7 @@ VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the f
     "run",
     "export",
     "doctor",
+    "selfcheck",
     "power-sweep",
     "dashboard",
     "demo",
@@ -70,27 +74,49 @@ _benchd = application(cls=_Verbs, no_args_is_help=True)
 
 
 @_benchd.callback()
-def _root() -> None:
+def _root(version: Version = False) -> None:
     """Benchmark deployment variants of models on edge devices: speed, clocks, memory and agreement in one record."""
 
 
 def bench_once() -> None:
     """Run the command `bench-once`."""
-    _exit_with(command("once"))
+    _exit_with("once")
 
 
 def benchd() -> None:
     """Run the command `benchd`."""
-    _exit_with(_benchd)
+    _exit_with(None)
 
 
-def _exit_with(app: Callable[[], None]) -> None:
-    """Run `app`; print a BenchdError as one line and exit with the code of its kind."""
+def _exit_with(verb: str | None) -> None:
+    """Run a verb, or the command line's; print a BenchdError as one line and exit with the code of its kind."""
+    given = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
-        app()
+        with _outlasting_its_reader(given) as out, redirect_stdout(out):
+            (command(verb) if verb else _benchd)()
+    except KeyboardInterrupt:  # before the command's own handler
+        sys.exit(130)
     except BenchdError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(7 if isinstance(error, NotAvailable) else 2)
+
+
+class _Discarding(io.FileIO):
+    """A pipe that discards what nobody reads any more, so that `| head` does not change a command's exit code."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(error, BrokenPipeError):
+                return len(data)
+            raise UsageError(f"standard output: {error.strerror}") from error
+
+
+def _outlasting_its_reader(out: Any) -> TextIO:
+    pipe = _Discarding(os.dup(out.fileno()), "w")
+    return io.TextIOWrapper(io.BufferedWriter(pipe), out.encoding, out.errors, line_buffering=out.isatty())
 
 
 if __name__ == "__main__":

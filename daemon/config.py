@@ -149,6 +149,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     data: str | None = None
     labels: str | None = None
     accuracy: Literal["full"] | Annotated[int, msgspec.Meta(ge=1)] | None = None
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         if self.trigger() and not self.name:

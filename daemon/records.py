@@ -26,7 +26,7 @@ PROFILED = "profiled"
 """The flag of a Record made by a profile: shown, but never ranked or compared."""
 
 Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "tensorrt"]
-Precision = Literal["fp32", "fp16", "bf16", "amp"]
+Precision = Literal["fp32", "fp16", "bf16", "amp", "int8"]
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
 Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained"]
@@ -45,7 +45,7 @@ VERDICTS: tuple[CheckVerdict, ...] = ("failed", "void", "passed")
 BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "tensorrt")
 FILE_BACKENDS: tuple[Backend, ...] = ("onnxruntime", "tensorrt")
 KERNELS: tuple[Kernels, ...] = ("torch", "custom")
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp", "int8")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
 PROVIDERS: tuple[Provider, ...] = ("cpu", "cuda", "tensorrt")
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -60,6 +60,8 @@ class Variant(Struct, frozen=True, order=True):
     kernels: Kernels = "torch"
 
     def __post_init__(self) -> None:
+        if self.precision == "int8" and self.backend in ("compile", "cudagraph"):
+            raise UsageError(f"{self.name}: int8 runs as a file, with onnxruntime-int8 or tensorrt-int8")
         if self.backend in ("onnxruntime", "tensorrt"):
             if self.kernels == "custom":
                 raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so it cannot use custom kernels")
@@ -287,10 +289,10 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Peak memory of one worker process; `device_peak_bytes` is what torch allocated on the accelerator.
+    """Peak memory of one worker process; `device_peak_bytes` is what it allocated on the accelerator.
 
-    For a CUDA graph it is what torch reserved there, including the graph's pool; for ONNX Runtime and TensorRT, by how
-    much the accelerator's free memory shrank until the first runs were done.
+    For a CUDA graph it is what torch reserved there, including the graph's pool; for ONNX Runtime and TensorRT, what
+    the process took by the driver's count until the first runs were done.
     """
 
     rss_peak_bytes: int
@@ -419,6 +421,21 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     data: str
 
 
+class Quantisation(Struct, frozen=True, kw_only=True):
+    """What an int8 file of benchd is: how many products are in int8, and the others with the reason.
+
+    `exact` of the `layers` read integers, such as spikes, so that only their weights round. Errors are the file's
+    against the fp32 file on calibration images, as shares of the largest output.
+    """
+
+    layers: int
+    exact: int
+    left_fp32: dict[str, str]
+    calibration: str
+    max_error_share: float
+    mean_error_share: float
+
+
 class ArtifactFacts(Struct, frozen=True, kw_only=True):
     """A file that a variant runs: what it is, where and with which versions it was made, and how long that took.
 
@@ -437,13 +454,15 @@ class ArtifactFacts(Struct, frozen=True, kw_only=True):
     reused: bool
     seconds: float
     note: str = ""
+    quantisation: Quantisation | None = None
 
 
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """The runtime of a file and its settings; a field that does not apply is null.
 
     `node_shares` is the share of nodes that each provider of ONNX Runtime ran; `typing` "weak" lets TensorRT choose
-    each layer's number format; `build_s` is null if the engine already existed.
+    each layer's number format; `build_s` is null if the engine already existed. `context_bytes` are the activations of
+    one of TensorRT's execution contexts, of which two run in turn.
     """
 
     provider: str
@@ -455,6 +474,7 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     load_s: float | None = None
     engine_bytes: int | None = None
     workspace_bytes: int | None = None
+    context_bytes: int | None = None
     notes: list[str] = []
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from benchd.daemon.records import Environment, Record
+from benchd.daemon.records import Case, Environment, Record
 from benchd.daemon.verdicts.recommend import Place, Requirements, decide, line, place, wrong
 from benchd.dashboard.changes import Change, Changes
 from benchd.dashboard.messages import Result, flat
@@ -41,11 +41,24 @@ class Choice(NamedTuple):
     change: Change | None
 
 
+class Newest(NamedTuple):
+    """The newest result of a case on a board, whatever became of it."""
+
+    result: Result
+    kind: Kind
+    case: Case
+
+
+class _Board(NamedTuple):
+    choices: list[Choice]
+    newest: list[Newest]
+
+
 class Answers:
     """The choices of every board, for all viewers. Thread-safe; the pages call it outside the event loop."""
 
     def __init__(self, store: Store, changes: Changes) -> None:
-        self._kept, self._changes = Kept(store, choices), changes
+        self._kept, self._changes = Kept(store, _board), changes
 
     def update(self) -> tuple[dict[str, list[Choice]], int]:
         """Return the choices by board, and how many boards are still to be read for them to be up to date."""
@@ -53,10 +66,15 @@ class Answers:
         changes, left_of_changes = self._changes.update("setup")
         known = {(change.device_id, change.case.case_id, *change.where): change for change in changes}
         changed = {
-            device_id: [choice._replace(change=known.get(_place(choice))) for choice in of_board]
+            device_id: [choice._replace(change=known.get(_place(choice))) for choice in of_board.choices]
             for device_id, of_board in found.items()
         }
         return changed, max(left, left_of_changes)
+
+    def newest(self) -> tuple[list[Newest], int]:
+        """Return the newest result of every case on every board, and how many boards are still to be read."""
+        found, left, _ = self._kept.update()
+        return [one for of_board in found.values() for one in of_board.newest], left
 
 
 def _place(choice: Choice) -> tuple[str, str, str, str]:
@@ -64,16 +82,19 @@ def _place(choice: Choice) -> tuple[str, str, str, str]:
     return choice.device_id, case_id, choice.kind.device, choice.kind.power_mode
 
 
-def choices(board: Runs) -> list[Choice]:
-    """Return the choices on one board."""
+def _board(board: Runs) -> _Board:
     newest = (
         next((key for setup in found for key in board.keys(case_id, setup, 1)), None)
         for case_id, found in board.setups().items()
     )
     measured: dict[Place, list[Record]] = defaultdict(list)
-    for record in board.records(key for key in newest if key):
+    records = board.records(key for key in newest if key)
+    for record in records:
         measured[place(record)].append(record)
-    return [choice for found in measured.values() for choice in _choices(found)]
+    return _Board(
+        [choice for found in measured.values() for choice in _choices(found)],
+        [Newest(flat(record, 0.0), _kind(record.environment), record.case) for record in records],
+    )
 
 
 def _choices(found: list[Record]) -> Iterator[Choice]:

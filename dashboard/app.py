@@ -5,7 +5,10 @@ import signal
 import sys
 import threading
 
-from nicegui import app, ui
+from nicegui import Client, app, ui
+from nicegui.page import page
+from starlette.requests import Request
+from starlette.responses import Response
 
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import UsageError
@@ -14,9 +17,22 @@ from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.collector import checked
 from benchd.dashboard.guard import Guard, is_loopback
+from benchd.dashboard.layout import laid_out, notice
 from benchd.dashboard.store import Store
+from benchd.dashboard.text import short
 from benchd.dashboard.upkeep import Upkeep
-from benchd.dashboard.views import changes, comparison, device, fleet, history, home, results, shipped, trade_off
+from benchd.dashboard.views import (
+    changes,
+    comparison,
+    device,
+    fleet,
+    history,
+    home,
+    record,
+    results,
+    shipped,
+    trade_off,
+)
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -41,6 +57,7 @@ def serve(broker: Broker, database: str, name: str, host: str, port: int, *, col
     upkeep = Upkeep(broker, database, checked(name), give_up) if collect else None
     try:
         _add_pages(store, broker)
+        _add_errors()
         metrics.add(store)
         app.add_middleware(Guard, token=token)
         app.on_startup(lambda: sys.stderr.write(f"benchd dashboard: http://{host}:{port}/\n"))
@@ -61,6 +78,25 @@ def serve(broker: Broker, database: str, name: str, host: str, port: int, *, col
         store.close()
 
 
+def _add_errors() -> None:
+    """Answer an unknown address, and a page that could not even be begun, in the frame of all pages."""
+
+    @app.exception_handler(404)
+    async def unknown(request: Request, error: Exception) -> Response:
+        return _page(request, 404, "There is no such page", "The links above lead to those that there are.")
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        words = f"{type(error).__name__}: {error}. Report it with the log of benchd dashboard."
+        return _page(request, 500, "This page failed", short(words))
+
+
+def _page(request: Request, status: int, title: str, words: str) -> Response:
+    with Client(page(""), request=request) as client, laid_out(title):
+        notice(words)
+    return client.build_response(request, status)
+
+
 def _add_pages(store: Store, broker: Broker) -> None:
     changes_ = Changes(store)
     answers = Answers(store, changes_)
@@ -69,7 +105,8 @@ def _add_pages(store: Store, broker: Broker) -> None:
     device.add(store, broker)
     changes.add(store, changes_)
     results.add(store)
+    record.add(store)
     comparison.add(store)
     history.add(store)
     shipped.add(store)
-    trade_off.add(store)
+    trade_off.add(store, answers)

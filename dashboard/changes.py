@@ -150,7 +150,8 @@ def _change(
     board: Runs, of: tuple[Setup, Setup], before_keys: Sequence[str], now_keys: Sequence[str]
 ) -> Iterator[Change]:
     """Yield the change between the newest runs of two setups, which may be one; nothing without runs."""
-    before, now = board.records(before_keys), board.records(now_keys)
+    found = board.records([*before_keys, *now_keys])
+    before, now = ([record for record in found if record.key in keys] for keys in (before_keys, now_keys))
     if before and now:
         one, other = before[0], now[0]
         is_across = of[0][:2] != of[1][:2]

@@ -175,14 +175,15 @@ class Collector:
 
     def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
         """Ask devices for results that have not arrived: not at once, as another collector may have one."""
-        asks = {gap: self._asks.get(gap, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for gap in queries.gaps(self._store)}
+        missing = [*queries.gaps(self._store), *queries.unheard(self._store)]
+        asks = {gap: self._asks.get(gap, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for gap in missing}
         due = [gap for gap, (due_s, _) in asks.items() if now_s >= due_s][:ASKS]
         for gap in due:
             delay_s = min(2 * asks[gap][1], ASK_LAST_S)
             asks[gap] = (now_s + delay_s, delay_s)
-            wanted = {"id": uuid.uuid4().hex, "stream": gap.stream, "since_seq": gap.first, "until_seq": gap.last}
+            numbers = {"stream": gap.stream or None, "since_seq": gap.first, "until_seq": gap.last}
             topic = Topics(gap.device_id).command("replay")
-            feed.publish(topic, msgspec.json.encode(wanted), expire_s=ASK_EXPIRY_S)
+            feed.publish(topic, msgspec.json.encode({"id": uuid.uuid4().hex, **numbers}), expire_s=ASK_EXPIRY_S)
         self._asks = asks
 
     def _is_steady(self, now_s: float) -> bool:

@@ -3,8 +3,10 @@
 Text from a device is shown as text of bounded length, never as HTML.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -18,6 +20,8 @@ from benchd.dashboard.text import more, short
 
 REFRESH_S = 0.5
 PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
+SLOW_S = 5.0
+SLOW = f"The database has not answered for {SLOW_S:.0f} s. This page waits for it."
 UNREACHABLE = "The database does not answer: "
 
 PAGES = {
@@ -30,13 +34,15 @@ PAGES = {
 }
 
 CSS = Path(__file__).with_suffix(".css")
+AWAY = Path(__file__).parent / "templates" / "away.html"
 
 
 @contextmanager
-def frame(title: str) -> Iterator[None]:
+def laid_out(title: str) -> Iterator[None]:
     """Lay out a page: the header with its links, then the content under one heading."""
     for style in (LOOK, CSS):
         ui.add_css(style)
+    ui.add_body_html(AWAY.read_text())
     ui.dark_mode(None)  # follows the system
     ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
     ui.page_title(f"{title} - benchd")
@@ -46,25 +52,45 @@ def frame(title: str) -> Iterator[None]:
             ui.link(name, target)
     with ui.column().classes("page"):  # within Quasar's main
         heading(title, 1)
-        trouble = notice("")
-        trouble.set_visibility(False)
+        ui.label().classes("notice server-away").props("role=alert")
+        yield
+
+
+@asynccontextmanager
+async def frame(title: str) -> AsyncIterator[None]:
+    """Lay out a page and send it; what follows is shown as soon as it is read, and so is why it cannot be."""
+    with laid_out(title):
+        trouble = notice("Reading.")
+        await ui.context.client.connected()
+        slow = asyncio.get_running_loop().call_later(SLOW_S, trouble.set_text, SLOW)
         try:
             yield
-        except DBAPIError as error:
-            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. Check that it is running, then reload this page.")
-            trouble.set_visibility(True)
+        except Exception as error:
+            trouble.set_text(f"{_words(error)} Then reload this page.")
+        else:
+            trouble.set_visibility(False)
+        finally:
+            slow.cancel()
+
+
+def _words(error: Exception) -> str:
+    """Return what went wrong and what to do; an error that is not the database's is one of benchd's, for its log."""
+    if isinstance(error, DBAPIError):
+        return f"{UNREACHABLE}{short(error.orig)}. Check that it is running."
+    logging.getLogger(__name__).error("a page failed", exc_info=error)
+    return f"This page failed: {short(f'{type(error).__name__}: {error}')}. Report it with the log of benchd dashboard."
 
 
 async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRESH_S) -> None:
-    """Call `refresh` now and every `period_s`; while the database does not answer, the page stays and reports that."""
+    """Call `refresh` now and every `period_s`; while that fails, the page stays and reports why."""
     trouble = notice("")
     trouble.move(target_index=1)  # below the heading
 
     async def turn() -> None:
         try:
             await refresh()
-        except DBAPIError as error:
-            trouble.set_text(f"{UNREACHABLE}{short(error.orig)}. The page keeps retrying.")
+        except Exception as error:
+            trouble.set_text(f"{_words(error)} The page keeps retrying.")
             trouble.set_visibility(True)
         else:
             trouble.set_visibility(False)
@@ -122,6 +148,11 @@ def chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
 def record_path(key: str) -> str:
     """Return the path of the raw record."""
     return f"/record/{quote(key, safe='')}"
+
+
+def result_path(key: str) -> str:
+    """Return the path of the page of a record."""
+    return f"/result/{quote(key, safe='')}"
 
 
 def changes_path(**chosen: object) -> str:

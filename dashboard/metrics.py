@@ -13,7 +13,7 @@ from nicegui import app
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import func, select
+from sqlalchemy import select
 from starlette.responses import Response
 
 from benchd.dashboard import queries
@@ -126,11 +126,7 @@ def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_
 def _newest(store: Store) -> list[Result]:
     """Return the last result of every case on every device, however it ended."""
     table = store.tables["result"]
-    place = func.row_number().over(
-        partition_by=(table.c.device_id, table.c.case_id), order_by=queries.newest_first(table)
-    )
-    ranked = select(table.c.id, place.label("place")).subquery()
-    last = table.c.id.in_(select(ranked.c.id).where(ranked.c.place == 1))
+    last = table.c.id.in_(queries.last_of_each_case(store))
     wanted = select(*(table.c[name] for name in Result._fields)).where(last).limit(CASES)
     with store.reading() as connection:
         return [Result(*row) for row in connection.execute(wanted)]

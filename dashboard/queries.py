@@ -1,15 +1,14 @@
 """The pages' queries to the store; each answer is a plain tuple from one consistent state of the database."""
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
 
-from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS
+from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode, throttles
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
@@ -20,6 +19,8 @@ from benchd.dashboard.store import Store
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
+NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
+UNCHECKED = "not checked"
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
@@ -68,17 +69,21 @@ class Gap(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags."""
+    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags.
+
+    `check` is the verdict of the numerical check, or UNCHECKED.
+    """
 
     device_id: str = ""
     model: str = ""
     variant: str = ""
     status: str = ""
+    check: str = ""
     text: str = ""
 
 
 class Page(NamedTuple):
-    """One page of results, and the total number."""
+    """One page of results, and how many there are, of which at most NEWEST are counted."""
 
     results: list[Result]
     total: int
@@ -120,6 +125,18 @@ def _device(
         power_w=max(powers, default=None),  # a total is larger than its parts; they are never summed
         throttled=any(map(throttles, reasons)) if reasons else None,
     )
+
+
+def names(store: Store) -> dict[str, str]:
+    """Return how each known device is shown, by id: its name with the id, or the id alone."""
+    device, document = store.tables["device"], store.tables["document"]
+    with store.reading() as connection:
+        ids = connection.execute(select(device.c.device_id).order_by(device.c.device_id).limit(READ)).scalars().all()
+        wanted = select(document.c.device_id, document.c.body).where(document.c.kind == "info").limit(READ)
+        infos = connection.execute(wanted).all()
+    named = {device_id: msgspec.json.decode(body, type=Info).name for device_id, body in infos}
+    words = {device_id: named.get(device_id) or device_id for device_id in ids}
+    return {device_id: name if name == device_id else f"{name} ({device_id})" for device_id, name in words.items()}
 
 
 def devices(store: Store) -> int:
@@ -167,27 +184,52 @@ def presence(said: str | None, age_s: float | None) -> State:
 
 
 def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
-    """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last."""
+    """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last.
+
+    All else than the newest first is an order of the NEWEST that match, and a text is searched for in as many, so that
+    no query reads every result.
+    """
     table = store.tables["result"]
     column = table.c[sort if sort in Result._fields else "measured_s"]
-    order = [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
-    conditions = _conditions(table, which)
-    wanted = select(*_columns(table)).where(*conditions)
+    found = _found(table, which)
+    by_time = column is table.c.measured_s and descending and not which.text
+    shown = _conditions(table, which) if by_time else [table.c.id.in_(found)]
+    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # which no index holds
+    order += [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
     with store.reading() as connection:
-        total = connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one()
-        rows = connection.execute(wanted.order_by(column.is_(None), *order).offset(offset).limit(limit))
-        return Page([Result(*row) for row in rows], total)
+        total = connection.execute(select(func.count()).select_from(found.subquery())).scalar_one()
+        wanted = select(*_columns(table)).where(*shown).order_by(*order).offset(offset).limit(limit)
+        return Page([Result(*row) for row in connection.execute(wanted)], total)
+
+
+def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result]:
+    """Return results that match by their ids, the first `limit` beyond an id, in order of arrival."""
+    table = store.tables["result"]
+    mine = [*_conditions(table, which), *([_contains(table, which.text)] if which.text else [])]
+    wanted = select(table.c.id, *_columns(table)).where(table.c.id > id_, *mine).order_by(table.c.id).limit(limit)
+    with store.reading() as connection:
+        return {number: Result(*row) for number, *row in connection.execute(wanted)}
+
+
+def _found(table: Any, which: Filter) -> Select[tuple[int]]:
+    """Return the ids of the newest results that match."""
+    order = (*newest_first(table), table.c.id.desc())
+    found = select(table.c.id).where(*_conditions(table, which)).order_by(*order)
+    if which.text:
+        searched = table.c.id.in_(found.limit(NEWEST))
+        found = select(table.c.id).where(searched, _contains(table, which.text)).order_by(*order)
+    return found.limit(NEWEST)
 
 
 def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
     exact = {"device_id": which.device_id, "model": which.model, "variant": which.variant, "status": which.status}
-    found = [table.c[name] == value for name, value in exact.items() if value]
-    if which.text:
-        places = [
-            table.c[name].icontains(which.text, autoescape=True) for name in ("model", "variant", "case_id", "flags")
-        ]
-        found.append(or_(*places))
-    return found
+    checked = table.c.checked.is_(None) if which.check == UNCHECKED else table.c.checked == which.check
+    return [table.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
+
+
+def _contains(table: Any, text: str) -> ColumnElement[bool]:
+    places = ("model", "variant", "case_id", "flags")
+    return or_(*(table.c[name].icontains(text, autoescape=True) for name in places))
 
 
 def _columns(table: Any) -> list[Any]:
@@ -200,10 +242,13 @@ def newest_first(table: Any) -> tuple[Any, Any]:
 
 
 def choices(store: Store, column: str) -> list[str]:
-    """Return the values of a column of the results, sorted."""
-    table = store.tables["result"]
+    """Return the values of an indexed column of the results, sorted: each is looked up from the one before."""
+    value = store.tables["result"].c[column]
+    seen = select(func.min(value).label("value")).cte(recursive=True)
+    later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
+    seen = seen.union_all(select(later).select_from(seen).where(seen.c.value.is_not(None)))
     with store.reading() as connection:
-        return sorted(connection.execute(select(table.c[column]).distinct().limit(READ)).scalars())
+        return list(connection.execute(select(seen.c.value).where(seen.c.value.is_not(None)).limit(READ)).scalars())
 
 
 def result(store: Store, key: str) -> Result | None:
@@ -212,6 +257,14 @@ def result(store: Store, key: str) -> Result | None:
     with store.reading() as connection:
         row = connection.execute(select(*_columns(table)).where(table.c.key == key)).first()
     return Result(*row) if row else None
+
+
+def newest_profile(store: Store, of: Result) -> str | None:
+    """Return the key of the newest profile of the same case on the same device; None for none."""
+    table = store.tables["result"]
+    mine = (table.c.device_id == of.device_id, table.c.case_id == of.case_id, table.c.flags.contains(PROFILED))
+    with store.reading() as connection:
+        return connection.execute(select(table.c.key).where(*mine).order_by(*newest_first(table)).limit(1)).scalar()
 
 
 def body(store: Store, key: str) -> bytes | None:
@@ -264,15 +317,18 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
         return [Result(*row) for row in rows][::-1]
 
 
-def newest_of_each_case(store: Store, model: str) -> list[Result]:
-    """Return the last successful result of every case of a model on every device."""
-    table = store.tables["result"]
-    good = (table.c.model == model, table.c.status == "ok", ~table.c.flags.contains(PROFILED))
-    place = func.row_number().over(partition_by=(table.c.device_id, table.c.case_id), order_by=newest_first(table))
-    ranked = select(*_columns(table), place.label("place")).where(*good).subquery()
-    with store.reading() as connection:
-        wanted = select(*_columns(ranked)).where(ranked.c.place == 1).limit(READ)
-        return [Result(*row) for row in connection.execute(wanted)]
+def last_of_each_case(store: Store, *conditions: ColumnElement[bool]) -> Select[tuple[int]]:
+    """Return the ids of the last result of every case on every device for which this holds; it reads no others."""
+    table, device = store.tables["result"], store.tables["device"]
+    mine = table.alias()
+    first = select(func.min(mine.c.case_id)).where(mine.c.device_id == device.c.device_id).scalar_subquery()
+    cases = select(device.c.device_id, first.label("case_id")).cte(recursive=True)
+    beyond = (mine.c.device_id == cases.c.device_id, mine.c.case_id > cases.c.case_id)
+    later = select(func.min(mine.c.case_id)).where(*beyond).scalar_subquery()
+    cases = cases.union_all(select(cases.c.device_id, later).where(cases.c.case_id.is_not(None)))
+    same = (table.c.device_id == cases.c.device_id, table.c.case_id == cases.c.case_id)
+    last = select(table.c.id).where(*same, *conditions).order_by(*newest_first(table)).limit(1)
+    return select(last.correlate(cases).scalar_subquery()).select_from(cases).where(cases.c.case_id.is_not(None))
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
@@ -362,6 +418,19 @@ def gaps(store: Store) -> list[Gap]:
     return [gap for gap in found if gap.last - gap.first < KEEP_SENT_ROWS]
 
 
+def unheard(store: Store) -> list[Gap]:
+    """Return all results of each device that is online and has none here: they may be older than the first collector.
+
+    The stream is empty, because it is unknown.
+    """
+    document, result_ = store.tables["document"], store.tables["result"]
+    is_online = (document.c.kind == "status") & (document.c.state == "online")
+    is_heard = exists().where(result_.c.device_id == document.c.device_id)
+    wanted = select(document.c.device_id).where(is_online, ~is_heard)
+    with store.reading() as connection:
+        return [Gap(device_id, "", 1, LAST_SEQ) for (device_id,) in connection.execute(wanted)]
+
+
 def problems(store: Store, now_s: float) -> list[str]:
     """Return what prevents data from arriving here, in sentences; empty if nothing does."""
     alive = [row for row in collectors(store, now_s) if now_s - row.seen_s < STALE_S]
@@ -376,17 +445,3 @@ def newest(store: Store) -> tuple[int, int]:
         ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (result_, event))
         first, second = (found or 0 for found in ids)
     return first, second
-
-
-def pareto(points: list[Result]) -> list[Result]:
-    """Return those of `points`, of one energy scope, that no other beats in both latency and energy, the fastest first.
-
-    One that failed its check can never win.
-    """
-    front: list[Result] = []
-    least_mj = math.inf
-    for point in sorted(points, key=lambda point: (point.median_ms or 0.0, point.energy_mj or 0.0)):
-        if point.checked not in ("failed", "void") and point.energy_mj is not None and point.energy_mj < least_mj:
-            front.append(point)
-            least_mj = point.energy_mj
-    return front

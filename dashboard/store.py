@@ -41,7 +41,7 @@ from benchd.dashboard.messages import Row
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
 RAW_S = 3600.0  # raw telemetry
 MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
-QUARANTINE_ROWS = 10_000  # of results, and as many of all else
+QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # of results, and as many of all else
 SPANS = 1000  # ranges of one stream
 
 _LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
@@ -125,6 +125,16 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
     ),
     # the setups of each case of a board, and the newest runs in each
     ("CREATE INDEX result_setup ON result(device_id, case_id, tool_version, fingerprint, measured_s)",),
+    (
+        "DROP INDEX result_model",
+        "DROP INDEX result_measured",
+        "CREATE INDEX result_measured ON result(device_id, case_id, measured_s, arrived_s, id)",
+        "CREATE INDEX result_time ON result(measured_s, arrived_s, id)",
+        *(
+            f"CREATE INDEX result_{name}_time ON result({name}, measured_s, arrived_s, id)"
+            for name in ("model", "variant", "status", "checked")
+        ),
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -215,8 +225,12 @@ class Store:
             table = self.tables["quarantine"]
             is_result = table.c.topic.like("%/result/%")
             for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result
-                beyond = select(table.c.id).where(mine).order_by(table.c.id.desc()).offset(QUARANTINE_ROWS).limit(1)
-                connection.execute(delete(table).where(mine, table.c.id <= beyond.scalar_subquery()))
+                newest = table.c.id.desc()
+                size = func.sum(func.length(table.c.body)).over(order_by=newest).label("bytes")
+                rows = func.row_number().over(order_by=newest).label("rows")
+                held = select(table.c.id, size, rows).where(mine).subquery()
+                beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
+                connection.execute(delete(table).where(table.c.id.in_(select(held.c.id).where(beyond))))
 
     def close(self) -> None:
         """Close the database."""

@@ -35,10 +35,25 @@ def plus_minus(value: float | None, error: float | None, unit: str) -> str:
     """Return a value and its error bar, both to the second digit of the error."""
     if value is None or not error:
         return figure(value, unit)
-    places = max(1 - math.floor(math.log10(error)), 0)
+    places = max(1 - math.floor(math.log10(float(f"{error:.1e}"))), 0)  # of the rounded error: 0.0999 is 0.10
     if abs(value) >= 1e6 or places > 6:
         return f"{figure(value)} ± {figure(error)} {unit}"
     return f"{value:.{places}f} ± {error:.{places}f} {unit}"
+
+
+def rounded(value: float | None, share: float | None, unit: str) -> str:
+    """Return a value to the second digit of its error, which is given as a share of it."""
+    if not value or not share:
+        return figure(value, unit)
+    number, has_error, _ = plus_minus(value, abs(value) * share, unit).partition(" ± ")
+    return f"{number} {unit}" if has_error else number
+
+
+def error_share(result: Result) -> float | None:
+    """Return half the width of a median's interval as a share of it; None without an interval."""
+    if not result.median_ms or result.low_ms is None or result.high_ms is None:
+        return None
+    return (result.high_ms - result.low_ms) / 2 / result.median_ms
 
 
 def time(result: Result) -> str:
@@ -102,8 +117,7 @@ def median(result: Result) -> str:
 
 def energy(result: Result) -> str:
     """Return the energy of one inference with its error bar."""
-    error = f" ± {figure(result.energy_err_mj)}" if result.energy_err_mj is not None else ""
-    return f"{figure(result.energy_mj)}{error} mJ" if result.energy_mj is not None else "-"
+    return plus_minus(result.energy_mj, result.energy_err_mj, "mJ")
 
 
 def top1(found: Result | Latest) -> str:

@@ -1,15 +1,20 @@
 """The identity of a model's file: what it is made from, and the form of the scan for its target. Needs no ONNX."""
 
+import platform
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from benchd.exporters import code
 
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "int8"]
+FloatPrecision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
 Target = Literal["cpu", "cuda", "tensorrt"]
+QuantisedFor = Literal["cpu", "tensorrt"]
+"""The runtime of a quantised file: ONNX Runtime on an x86 CPU, or any that reads int8 with a zero point of 0."""
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+QUANTISED_FOR: tuple[QuantisedFor, ...] = ("cpu", "tensorrt")
 FORMS: tuple[Form, ...] = ("scan", "two_level")
 # TensorRT 10.3 reads 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and each
 # of them would cross to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
@@ -27,6 +32,11 @@ def form(options: Mapping[str, Any], target: Target) -> Form | None:
     if "scan" not in options:
         return None
     return "two_level" if options["scan"] == "two_level" else _BEST[target]
+
+
+def quantised_for(target: Target) -> QuantisedFor:
+    """Return the runtime that an int8 file is made for: x86 has fast kernels for uint8 activations only."""
+    return "cpu" if target == "cpu" and platform.machine() in ("x86_64", "AMD64") else "tensorrt"
 
 
 def onnx_facts(

@@ -25,7 +25,7 @@ from onnx_ir.passes import common
 from torch import Tensor, nn
 
 from benchd.exporters import parity, recurrence, sessions
-from benchd.exporters.files import ONLY_OUTPUT, OPSET, Form, Precision
+from benchd.exporters.files import ONLY_OUTPUT, OPSET, FloatPrecision, Form
 from benchd.exporters.parity import Parity
 
 INPUT = "inputs"
@@ -62,7 +62,7 @@ def export(
     images: Tensor | Mapping[str, Tensor],
     path: Path,
     *,
-    precision: Precision,
+    precision: FloatPrecision,
     batch: int | None,
     form: Form | None,
     judged_by: Literal["outputs", "codes"],
@@ -102,7 +102,7 @@ def export(
         raise
 
 
-def _prepared(module: nn.Module, precision: Precision) -> nn.Module:
+def _prepared(module: nn.Module, precision: FloatPrecision) -> nn.Module:
     """Return a copy in this precision that does not recompute values from its weights in each run."""
     ready = copy.deepcopy(module).to(_DTYPES[precision]).eval().requires_grad_(False)
     freeze = getattr(ready, "freeze", None)
@@ -257,7 +257,7 @@ def _proven(
     module: nn.Module,
     given: Mapping[str, Tensor],
     path: Path,
-    precision: Precision,
+    precision: FloatPrecision,
     batch: int | None,
     judged_by: Literal["outputs", "codes"],
     found: Exported,

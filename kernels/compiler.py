@@ -33,7 +33,7 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise Unavailable("native kernels need a C compiler; install gcc or set CC")
-    command = (compiler, *FLAGS, _target(), *flags)
+    command = (compiler, *FLAGS, *_target(), *flags)
     folder = folders.cache() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
@@ -67,7 +67,7 @@ def description() -> str:
         name = _version(compiler).partition("\n")[0]
     except subprocess.CalledProcessError:
         name = Path(compiler).name
-    return " ".join([name, *FLAGS, _target()])
+    return " ".join([name, *FLAGS, *_target()])
 
 
 def threads() -> int:
@@ -91,8 +91,11 @@ def dense(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
 _PID = os.getpid()
 
 
-def _target() -> str:
-    return "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
+def _target() -> tuple[str, ...]:
+    if platform.machine() != "aarch64":
+        return ("-march=native",)
+    # NEON has no masks: gcc makes a loop with conditions of vectors only if no comparison may trap
+    return "-mcpu=native", "-fno-trapping-math"
 
 
 def _key(source: Path, command: tuple[str, ...]) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from benchd.kernels.launch import Shipped
 
 GENERATED = "<!-- Below this line everything is written by `make occupancy`. -->\n"
+EXECUTED = (75, 87, 90)  # whose PTX `make test-ptx` interprets; that of the others is compiled only
 MOST_WORKERS = 4  # each holds a torch and a compiler of its own
 
 
@@ -160,7 +161,7 @@ def page_tables(rows: Iterable[Compiled]) -> str:
 def _table(op: str, rows: Sequence[Compiled]) -> str:
     architectures = sorted({row.sm for row in rows})
     headings = ["kernel", "warps", "shared", *(f"sm_{sm}" for sm in architectures)]
-    lines = [f"## {op}", "", _line(headings), _line(["---"] * len(headings))]
+    lines = [f"## {op}", "", _executed(rows), "", _line(headings), _line(["---"] * len(headings))]
     for (kernel, warps), group in groupby(rows, key=lambda row: (row.kernel, row.warps)):
         cells = {row.sm: row for row in group}
         shared = max(row.shared_bytes for row in cells.values())
@@ -168,6 +169,15 @@ def _table(op: str, rows: Sequence[Compiled]) -> str:
     reasons = {row.kernel: row.reason for row in rows if row.reason}
     lines += ["", *(f"- {kernel}: {reason}" for kernel, reason in reasons.items())] if reasons else []
     return "\n".join(lines) + "\n"
+
+
+def _executed(rows: Sequence[Compiled]) -> str:
+    """Return which kernels are executed for which architectures, and for which they are only compiled."""
+    functions = ", ".join(dict.fromkeys(f"`{row.function}`" for row in rows))
+    architectures = sorted({row.sm for row in rows})
+    run = ", ".join(f"sm_{sm}" for sm in architectures if sm in EXECUTED)
+    rest = ", ".join(f"sm_{sm}" for sm in architectures if sm not in EXECUTED)
+    return f"Executed as PTX at the tests' sizes: {functions} for {run}. Only compiled: {rest or 'none'}."
 
 
 def _line(cells: Iterable[str]) -> str:

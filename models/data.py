@@ -9,6 +9,7 @@ images from a folder: it takes a second, in each process that is measured.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,17 +105,31 @@ def open_data(
     inputs: Literal["unit", "normal"] = "normal",
     labels: str | None = None,
     preprocess: Preprocess | None = None,
+    calibrating: bool = False,
 ) -> Images:
     """Return `count` images spread evenly over the set that `spec` names, or all if it has fewer.
 
     The arguments are those of `open_set`, which also says what it raises; an unreadable image is a DataError too.
     """
-    found = open_set(spec, input_shape, dataset=dataset, inputs=inputs, labels=labels, preprocess=preprocess)
+    found = open_set(
+        spec,
+        input_shape,
+        dataset=dataset,
+        inputs=inputs,
+        labels=labels,
+        preprocess=preprocess,
+        calibrating=calibrating,
+    )
     images, classes = found.read(found.spread(count))
     source = f"{len(images)} of the {len(found)} images of {spec}"
     if len(images) < count:
         source = f"all {len(images)} images of {spec}, fewer than the {count} asked for"
     return Images(images, source, classes, found)
+
+
+def digests(images: torch.Tensor) -> list[str]:
+    """Return a short hash of each image's values, by which images calibrated with are kept out of an accuracy."""
+    return [hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest()[:16] for image in images]
 
 
 def open_set(
@@ -125,22 +140,25 @@ def open_set(
     inputs: Literal["unit", "normal"] = "normal",
     labels: str | None = None,
     preprocess: Preprocess | None = None,
+    calibrating: bool = False,
 ) -> ImageSet:
     """Return the set that `spec` names, without reading an image.
 
     `spec` is "demo" (the digits that ship), "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or
     "imagefolder:DIR" (DIR/<class>/<image>, the classes numbered in the order of their names). `labels` is a file that
     names the images of DIR and their classes in place of folders. `dataset` and `inputs` are those of the model's
-    catalog entry; without them, those that the scheme suggests. `preprocess` replaces the preprocessing of a folder's.
+    catalog entry; without them, those that the scheme suggests. With `calibrating`, images that the other call never
+    returns: of the digits those of the training part, of CIFAR-10 the training set. `preprocess` replaces the
+    preprocessing of a folder's.
     Raises DataError for an unknown scheme, a missing or empty folder, a wrong layout, and labels that do not fit.
     """
     scheme, folder = data_named.parse(spec, labels)
     if scheme == demo.DEMO:
-        return ImageSet(spec, _DIGITS_CLASSES, has_label_file=False, opened=_Digits(input_shape, inputs))
+        return ImageSet(spec, _DIGITS_CLASSES, has_label_file=False, opened=_Digits(input_shape, inputs, calibrating))
     dataset = dataset or {"cifar10": "cifar10", "imagefolder": "imagenet"}[scheme]
     if dataset not in _NORMALISATION:
         raise DataError(f"this model reads no images (data set {dataset!r}): leave the data option out")
-    opened = _Listed(folder, labels) if labels else _OPENERS[scheme](folder)
+    opened = _Listed(folder, labels) if labels else _OPENERS[scheme](folder, calibrating)
     opened.transform = _checked(preprocess, input_shape) if preprocess else _preprocessing(dataset, inputs, input_shape)
     return ImageSet(spec, len(opened.classes), labels is not None, opened)
 
@@ -148,10 +166,10 @@ def open_set(
 class _Digits:
     """The digits that ship, for one kind of input."""
 
-    def __init__(self, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"]) -> None:
+    def __init__(self, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"], calibrating: bool) -> None:
         if len(input_shape) != 3:
             raise DataError(f"this model reads no images, but {input_shape}: leave the data option out")
-        held = safetensors.torch.load_file(demo.IMAGES)
+        held = safetensors.torch.load_file(demo.CALIBRATION if calibrating else demo.IMAGES)
         self._images, self._labels = enlarged(held["images"], input_shape, inputs), held["labels"].tolist()
 
     def __len__(self) -> int:
@@ -191,11 +209,11 @@ class _Listed:
         return self.transform(folder.pil_loader(str(path))), label
 
 
-def _open_cifar10(folder: str) -> Any:
+def _open_cifar10(folder: str, train: bool) -> Any:
     from torchvision import datasets  # noqa: PLC0415 - see above
 
     try:
-        return datasets.CIFAR10(folder, train=False, download=False)
+        return datasets.CIFAR10(folder, train=train, download=False)
     except RuntimeError as error:
         layout = f"{folder}/{datasets.CIFAR10.base_folder}/"
         raise DataError(
@@ -203,7 +221,8 @@ def _open_cifar10(folder: str) -> Any:
         ) from error
 
 
-def _open_image_folder(folder: str) -> Any:
+def _open_image_folder(folder: str, train: bool) -> Any:
+    del train  # one folder is one set: the caller names another one
     from torchvision import datasets  # noqa: PLC0415 - see above
 
     try:

@@ -37,7 +37,7 @@ OURS = (
 
 
 # the files that take longest begin first
-FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/")
+FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/test_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,11 +84,24 @@ def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(lock.FOLDER_VARIABLE, tempfile.mkdtemp(dir=_locks))
 
 
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    caches = tmp_path_factory.mktemp("caches")
+    (caches / "native").mkdir()
+    return caches
+
+
 @pytest.fixture
-def child_environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of a started command: state, caches and lock of the test's own, no setting of the caller's."""
+def child_environment(tmp_path: Path, _caches: Path) -> dict[str, str]:
+    """The environment of a started command: state, caches and lock of the test's own, no setting of the caller's.
+
+    Only compiled C is shared between tests: its name is the digest of everything that it was made from.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    folders = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    cache = Path(tempfile.mkdtemp(dir=_caches))
+    (cache / "benchd").mkdir()
+    (cache / "benchd" / "native").symlink_to(_caches / "native")
+    folders = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(cache)}
     return {**kept, **folders, lock.FOLDER_VARIABLE: os.environ[lock.FOLDER_VARIABLE]}
 
 

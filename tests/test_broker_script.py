@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from broker import program, running_broker
 from links import acknowledgement, add, counts, linked
-from waiting import wait_for
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import Ended, parse_url
 from benchd.daemon.delivery.session import connect
@@ -45,7 +45,7 @@ def site(tmp_path):
 
 def reason(url, topic, body=b"{}"):
     """Return the broker's answer to a publication."""
-    with closing(connect(parse_url(url), f"test-{time.monotonic_ns()}", time.monotonic() + 60)) as session:
+    with closing(connect(parse_url(url), f"test-{time.monotonic_ns()}", time.monotonic() + WAIT_S)) as session:
         session.publish(topic, body, 1)
         while not (found := session.take_acknowledged()):
             session.step()

@@ -94,6 +94,10 @@ def test_the_service_is_started_again_for_ever():
     assert start_s > max(starts.delay_s(failed) for failed in range(100)) + 30.0
 
 
+def test_the_dashboard_is_started_for_ever():
+    assert {"StartLimitIntervalSec=0", "Restart=on-failure"} <= set(unit(DASHBOARD).splitlines())
+
+
 def test_units_and_code_agree_on_paths():
     service = unit("benchd.service")
     runtime = Path("/run", re.search(r"^RuntimeDirectory=(.+)$", service, re.MULTILINE)[1])

@@ -1,10 +1,24 @@
 """One file per verb: its options next to the code that uses them; no verb imports another."""
 
-from typing import Any
+import sys
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"benchd {version('benchd')}\n")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+
+
 def application(**settings: Any) -> typer.Typer:
     """Return an empty Typer application with plain help and plain errors."""
+    settings["context_settings"] = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)

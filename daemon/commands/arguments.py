@@ -16,6 +16,7 @@ from benchd.daemon.delivery.broker import Broker, parse_url
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring.protocol import ImageCount
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
+from benchd.models import data_named, demo
 
 T = TypeVar("T")
 
@@ -32,6 +33,13 @@ Weights = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(help="Real images; `demo` for the digits included.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        help="Images that set the ranges of int8; none of --data.",
+        metavar="demo|random|cifar10:DIR|imagefolder:DIR",
+    ),
 ]
 Module = Annotated[str | None, typer.Option(help="Your own module, by file or package.", metavar="FILE.py:FUNCTION")]
 Inputs = Annotated[
@@ -84,11 +92,11 @@ def waits(wait: bool | None) -> bool:
     return sys.stderr.isatty() if wait is None else wait
 
 
-def names(text: str | None) -> list[str]:
-    """Return the parts between the commas; raise UsageError if there are none."""
+def names(option: str, text: str | None) -> list[str]:
+    """Return the parts between the commas; raise UsageError that names the option if there are none."""
     found = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
     if text is not None and not found:
-        raise UsageError(f"{text!r} has no values: give values separated by commas, or omit the option")
+        raise UsageError(f"{option} is empty: give values separated by commas, or omit it")
     return found
 
 
@@ -176,6 +184,17 @@ def image_count(text: str) -> ImageCount:
     return int(text)
 
 
+def calibrated_with(text: str) -> str:
+    """Return the value of `--calibration`, its folder in full; raise UsageError for one that names no images."""
+    if text == demo.RANDOM:
+        return text
+    try:
+        scheme, folder = data_named.parse(text)
+    except data_named.DataError as error:
+        raise UsageError(f"--calibration: {error}, or {demo.RANDOM}") from error
+    return f"{scheme}:{Path(folder).resolve()}" if folder else scheme
+
+
 def accuracy_drop(text: str) -> float:
     """Return `1%` as a share; raise UsageError unless it is above 0 % and at most 100 %."""
     share = -1.0 if text.startswith("-") else quantity("--max-accuracy-drop", text, {"%": 0.01})
@@ -185,7 +204,11 @@ def accuracy_drop(text: str) -> float:
 
 
 def user_model(
-    module: str | None, onnx: Path | None, inputs: Sequence[str], beside: Mapping[str, object]
+    module: str | None,
+    onnx: Path | None,
+    inputs: Sequence[str],
+    beside: Mapping[str, object],
+    reference: Path | None = None,
 ) -> UserModel | None:
     """Return the user's model; raise UsageError if it is invalid or conflicts with the options `beside`."""
     if module and onnx:
@@ -199,6 +222,8 @@ def user_model(
         raise UsageError(f"--onnx {onnx}: no such file")
     if inputs and not (module or onnx):
         raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
+    if reference and not (onnx and reference.is_file()):
+        raise UsageError(f"--reference {reference}: give the existing fp32 file of a quantised --onnx file")
     if onnx:
-        return UserFile.at(onnx.resolve(), inputs)
+        return UserFile.at(onnx.resolve(), inputs, reference and reference.resolve())
     return UserModule.at(module, inputs) if module else None

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -9,24 +11,39 @@ import typer
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import AsJson, Device, Inputs, Wait, quantity, waits
+from benchd.daemon.commands.arguments import (
+    AsJson,
+    Device,
+    Inputs,
+    Wait,
+    choices,
+    names,
+    quantity,
+    waits,
+    whole_numbers,
+)
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import paired, plan
+from benchd.daemon.measuring.paired import Request
+from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.user_model import UserModule
-from benchd.daemon.reporting.console import print_comparisons
+from benchd.daemon.records import Record, Variant
+from benchd.daemon.reporting import comparisons as shown
 from benchd.daemon.verdicts import compare as verdicts
 from benchd.daemon.verdicts import noise_floor, results
-from benchd.daemon.verdicts.compare import FAIL_ON, exit_code
+from benchd.daemon.verdicts.compare import FAIL_ON, Comparison, exit_code
 
 app = application()
 
 
 @app.command(epilog="Example: benchd compare before after; benchd compare --live vim_tiny,eager vim_tiny,custom")
 def compare(
-    sides: Annotated[list[str], typer.Argument(help="Two result files or folders; with --live, two cases.")],
+    sides: Annotated[
+        list[str] | None, typer.Argument(help="Two result files or folders; with --live, one or two cases.")
+    ] = None,
     live: Annotated[bool, typer.Option("--live", help="Measure both alternately, in fresh processes.")] = False,
     aa: Annotated[bool, typer.Option("--aa", help="Measure one case against itself: the noise floor.")] = False,
     python: Annotated[
@@ -37,66 +54,134 @@ def compare(
         typer.Option(help="With --live: your own module, or one per side.", metavar="FILE.py:FUNCTION"),
     ] = None,
     input_: Inputs = None,
+    variants: Annotated[
+        str | None, typer.Option(help="Only these variants; with --live, a comparison of each.", metavar="A,B")
+    ] = None,
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="Only these batch sizes; with --live, a comparison of each.", metavar="1,4")
+    ] = None,
     pairs: Annotated[
         int | None, typer.Option(help="Number of pairs (default 7, extended to 11 or 15 while undecided).")
     ] = None,
     min_effect: Annotated[str, typer.Option(help="Smallest change that counts.", metavar="0.5%")] = "0.5%",
+    fail_on: Annotated[
+        str, typer.Option(help="Results that cause a nonzero exit code: slower, check, inconclusive.", metavar="A,B")
+    ] = ",".join(FAIL_ON),
     preset: Annotated[str, typer.Option(help="With --live: how long each process measures.")] = "quick",
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(help="With --live: CPU threads of the model.")] = None,
     config: Annotated[Path | None, typer.Option(help="With --live: a TOML file for limits and delivery.")] = None,
     output: Annotated[Path, typer.Option(help="With --live: folder for the records.")] = Path("bench-out"),
+    junit: Annotated[Path | None, typer.Option(help="Also write the verdicts as JUnit XML.", metavar="FILE")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Also write the verdicts as Markdown, for a comment.", metavar="FILE")
+    ] = None,
     wait: Wait = None,
     json: AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
-    least = quantity("--min-effect", min_effect, {"%": 0.01})
-    if not (live or aa):
-        raise typer.Exit(compare_files([Path(side) for side in sides], least, sys.stdout, json))
-    modules = [UserModule.at(path, input_ or []) for path in module or []]
-    _refuse(sides, python or [], modules, is_aa=aa)
-    request = paired.Request(
-        cases=sides,
+    fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
+    chosen = [
+        [Variant.parse(name).name for name in names("--variants", variants)],
+        [f"b{size}" for size in whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes))],
+    ]
+    request = Request(
+        cases=sides or [],
         pythons=[str(path) for path in python or []],
-        modules=modules,
+        modules=[UserModule.at(path, input_ or []) for path in module or []],
         pairs=pairs,
-        min_effect=least,
+        min_effect=quantity("--min-effect", min_effect, {"%": 0.01}),
         preset=preset,
         threads=threads,
         is_aa=aa,
     )
-    given, machine = configuration.read(config) if config else Config(), plan.inspect(device)
-    planned = paired.planned_sides(request, given.limits, machine)
-    waiting, folder = sys.stderr if waits(wait) else None, made_output(output)
-    with Session(given, machine, folder, lasting(folder, given.mqtt, sys.stderr), waiting=waiting) as session:
+    for path in filter(None, (junit, markdown)):
+        _empty(path)
+    if live or aa:
+        settings = configuration.read(config) if config else Config()
+        waiting = sys.stderr if waits(wait) else None
+        comparisons, code = measured(_requests(request, chosen), settings, plan.inspect(device), output, waiting)
+    else:
+        comparisons, code = of_files([Path(side) for side in sides or []], request.min_effect, chosen)
+    shown.print_comparisons(sys.stdout, comparisons, json)
+    if junit:
+        junit.write_text(shown.junit(comparisons, fails), encoding="utf-8")
+    if markdown:
+        markdown.write_text(shown.markdown(comparisons), encoding="utf-8")
+    code = code or exit_code(comparisons, fails)
+    if code == 0 and {one.verdict.answer for one in comparisons} <= {"inconclusive"}:
+        sys.stderr.write(
+            "nothing was decided: every comparison is inconclusive (--fail-on inconclusive makes it fail)\n"
+        )
+    raise typer.Exit(code)
+
+
+def _empty(path: Path) -> None:
+    """Empty a file, so that a run that ends early leaves no verdicts of an earlier one."""
+    try:
+        path.write_text("", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; choose a file that can be written") from error
+
+
+def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request]:
+    """Return a request for each chosen variant and batch size, or the one request if none is chosen."""
+    cases = request.cases or [""] * any(chosen)
+    counts = (len(cases), len(request.pythons), len(request.modules))
+    if request.is_aa and (counts[0] != 1 or max(counts) > 1):
+        raise UsageError("--aa compares one case with itself")
+    if not request.is_aa and (max(counts) != 2 or counts[0] == 0):
+        raise UsageError("--live takes two cases, or one case and two --python or two --module")
+    if not request.modules and not all(cases):
+        raise UsageError("--live with --variants and --batch-sizes alone: name the model too, as in vim_tiny")
+    made = list(product(*(words or [""] for words in chosen)))
+    return [
+        replace(request, cases=[",".join(filter(None, (case, *words))) for case in cases], comparisons=len(made))
+        for words in made
+    ]
+
+
+def measured(
+    requests: Sequence[Request], settings: Config, machine: Machine, output: Path, waiting: TextIO | None
+) -> tuple[list[Comparison], int]:
+    """Measure one comparison after the other; return them and the first exit code other than 0.
+
+    They end early if a measurement is interrupted. Raises UsageError or NotAvailable, before any, for a case that is
+    invalid or cannot run here.
+    """
+    planned = [paired.planned_sides(request, settings.limits, machine) for request in requests]
+    folder, comparisons, codes = made_output(output), list[Comparison](), list[int]()
+    with Session(settings, machine, folder, lasting(folder, settings.mqtt, sys.stderr), waiting=waiting) as session:
         try:
-            made, code = paired.compare(request, planned, session, sys.stderr)
+            for request, of_it in zip(requests, planned, strict=True):
+                made, code = paired.compare(request, of_it, session, sys.stderr)
+                comparisons.append(made)
+                codes.append(code)
+                if session.interrupted:
+                    break
         finally:
             session.end()
-    print_comparisons(sys.stdout, [made], json)
-    unstored = session.unstored(sys.stderr)
-    raise typer.Exit(code or exit_code([made], list(FAIL_ON)) or unstored)
+    codes.append(session.unstored(sys.stderr))
+    return comparisons, next(filter(None, codes), 0)
 
 
-def _refuse(cases: Sequence[str], pythons: Sequence[Path], modules: Sequence[UserModule], *, is_aa: bool) -> None:
-    """Raise UsageError for too few or too many sides."""
-    counts = (len(cases), len(pythons), len(modules))
-    if is_aa and (counts[0] != 1 or max(counts) > 1):
-        raise UsageError("--aa compares one case with itself")
-    if not is_aa and (max(counts) != 2 or counts[0] == 0):
-        raise UsageError("--live takes two cases, or one case and two --python or two --module")
+def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence[str]]) -> tuple[list[Comparison], int]:
+    """Compare two files or folders of results, or their cases of the chosen variants and batch sizes.
 
-
-def compare_files(paths: Sequence[Path], min_effect: float, out: TextIO, as_json: bool) -> int:
-    """Compare two files or folders of results; return the exit code of the verdicts, 6 if nothing was measured."""
+    The code is 6 if nothing was measured, else 0.
+    """
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")
-    first, second = (results.read(path) for path in paths)
-    floors = noise_floor.of_device(second[0].device_id, second[0].environment.device)
+    first, second = ([one for one in results.read(path) if _is_chosen(one, *chosen)] for path in paths)
+    floors = noise_floor.of_device(second[0].device_id, second[0].environment.device) if second else {}
     noise_floor.report(floors, (record.case_id for record in second), min_effect, sys.stderr)
     comparisons = verdicts.compare(first, second, min_effect, floors=floors)
-    print_comparisons(out, comparisons, as_json)
-    if not any(record.status == "ok" for record in (*first, *second)):
-        sys.stderr.write(f"nothing was measured: no record in {paths[0]} or {paths[1]} succeeded\n")
-        return 6
-    return exit_code(comparisons, list(FAIL_ON))
+    if any(record.status == "ok" for record in (*first, *second)):
+        return comparisons, 0
+    sys.stderr.write(f"nothing was measured: no record in {paths[0]} or {paths[1]} succeeded\n")
+    return comparisons, 6
+
+
+def _is_chosen(record: Record, variants: Sequence[str], sizes: Sequence[str]) -> bool:
+    name, size = record.case.variant.name, f"b{record.case.batch_size}"
+    return name in (variants or [name]) and size in (sizes or [size])

@@ -12,7 +12,7 @@ app = application()
 
 @app.command(epilog="Example: benchd demo --port 9000")
 def demo(port: Annotated[int, typer.Option(help="Port of the pages.")] = 8420) -> None:
-    """Try everything: broker, dashboard and seven simulated boards.
+    """Try it all: broker, dashboard and seven simulated boards.
 
     The service also measures this machine.
     """

@@ -66,7 +66,7 @@ def doctor(
     For each unusable one, print the reason and a remedy.
     """
     root = Path("/")
-    raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names(need)))
+    raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names("--need", need)))
 
 
 class Finding(Struct, frozen=True, rename={"remedy": "cure"}):

@@ -3,9 +3,10 @@
 import math
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import msgspec
 import typer
@@ -13,11 +14,15 @@ import typer
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import (
     AsJson,
+    Calibration,
+    Inputs,
+    Module,
     Option,
     Weights,
     Workspace,
     batches,
     byte_count,
+    calibrated_with,
     choices,
     names,
     options,
@@ -25,7 +30,8 @@ from benchd.daemon.commands.arguments import (
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.protocol import ExportRequest
+from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest
+from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.exporters import files
@@ -42,8 +48,16 @@ app = application()
 def export(
     models: Annotated[str | None, typer.Argument(help="Models, separated by commas.", metavar="[MODEL,...]")] = None,
     to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32, fp16, or both.", metavar="A,B")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, fp16, int8.", metavar="A,B")] = "fp32",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
+    calibration: Calibration = None,
+    images: Annotated[int, typer.Option(help="Images to calibrate with.", min=1)] = CALIBRATION_IMAGES,
+    quantised_for: Annotated[
+        str, typer.Option(help="int8 for ONNX Runtime on an x86 cpu, or for tensorrt and all others.")
+    ] = "auto",
+    module: Module = None,
+    onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file, for int8.", metavar="FILE")] = None,
+    input_: Inputs = None,
     form: Annotated[str, typer.Option(help="Form of the scan: auto, scan or two_level.")] = "auto",
     option: Option = None,
     weights: Weights = None,
@@ -65,16 +79,21 @@ def export(
     if prune is not None:
         return prune_store(byte_count("--prune", prune), sys.stdout)
     request = ExportRequest(
-        models=names(models),
+        models=names("--models", models),
         to=choices("target", [to], TARGETS)[0],
-        precisions=choices("precision", names(precision), files.PRECISIONS),
-        batches=batches("--batch-sizes", names(batch_sizes)),
+        precisions=choices("precision", names("--precision", precision), files.PRECISIONS),
+        batches=batches("--batch-sizes", names("--batch-sizes", batch_sizes)),
         form=None if form == "auto" else choices("form", [form], files.FORMS)[0],
         options=options(option or []),
         weights=weights,
         seed=seed,
         out=str(output) if output else None,
         workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
+        calibration=calibration and calibrated_with(calibration),
+        calibration_images=images,
+        quantised_for=None if quantised_for == "auto" else choices("runtime", [quantised_for], files.QUANTISED_FOR)[0],
+        module=UserModule.at(module, input_ or []) if module else None,
+        onnx=_own_file(onnx, input_ or []) if onnx else None,
     )
     raise typer.Exit(run(request, sys.stdout, json))
 
@@ -98,11 +117,21 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     return child.returncode if child.returncode >= 0 else 1
 
 
+def _own_file(path: Path, inputs: Sequence[str]) -> UserFile:
+    if not path.is_file():
+        raise UsageError(f"--onnx {path}: no such file")
+    return UserFile.at(path.resolve(), inputs)
+
+
 def _path(kind: type, text: str) -> object:
     return kind(text)
 
 
 def _refuse(request: ExportRequest) -> None:
+    own = request.module or request.onnx
+    if own:
+        _refuse_own(request)
+        return
     if not request.models:
         raise UsageError("name a model, as in `benchd export vim_tiny`; `benchd list` shows them")
     for model in request.models:
@@ -118,6 +147,15 @@ def _refuse(request: ExportRequest) -> None:
     count *= math.prod(map(len, request.options.values()))
     if request.single and (count > 1 or request.to == "tensorrt"):
         raise UsageError(f"--output {request.out}: give a folder for engines or several files")
+
+
+def _refuse_own(request: ExportRequest) -> None:
+    if request.models or (request.module and request.onnx):
+        raise UsageError("name models, or --module, or --onnx: only one of them")
+    if request.options or request.weights == demo.DEMO or request.to == "tensorrt":
+        raise UsageError("your own model has no --option, no --weights demo, and is exported --to onnx")
+    if request.onnx and (request.onnx.is_quantised or request.precisions != ["int8"]):
+        raise UsageError("--onnx is for a float file and --precision int8")
 
 
 def list_store(out: TextIO, as_json: bool) -> None:
@@ -147,7 +185,7 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
         return
     if artifacts:
         of_each = figures("nodes", "MB", "off by", "load s", "export s")
-        columns = ["model", "precision", "batch", "scan", *of_each, "code", "torch", "", "key"]
+        columns = ["model", "precision", "batch", "scan", *of_each, "code", "torch", "", "key", "int8"]
         print_rows(console_on(out), columns, list(map(_row, artifacts)))
 
 
@@ -169,7 +207,17 @@ def _row(artifact: Artifact) -> list[str]:
         str(facts.get("versions", {}).get("torch", "-")),
         "kept" if artifact.reused else "made",
         artifact.key,
+        *_quantised(found.get("quantised")),
     ]
+
+
+def _quantised(found: dict[str, Any] | None) -> list[str]:
+    """Return how many products are in int8, and the others by reason."""
+    if found is None:
+        return ["-"]
+    left = Counter(found["left_fp32"].values())
+    reasons = ", ".join(f"{reason}{f' ({count})' if count > 1 else ''}" for reason, count in left.items())
+    return [f"{len(found['layers'])} of {len(found['layers']) + left.total()} products; fp32: {reasons}"]
 
 
 def _seconds(value: float | None) -> str:

@@ -9,8 +9,9 @@ import msgspec
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import application
+from benchd.daemon.commands import Version, application
 from benchd.daemon.commands.arguments import (
+    Calibration,
     Data,
     Device,
     Inputs,
@@ -22,6 +23,7 @@ from benchd.daemon.commands.arguments import (
     Workspace,
     accuracy_drop,
     byte_count,
+    calibrated_with,
     choices,
     image_count,
     names,
@@ -31,6 +33,7 @@ from benchd.daemon.commands.arguments import (
     whole_numbers,
 )
 from benchd.daemon.config import Config, Suite
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import gpu, identity
@@ -40,7 +43,8 @@ from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
 from benchd.daemon.reporting import report
-from benchd.daemon.reporting.console import Screen, print_comparisons, print_plan
+from benchd.daemon.reporting.comparisons import print_comparisons
+from benchd.daemon.reporting.console import Screen, print_plan
 from benchd.daemon.verdicts import baseline as baselines
 from benchd.daemon.verdicts import compare, noise_floor
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
@@ -80,6 +84,7 @@ def once(
     accuracy: Annotated[
         str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
     ] = None,
+    calibration: Calibration = None,
     max_accuracy_drop: Annotated[
         str | None,
         typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%"),
@@ -91,6 +96,9 @@ def once(
     workspace: Workspace = None,
     module: Module = None,
     onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file.", metavar="FILE")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="The fp32 file that a quantised --onnx was made from.", metavar="FILE")
+    ] = None,
     input_: Inputs = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
@@ -108,16 +116,17 @@ def once(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record per line instead of a table.")] = False,
     wait: Wait = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
+    version: Version = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, store and publish the records."""
     given = {
-        "models": names(models),
-        "variants": names(variants),
-        "batch_sizes": whole_numbers("--batch-sizes", names(batch_sizes)),
+        "models": names("--models", models),
+        "variants": names("--variants", variants),
+        "batch_sizes": whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
         "options": options(option or []),
-        "threads": whole_numbers("--threads", names(threads)),
-        "directions": choices("direction", names(direction), DIRECTIONS),
-        "scenarios": choices("scenario", names(scenario), SCENARIOS),
+        "threads": whole_numbers("--threads", names("--threads", threads)),
+        "directions": choices("direction", names("--direction", direction), DIRECTIONS),
+        "scenarios": choices("scenario", names("--scenario", scenario), SCENARIOS),
         "preset": preset,
         "processes": processes,
         "seed": seed,
@@ -126,24 +135,27 @@ def once(
         "data": data,
         "labels": labels and str(labels.resolve()),
         "accuracy": image_count(accuracy) if accuracy else None,
+        "calibration": calibration and calibrated_with(calibration),
     }
-    fails = choices("--fail-on", names(fail_on or None), list(FAIL_ON))
+    fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
     requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
     suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
-    own = user_model(module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts})
+    own = user_model(
+        module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts}, reference=reference
+    )
     if device not in ("auto", "cpu"):
         gpu.check(device)
     machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
     _refuse_absent_files(planned, requirements)
+    given_artifacts, _ = _folder(artifacts), mqtt and parse_url(mqtt)
     if dry_run:
         return print_plan(sys.stdout, planned, plan.cannot_run(machine))
     stored = baselines.read(baseline) if baseline else []
     if page:
         report.require_page()
-    given_artifacts = _folder(artifacts)
     device_id = identity.device_id(settings.device.id)
     floors = noise_floor.of_device(device_id, machine.device) if baseline else {}
     folder, screen = made_output(output), Screen(sys.stdout, sys.stderr, json, requirements)

@@ -57,7 +57,7 @@ def power_sweep(
 
     The original mode is always restored.
     """
-    raise typer.Exit(run(names(modes), [str(BENCH_ONCE), *case], sys.stdout))
+    raise typer.Exit(run(names("--modes", modes), [str(BENCH_ONCE), *case], sys.stdout))
 
 
 def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/")) -> int:

@@ -126,13 +126,16 @@ def profile(
         raise UsageError(
             f"{model} {sides[0]}: a profile covers one model; benchd profile compare A B takes two profiles"
         )
-    what, methods = choices("workload", [workload], WORKLOADS)[0], choices("method", names(method), [*METHODS, "all"])
+    what, methods = (
+        choices("workload", [workload], WORKLOADS)[0],
+        choices("method", names("--method", method), [*METHODS, "all"]),
+    )
     depth = DEPTHS[choices("preset", [preset], list(DEPTHS))[0]]
     given = {
         "models": [model] if model else [],
         "preset": "quick",
-        "variants": names(variants),
-        "batch_sizes": whole_numbers("--batch-sizes", names(batch_sizes)),
+        "variants": names("--variants", variants),
+        "batch_sizes": whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
         "options": options(option or []),
         "directions": ["training" if what == "train" else "inference"],
         "weights": weights and plan.named_weights(weights),

@@ -24,7 +24,7 @@ def replay(
         Path, typer.Argument(help="The output folder of bench-once, or the state folder of the service.")
     ],
     mqtt: Annotated[str, typer.Option(help="Publish to this broker.", metavar="mqtt://HOST[:PORT]")],
-    timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 60.0,
+    timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.", min=0)] = 60.0,
     dead: Annotated[bool, typer.Option("--dead", help="Also retry results that a broker has refused.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Send everything that the folder's records.jsonl holds, also what was sent.")

@@ -20,5 +20,5 @@ def report(
     output: Annotated[Path, typer.Option(help="Folder for report.html and the other formats.")] = Path("bench-out"),
 ) -> None:
     """Write records as HTML with charts, Markdown, CSV or JSON."""
-    formats = choices("format", names(format_), list(reporting.FORMATS))
+    formats = choices("format", names("--format", format_), list(reporting.FORMATS))
     raise typer.Exit(reporting.report(files, formats, output, sys.stdout))

@@ -104,8 +104,8 @@ def ship(
         raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module or --onnx")
     suite = Suite(
         models=[model] if model else [],
-        variants=names(variants),
-        batch_sizes=whole_numbers("--batch-sizes", names(batch_sizes)),
+        variants=names("--variants", variants),
+        batch_sizes=whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
         options={name: list(values) for name, values in options(option or []).items()},
         directions=["inference"],
         threads=[threads] if threads else [],

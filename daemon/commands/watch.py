@@ -29,7 +29,9 @@ app = application()
 @app.command(epilog="Example: benchd watch --mqtt mqtt://broker.local")
 def watch(
     mqtt: Annotated[str | None, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds (default: until Ctrl-C).")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this many seconds (default: until Ctrl-C).", min=0)
+    ] = None,
     device: Annotated[str, typer.Option(help="Without a broker: show the sensors of cpu or cuda.")] = "cpu",
     ca_file: CaFile = None,
     certificate_file: CertificateFile = None,
@@ -39,7 +41,8 @@ def watch(
     if mqtt:
         show(broker(mqtt, ca_file, certificate_file, key_file), seconds)
     else:
-        watch_sensors(sources.present(device), seconds, sys.stdout)
+        with suppress(BrokenPipeError):  # unlike other commands it ends with its reader
+            watch_sensors(sources.present(device), seconds, sys.__stdout__ or sys.stdout)
 
 
 def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:

@@ -515,7 +515,7 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
         kept.update(old.execute("SELECT name, value FROM kept WHERE name != ?", (DELIVERED,)))
     new.executemany("INSERT OR IGNORE INTO kept VALUES (?, ?)", kept.items())
     new.commit()
-    add = "INSERT OR IGNORE INTO outbox(key, topic, qos, body, state, reason) VALUES (?, ?, ?, ?, ?, ?)"
+    add = "INSERT OR IGNORE INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?)"
     delivered: list[str] = []
     for first in range(1, _last_seq(old) + 1, PART_ROWS):
         rows = [row for seq in range(first, first + PART_ROWS) if (row := _row(old, seq))]
@@ -538,9 +538,8 @@ def _last_seq(old: sqlite3.Connection) -> int:
 
 
 def _row(old: sqlite3.Connection, seq: int) -> tuple[object, ...] | None:
-    """Return whether a row was delivered, and the row for the new outbox; None if it cannot be read."""
-    sql = """SELECT state = 'sent' AND NOT unstored, key, topic, qos, body,
-        CASE state WHEN 'sent' THEN 'pending' ELSE state END, reason FROM outbox WHERE seq = ?"""
+    """Return whether a row was delivered, and the row for the new outbox, where it is pending; None if unreadable."""
+    sql = "SELECT state = 'sent' AND NOT unstored, key, topic, qos, body FROM outbox WHERE seq = ?"
     with suppress(sqlite3.DatabaseError):
         found: tuple[object, ...] | None = old.execute(sql, (seq,)).fetchone()
         return found

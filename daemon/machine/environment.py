@@ -89,19 +89,35 @@ _UNLIMITED = ("max", "-1", "9223372036854")
 # CPU implementer and part of the main id register, as Arm publishes them in the cores' reference manuals.
 _ARM_CORES = {
     (0x41, 0xD03): "Cortex-A53",
+    (0x41, 0xD04): "Cortex-A35",
     (0x41, 0xD05): "Cortex-A55",
     (0x41, 0xD07): "Cortex-A57",
     (0x41, 0xD08): "Cortex-A72",
     (0x41, 0xD09): "Cortex-A73",
+    (0x41, 0xD0A): "Cortex-A75",
     (0x41, 0xD0B): "Cortex-A76",
     (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD0D): "Cortex-A77",
     (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD41): "Cortex-A78",
     (0x41, 0xD42): "Cortex-A78AE",
+    (0x41, 0xD44): "Cortex-X1",
+    (0x41, 0xD46): "Cortex-A510",
+    (0x41, 0xD47): "Cortex-A710",
+    (0x41, 0xD48): "Cortex-X2",
     (0x41, 0xD49): "Neoverse-N2",
+    (0x41, 0xD4D): "Cortex-A715",
+    (0x41, 0xD4E): "Cortex-X3",
     (0x41, 0xD4F): "Neoverse-V2",
+    (0x41, 0xD80): "Cortex-A520",
+    (0x41, 0xD81): "Cortex-A720",
+    (0x41, 0xD82): "Cortex-X4",
     (0x41, 0xD83): "Neoverse-V3AE",
+    (0x41, 0xD85): "Cortex-X925",
+    (0x41, 0xD87): "Cortex-A725",
     (0x4E, 0x003): "Denver 2",
     (0x4E, 0x004): "Carmel",
+    (0x51, 0x001): "Oryon",
 }
 
 
@@ -123,7 +139,7 @@ def describe(
     packages = dict(_PACKAGE.findall(text(root / "var/lib/dpkg/status") or ""))
     environment = Environment(
         fingerprint="",
-        machine=text(root / "proc/sys/kernel/arch") or os.uname().machine,
+        machine=_machine(root),
         os=_os_name(root),
         kernel=text(root / "proc/sys/kernel/osrelease") or os.uname().release,
         board=_board(root),
@@ -233,6 +249,12 @@ def _cpu_model(root: Path) -> str:
 
 def _arm_core(implementer: str, part: str) -> str:
     return _ARM_CORES.get((int(implementer, 16), int(part, 16)), f"ARM implementer {implementer} part {part}")
+
+
+def _machine(root: Path) -> str:
+    """Return what this machine is to its programs: an emulator shows the host's files and its own uname."""
+    arch = None if root == Path("/") else text(root / "proc/sys/kernel/arch")
+    return arch or os.uname().machine
 
 
 def _cpu_flags(root: Path) -> list[str]:

@@ -4,6 +4,7 @@ The order within each pair is random. Successive processes are correlated, and a
 noise into bias: identical code is then called different more often than the looks allow.
 """
 
+import os
 import random
 import subprocess
 import sys
@@ -44,6 +45,8 @@ print(json.dumps({name: found[name] for name in names if name in found}))
 class Request:
     """What to compare, and how. `pairs` fixes the number of pairs; None means looks after 7, 11 and 15.
 
+    It is one of so many `comparisons`, which share their error.
+
     With the user's `modules`, one for both sides or one per side, cases omit the model: `eager,b4`.
     """
 
@@ -55,6 +58,7 @@ class Request:
     modules: list[UserModule] = field(default_factory=list)
     threads: int | None = None
     is_aa: bool = False
+    comparisons: int = 1
 
 
 @dataclass
@@ -93,7 +97,7 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     noise_floor.report(floors, case_ids, request.min_effect, err)
     min_effect = max(request.min_effect, *(floors.get(case_id, 0.0) for case_id in case_ids))
     try:
-        verdict = _alternate(supervisor, sides, request.pairs, min_effect, err)
+        verdict = _alternate(supervisor, sides, request, min_effect, err)
     finally:
         first, second = ([side.record()] if side.outcomes else [] for side in sides)
         for record in (*first, *second):
@@ -141,7 +145,7 @@ def _both(given: Sequence[T]) -> list[T]:
 def _called(entry: Planned, python: str, request: Request) -> str:
     """Return the case, and what else distinguishes the sides."""
     words, paths = [entry.case.case_id], {module.path for module in request.modules}
-    words += [f"of {entry.own.path}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
+    words += [f"of {os.path.relpath(entry.own.path)}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
     words += [f"by {python}"] if len(set(request.pythons)) > 1 else []
     return " ".join(words)
 
@@ -184,7 +188,7 @@ def _versions(python: str) -> dict[str, str]:
 
 
 def _alternate(
-    supervisor: Supervisor, sides: tuple[Side, Side], pairs: int | None, min_effect: float, err: TextIO
+    supervisor: Supervisor, sides: tuple[Side, Side], request: Request, min_effect: float, err: TextIO
 ) -> Verdict:
     """Measure pair after pair, each in random order, until there is a verdict."""
     with supervisor.session.measuring(ending()):
@@ -200,18 +204,18 @@ def _alternate(
                 if outcome.process.status != "ok" or mixed:
                     return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
             done += 1
-            _tell(sides, done, pairs, time.monotonic() - started, err)
-            verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, pairs, min_effect)
+            _tell(sides, done, request.pairs, time.monotonic() - started, err)
+            verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, request, min_effect)
             if verdict:
                 return verdict
 
 
-def _verdict(first: Sequence[float], second: Sequence[float], pairs: int | None, min_effect: float) -> Verdict | None:
-    if pairs is None:
-        return effects.look(first, second, min_effect)
-    if len(first) < pairs:
+def _verdict(first: Sequence[float], second: Sequence[float], request: Request, min_effect: float) -> Verdict | None:
+    if request.pairs is None:
+        return effects.look(first, second, min_effect, request.comparisons)
+    if len(first) < request.pairs:
         return None
-    return effects.judge(effects.paired_effect(first, second), ALPHA, min_effect)
+    return effects.judge(effects.paired_effect(first, second), ALPHA / request.comparisons, min_effect)
 
 
 def _tell(sides: Sequence[Side], done: int, pairs: int | None, elapsed_s: float, err: TextIO) -> None:

@@ -53,6 +53,7 @@ SUSTAINED_S = 600.0
 COLD_STARTS = 5
 LEAST_RISE = 0.02  # gain in throughput for which a search doubles the batch once more
 MEMORY_SHARE = 0.8  # of memory for twice the peak: beyond it the kernel kills processes, not only ours
+NO_INT8 = "torch has no int8 that benchd runs (its quantisation moved to torchao); use onnxruntime-int8"
 POOL_IMAGES = 256  # measured for accuracy if data and weights are given without a number
 
 
@@ -95,6 +96,7 @@ class Planned:
     accuracy: ImageCount | None = None
     ship_to: str = ""
     deployed: str = ""
+    calibration: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -313,6 +315,7 @@ def _cases(
                         weights=weights,
                         data=data,
                         labels=suite.labels,
+                        calibration=suite.calibration,
                         accuracy=_accuracy(suite, weights, data, own),
                     )
 
@@ -394,7 +397,8 @@ def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
     """
     on_gpu = machine.device == "cuda"
     if isinstance(own, UserFile):
-        return ["onnxruntime", *(["tensorrt"] if on_gpu else [])]
+        suffix = "-int8" if own.is_quantised else ""
+        return [f"onnxruntime{suffix}", *([f"tensorrt{suffix}"] if on_gpu else [])]
     return ["eager", "compile", "onnxruntime", *(["fp16", "cudagraph", "tensorrt-fp16"] if on_gpu else [])]
 
 
@@ -470,7 +474,11 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         "an ONNX file runs on onnxruntime and tensorrt": user_onnx and not runs_files,
         "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
         "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
-        "files are exported in fp32 and fp16 only": runs_files and variant.precision not in ("fp32", "fp16"),
+        "files are exported in fp32, fp16 and int8 only": runs_files
+        and variant.precision not in ("fp32", "fp16", "int8"),
+        NO_INT8: variant.precision == "int8" and not runs_files and not custom,
+        "there are no int8 kernels of ours; onnxruntime-int8 runs int8 on this machine": variant.precision == "int8"
+        and custom,
         machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
         "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,

@@ -142,7 +142,7 @@ class Worker(Child[Message]):
                 self.stage, self.percent, self._stage_since = message.name, message.percent, time.monotonic()
             else:
                 self._outcome = message
-        return self.has_ended or self._outcome is not None
+        return self.has_ended or (self._outcome is not None and not self._outcome.is_partial)
 
     def remaining_s(self) -> float:
         """Return how long the current stage may still last."""
@@ -150,16 +150,17 @@ class Worker(Child[Message]):
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
         """Reap the process and return its Outcome, or one that reports how it ended; `ended_by` is our reason."""
-        code = self.reap()
-        if self._outcome and not ended_by:
-            return self._outcome
-        if ended_by:
-            return unmeasured(ended_by, reason)
-        return unmeasured(
-            "failed",
-            f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
-            f"(log: logs/{self._log_path.name})",
-        )
+        code, found = self.reap(), self._outcome
+        if found and not found.is_partial and not ended_by:
+            return found
+        if reason is None:
+            reason = (
+                f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
+                f"(log: logs/{self._log_path.name})"
+            )
+        if found and ended_by != "aborted":
+            return msgspec.structs.replace(found, missing={"probes": reason, **found.missing})
+        return unmeasured(ended_by or "failed", reason)
 
     def _exit_reason(self, code: int) -> str:
         if self.rubbish:

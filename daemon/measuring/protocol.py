@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from benchd.daemon.machine import folders
+from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import (
     Accuracy,
     ArtifactFacts,
@@ -21,12 +22,15 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.verdicts.manifest import Packed
 from benchd.daemon.verdicts.statistics import StopRule
-from benchd.exporters.files import Form
+from benchd.exporters.files import Form, QuantisedFor
 from benchd.exporters.files import Precision as FilePrecision
 
 StageName = Literal["import", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"]
 ImageCount = int | Literal["full"]
 """How many images of a data set accuracy is measured on."""
+
+
+CALIBRATION_IMAGES = 512
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -79,7 +83,9 @@ class Job(Struct, frozen=True, kw_only=True):
     around the measured blocks, and the device rests for `idle_s` before and after. `module` is FILE.py:function, or
     package.module:function in `module_folder`; without `inputs` the model defines them. `probes` requests the device's
     peak rates. `is_compared` skips what a comparison does not use: rests, rates, the parts of an inference, occupancy.
-    `repeats` tests whether a repeated input is answered faster. `accuracy` is None in a process that skips it. With
+    `calibration` names the images of an int8 file as `data` does, or is "random"; None is the default of the weights.
+    `reference` is the fp32 file that a user's quantised file was made from. `repeats` tests whether a repeated input is
+    answered faster. `accuracy` is None in a process that skips it. With
     `ship_to` the files that are deployed are written to that folder instead of timing anything; `deployed` is the
     folder whose files this measures, and whose golden answers they must give first.
     """
@@ -98,6 +104,9 @@ class Job(Struct, frozen=True, kw_only=True):
     data: str | None = None
     labels: str | None = None
     accuracy: ImageCount | None = None
+    calibration: str | None = None
+    calibration_images: int = CALIBRATION_IMAGES
+    reference: str | None = None
     module: str | None = None
     module_folder: str = ""
     onnx: str | None = None
@@ -123,9 +132,13 @@ class Stage(Struct, frozen=True, tag="stage"):
 
 
 class Outcome(Struct, kw_only=True, tag="outcome"):
-    """The worker's last line: the results of one process, filled in as it runs."""
+    """The results of one process, filled in as it runs: the worker's last line.
+
+    With `is_partial` one comes before the last, when what was measured must not depend on what follows.
+    """
 
     process: ProcessResult
+    is_partial: bool = False
     model: ModelFacts | None = None
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None
@@ -166,6 +179,11 @@ class ExportRequest(Struct, frozen=True, kw_only=True):
     seed: int
     out: str | None
     workspace_bytes: int | None
+    calibration: str | None = None
+    calibration_images: int = CALIBRATION_IMAGES
+    quantised_for: QuantisedFor | None = None
+    module: UserModule | None = None
+    onnx: UserFile | None = None
 
     @property
     def single(self) -> bool:

@@ -447,6 +447,8 @@ def _missing(
         missing["temperature"] = "no_sensor"
     for outcome in outcomes:
         missing |= outcome.missing
+    if any(memory.device_peak_bytes for memory in (outcome.process.memory for outcome in outcomes) if memory):
+        missing.pop("memory.device_peak_bytes", None)
     if not any(outcome.accuracy for outcome in outcomes):
         missing.setdefault("accuracy", reason or accuracy.NOT_ASKED)
     if not any(outcome.occupancy for outcome in outcomes):

@@ -133,6 +133,8 @@ class Session:
             weights=planned.weights,
             data=planned.data,
             labels=planned.labels,
+            calibration=planned.calibration,
+            reference=own.reference if isinstance(own, UserFile) else None,
             module=own.path if isinstance(own, UserModule) else None,
             module_folder=own.folder if isinstance(own, UserModule) else "",
             onnx=own.path if isinstance(own, UserFile) else None,

@@ -30,7 +30,7 @@ class Supervisor:
     plan: Sequence[Planned]
     suite_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     records: list[Record] = field(default_factory=list)
-    _rates: dict[tuple[Precision, int | None], Probes] = field(default_factory=dict)
+    _rates: dict[tuple[Precision, int | None], Probes | None] = field(default_factory=dict)
 
     def run(self) -> None:
         """Measure every case of the plan, under the machine's lock."""
@@ -62,7 +62,8 @@ class Supervisor:
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
             accuracy = None if outcomes else planned.accuracy
             outcome = self.process(planned, f"{run_id.run_id}.{len(outcomes)}", len(outcomes), accuracy=accuracy)
-            if outcome.process.probes:
+            failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
+            if outcome.process.probes or failed:  # what failed once is not tried again
                 self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
             outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
         rates = self._rates.get(_rates_of(planned.case))
@@ -112,8 +113,10 @@ class Supervisor:
         It is unknown where a search ends, so each of its cases may be the last.
         """
         rates = _rates_of(planned.case)
-        if rates not in self._rates or planned.is_searched:
+        if rates not in self._rates:
             return True
+        if planned.is_searched or self._rates[rates] is None:
+            return planned.is_searched
         probing = [entry for entry in self.plan if not entry.reason and entry.case.scenario != "cold_start"]
         last = [entry for entry in probing if _rates_of(entry.case) == rates][-1]
         return planned == last and index == planned.limits.processes - 1

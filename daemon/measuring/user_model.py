@@ -4,7 +4,7 @@ import keyword
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -56,20 +56,26 @@ class UserModule:
 
 @dataclass(frozen=True)
 class UserFile:
-    """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, None if it accepts any."""
+    """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, None if it accepts any.
+
+    `reference` is the fp32 file that a quantised one was made from.
+    """
 
     path: str
     inputs: list[InputSpec]
     batch_size: int | None = None
+    is_quantised: bool = False
+    reference: str | None = None
 
     @classmethod
-    def at(cls, path: Path, given: Sequence[str]) -> "UserFile":
-        """Return the file with its inputs; `given` has the syntax of `--input`.
+    def at(cls, path: Path, given: Sequence[str], reference: Path | None = None) -> "UserFile":
+        """Return the file with its inputs; `given` has the syntax of `--input`, `reference` is its fp32 original.
 
         Raises UsageError for a file that cannot be measured.
         """
         try:
-            return _file(path, path.stat().st_mtime_ns, tuple(given))
+            found = _file(path, path.stat().st_mtime_ns, tuple(given))
+            return _referred(found, reference) if reference else found
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from error
 
@@ -87,7 +93,15 @@ def _file(path: Path, changed_ns: int, given: Sequence[str]) -> UserFile:
     except ImportError:
         return UserFile(str(path), inputs)  # the worker reports what to install
     read = user_onnx.reads(path, inputs)
-    return UserFile(str(path), read.inputs, read.batch_size)
+    return UserFile(str(path), read.inputs, read.batch_size, user_onnx.is_quantised(path))
+
+
+def _referred(found: UserFile, reference: Path) -> UserFile:
+    """Return the quantised file with its reference; raise UsageError unless it is a float file of the same inputs."""
+    other = UserFile.at(reference, [str(spec) for spec in found.inputs])
+    if not found.is_quantised or other.is_quantised:
+        raise UsageError(f"--reference {reference}: give the fp32 file that a quantised --onnx file was made from")
+    return replace(found, reference=str(reference))
 
 
 UserModel = UserModule | UserFile

@@ -21,6 +21,8 @@ _TYPES: dict[int, Dtype] = {
     TensorProto.UINT8: "uint8",
     TensorProto.BOOL: "bool",
 }
+_PRODUCTS = ("Conv", "MatMul", "Gemm", "ConvTranspose")
+_INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 _DOMAINS = ("", "ai.onnx")
 
 
@@ -42,6 +44,15 @@ def reads(path: Path, given: Sequence[InputSpec]) -> Reads:
     sizes = {value.name: _sizes(path, value) for value in values}
     inputs = [_input(path, value, sizes[value.name], by_name.get(value.name)) for value in values]
     return Reads(inputs, _batch_size(path, {name: first for name, (first, *_) in sizes.items() if first}))
+
+
+def is_quantised(path: Path) -> bool:
+    """Return whether a product of the file reads dequantised numbers, or is an operator of quantised ones."""
+    nodes = _read(path).graph.node
+    dequantised = {output for node in nodes if node.op_type == "DequantizeLinear" for output in node.output}
+    return any(
+        node.op_type in _INTEGER or (node.op_type in _PRODUCTS and dequantised & set(node.input[:2])) for node in nodes
+    )
 
 
 def first_dtype(path: Path) -> Dtype:

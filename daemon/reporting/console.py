@@ -18,10 +18,9 @@ from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Energy, Record, Timing, Variant, all_variants, of_range
 from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
-from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, figures, print_rows
+from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.daemon.verdicts import accuracy, alarms, baseline, levels
 from benchd.daemon.verdicts.alarms import Budget
-from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
 from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, Floor
@@ -281,42 +280,6 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
         left = untried(decision)
         if left:
             console.print(f"    not tried: {', '.join(left)} (--variants)", markup=False)
-
-
-def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: bool) -> None:
-    """Print one row per comparison, failed checks first, and why any is inconclusive; or JSON."""
-    if as_json:
-        out.write(msgspec.json.encode(comparisons).decode() + "\n")
-        return
-    console = console_on(out)
-    columns = ["case", *figures("A ms", "B ms", "change [interval]", "processes"), "verdict"]
-    rows = [_comparison_row(one) for one in sorted(comparisons, key=_calm)]
-    print_rows(console, columns, rows, "B against A, + is slower")
-    for one in comparisons:
-        if one.verdict.reason:
-            console.print(f"{one.verdict.answer}: {_case(one)}: {one.verdict.reason}", markup=False)
-        for note in one.notes:
-            console.print(f"note: {_case(one)}: {note}", markup=False)
-
-
-def _case(one: Comparison) -> str:
-    return one.second if one.first == one.second else f"{one.second} against {one.first}"
-
-
-def _calm(one: Comparison) -> tuple[bool, bool]:
-    """Return a key that sorts failed checks first, then what became slower."""
-    return not one.check_failed, one.verdict.answer != "slower"
-
-
-def _comparison_row(one: Comparison) -> list[Cell]:
-    verdict = one.verdict
-    change = "-" if verdict.effect is None else f"{100 * verdict.effect:+.2f} %"
-    if verdict.interval and verdict.confidence:
-        interval = f"{100 * verdict.interval.low:+.2f}, {100 * verdict.interval.high:+.2f}"
-        change += f" [{interval} at {100 * verdict.confidence:.4g} %]"
-    answer = (verdict.answer.upper(), {"faster": GOOD, "slower": ALARM}.get(verdict.answer, ""))
-    said = Text.assemble(answer, (" check FAILED", ALARM)) if one.check_failed else Text(*answer)
-    return [_case(one), *map(figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", said]
 
 
 def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budget) -> None:

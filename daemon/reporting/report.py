@@ -13,6 +13,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.records import Record, of_range
 from benchd.daemon.reporting.console import print_decisions
 from benchd.daemon.reporting.results_table import energy_and_error, machine, median_and_interval
+from benchd.daemon.reporting.tables import escaped, markdown_table
 from benchd.daemon.verdicts import accuracy, results
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line
 from benchd.daemon.verdicts.rows import Cell, row, spreadsheet
@@ -147,16 +148,10 @@ def caveats(found: Sequence[Record]) -> list[str]:
 
 
 def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
-    rows = [list(COLUMNS.values()), ["---"] * len(COLUMNS), *map(cells, found)]
-    table = [f"| {' | '.join(escaped(text) for text in texts)} |" for texts in rows]
+    table = markdown_table(list(COLUMNS.values()), [cells(record) for record in found])
     said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
     about = [f"- {text}" for text in (*machines(found), *caveats(found))]
     return "\n".join(["# Report", "", *map(escaped, said), "", *map(escaped, about), "", *table]) + "\n"
-
-
-def escaped(text: str) -> str:
-    """Return the text escaped for a table cell in Markdown."""
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
 def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from benchd.daemon.records import Energy, Record
 from benchd.daemon.reporting.page import FOLDER, Chart, render
-from benchd.daemon.reporting.palette import GREY, colour
+from benchd.daemon.reporting.palette import GREY, colour, shape
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.recommend import (
     Decision,
@@ -101,7 +101,7 @@ def _latency_against_energy(measured: Sequence[Record]) -> Chart:
     traces: list[Chart] = []
     for name, group in _grouped(able, lambda r: subject(r) + (f" of {_energy(r).scope}" if of_many else "")):
         front = list(_pareto(sorted(map(_spent, group))))
-        traces.append(_trace(f"front of {name}", front, mode="lines+markers") | RING | {"colour": GREY})
+        traces.append(_trace(f"{name}: front", front, mode="lines+markers") | RING | {"colour": GREY})
     traces += [_of_variant(name, sorted(map(_spent, group)), group) for name, group in _grouped(able, variant_name)]
     note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
     return {
@@ -133,7 +133,11 @@ def _trace(name: str, points: Sequence[Point], mode: str) -> Chart:
 
 
 def _of_variant(name: str, points: Sequence[Point], group: Sequence[Record], mode: str = "markers") -> Chart:
-    return _trace(name, points, mode) | {"colour": colour(group[0].case.variant)}
+    return _trace(name, points, mode) | _look(group[0])
+
+
+def _look(record: Record) -> Chart:
+    return {"colour": colour(record.case.variant), "shape": shape(record.case.variant)}
 
 
 def _pareto(points: Sequence[Point]) -> Iterator[Point]:
@@ -154,7 +158,7 @@ def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
     where = place_names(known)
     able, unable = _by_fitness(known)
     traces = [
-        _of_variant(name, sorted(map(_throughput, group)), group, "lines+markers")
+        _of_variant(name, sorted(map(_throughput, group)), group, "lines+markers") | {"label": name}
         for name, group in _grouped(able, lambda record: _at_any_batch(record) + where[place(record)])
     ]
     batches = {"tickvals": sorted({record.case.batch_size for record in known})}
@@ -220,10 +224,9 @@ def _history(measured: Sequence[Record]) -> Chart:
             continue
         points = [(record.t_wall, _median_ms(record)) for record in group]
         steps = [points[place] for place in shifts([median_ms for _, median_ms in points])]
-        drawn = {"colour": colour(group[0].case.variant)}
-        traces.append(_series(name, points, mode="lines+markers") | drawn)
+        traces.append(_series(name, points, mode="lines+markers") | _look(group[0]))
         if steps:
-            traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING | drawn)
+            traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING | _look(group[0]))
     note = "A ring marks the first run of a new level." if traces else "No case was measured twice in one environment."
     axes = {"xaxis": {"type": "date"}, "yaxis": _log_axis("median latency, ms")}
     return {"title": "History by device", "note": note, "data": traces, "layout": axes}

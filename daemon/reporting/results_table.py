@@ -179,8 +179,10 @@ def _check(record: Record) -> Text:
     flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
     is_counted = check.images_off <= check.images_off_allowed or not check.passed  # otherwise the mean decides
     off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
+    is_int8 = record.case.variant.precision == "int8" and check.mean_error_share is not None
+    mean = f" max, {check.mean_error_share:.1e} mean" if is_int8 else ""
     verdict = _verdict(check)
-    figures = f" {check.typical_error_share:.1e}{off}{flipped}{agreement(check)}"
+    figures = f" {check.typical_error_share:.1e}{mean}{off}{flipped}{agreement(check)}"
     return Text.assemble((verdict, ALARM if verdict == "FAILED" else ""), figures)
 
 

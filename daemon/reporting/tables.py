@@ -90,3 +90,15 @@ def light(*columns: str | Column) -> Table:
     for column in table.columns:
         column.no_wrap = True
     return table
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> list[str]:
+    """Return the lines of a table in Markdown; the columns after the first `words` hold numbers, to the right."""
+    left = len(headings) if words is None else words
+    sides = ["---"] * left + ["---:"] * (len(headings) - left)
+    return [f"| {' | '.join(map(escaped, row))} |" for row in (headings, sides, *rows)]
+
+
+def escaped(text: str) -> str:
+    """Return the text escaped for a table cell in Markdown."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -204,8 +204,14 @@ def _each(why: Callable[[Record], str | None], found: Sequence[Record]) -> list[
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
     """Return the exit code of the first of `FAIL_ON` that applies and is in `fail_on`, else 0."""
-    holds = {one.verdict.answer for one in comparisons} | {"check" for one in comparisons if one.check_failed}
-    return next((code for word, code in FAIL_ON.items() if word in holds and word in fail_on), 0)
+    found = {word for one in comparisons for word in fails(one, fail_on)}
+    return next((code for word, code in FAIL_ON.items() if word in found), 0)
+
+
+def fails(one: Comparison, fail_on: Sequence[str]) -> list[str]:
+    """Return what of `fail_on` holds for a comparison."""
+    holds = {one.verdict.answer, *(["check"] if one.check_failed else [])}
+    return [word for word in fail_on if word in holds]
 
 
 def _case_ids(first: Sequence[Record], second: Sequence[Record]) -> list[str]:

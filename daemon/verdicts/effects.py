@@ -211,11 +211,16 @@ def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_ef
     return 1.0 - (shown.cdf(beyond) - shown.cdf(-beyond)) + (shown.cdf(within) - shown.cdf(-within))
 
 
-def look(first: Sequence[float], second: Sequence[float], min_effect: float = MIN_EFFECT) -> Verdict | None:
-    """Return the verdict of a live comparison after these pairs, None if more are needed."""
+def look(
+    first: Sequence[float], second: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: int = 1
+) -> Verdict | None:
+    """Return the verdict of a live comparison after these pairs, None if more are needed.
+
+    Each of several `comparisons` gets its part of the error (C. E. Bonferroni), so that all together err in 5 %.
+    """
     if len(first) not in LOOKS:
         return None
-    verdict = judge(paired_effect(first, second), LOOK_ALPHA, min_effect, LOOK_ALPHA)
+    verdict = judge(paired_effect(first, second), LOOK_ALPHA / comparisons, min_effect, LOOK_ALPHA)
     return verdict if verdict.answer != "inconclusive" or len(first) == LOOKS[-1] else None
 
 

@@ -19,6 +19,9 @@ Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
 """The least share of images, except ties, for which a shipped variant gives float64's class."""
 
+INT8_DROP = 0.01
+"""The most accuracy that an int8 variant may lose to ship if labels were given; without them agreement decides."""
+
 LONGER = "run longer, as with --preset standard"
 FALLBACKS = {"weak_typing", "provider_fallback"}
 CHEATS = {
@@ -351,6 +354,8 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
 def _disagrees(record: Record, least: float | None) -> str | None:
     """Return why too few images get float64's class; the check alone decides if the classes prove nothing."""
     check = record.check
+    if record.case.variant.precision == "int8" and record.accuracy:
+        return None  # labels decide
     if check is None or check.void or check.agreeing is None or check.argmax_disagreements is None:
         return None
     share = MIN_AGREEMENT if least is None else least
@@ -380,6 +385,8 @@ def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | No
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
+    if limit is None and record.case.variant.precision == "int8" and record.accuracy:
+        limit = INT8_DROP
     if limit is None:
         return None
     reason = accuracy.why_dropped(record.accuracy, limit)
@@ -537,7 +544,10 @@ def untried(decision: Decision) -> list[str]:
     return [
         variant.name
         for variant in all_variants()
-        if variant.kernels == "torch" and variant.label not in tried and variant.backend not in elsewhere
+        if variant.kernels == "torch"
+        and variant.precision != "int8"
+        and variant.label not in tried
+        and variant.backend not in elsewhere
         if variant.backend not in FILE_BACKENDS or variant.precision in ("fp32", "fp16")
     ]
 

@@ -44,7 +44,10 @@ def _once(found: Iterable[Record]) -> list[Record]:
 
 
 def _file(path: Path) -> Path:
-    return path / JOURNAL if path.is_dir() else path
+    file = path / JOURNAL if path.is_dir() else path
+    if not file.exists():
+        raise UsageError(f"{file}: no such file; give a result file, or the --output folder of a bench-once")
+    return file
 
 
 def read_all(paths: Sequence[Path]) -> list[Record]:

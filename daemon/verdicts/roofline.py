@@ -50,6 +50,8 @@ def is_convolved(case: Case) -> bool:
 
 def cost_of(case: Case, model: ModelFacts) -> Cost | str:
     """Return the cost of one run of the case, or why it is unknown."""
+    if case.variant.precision == "int8":
+        return "the rate of int8 products is not probed"
     if case.model not in catalog.MODELS:
         whose = "a library's model" if catalog.find(case.model) else "your own module"
         return f"the cost of {whose} is unknown"

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Accuracy, Variant
 from benchd.daemon.verdicts import accuracy
@@ -16,6 +18,7 @@ from benchd.daemon.worker import backends, references
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe
 from benchd.daemon.worker.workload import Workload
+from benchd.models import data
 from benchd.models.data import ImageSet
 
 PART_IMAGES = 64  # read at once, at least a batch: a whole data set does not fit into memory
@@ -90,6 +93,7 @@ def _answers(
     labels: list[NDArray[np.int64]] = []
     for start, part in _parts(indices, job.case.batch_size):
         images, right = dataset.read(part)
+        _refuse_calibrated(images, workload.source.calibrated, dataset)
         digest.update(images.numpy().tobytes() + right.numpy().tobytes())
         # seeded as in the check, so that a rate-encoded image gets the same draws at any position
         whole = images[torch.arange(-(-len(part) // job.case.batch_size) * job.case.batch_size) % len(part)]
@@ -100,6 +104,16 @@ def _answers(
         labels.append(right.numpy())
         go_on(100 * (start + len(part)) // len(indices))
     return _Answers(np.concatenate(classes), np.concatenate(labels), digest.hexdigest())
+
+
+def _refuse_calibrated(images: Tensor, calibrated: set[str], dataset: ImageSet) -> None:
+    """Raise UsageError for images that the int8 file was calibrated with: its accuracy on them would flatter it."""
+    both = calibrated.intersection(data.digests(images)) if calibrated else set()
+    if both:
+        raise UsageError(
+            f"{len(both)} of {len(images)} images of {dataset.spec} were also calibrated with: give --calibration a "
+            "folder that shares no image with --data"
+        )
 
 
 def _parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:

@@ -20,21 +20,25 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchd.daemon.records import Check
+from benchd.daemon.records import COMMONEST_CLASS, Check
 from benchd.daemon.worker.structures import OF_BATCH, ONLY
 
-Format = Literal["fp32", "fp16", "bf16"]
+Format = Literal["fp32", "fp16", "bf16", "int8"]
 Array = NDArray[np.float64]
 
-ROUNDING: dict[Format, float] = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-8}
+ROUNDING: dict[Format, float] = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2.0**-8}
 """The relative rounding of each format; for float32 four times its own, because it also rounds sums."""
 
-ERROR_FLOOR: dict[Format, float] = {"fp32": 2e-5, "fp16": 3e-3, "bf16": 1e-2}
-ERROR_CAP: dict[Format, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2}
+ERROR_FLOOR: dict[Format, float] = {"fp32": 2e-5, "fp16": 3e-3, "bf16": 1e-2, "int8": 0.5}
+ERROR_CAP: dict[Format, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2, "int8": 0.5}
+INT8_AGREEMENT, INT8_CHANCE = 0.98, 0.01
+"""An int8 variant is not judged by closeness, only by whether it answers another image, and by its classes: this share
+of those of float64, unless chance explains fewer."""
+
 NOISE_FACTOR = 3.0
 """An image passes within this many times the largest noise, but at least the floor and at most the cap."""
 
-CODES_FLOOR: dict[Format, float] = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 1e-3}
+CODES_FLOOR: dict[Format, float] = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 1e-3, "int8": 1e-2}
 OFF_SHARE, OFF_AT_LEAST, OFF_CAP = 1 / 16, 2, 1 / 4
 """How many images of a network with thresholds may fail in float32: one flipped spike changes all later layers."""
 
@@ -203,8 +207,11 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
     paths = [_Path.of(name, exact, observed, limits, rule) for name in exact.outputs]
     worst = max(paths, key=lambda path: (path.is_bad, bool(path.lost_channel), path.excess))
     codes = _Codes.of(exact, observed, limits, rule)
-    broken, wrong = _broken(paths), _wrong(paths, codes)
+    classes = _argmax(exact, observed, _tie_share(paths[0].bound, rule))
+    broken, wrong = _broken(paths), _wrong(paths, codes) or _disagrees(classes, _images(exact), rule)
     unclear = _unclear(paths, codes, is_wrong=bool(wrong))
+    if wrong and rule.format == "int8" and not rule.trained:
+        unclear = "the answers of random weights lie too close together to judge int8 by them"
     is_constant = all(path.bound.spread <= CONSTANT for path in paths)
     return Check(
         passed=not (broken or wrong or unclear or is_constant),
@@ -222,8 +229,30 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
         flipped_share=codes.flipped if codes else None,
         flipped_tolerance=codes.limit if codes else None,
         note=broken or "; ".join(filter(None, [wrong, unclear, SAME_ANSWERS if is_constant else ""])),
-        **_argmax(exact, observed, 2 * paths[0].bound.limit),
+        **classes,
     )
+
+
+def _tie_share(bound: Bound, rule: Rule) -> float:
+    """Return the distance of two classes that is a tie: two allowed errors, or in int8 two of its rounding."""
+    return 2 * (ROUNDING["int8"] if rule.format == "int8" else bound.limit)
+
+
+def _disagrees(classes: Mapping[str, Any], images: int, rule: Rule) -> str:
+    """Return why an int8 variant's classes are not float64's, empty if they are or if classes prove nothing."""
+    decided = images - classes.get("ties", 0)
+    if rule.format != "int8" or classes["argmax_disagreements"] is None or not decided:
+        return ""
+    agreeing = decided - (classes["argmax_disagreements"] - classes["tie_disagreements"])
+    if classes["commonest_class_share"] > COMMONEST_CLASS or _chance(decided - agreeing, decided) >= INT8_CHANCE:
+        return ""
+    return f"its class is float64's for only {agreeing} of {decided} images"
+
+
+def _chance(differing: int, images: int) -> float:
+    """Return how probable at least so many differences are at INT8_AGREEMENT, from the binomial distribution."""
+    p = 1 - INT8_AGREEMENT
+    return 1 - math.fsum(math.comb(images, k) * p**k * (1 - p) ** (images - k) for k in range(differing))
 
 
 @dataclass(frozen=True)
@@ -247,7 +276,8 @@ class _Path:
         unlike = answers != _rows(exact.outputs[name])
         not_finite = int((~np.isfinite(answers) & unlike).any(axis=1).sum())
         lost = "" if not_finite else _lost_channel(name, exact.outputs[name], observed.outputs[name], limits, rule)
-        return cls(name, errors, not_finite, bound, bound.jumps and rule.format != "fp32", lost)
+        by_mean = rule.format == "int8" or (bound.jumps and rule.format != "fp32")
+        return cls(name, errors, not_finite, bound, by_mean, lost)
 
     @property
     def mean(self) -> float:

@@ -1,5 +1,6 @@
 """The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from benchd.daemon.worker.structures import Answers, Batch, copied, joined, of_b
 from benchd.daemon.worker.truth import Truth
 from benchd.daemon.worker.workload import Workload
 
-# with thresholds, one neuron at the edge flips thousands after it: estimating the share of such images needs many
+# with thresholds, one neuron at the edge flips thousands after it, and int8 is judged by classes: a share needs many
 SPIKING_IMAGES = 64
 FRESH_IMAGES = 4  # answered once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
@@ -38,7 +39,8 @@ def check(workload: Workload, loaded: Loaded, job: Job) -> Check:
 def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     """Compare the loaded variant with the float64 reference; return what that shows."""
     size = job.case.batch_size
-    least = max(job.limits.check_images, SPIKING_IMAGES if workload.judged_by == "codes" else 0)
+    by_share = workload.judged_by == "codes" or job.case.variant.precision == "int8"
+    least = max(job.limits.check_images, SPIKING_IMAGES if by_share else 0)
     checked = -(-least // size)
     images = _images(workload, size, checked)
     right = truth.find(workload, job, images, _rule(workload, loaded, job), loaded.device)
@@ -46,6 +48,8 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     seen = of_batches(right.exact, range(checked), size, len(images))
     found = agreement.judge(seen, observed, right.limits, right.rule)
     doubt = doubts.found(loaded, right, observed) if found.passed else ""
+    if unreferred := _without_reference(workload, job):
+        found = msgspec.structs.replace(found, passed=False, void=True, note=unreferred)
     found = msgspec.structs.replace(
         found,
         passed=found.passed and not doubt,
@@ -65,7 +69,12 @@ def _images(workload: Workload, size: int, checked: int) -> Batch:
 
 def _rule(workload: Workload, loaded: Loaded, job: Job) -> Rule:
     in_format = number_format(job.case.variant.precision, loaded.device)
-    return Rule(in_format, spiking=workload.judged_by == "codes", trained=bool(job.weights))
+    return Rule(in_format, spiking=workload.judged_by == "codes", trained=_is_trained(job))
+
+
+def _is_trained(job: Job) -> bool:
+    """Return whether the weights are trained, as far as known; int8 is made of a user's file because it is."""
+    return bool(job.weights) or (job.onnx is not None and job.case.variant.precision == "int8")
 
 
 def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:
@@ -103,6 +112,13 @@ def number_format(precision: Precision, device: torch.device) -> Format:
     if precision != "amp":
         return precision
     return "fp16" if device.type == "cuda" else "bf16"
+
+
+def _without_reference(workload: Workload, job: Job) -> str:
+    """Return why the check of a user's quantised file shows nothing, empty if it shows something."""
+    if not getattr(workload.plain, "is_quantised", False):
+        return ""
+    return f"no fp32 reference: {Path(str(job.onnx)).name} was compared with itself; give its original as --reference"
 
 
 def _note(job: Job) -> str:

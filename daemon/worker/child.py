@@ -12,7 +12,7 @@ from typing import BinaryIO, NoReturn
 import msgspec
 
 from benchd.daemon.errors import BenchdError, Unsupported
-from benchd.daemon.measuring.protocol import Job, Message, Stage, StageName
+from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
 from benchd.daemon.records import Stages, Status
 
 _PR_SET_PDEATHSIG = 1
@@ -112,6 +112,11 @@ class StageClock:
         """Say that so much of the stage is done: its deadline begins anew."""
         if self._current:
             send(self._pipe, Stage(self._current, percent))
+
+    def keep(self, found: Outcome) -> None:
+        """Send what was found so far: it stays if a later stage does not end."""
+        found.process.stages = self.stages()
+        send(self._pipe, msgspec.structs.replace(found, is_partial=True))
 
     def leave(self) -> None:
         """End the stage that runs."""

@@ -65,6 +65,11 @@ def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
 
 
 def _wanted(request: ExportRequest) -> Iterator[_File]:
+    own = request.module or request.onnx
+    if own:
+        for precision, batch in product(request.precisions, request.batches):
+            yield _File(_job(request, own.model, {}, precision, batch), precision, batch)
+        return
     names = sorted(request.options)
     try:
         for model, *chosen in product(request.models, *(request.options[name] for name in names)):
@@ -83,7 +88,8 @@ def _job(
 ) -> Job:
     engine = request.to == "tensorrt"
     variant = Variant("tensorrt" if engine else "onnxruntime", precision)
-    weights, data = demo.sources(model, options, request.weights, None)
+    own = request.module or request.onnx
+    weights, data = (request.weights, None) if own else demo.sources(model, options, request.weights, None)
     return Job(
         case=Case(model=model, variant=variant, batch_size=batch or 1, seed=request.seed),
         options=options,
@@ -94,6 +100,12 @@ def _job(
         data=data,
         artifacts=str(request.folder),
         workspace_bytes=request.workspace_bytes,
+        calibration=request.calibration,
+        calibration_images=request.calibration_images,
+        module=request.module.path if request.module else None,
+        module_folder=request.module.folder if request.module else "",
+        onnx=request.onnx.path if request.onnx else None,
+        inputs=own.inputs if own else [],
     )
 
 
@@ -101,7 +113,8 @@ def _export(request: ExportRequest, file: _File) -> Artifact:
     built = workload.build(file.job)
     if request.to == "onnx":
         form = files.form(file.job.options, "cpu")
-        return built.source.export(file.precision, file.batch, form and (request.form or form))
+        made_for = request.quantised_for or files.quantised_for("cpu")
+        return built.source.export(file.precision, file.batch, form and (request.form or form), made_for)
     case = file.job.case
     backends.load(case.variant, built.source, torch.device("cuda"), built.images[: case.batch_size])
     return _engine(built.source.store)

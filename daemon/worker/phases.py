@@ -22,6 +22,7 @@ from benchd.daemon.worker import (
     audit,
     backends,
     builds,
+    device_memory,
     golden,
     measure,
     occupancy,
@@ -51,7 +52,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     if device.type == "cuda":
         found.device_name = torch.cuda.get_device_name()
         found.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
-    free_at_first_bytes = _free_bytes(device)
+    at_first = device_memory.own_bytes(found.device_uuid) if _counted_by_driver(job) else 0
     stages.enter("build")
     workload = build(job)
     found.model = workload.facts
@@ -69,7 +70,11 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
     found.software = builds.loaded()  # not before the first run, which a cold start times
     # before the check, whose reference also takes memory
-    loaded = replace(loaded, taken_bytes=free_at_first_bytes - _free_bytes(device))
+    if _counted_by_driver(job):
+        built_s = loaded.runtime.build_s if loaded.runtime else None
+        loaded = replace(
+            loaded, taken=device_memory.taken(at_first, device_memory.own_bytes(found.device_uuid), built_s)
+        )
     stages.enter("check")
     if job.deployed:
         golden.refuse_others(Path(job.deployed), workload, loaded)
@@ -87,6 +92,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         _cold_start(job, loaded, first_ended_ns, stages, found)
         return
     met = _timed(job, loaded, pool, right, stages, found)
+    stages.keep(found)
     _beside(job, loaded, pool, [pool[place] for place in met], stages, found)
     del loaded, pool
     _probed(job, device, stages, found)
@@ -318,23 +324,26 @@ def _forget_peaks(device: torch.device) -> bool:
 def _take_peaks(job: Job, loaded: Loaded, found: Outcome) -> None:
     lines = Path("/proc/self/status").read_text().splitlines()
     resident = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    found.process.memory = Memory(rss_peak_bytes=resident, device_peak_bytes=_device_peak(job, loaded))
+    peak = _device_peak(job, loaded)
+    if isinstance(peak, str):
+        found.missing["memory.device_peak_bytes"] = peak
+    found.process.memory = Memory(rss_peak_bytes=resident, device_peak_bytes=None if isinstance(peak, str) else peak)
 
 
-def _device_peak(job: Job, loaded: Loaded) -> int | None:
-    """Return this process's GPU memory: torch counts its own, a runtime's shows as less free memory."""
+def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
+    """Return this process's GPU memory: torch counts its own, the driver a runtime's, or why it does not."""
     if job.device != "cuda":
         return None
-    if job.case.variant.backend in ("onnxruntime", "tensorrt"):
-        return loaded.taken_bytes
+    if _counted_by_driver(job):
+        return loaded.taken
     if job.case.variant.backend == "cudagraph":  # a graph's memory was allocated during capture
         return torch.cuda.max_memory_reserved()
     return torch.cuda.max_memory_allocated()
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Return the GPU's free memory; 0 on a CPU."""
-    return torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
+def _counted_by_driver(job: Job) -> bool:
+    """Return whether the case's GPU memory is allocated by a runtime beside torch."""
+    return job.device == "cuda" and job.case.variant.backend in ("onnxruntime", "tensorrt")
 
 
 def versions() -> dict[str, str]:

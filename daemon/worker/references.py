@@ -49,6 +49,7 @@ def facts(
         "batch": batch_size,
         "seed": job.case.seed,
         "device": device.type,
+        "reference": getattr(workload.plain, "sha256", None),
         "code_sha256": code.sha256(*code.SHIPPED, "daemon/worker"),
         "versions": code.versions(*_RUNTIMES),
         **workload.source.scope,

@@ -1,8 +1,9 @@
 """A backend's input: the built module, or a file made from it, taken from a store or exported now."""
 
 import copy
+import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider
+from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider, Quantisation
 from benchd.daemon.worker.structures import Batch, InTuple, Tensors, tensors, values
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, Store, key_of
-from benchd.exporters.files import ONLY_OUTPUT, Target
+from benchd.exporters.files import ONLY_OUTPUT, QuantisedFor, Target
 
 STORE_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The images that an int8 file is calibrated with, their description, and a digest of each.
+
+    `is_asked` says that the command line named them: otherwise a given file may have been calibrated with any.
+    """
+
+    images: Batch
+    source: str
+    digests: list[str]
+    is_asked: bool
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,9 @@ class Source:
     `model`, `options`, `weights_sha256` and `scope` identify its files; `scope` holds other dependencies of a user's
     module, and the run after which its files are not used again. `given` is a read-only store. `own` is the user's ONNX
     file, which replaces any export, and `is_own` says that the module is the user's or a library's, whose answer may
-    have any structure; `provider` is ONNX Runtime's, None for the device's default. `used` lists the opened files.
+    have any structure; `provider` is ONNX Runtime's, None for the device's default. `calibration` returns the images
+    for an int8 file, or raises Unsupported. `used` lists the opened files, and `calibrated` the digests of the images
+    that they were calibrated with.
     """
 
     module: nn.Module
@@ -45,6 +61,8 @@ class Source:
     is_own: bool = False
     provider: Provider | None = None
     workspace_bytes: int | None = None
+    calibration: Callable[[], Calibration] | None = None
+    calibrated: set[str] = field(default_factory=set)
     used: list[ArtifactFacts] = field(default_factory=list)
     _opened: dict[tuple[object, ...], Artifact] = field(default_factory=dict)
 
@@ -74,26 +92,33 @@ class Source:
             artifact = self._onnx(*wanted)
             self._opened[wanted] = artifact
             self.used.append(_facts(artifact, time.monotonic() - start))
+            self.calibrated.update(artifact.metadata.measured.get("calibration_images", []))
         return self._opened[wanted]
 
     def _onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
         if precision not in files.PRECISIONS:
-            raise Unsupported(f"files are made in {' and '.join(files.PRECISIONS)}, not in {precision}")
+            raise Unsupported(f"files are made in fp32, fp16 and int8, not in {precision}")
         if self.own:
             from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
-            return user_onnx.artifact(self.own, precision, self.weights_sha256)
+            if precision != "int8" or user_onnx.precision(self.own) == "int8":
+                return user_onnx.artifact(self.own, precision, self.weights_sha256)
+            return self.quantise(batch, None, files.quantised_for(target))
         form = files.form(self.options, target)
+        made_for = files.quantised_for(target)
         if self.given is None:
-            return self.export(precision, batch, form)
+            return self.export(precision, batch, form, made_for)
         given = Store(self.given, read_only=True)
         try:
-            found = self._given(given, precision, batch, form) or self.export(precision, batch, form)
+            found = self._given(given, precision, batch, form, made_for)
+            found = found or self.export(precision, batch, form, made_for)
         except Unsupported as error:
             raise Unsupported("; ".join([*given.notes, str(error)])) from error
         return msgspec.structs.replace(found, note="; ".join(filter(None, [*given.notes, found.note])))
 
-    def _given(self, store: Store, precision: files.Precision, batch: int, form: files.Form | None) -> Artifact | None:
+    def _given(
+        self, store: Store, precision: files.Precision, batch: int, form: files.Form | None, made_for: QuantisedFor
+    ) -> Artifact | None:
         """Return the newest file in the given store: one for this batch, else for any batch.
 
         A file made by other versions of torch or the exporter is accepted; one made by other code of benchd is not. The
@@ -101,18 +126,81 @@ class Source:
         """
         held = sorted(store.list(), key=lambda artifact: artifact.metadata.made_at, reverse=True)
         wanted = [self._facts(precision, size, form) for size in (batch, None)]
+        but = ["versions"]
+        if precision == "int8":
+            asked = self._calibration() if self.calibration is not None else None
+            more = self._int8_facts(asked, made_for) if asked and asked.is_asked else {"quantised_for": made_for}
+            wanted = [facts | more for facts in wanted]
+            but += [] if "calibration" in more else ["calibration", "calibration_sha256"]
         for facts in wanted:
             for artifact in held:
-                if _shared(artifact.metadata.facts) == _shared(facts) and (found := store.get(artifact.key)):
+                if _shared(artifact.metadata.facts, but) == _shared(facts, but) and (found := store.get(artifact.key)):
                     store.notes.extend(_other_versions(found, facts))
                     return found
         store.notes.extend(_of_other_code(held, wanted))
         return None
 
-    def export(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> Artifact:
-        """Return the file of this form, exported now if it is not in the store; `batch` None means a dynamic batch."""
+    def export(
+        self, precision: files.Precision, batch: int | None, form: files.Form | None, made_for: QuantisedFor = "cpu"
+    ) -> Artifact:
+        """Return the file of this form, exported now if it is not in the store; `batch` None means a dynamic batch.
+
+        `made_for` is the runtime of an int8 file.
+        """
+        if precision == "int8":
+            return self.quantise(batch, form, made_for)
         facts = self._facts(precision, batch, form)
         return self.store.produce(key_of(facts), facts, lambda path: self._export(path, facts, batch))
+
+    def quantise(self, batch: int | None, form: files.Form | None, made_for: QuantisedFor) -> Artifact:
+        """Return the int8 file, made now from the float32 one and the calibration images if it is not in the store."""
+        calibration = self._calibration()
+        facts = self._facts("int8", batch, form) | self._int8_facts(calibration, made_for)
+        return self.store.produce(
+            key_of(facts), facts, lambda path: self._quantise(path, calibration, batch, form, made_for)
+        )
+
+    def _calibration(self) -> Calibration:
+        if self.calibration is None:
+            raise Unsupported("int8 needs calibration images: give --calibration")
+        return self.calibration()
+
+    def _int8_facts(self, calibration: Calibration, made_for: QuantisedFor) -> dict[str, Any]:
+        digest = hashlib.sha256("".join(calibration.digests).encode()).hexdigest()
+        return {"calibration": calibration.source, "calibration_sha256": digest, "quantised_for": made_for}
+
+    def _quantise(
+        self, path: Path, calibration: Calibration, batch: int | None, form: files.Form | None, made_for: QuantisedFor
+    ) -> dict[str, Any]:
+        try:
+            from benchd.exporters import quantised  # noqa: PLC0415 - see `_export`
+        except ImportError as error:
+            raise Unsupported(self._no_exporter(error)) from error
+        start = time.monotonic()
+        if self.own:
+            from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - see `_onnx`
+
+            base = user_onnx.artifact(self.own, "fp32", self.weights_sha256)
+        else:
+            base = self.export("fp32", batch, form)
+        about = {"benchd.precision": "int8", "benchd.calibration": calibration.source}
+        try:
+            quantised.refuse_few([part.numpy() for part in values(calibration.images)[0]], calibration.source)
+            names = quantised.input_names(base.path)
+            feeds = [
+                {name: value.numpy() for name, value in zip(names, self.inputs(*parts), strict=True)}
+                for parts in _batches(calibration.images, batch or 1)
+            ]
+            found = quantised.quantise(base.path, path, feeds, made_for, about, smooth=form is not None)
+        except quantised.CannotQuantise as error:
+            raise Unsupported(str(error)) from error
+        return {
+            "nodes": found.nodes,
+            "export_s": time.monotonic() - start,
+            "parity": {"error_share": found.max_error_share},
+            "quantised": msgspec.to_builtins(found),
+            "calibration_images": calibration.digests,
+        }
 
     def _facts(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> dict[str, Any]:
         known = files.onnx_facts(self.model, self.options, self.weights_sha256, precision, batch, form)
@@ -159,6 +247,12 @@ class Source:
         return InTuple(self.module), paths
 
 
+def _batches(images: Batch, size: int) -> Iterator[list[Tensor]]:
+    """Yield the inputs in whole batches, the last images left out if they fill none."""
+    for start in range(0, len(images) - size + 1, size):
+        yield [part.contiguous() for part in values(images[torch.arange(start, start + size)])]
+
+
 def _shared(facts: Mapping[str, Any], but: Sequence[str] = ("versions",)) -> dict[str, Any]:
     """Return the facts that a file made elsewhere must match: all except the versions that made it."""
     return {name: value for name, value in facts.items() if name not in but}
@@ -197,4 +291,18 @@ def _facts(artifact: Artifact, seconds: float) -> ArtifactFacts:
         reused=artifact.reused,
         seconds=seconds,
         note=artifact.note,
+        quantisation=_quantisation(metadata.measured.get("quantised"), str(metadata.facts.get("calibration", ""))),
+    )
+
+
+def _quantisation(found: Mapping[str, Any] | None, calibration: str) -> Quantisation | None:
+    if found is None:
+        return None
+    return Quantisation(
+        layers=len(found["layers"]),
+        exact=len(found["exact"]),
+        left_fp32=found["left_fp32"],
+        calibration=calibration,
+        max_error_share=found["max_error_share"],
+        mean_error_share=found["mean_error_share"],
     )

@@ -29,6 +29,7 @@ class UserFile(nn.Module):
         read = user_onnx.reads(path, given)
         self.path, self.sha256 = path, sha256_of(path)
         self.inputs, self.batch_size = read.inputs, read.batch_size
+        self.is_quantised = user_onnx.is_quantised(path)
         self._session: Any = None
 
     def __deepcopy__(self, memo: object) -> "UserFile":
@@ -53,13 +54,18 @@ class UserFile(nn.Module):
         return found[0] if len(found) == 1 else Tensors(dict(zip(self.outputs, found, strict=True)))
 
 
-def artifact(path: Path, precision: Precision, sha256: str) -> Artifact:
+def precision(path: Path) -> Precision:
+    """Return what the file computes in, by its products and its first input."""
+    return "int8" if user_onnx.is_quantised(path) else _PRECISIONS.get(user_onnx.first_dtype(path), "fp32")
+
+
+def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     """Return the user's file as an artifact.
 
     Raises Unsupported if it computes in another precision, and UnfitModel if it has changed.
     """
-    own: Precision = _PRECISIONS.get(user_onnx.first_dtype(path), "fp32")
-    if precision != own:
+    own = precision(path)
+    if asked != own:
         suffix = "" if own == "fp32" else f"-{own}"
         raise Unsupported(f"{path.name} is written in {own}; ask for onnxruntime{suffix} or tensorrt{suffix}")
     if sha256_of(path) != sha256:

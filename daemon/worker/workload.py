@@ -6,7 +6,8 @@ import inspect
 import math
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +18,15 @@ from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
 from benchd.daemon.worker import user_code, user_module
-from benchd.daemon.worker.source import Source
-from benchd.daemon.worker.structures import Batch, Tensors, dtype_of
+from benchd.daemon.worker.source import Calibration, Source
+from benchd.daemon.worker.structures import Batch, Tensors, dtype_of, values
 from benchd.exporters import code
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, demo, weights
 
 POOL_BYTES = 64 * 2**20
 POOL_IMAGES = 256
+CALIBRATION_SEED = 2**63  # no case has it, so no random image is both calibrated with and checked
 REFERENCE_BATCH = 8
 
 
@@ -56,14 +58,16 @@ def build(job: Job) -> Workload:
     try:
         plain = _plain(job)
         module = plain if job.case.variant.kernels == "torch" else _custom(job, plain)
+        plain = _own_file(job, job.reference) if job.reference else plain
     except Unavailable as error:
         raise Unsupported(str(error)) from error
     specs = _specs(job, plain)
     pool = _inputs(job, plain, specs)
     if job.module:
         plain = module = _fed(job, plain, specs, pool.images)
+    calibration = partial(_calibration, job, plain, specs)
     facts, judged_by = _facts(job, module, specs, pool.source), _judged_by(job, plain)
-    source = _source(job, module, pool.images, facts, judged_by)
+    source = replace(_source(job, module, pool.images, facts, judged_by), calibration=calibration)
     # an output of a whole batch, such as a loss, depends on the batch size
     batch = job.case.batch_size if job.module or job.onnx else REFERENCE_BATCH
     return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of)
@@ -79,7 +83,7 @@ def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
 
 def _plain(job: Job) -> nn.Module:
     if job.onnx:
-        return _own_file(job)
+        return _own_file(job, job.onnx)
     return user_module.build(job) if job.module else _catalogued(job)
 
 
@@ -133,13 +137,13 @@ def _file(named: str, model: str) -> Path:
     return demo.CHECKPOINTS[model].path if named == demo.DEMO else Path(named)
 
 
-def _own_file(job: Job) -> nn.Module:
-    """Return the user's ONNX file as a module; the path comes only from the command line."""
+def _own_file(job: Job, path: str) -> nn.Module:
+    """Return a user's ONNX file as a module; the path comes only from the command line."""
     try:
         from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - the rest goes on without onnx
     except ImportError as error:
         raise Unsupported(f"reading an ONNX file needs the package onnx: pip install onnx ({error})") from error
-    module = user_onnx.UserFile(Path(str(job.onnx)), job.inputs)
+    module = user_onnx.UserFile(Path(path), job.inputs)
     if module.batch_size not in (None, job.case.batch_size):
         raise UsageError(
             f"{module.path.name} has a fixed batch size of {module.batch_size}: give --batch-sizes {module.batch_size}"
@@ -204,6 +208,37 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
     pool = Tensors(drawn) if len(drawn) > 1 else next(iter(drawn.values()))
     kinds = {kind if dtype_of(spec).is_floating_point else "0 and 1": None for spec in specs}
     return _Pool(pool, f"random {', '.join(kinds)}, seed {job.case.seed}")
+
+
+def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Calibration:
+    """Return the images of the job's calibration, by default those of its weights; raise Unsupported for none."""
+    is_random = not (job.weights or job.module or job.onnx)
+    named = job.calibration or (demo.RANDOM if is_random else demo.DEMO if job.weights == demo.DEMO else None)
+    if named is None:
+        raise Unsupported(
+            "int8 needs calibration images: give --calibration imagefolder:DIR with images such as the model will see, "
+            "or --calibration random for a smoke test"
+        )
+    count, entry = job.calibration_images, None if job.module or job.onnx else catalog.entry(job.case.model)
+    kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
+    if named == demo.RANDOM:
+        drawn = [_random(spec, count, kind, CALIBRATION_SEED + place) for place, spec in enumerate(specs)]
+        names = [spec.name or str(place) for place, spec in enumerate(specs)]
+        images: Batch = Tensors(dict(zip(names, drawn, strict=True))) if len(drawn) > 1 else drawn[0]
+        source = f"{count} random inputs"
+    else:
+        _refuse_images(job, specs)
+        found = data.open_data(
+            named,
+            tuple(specs[0].shape),
+            count,
+            dataset=entry.dataset if entry else None,
+            inputs=kind,
+            preprocess=getattr(module, "preprocess", None),
+            calibrating=True,
+        )
+        images, source = found.images, found.source
+    return Calibration(images, source, data.digests(values(images)[0]), job.calibration is not None)
 
 
 def _refuse_images(job: Job, specs: Sequence[InputSpec]) -> None:

@@ -65,6 +65,7 @@ class _State(NamedTuple):
     updates: dict[tuple[str, ...], list[Change]]
     wanted: list[Change]
     names: dict[str, str]
+    known: int
     left: int
 
 
@@ -75,7 +76,7 @@ def add(store: Store, changes: Changes) -> None:
     async def show(since: str = "setup", verdict: str = "", q: str = "", page: int = 1) -> None:
         since = since if _is_known(since) else "setup"
         asked = [_Asked(since, verdict if verdict in SORTS else "", q, max(page, 1))]
-        with frame("Changes"):
+        async with frame("Changes"):
             search = _choices(asked)
             reading, strip = notice(""), Part("strip")
             ui.label(CAPTION).classes("soft")
@@ -86,7 +87,7 @@ def add(store: Store, changes: Changes) -> None:
                 now = await to_thread(_read, store, changes, asked[0])
                 reading.set_text(f"Reading the records of {count(now.left, 'more board')}.")
                 reading.set_visibility(bool(now.left))
-                empty.set_text(NO_MATCH if now.counts else NONE)
+                empty.set_text(NO_MATCH if now.known else NONE)
                 empty.set_visibility(not now.wanted and not now.left)
                 if strip.renew(now.counts, asked):
                     with strip.column:
@@ -138,14 +139,14 @@ def _choices(asked: list[_Asked]) -> ui.input:
 
 def _read(store: Store, changes: Changes, asked: _Asked) -> _State:
     found, left = changes.update(asked.since)
-    names = {one.device_id: one.info.name or one.device_id for one in queries.fleet(store, time.time())}
+    names = queries.names(store)
     matching = [change for change in found if _matches(change, names, asked.q)]
     wanted = [change for change in matching if asked.verdict in ("", sort(change))]
     wanted.sort(key=_by_effect)
     updates: dict[tuple[str, ...], list[Change]] = defaultdict(list)
     for change in matching:
         updates[change.differences].append(change)
-    return _State(_counts(matching), dict(updates), wanted, names, left)
+    return _State(_counts(matching), dict(updates), wanted, names, len(found), left)
 
 
 def _counts(found: Sequence[Change]) -> dict[Sort, int]:

@@ -1,18 +1,22 @@
 """Options of the charts for Apache ECharts, which NiceGUI includes."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from benchd.daemon.records import Variant, throttles
-from benchd.daemon.reporting.palette import COLOURS, GREY, OF_RUNTIME, SHADE, colour
+from benchd.daemon.records import ProcessResult, Variant, throttles
+from benchd.daemon.reporting.palette import BAD, COLOURS, GREY, SHADE, colour, shape
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
+from benchd.dashboard.trade_off import Point
 
 CHANGED = "setup changed"
 # of text: NiceGUI evaluates what stands under a key with a colon
 SOFT = {":color": "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()"}
-STEP_LINE = {"color": OF_RUNTIME["custom"], "type": "solid"}
+STEP_LINE = {"color": COLOURS[1], "type": "solid"}
 STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_LINE}
 
+BLOCKS = 600  # per process; a screen shows no more
+CROSS = "path://M1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5L0,1Z"
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
 
 Series = dict[str, list[tuple[float, float]]]
@@ -110,6 +114,26 @@ def history(results: list[Result], clean: dict[str, float], marks: list[Happened
     return options
 
 
+def blocks(processes: Sequence[ProcessResult]) -> dict[str, Any]:
+    """Return the medians of the blocks of each process in order, disturbed ones hollow."""
+    options = base("ms")
+    options["xAxis"] = _value_axis("block") | {
+        "nameLocation": "middle",
+        "nameGap": 24,
+        "scale": False,
+        "minInterval": 1,
+    }
+    for number, process in enumerate(processes, 1):
+        medians_ms = process.blocks.medians_ms if process.blocks else []
+        reasons = process.interference.reasons if process.interference else []
+        data = [
+            {"value": [place, value], "symbol": "emptyCircle" if any(reasons[place - 1 : place]) else "circle"}
+            for place, value in enumerate(medians_ms[:BLOCKS], 1)
+        ]
+        options["series"].append({"type": "line", "name": f"process {number}", "data": data, "symbolSize": 6})
+    return options
+
+
 def _interval(result: Result) -> dict[str, Any]:
     t_ms = result.measured_s * 1e3
     line = {"color": GREY, "width": 3, "opacity": 0.6}
@@ -124,18 +148,61 @@ def _interval(result: Result) -> dict[str, Any]:
     }
 
 
-def trade_off(results: list[Result], front: list[Result]) -> dict[str, Any]:
-    """Return energy over latency, one point per variant and device, and the line through the unbeaten ones."""
-    options = base("mJ per inference")
-    options["grid"]["bottom"] = 48
-    options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28}
-    options["tooltip"] = {"trigger": "item"}
-    by_device: dict[str, list[Result]] = {}
-    for result in results:
-        by_device.setdefault(result.device_id, []).append(result)
-    for device_id, found in by_device.items():
-        data = [{"value": [r.median_ms, r.energy_mj], "name": f"{r.variant} b{r.batch_size}"} for r in found]
-        options["series"].append({"type": "scatter", "name": device_id, "data": data, "symbolSize": 12})
-    line = [[result.median_ms, result.energy_mj] for result in front]
-    options["series"].append({"type": "line", "name": "not beaten", "data": line, "symbolSize": 4})
+def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]:
+    """Return energy over latency, a labelled point per variant with its error bars, and the line of the unbeaten."""
+    options = _by_variant()
+    options["yAxis"] = _value_axis("mJ per inference")
+    for point in points:
+        if point.energy_mj:
+            options["series"] += _marked(point, point.energy_mj.value)
+            options["series"].append(_bar([[point.latency_ms.value, end] for end in point.energy_mj[1:]]))
+    line = [[point.latency_ms.value, point.energy_mj.value] for point in front if point.energy_mj]
+    look = {"color": GREY, "type": "dashed", "width": 1}
+    options["series"].append({"type": "line", "data": line, "showSymbol": False, "lineStyle": look, "silent": True})
     return options
+
+
+def latency(points: Sequence[Point]) -> dict[str, Any]:
+    """Return the latencies of variants without joules, each in a line of its own, the fastest on top."""
+    options = _by_variant()
+    ordered = sorted(points, key=lambda point: -point.latency_ms.value)
+    names = {"data": [_name(point) for point in ordered], "axisLabel": SOFT}
+    options["yAxis"] = names | {"type": "category", "axisTick": {"show": False}}
+    options["grid"] = {"left": 8, "right": 24, "top": 8, "bottom": 40, "containLabel": True}
+    for place, point in enumerate(ordered):
+        bar, shown = _marked(point, place)
+        options["series"] += [bar, shown | {"label": {"show": False}}]
+    return options
+
+
+def _name(point: Point) -> str:
+    return f"{'✕ ' * point.is_wrong}{point.label}"
+
+
+def _by_variant() -> dict[str, Any]:
+    options = base("")
+    options["grid"] = {"left": 64, "right": 96, "top": 32, "bottom": 48}
+    options["legend"] = {"show": False}  # each point has its label
+    options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28, "min": 0}
+    options["tooltip"] = {"trigger": "item", "confine": True}
+    del options["toolbox"]  # there is too little to zoom into
+    return options
+
+
+def _marked(point: Point, height: float) -> list[dict[str, Any]]:
+    """Return a point in its variant's colour and shape, crossed if it fails its check, and the bar of its latency."""
+    shown = {
+        "type": "scatter",
+        "data": [{"value": [point.latency_ms.value, height], "name": _name(point)}],
+        "symbol": CROSS if point.is_wrong else shape(point.variant),
+        "symbolSize": 13,
+        "itemStyle": {"color": BAD if point.is_wrong else colour(point.variant)},
+        "label": {"show": True, "position": "right", "formatter": "{b}"} | ({"color": BAD} if point.is_wrong else SOFT),
+        "labelLayout": {"hideOverlap": False, "moveOverlap": "shiftY"},
+    }
+    return [_bar([[end, height] for end in point.latency_ms[1:]]), shown]
+
+
+def _bar(ends: list[list[float]]) -> dict[str, Any]:
+    look = {"color": GREY, "width": 2, "opacity": 0.7}
+    return {"type": "line", "data": ends, "showSymbol": False, "lineStyle": look, "silent": True}

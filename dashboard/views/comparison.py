@@ -21,7 +21,7 @@ def add(store: Store) -> None:
 
     @ui.page("/compare", response_timeout=PATIENCE_S)
     async def comparison(a: str = "", b: str = "") -> None:
-        with frame("Compare"):
+        async with frame("Compare"):
             pair = [await to_thread(queries.result, store, key) for key in (a, b)]
             records = [await to_thread(queries.record, store, key) for key in (a, b)]
             if pair[0] is None or pair[1] is None or records[0] is None or records[1] is None:

@@ -47,7 +47,7 @@ def add(store: Store, broker: Broker) -> None:
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
-        with frame(short(device_id)):
+        async with frame(short(device_id)):
             first = next(iter(await to_thread(queries.fleet, store, time.time(), device_id=device_id)), None)
             if first is None:
                 notice("This device is unknown here. The fleet page lists the known devices.")

@@ -28,7 +28,7 @@ def add(store: Store, answers: Answers) -> None:
     @ui.page("/fleet", response_timeout=PATIENCE_S)
     async def fleet(state: str = "", q: str = "", page: int = 1) -> None:
         offset = SHOWN * (max(page, 1) - 1)
-        with frame("Fleet"):
+        async with frame("Fleet"):
             problems, empty = notice(""), notice("")
             with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
                 search = ui.input("name, id, site or tag", value=q).props("debounce=300 clearable dense")

@@ -33,7 +33,7 @@ def add(store: Store) -> None:
 
     @ui.page("/history/{device_id}/{case_id:path}", response_timeout=PATIENCE_S)
     async def history(device_id: str, case_id: str) -> None:
-        with frame(short(f"{case_id} on {device_id}")):
+        async with frame(short(f"{case_id} on {device_id}")):
             found = await to_thread(queries.history, store, device_id, case_id, RUNS)
             if not found:
                 notice("This case has not been measured on this device. Results lists the measured ones.")

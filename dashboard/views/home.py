@@ -50,7 +50,7 @@ def add(store: Store, answers: Answers) -> None:
     @ui.page("/", response_timeout=PATIENCE_S)
     async def home(state: str = "") -> None:
         chosen = next((condition for condition in CONDITIONS if condition == state), None)
-        with frame("What ships, and who needs help"):
+        async with frame("What ships, and who needs help"):
             problems, empty = notice(""), notice(EMPTY)
             strip, troubles = Part("strip"), Part("troubles")
             title, none, table = heading("What ships"), notice(NONE), Part("scroll")

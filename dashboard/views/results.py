@@ -1,37 +1,79 @@
-"""The results: filtered, sorted and paged on the server, with links to the raw records, histories and comparisons."""
+"""The results: filtered, sorted and paged on the server; what is chosen is in the URL, and the CSV holds the same."""
 
 from asyncio import to_thread
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from nicegui import app, events, ui
 from starlette.responses import Response, StreamingResponse
 
 from benchd.dashboard import export, queries
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, notice, record_path
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, notice, result_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import energy, figure, median, short, top1
+from benchd.dashboard.text import energy, error_share, rounded, short, time, top1
 
-ROWS = 25
+ROWS = (25, 100)
+NEWEST = "measured_s"
 EMPTY = "No results match. Clear the filters, or measure something: bench-once --mqtt URL."
-COLUMNS = (
-    ("model", "Model"),
-    ("variant", "Variant"),
-    ("batch_size", "Batch"),
-    ("device_id", "Device"),
-    ("median_ms", "Median [95 %]"),
-    ("throughput_per_s", "Per second"),
-    ("energy_mj", "Energy per inference"),
-    ("checked", "Check"),
-    ("accuracy_top1", "Top-1 [95 %]"),
-    ("x_of_floor", "x of floor"),
-    ("status", "Status"),
-    ("flags", "Flags"),
-    ("t_wall", "When"),
-)
-NARROW = "max-width: 8rem"
+STATUSES = ["ok", "failed", "timeout", "unsupported", "aborted"]
+CHECKS = ["passed", "failed", "void", queries.UNCHECKED]
+
+
+class _Column(NamedTuple):
+    """A column: `look` has the class of the width from which it is shown; an `optional` one needs a value in it."""
+
+    label: str
+    look: str = ""
+    is_number: bool = False
+    is_optional: bool = False
+
+
+COLUMNS = {
+    "model": _Column("Model"),
+    "variant": _Column("Variant"),
+    "batch_size": _Column("Batch", "from-1200", is_number=True),
+    "device_id": _Column("Device", "from-600"),
+    "median_ms": _Column("Median", is_number=True),
+    "throughput_per_s": _Column("Per second", "from-1200", is_number=True, is_optional=True),
+    "energy_mj": _Column("Energy per inference", "from-600", is_number=True, is_optional=True),
+    "checked": _Column("Check", "from-900"),
+    "accuracy_top1": _Column("Top-1 [95 %]", "from-1200", is_number=True, is_optional=True),
+    "x_of_floor": _Column("x of floor", "from-1200", is_number=True, is_optional=True),
+    "status": _Column("Status", "reason", is_optional=True),
+    "flags": _Column("Flags", "from-1200 reason", is_optional=True),
+    NEWEST: _Column("When (UTC)", "from-900"),
+}
+
+
+class _Asked(NamedTuple):
+    """What the URL asks for."""
+
+    which: Filter
+    sort: str
+    descending: bool
+    page: int
+    rows: int
+
+    def query(self) -> str:
+        """Return it as the query of a URL, without what is usual."""
+        paging = {
+            "sort": self.sort if self.sort != NEWEST else "",
+            "up": "" if self.descending else "1",
+            "page": str(self.page) if self.page > 1 else "",
+            "rows": str(self.rows) if self.rows != ROWS[0] else "",
+        }
+        return _query(_given(self.which) | paging)
+
+
+def _given(which: Filter) -> dict[str, str]:
+    return {name.removesuffix("_id"): value for name, value in which._asdict().items()}
+
+
+def _query(words: dict[str, str]) -> str:
+    known = urlencode({name: value for name, value in words.items() if value})
+    return f"?{known}" if known else ""
 
 
 class _Table(ui.table, component="results_table.js"):
@@ -39,66 +81,107 @@ class _Table(ui.table, component="results_table.js"):
 
 
 def add(store: Store) -> None:
-    """Serve the view at /results, raw records at /record/<key> and all rows at /results.csv."""
+    """Serve the view at /results, raw records at /record/<key> and the rows of a filter at /results.csv."""
     app.get("/record/{key}")(lambda key: _raw(store, key))
-    app.get("/results.csv")(lambda: StreamingResponse(export.lines(store, Filter()), media_type="text/csv"))
+
+    @app.get("/results.csv")
+    def csv(
+        device: str = "", model: str = "", variant: str = "", status: str = "", check: str = "", text: str = ""
+    ) -> StreamingResponse:
+        which = Filter(device, model, variant, status, check, text)
+        return StreamingResponse(export.lines(store, which), media_type="text/csv")
 
     @ui.page("/results", response_timeout=PATIENCE_S)
-    async def results(device: str = "", model: str = "", variant: str = "", status: str = "", text: str = "") -> None:
-        names = ("device_id", "model", "variant", "status")
-        with frame("Results"):
-            offered = await to_thread(lambda: {name: queries.choices(store, name) for name in names})
-            with ui.row().style("gap: .75rem; width: 100%"):
-                inputs = _filters(offered, {"device_id": device, "model": model, "variant": variant, "status": status})
-                search = ui.input("search", value=text).props("debounce=300 clearable dense")
-            empty = notice(EMPTY)
-            table = _table()
-            with ui.row():
-                compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps")
-                ui.link("All as CSV", "/results.csv").classes("link")
-            compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
-            seen: list[Any] = []
-            total = [0]
-
-            async def show() -> None:
-                which = Filter(**{name: field.value or "" for name, field in inputs.items()}, text=search.value or "")
-                paging = table.pagination
-                page = await to_thread(_page, store, which, paging)
-                total[:] = [page.total]
-                table.pagination = {**paging, "rowsNumber": page.total}
-                table.rows[:] = [_row(result) for result in page.results]
-                table.update()
-                empty.set_visibility(not page.total)
-
-            async def turn(event: events.GenericEventArguments) -> None:
-                table.pagination = event.args["pagination"]
-                await show()
-
-            async def renew() -> None:
-                newest = await to_thread(queries.newest, store)
-                if [newest] != seen:
-                    await show()
-                    seen[:] = [newest]
-
-            def keep_total() -> None:  # a browser's echo of an older page must not win
-                if table.pagination["rowsNumber"] != total[0]:
-                    table.pagination = {**table.pagination, "rowsNumber": total[0]}
-
-            async def first_page() -> None:
-                table.pagination = {**table.pagination, "page": 1}
-                await show()
-
-            table.on("request", turn)
-            table.on_pagination_change(keep_total)
-            for field in (*inputs.values(), search):
-                field.on_value_change(first_page)
-            await follow(renew)
+    async def results(
+        device: str = "",
+        model: str = "",
+        variant: str = "",
+        status: str = "",
+        check: str = "",
+        text: str = "",
+        sort: str = NEWEST,
+        up: int = 0,
+        page: int = 1,
+        rows: int = ROWS[0],
+    ) -> None:
+        which = Filter(device, model, variant, status, check, text)
+        rows = rows if rows in ROWS else ROWS[0]
+        asked = _Asked(which, sort if sort in COLUMNS else NEWEST, not up, max(page, 1), rows)
+        async with frame("Results"):
+            await _show(store, asked)
 
 
-def _filters(offered: dict[str, list[str]], chosen: dict[str, str]) -> dict[str, ui.select]:
+async def _show(store: Store, asked: _Asked) -> None:
+    offered = await to_thread(_offered, store)
+    with ui.row().style("gap: .75rem; width: 100%"):
+        inputs = _filters(offered, _given(asked.which))
+        search = ui.input("search", value=asked.which.text).props("debounce=300 clearable dense")
+    empty = notice(EMPTY)
+    table = _table(asked)
+    with ui.row():
+        compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps")
+        csv = ui.link("These as CSV", "/results.csv").classes("link")
+    compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
+    seen: list[Any] = []
+    total = [0]
+
+    def chosen() -> _Asked:
+        paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
+        which = Filter(fields.pop("device"), **fields, text=search.value or "")
+        rows = int(paging["rowsPerPage"])
+        sort = str(paging["sortBy"] or NEWEST)
+        return _Asked(which, sort, bool(paging["descending"]), int(paging["page"]), rows if rows in ROWS else ROWS[0])
+
+    async def show() -> None:
+        now = chosen()
+        found = await to_thread(_page, store, now)
+        names = await to_thread(queries.names, store)
+        total[:] = [found.total]
+        table.pagination = {**table.pagination, "rowsNumber": found.total}
+        table.rows[:] = [_row(result, names) for result in found.results]
+        table.columns[:] = _columns(found.results)
+        table.update()
+        csv.props["href"] = f"/results.csv{_query(_given(now.which))}"
+        empty.set_visibility(not found.total)
+
+    async def turn(event: events.GenericEventArguments) -> None:
+        table.pagination = event.args["pagination"]
+        ui.navigate.history.replace(f"/results{chosen().query()}")
+        await show()
+
+    async def renew() -> None:
+        newest = await to_thread(queries.newest, store)
+        if [newest] != seen:
+            await show()
+            seen[:] = [newest]
+
+    def keep_total() -> None:  # a browser's echo of an older page must not win
+        if table.pagination["rowsNumber"] != total[0]:
+            table.pagination = {**table.pagination, "rowsNumber": total[0]}
+
+    async def first_page() -> None:
+        table.pagination = {**table.pagination, "page": 1}
+        ui.navigate.history.replace(f"/results{chosen().query()}")
+        await show()
+
+    table.on("request", turn)
+    table.on_pagination_change(keep_total)
+    for field in (*inputs.values(), search):
+        field.on_value_change(first_page)
+    await follow(renew)
+
+
+def _offered(store: Store) -> dict[str, dict[str, str]]:
+    """Return the values of each filter with their words; a device has its name and its id."""
+    words = {name: queries.choices(store, name) for name in ("model", "variant")}
+    words |= {"status": STATUSES, "check": CHECKS}
+    return {"device": queries.names(store)} | {name: dict(zip(each, each, strict=True)) for name, each in words.items()}
+
+
+def _filters(offered: dict[str, dict[str, str]], chosen: dict[str, str]) -> dict[str, ui.select]:
     return {
         name: ui.select(
-            sorted({*values, chosen[name]} - {""}), label=name.removesuffix("_id"), value=chosen[name] or None
+            {**({chosen[name]: chosen[name]} if chosen[name] else {}), **values}, label=name, value=chosen[name] or None
         )
         .props("clearable dense options-dense")
         .style("min-width: 9rem")
@@ -106,41 +189,55 @@ def _filters(offered: dict[str, list[str]], chosen: dict[str, str]) -> dict[str,
     }
 
 
-def _table() -> _Table:
+def _table(asked: _Asked) -> _Table:
+    paging: dict[str, Any] = {"page": asked.page, "rowsPerPage": asked.rows, "rowsNumber": asked.page * asked.rows}
+    paging |= {"sortBy": asked.sort, "descending": asked.descending}
+    table = _Table(rows=[], columns=_columns([]), row_key="key", selection="multiple", pagination=paging)
+    return table.props(f"binary-state-sort flat dense :rows-per-page-options='{list(ROWS)}'").style("width: 100%")
+
+
+def _columns(found: list[Result]) -> list[dict[str, Any]]:
+    """Return the columns, without the optional ones that are empty."""
     columns = [
-        {"name": name, "label": label, "field": name, "sortable": True, "align": "left"} for name, label in COLUMNS
+        {
+            "name": name,
+            "label": column.label,
+            "field": name,
+            "sortable": True,
+            "align": "right" if column.is_number else "left",
+            "classes": column.look,
+            "headerClasses": column.look,
+        }
+        for name, column in COLUMNS.items()
+        if not column.is_optional or any(getattr(result, name) not in (None, "", "ok") for result in found)
     ]
-    columns[0]["style"] = NARROW  # so that a phone shows more than the model
-    columns.append({"name": "links", "label": "Record", "field": "key", "align": "left"})
-    paging = {"page": 1, "rowsPerPage": ROWS, "rowsNumber": 0, "sortBy": "t_wall", "descending": True}
-    table = _Table(rows=[], columns=columns, row_key="key", selection="multiple", pagination=paging)
-    table.props("binary-state-sort flat dense :rows-per-page-options='[25, 100]'").style("width: 100%")
-    return table
+    return [*columns, {"name": "links", "label": "Record", "field": "key", "align": "left"}]
 
 
-def _page(store: Store, which: Filter, paging: dict[str, Any]) -> queries.Page:
-    rows = min(int(paging["rowsPerPage"]) or ROWS, 100)
-    sort = "measured_s" if paging["sortBy"] in (None, "t_wall") else str(paging["sortBy"])
-    return queries.results(store, which, sort, bool(paging["descending"]), (int(paging["page"]) - 1) * rows, rows)
+def _page(store: Store, asked: _Asked) -> queries.Page:
+    return queries.results(store, asked.which, asked.sort, asked.descending, (asked.page - 1) * asked.rows, asked.rows)
 
 
-def _row(result: Result) -> dict[str, Any]:
+def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
+    """Return what the table shows of a result, each number to the digits that its error leaves."""
+    share = error_share(result)
+    is_ok = result.status == "ok"
     return {
         "key": result.key,
         "model": short(result.model),
         "variant": result.variant,
         "batch_size": result.batch_size,
-        "device_id": short(result.device_id),
-        "median_ms": median(result),
-        "throughput_per_s": figure(result.throughput_per_s, "/s"),
+        "device_id": short(names.get(result.device_id, result.device_id)),
+        "median_ms": time(result) if is_ok else f"✕ {result.status}",
+        "throughput_per_s": rounded(result.throughput_per_s, share, "/s"),
         "energy_mj": energy(result),
-        "checked": result.checked or "-",
+        "checked": f"✕ {result.checked}" if result.checked == "failed" else result.checked or queries.UNCHECKED,
         "accuracy_top1": top1(result),
-        "x_of_floor": figure(result.x_of_floor, "x"),
-        "status": result.status,
+        "x_of_floor": rounded(result.x_of_floor, share, "x"),
+        "status": "ok" if is_ok else short(f"✕ {result.status}: {result.reason or 'no reason given'}"),
         "flags": short(result.flags),
-        "t_wall": short(result.t_wall),
-        "raw": record_path(result.key),
+        NEWEST: short(result.t_wall)[:19].replace("T", " "),
+        "record": result_path(result.key),
         "history": history_path(result.device_id, result.case_id),
     }
 

@@ -13,14 +13,18 @@ export default {
       <template #body-selection="props">
         <q-checkbox v-model="props.selected" dense :aria-label="'select ' + props.key" />
       </template>
+      <template v-for="name in told" #[name]="props">
+        <q-td :props="props" :class="{ bad: String(props.value).startsWith('✕') }">{{ props.value }}</q-td>
+      </template>
       <template #body-cell-links="props">
         <q-td :props="props">
-          <a class="link" :href="props.row.raw" :aria-label="'raw record of ' + props.key">raw</a>
-          <a class="link" :href="props.row.history" :aria-label="'history of ' + props.key">history</a>
+          <a class="link" :href="props.row.record" :aria-label="'record of ' + props.key">record</a>
+          <a class="link from-600" :href="props.row.history" :aria-label="'history of ' + props.key">history</a>
         </q-td>
       </template>
     </q-table>
   `,
+  data: () => ({ told: ["median_ms", "checked", "status"].map((name) => "body-cell-" + name) }),
   methods: {
     direction(column) {
       if (!column.__thClass.includes("sorted")) return "none";

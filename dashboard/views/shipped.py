@@ -28,7 +28,7 @@ def add(store: Store) -> None:
 
     @ui.page("/shipped", response_timeout=PATIENCE_S)
     async def shipped(name: str = "") -> None:
-        with frame("What is deployed"):
+        async with frame("What is deployed"):
             empty, place = notice(NONE), ui.element("div")
             shown: list[OnBoard] = []
 

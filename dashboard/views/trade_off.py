@@ -1,49 +1,116 @@
-"""All variants of a model by latency and energy, and those that no other beats in both."""
+"""The variants of a model by latency and energy: a chart for each kind of board, or for one board."""
 
 from asyncio import to_thread
-from urllib.parse import quote
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import urlencode
 
 from nicegui import ui
 
 from benchd.dashboard import queries
-from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
-from benchd.dashboard.messages import Result
+from benchd.dashboard.answers import Answers, Newest
+from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice, result_path
+from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import short
+from benchd.dashboard.text import count, figure, more, short
+from benchd.dashboard.trade_off import Figure, Group, Point, front, groups
 from benchd.dashboard.views import charts
 
-NO_ENERGY = "No result of this model has both latency and energy. Energy needs a power sensor on the device."
+EVERY = "all, by kind"
+CAPTION = (
+    "The newest result of each case. Several boards: their median and their range. One board: its value with its "
+    "error bar. A dashed line: not beaten in both. ✕ fails its check."
+)
+NO_ENERGY = "No joules here, so latency alone: energy needs a power sensor on the board."
 
 
-def add(store: Store) -> None:
-    """Serve the view at /trade-off."""
+class _State(NamedTuple):
+    models: list[str]
+    boards: dict[str, str]
+    newest: list[Newest]
+    left: int
+
+
+def add(store: Store, answers: Answers) -> None:
+    """Serve the view at /trade-off; `model` and `board` choose what is shown."""
 
     @ui.page("/trade-off", response_timeout=PATIENCE_S)
-    async def trade_off(model: str = "") -> None:
-        with frame("Trade-off"):
-            models = await to_thread(queries.choices, store, "model")
-            if not models:
+    async def trade_off(model: str = "", board: str = "") -> None:
+        async with frame("Trade-off"):
+            now = await to_thread(_read, store, answers)
+            if now.left:
+                notice(f"The records of {count(now.left, 'more board')} are still being read; reload this page.")
+            if not now.models:
                 notice("No results yet. Measure something: bench-once --mqtt URL.")
                 return
-            chosen = model if model in models else models[0]
-            ui.select(models, label="model", value=chosen, on_change=lambda event: _open(event.value))
-            _by_scope(await to_thread(queries.newest_of_each_case, store, chosen))
+            chosen = {"model": model if model in now.models else now.models[0], "board": board}
+            _choices(now, chosen)
+            wanted = [
+                one
+                for one in now.newest
+                if one.case.model == chosen["model"] and chosen["board"] in ("", one.result.device_id)
+            ]
+            ui.label(CAPTION).classes("soft")
+            with ui.element("div").classes("wide"):
+                for group, points in list(groups(wanted).items())[:SHOWN]:
+                    _chart(group, points)
+            _failures(wanted, now.boards)
 
 
-def _open(model: str) -> None:
-    ui.navigate.to(f"/trade-off?model={quote(model)}")
+def _read(store: Store, answers: Answers) -> _State:
+    newest, left = answers.newest()
+    models = sorted({one.case.model for one in newest})
+    names, known = queries.names(store), {one.result.device_id for one in newest}
+    return _State(models, {key: name for key, name in names.items() if key in known}, newest, left)
 
 
-def _by_scope(results: list[Result]) -> None:
-    """Show one chart per energy scope: energies of different scopes are not comparable."""
-    measured = [result for result in results if result.median_ms is not None and result.energy_mj is not None]
-    if not measured:
-        notice(NO_ENERGY)
-    for scope in sorted({result.energy_scope or "" for result in measured}):
-        points = [result for result in measured if (result.energy_scope or "") == scope]
-        front = queries.pareto(points)
-        heading(short(f"Energy, {scope}"))
-        ui.echart(charts.trade_off(points, front)).style("height: 24rem; width: 100%")
-        ui.label(
-            "Not beaten in both: " + short(", ".join(f"{r.variant} b{r.batch_size} on {r.device_id}" for r in front))
-        )
+def _choices(now: _State, chosen: dict[str, str]) -> None:
+    def choose(**changed: str) -> None:
+        words = {name: value for name, value in {**chosen, **changed}.items() if value}
+        ui.navigate.to(f"/trade-off?{urlencode(words)}")
+
+    with ui.row().style("gap: .75rem; width: 100%"):
+        model = ui.select(now.models, label="model", value=chosen["model"])
+        model.on_value_change(lambda event: choose(model=event.value))
+        boards = {"": EVERY, **now.boards}
+        board = ui.select(boards, label="board", value=chosen["board"] if chosen["board"] in boards else "")
+        board.on_value_change(lambda event: choose(board=event.value))
+        for field in (model, board):
+            field.props("dense options-dense").style("min-width: 12rem")
+
+
+def _chart(group: Group, points: Sequence[Point]) -> None:
+    kind = ", ".join(filter(None, [group.kind.chip, group.kind.power_mode, group.kind.device, group.work]))
+    best = front(points)
+    with ui.element("section").classes("card"):
+        heading(short(f"{kind}: {count(max(point.boards for point in points), 'board')}"))
+        ui.label(short(f"energy: {group.scope}") if best or group.scope else NO_ENERGY).classes("soft")
+        chart = charts.trade_off(points, best) if group.scope else charts.latency(points)
+        height_rem = 20 if group.scope else 4 + 1.5 * len(points)
+        ui.echart(chart).style(f"height: {height_rem}rem; width: 100%")
+        if best:
+            ui.label("Not beaten in both: " + short("; ".join(map(_words, best))))
+        for point in points:
+            if point.is_wrong:
+                ui.label(short(f"✕ {point.label} fails its check on {count(point.boards, 'board')}")).classes("bad")
+
+
+def _words(point: Point) -> str:
+    energy = f", {_figure(point.energy_mj, 'mJ')}" if point.energy_mj else ""
+    return f"{point.label}: {_figure(point.latency_ms, 'ms')}{energy}"
+
+
+def _figure(found: Figure, unit: str) -> str:
+    return f"{figure(found.value)} [{figure(found.low)}, {figure(found.high)}] {unit}"
+
+
+def _failures(newest: Sequence[Newest], names: dict[str, str]) -> None:
+    """Name the cases whose newest run has no time, with the reason."""
+    failed = [one.result for one in newest if one.result.status != "ok"]
+    if failed:
+        heading("Not measured")
+    for result in failed[:SHOWN]:
+        name = names.get(result.device_id, result.device_id)
+        words = f"✕ {result.case_id} on {name}: {result.status}, {result.reason or 'no reason given'}"
+        ui.link(short(words), result_path(result.key)).classes("change bad")
+    ui.label(more(len(failed) - SHOWN)).classes("soft")

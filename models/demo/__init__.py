@@ -14,6 +14,8 @@ from benchd.models.catalog import BadOption, OptionValue
 
 FOLDER = Path(__file__).parent
 IMAGES = FOLDER / "digits.safetensors"
+CALIBRATION = FOLDER / "calibration.safetensors"
+"""512 of the digits that the nets learnt from: none of IMAGES."""
 DEMO, RANDOM = "demo", "random"
 # what the same weights run with: for how long, and in which form
 _FREE = ("time_steps", "scan")

@@ -20,6 +20,7 @@ from torch.nn import functional
 from benchd.models import catalog, data, demo, weights
 
 THREADS, BATCH, SEED = 2, 64, 0
+CALIBRATION = 512
 _SHIFT, _TURN, _SCALE = 2.5 / 16, math.radians(8), 0.08  # a shift of 1 is half the image
 
 
@@ -46,11 +47,13 @@ class Digits(NamedTuple):
 
 
 def main() -> None:
-    """Write the test images and a checkpoint for each recipe, and print what they reach."""
+    """Write the images to test and to calibrate with and a checkpoint for each recipe, and print what they reach."""
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     learnt, kept = digits()
-    _write({name: part.to(torch.uint8) for name, part in kept._asdict().items()}, demo.IMAGES)
+    every = torch.arange(CALIBRATION) * len(learnt.labels) // CALIBRATION
+    for part, path in ((kept, demo.IMAGES), (Digits(*(held[every] for held in learnt)), demo.CALIBRATION)):
+        _write({name: held.to(torch.uint8) for name, held in part._asdict().items()}, path)
     for model, recipe in RECIPES.items():
         begun = time.monotonic()
         module = trained(model, learnt, recipe)

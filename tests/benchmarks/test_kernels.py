@@ -28,24 +28,26 @@ def norm(hidden, residual, weight):
 
 
 @pytest.fixture
-def kernels(tmp_path, child_environment):
-    """Return a function that runs the race on a tiny op and returns the finished process and the rows it wrote."""
+def kernels(tmp_path):
+    """Return a function that runs the race on a tiny op and returns how it ended and the rows it wrote."""
 
     def run(*arguments):
         rows = tmp_path / "rows.jsonl"
-        command = [sys.executable, "-m", "benchmarks.kernels", "--device", "cpu", "--seconds", "0.1", "--output", rows]
-        done = subprocess.run(
-            [*command, *arguments], check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True
-        )
+        done = CliRunner().invoke(app, ["--device", "cpu", "--seconds", "0.02", "--output", str(rows), *arguments])
         lines = rows.read_text().splitlines() if rows.exists() else []
         return done, {row["contender"]: row for row in map(json.loads, lines)}
 
     return run
 
 
-def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels):
-    done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8")
+def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(tmp_path, child_environment):
+    """As a user starts it, in a process of its own."""
+    path = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "benchmarks.kernels", "--device", "cpu", "--seconds", "0.02", "--output", path]
+    command += ["--op", "add_rms_norm", "--shape", "5,8"]
+    done = subprocess.run(command, check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    rows = {row["contender"]: row for row in map(json.loads, path.read_text().splitlines())}
     assert rows["benchd"]["ratio"] == 1.0
     for name in ("benchd", "torch", "reference", "torch.compile"):
         assert rows[name]["right"], rows[name]
@@ -59,14 +61,14 @@ def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels):
 
 def test_the_scan_of_onnxruntime_computes_the_same(kernels):
     done, rows = kernels("--op", "selective_scan", "--shape", "2,5,16,4", "--no-compile")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert rows["onnxruntime Scan"]["right"], rows["onnxruntime Scan"]
 
 
 @pytest.mark.parametrize("op", ["lif_pool", "lif_pool_repeat", "stbif"])
 def test_spikes_are_judged_bit_by_bit(kernels, op):
     done, rows = kernels("--op", op, "--shape", "3,2,4,6,6", "--no-compile")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert rows["benchd"]["verdict"] == rows["torch"]["verdict"] == "bit-equal"
 
 
@@ -74,7 +76,7 @@ def test_a_kernel_of_ones_own_is_raced_against_ours(kernels, tmp_path):
     (tmp_path / "own.py").write_text(RIGHT)
     own = f"{tmp_path / 'own.py'}:norm"
     done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--implementation", own)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert rows["yours"]["right"]
     assert rows["yours"]["ratio_low"] <= rows["yours"]["ratio"] <= rows["yours"]["ratio_high"]
 
@@ -91,8 +93,8 @@ def test_a_wrong_kernel_shows(kernels, tmp_path, change, verdict):
     (tmp_path / "own.py").write_text(RIGHT.replace(*change))
     own = f"{tmp_path / 'own.py'}:norm"
     done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--implementation", own)
-    assert done.returncode == 5
-    assert "wrong answers: yours of add_rms_norm" in done.stderr
+    assert done.exit_code == 5
+    assert "wrong answers: yours of add_rms_norm" in done.output
     assert verdict in rows["yours"]["verdict"]
 
 

@@ -176,6 +176,7 @@ def test_six_hours_without_a_broker_and_a_new_start_of_the_dashboard_cost_nothin
         with running_broker(tmp_path, settings, port) as first:
             outbox = stack.enter_context(device(tmp_path, first.url, child_environment, **clock.environment))
             with serving(first.url, url, **clock.environment):
+                wait_for(lambda: connected(store) == 1)
                 measure(outbox, 0)
                 wait_for(lambda: count(store, "result") == 1)
         with serving(first.url, url, **clock.environment):

@@ -7,10 +7,13 @@ from contextlib import closing, contextmanager
 import msgspec
 import pytest
 from broker import running_broker
+from links import linked
 from records_made import made
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from test_collector import count
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.commands import Parameters
@@ -84,3 +87,21 @@ def test_a_result_in_quarantine_has_arrived_and_is_not_asked_for(url):
             store.add(rows(Arrived(TOPICS.result(f"r{number}"), body, 1.0, numbered=Numbered("s", number))))
         store.tidy(2.0)
         assert queries.gaps(store) == [("d1", "s", 4, 4)]
+
+
+def test_results_of_before_the_first_collector_are_asked_for(tmp_path, url, monkeypatch):
+    path = tmp_path / "outbox.db"
+    with running_broker(tmp_path) as broker, Outbox(path) as outbox:
+        for number in (1, 2):
+            record = made(device_id="d1", run_id=f"r{number}")
+            outbox.add(record.key, TOPICS.result(record.run_id), 1, encode(record))
+        with linked(broker, "d1", path) as (link, wake):
+            wait_for(lambda: outbox.counts().sent == 2)
+            with collecting(broker, url, monkeypatch) as store:
+                assert wake.recv(1)
+                asked = msgspec.json.decode(link.seen.commands.popleft().body, type=Parameters)
+                assert (asked.stream, asked.since_seq) == (None, 1)
+                assert outbox.send_again(asked.since_seq, asked.until_seq) == 2
+                link.replay()
+                wait_for(lambda: count(store, "result") == 2)
+                assert queries.unheard(store) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from broker import HOST, free_port
-from browsing import get, opened
+from browsing import get, inaccessible, opened
 from records_made import ENVIRONMENT, accuracy, made, timing
 from waiting import WAIT_S, wait_for
 
@@ -23,14 +23,15 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from benchd.daemon.delivery.session import Arrived
-from benchd.daemon.records import Case, Check, Energy, ProcessResult, Variant, encode
+from benchd.daemon.records import Case, Check, Energy, ProcessResult, Variant, decode, encode
 from benchd.dashboard.app import TOKEN_VARIABLE
-from benchd.dashboard.messages import rows
+from benchd.dashboard.messages import flat, rows
 from benchd.dashboard.queries import STALE_S
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import figure
+from benchd.dashboard.text import time as median_of
 
 SHOTS = Path(__file__).parents[2] / ".screenshots"
+PAST, SECONDS, VIEWER_BYTES_PER_S = 240, 6, 5 * 1024
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 CUSTOM = "vim_tiny,custom,b1"
 TOP1 = "95.0 [88.8, 97.8] %, 1.00 below fp32"
@@ -41,6 +42,7 @@ VIEWS = {
     "hostile": "/device/hostile",
     "changes": "/changes",
     "results": "/results",
+    "record": "/result/orin-1:r59",
     "compare": "/compare?a=orin-1:r0&b=orin-1:r30",
     "history": f"/history/orin-1/{CUSTOM}",
     "shipped": "/shipped",
@@ -96,9 +98,11 @@ def stored(now_s):
         yield message("orin-1", f"result/r{number}", body, now_s - 6000 + 100 * number)
     for number in range(6):
         setup = msgspec.structs.replace(ENVIRONMENT, fingerprint=f"e{number // 3}", l4t=f"36.4.{number // 3}")
-        changed = {"environment": setup, "case": Case(model="square"), "t_wall": "not a time"}
+        changed = {"environment": setup, "case": Case(model="square"), "t_wall": "-", "suite_id": f"s{number}"}
         body = record("agx-1", number, median_ms=(5.0, 5.5)[number // 3] + number / 1000, **changed)
         yield message("agx-1", f"result/r{number}", body, now_s - 900 + 100 * number)
+    failed = {"status": "failed", "reason": "CUDA error: out of memory", "timing": None, "processes": []}
+    yield message("agx-1", "result/r9", record("agx-1", 9, case=Case(model="snn_onepass"), **failed), now_s - 300)
     yield message("orin-1", "event", {"event": "regression", "detail": CUSTOM}, now_s - 30)
     slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
     slower |= {"accuracy_top1": 0.95, "accuracy_low": 0.888, "accuracy_high": 0.978, "accuracy_drop": 0.01}
@@ -164,13 +168,14 @@ def site(mosquitto, site_database, store_of_site):
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_every_view_opens_offline_light_and_dark_wide_and_on_a_phone(site, browser, scheme, width):
+def test_every_view_is_accessible_offline_light_and_dark_wide_and_on_a_phone(site, browser, scheme, width):
     SHOTS.mkdir(exist_ok=True)
     with opened(browser, site, "/", scheme, width) as page:
         for name, path in VIEWS.items():
             page.goto(f"http://{HOST}:{site}{path}", wait_until="networkidle")
             page.get_by_role("heading", level=1).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            assert not inaccessible(page), name
             page.screenshot(path=SHOTS / f"{name}-{scheme}-{width}.png", full_page=True)
 
 
@@ -193,7 +198,7 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
         page.get_by_role("link", name=re.compile("slower since l4t 36.4.0 → 36.4.1")).click()
         page.wait_for_url("**/changes?q=agx-1+square%2Ceager%2Cb1")
         row = page.get_by_role("row").filter(has_text="agx-1")
-        row.get_by_text(re.compile(r"▲ \+10\.0 % \[[0-9.]+, [0-9.]+\] slower")).wait_for()
+        row.get_by_text(re.compile(r"▲ \+10\.[01] % \[[0-9.]+, [0-9.]+\] slower")).wait_for()
         row.get_by_text("across a changed setup; cause not separable").wait_for()
         row.get_by_text("what would separate it").click()
         row.get_by_text("undo l4t 36.4.0 → 36.4.1, run bench-once --models square").wait_for()
@@ -204,7 +209,8 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
         page.get_by_text("Nothing has changed").wait_for()
 
 
-def test_a_fleet_shows_who_is_there_and_since_when(site, browser):
+def test_a_fleet_shows_who_is_there_and_since_when(site, browser, store_of_site):
+    store_of_site.add(rows(message("orin-1", "status", {"state": "online"}, time.time())))
     with opened(browser, site, "/fleet") as page:
         cards = {name: page.get_by_role("link", name=name) for name in ("orin-1", "quiet-1", "gone-1")}
         for name, state in (("orin-1", "online"), ("quiet-1", "stale"), ("gone-1", "offline")):
@@ -234,10 +240,30 @@ def test_values_on_the_page_are_the_record_s(site, browser):
         row.wait_for()
         text = row.inner_text()
         # r59: 69 ms with 1 % either way, 0.69 J an inference with 2 %
-        for shown in ("custom-fp16", "69 [68.31, 69.69] ms", "690 ± 13.8 mJ", "passed", "2.25 x", "14.49 /s", TOP1):
+        for shown in ("custom-fp16", "69.00 ± 0.69 ms", "690 ± 14 mJ", "passed", "2.250 x", "14.49 /s", TOP1):
             assert shown in text
-        href = row.get_by_role("link", name="raw record").get_attribute("href")
+        row.get_by_role("link", name="record of").click()
+        for shown in ("69.00 ± 0.69 ms (95 %, within process)", "8 of 8", "690 ± 14 mJ", "1: ok; 68.86 ± 0.69 ms"):
+            page.get_by_text(shown).first.wait_for()
+        page.get_by_text("bench-once --models vim_tiny --variants custom-fp16 --batch-sizes 1").wait_for()
+        href = page.get_by_role("link", name="raw record").get_attribute("href")
     assert json.loads(get(site, href)[2])["timing"]["median_ms"] == 69.0
+
+
+def test_results_are_filtered_by_their_url_which_follows_the_page_and_so_does_the_csv(site, browser):
+    with opened(browser, site, "/results?device=agx-1&status=failed") as page:
+        page.get_by_text("✕ failed: CUDA error: out of memory").wait_for()
+        page.get_by_text("1-1 of 1").wait_for()
+        page.goto(f"http://{HOST}:{site}/results?device=orin-1&check=passed&sort=median_ms&up=1&page=2")
+        page.get_by_text("26-50 of 60").wait_for()
+        page.get_by_role("button", name="Previous page").click()
+        page.get_by_role("cell", name="10.00 ± 0.10 ms").wait_for()
+        page.get_by_label("search").fill("custom-fp16")
+        page.wait_for_url("**/results?device=orin-1&check=passed&text=custom-fp16&sort=median_ms&up=1")
+        page.get_by_text("1-20 of 20").wait_for()
+        csv = page.get_by_role("link", name="These as CSV").get_attribute("href")
+    assert len(get(site, csv)[2].decode().splitlines()) == 21
+    assert len(get(site, "/results.csv?device=agx-1&check=failed")[2].decode().splitlines()) == 1
 
 
 def test_results_are_paged_filtered_and_sorted_on_the_server(site, browser):
@@ -246,7 +272,7 @@ def test_results_are_paged_filtered_and_sorted_on_the_server(site, browser):
         page.get_by_role("button", name="Next page").click()
         page.get_by_text("26-50 of 60").wait_for()
         page.get_by_role("columnheader", name="Median").click()
-        page.get_by_role("cell", name="10 [9.9, 10.1] ms").wait_for()
+        page.get_by_role("cell", name="10.00 ± 0.10 ms").wait_for()
         page.get_by_label("search").fill("custom-fp16")
         page.get_by_text("1-20 of 20").wait_for()
         page.get_by_label("search").fill("nothing like it")
@@ -284,7 +310,7 @@ def test_what_became_slower_is_said_with_its_baseline(site, browser):
 
 def test_the_trade_off_names_what_nothing_beats(site, browser):
     with opened(browser, site, "/trade-off?model=vim_tiny") as page:
-        page.get_by_text("Not beaten in both: eager b1 on orin-1").wait_for()
+        page.get_by_text("Not beaten in both: custom b1: ").wait_for()
 
 
 @contextmanager
@@ -349,6 +375,24 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
     assert [command["suite"] for command in asked] == ["nightly"]
 
 
+@pytest.mark.parametrize("path", ["/fleet?q=warm-1", "/device/warm-1"])
+def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, store_of_site, path):
+    heard, metrics = [], ("power_w", "gpu_clock_hz", "gpu_temp_c", "process_rss_bytes", "gpu_utilization_percent")
+    bodies = [
+        {"samples": [[0, metric, 40.0 + second, "fake"] for metric in metrics]} for second in range(PAST + SECONDS)
+    ]
+    past = [message("warm-1", "telemetry", body, time.time() - PAST + n) for n, body in enumerate(bodies[:PAST])]
+    store_of_site.add(row for one in past for row in rows(one))
+    with opened(browser, site, path, heard=heard) as page, connected(mosquitto) as device:
+        page.locator(".figure", has_text=f"{39 + PAST} °C").wait_for()  # all that is known was sent
+        heard.clear()
+        for body in bodies[PAST:]:
+            device.publish("benchd/v1/warm-1/telemetry", json.dumps(body), qos=1)
+            page.wait_for_timeout(1000)
+        page.locator(".figure", has_text=f"{39 + PAST + SECONDS} °C").wait_for()
+    assert 0 < sum(heard) < SECONDS * VIEWER_BYTES_PER_S
+
+
 def test_a_device_that_says_nothing_turns_stale_and_then_offline(site, browser, mosquitto, store_of_site):
     store_of_site.add(rows(message("fading", "status", {"state": "online"}, time.time() - STALE_S + 1.0)))
     with opened(browser, site, "/fleet") as page, connected(mosquitto) as device:
@@ -392,15 +436,41 @@ def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed
             page.get_by_text("case ok square,eager,b1,size=16").wait_for(timeout=WAIT_S * 1000)
             page.get_by_role("link", name="its results").click()
             row = page.get_by_role("row").filter(has_text="real-1")
-            text, href = row.inner_text(), row.get_by_role("link", name="raw record").get_attribute("href")
-            measured = json.loads(get(site, href)[2])
-            assert figure(measured["timing"]["median_ms"]) in text
-            assert figure(measured["throughput_per_s"], "/s") in text
+            text, href = row.inner_text(), row.get_by_role("link", name="record of").get_attribute("href")
+            measured = flat(decode(get(site, href.replace("/result/", "/record/"))[2]), 0.0)
+            assert median_of(measured) in text
             page.goto(f"http://{HOST}:{site}/fleet")
             service.kill()
             page.get_by_role("link", name="real-1").get_by_text("offline").wait_for()
         finally:
             service.kill()
+
+
+def test_a_page_without_an_address_or_a_record_has_the_frame_and_says_what_to_do(site, browser):
+    assert get(site, "/nowhere")[0] == 404
+    with opened(browser, site, "/result/none") as page:
+        page.get_by_text("This record is unknown here").wait_for()
+        page.get_by_role("link", name="Trade-off").wait_for()
+
+
+def test_a_page_comes_before_its_data_and_is_dimmed_with_its_age_while_the_server_is_away(
+    mosquitto, browser, empty_postgres, tmp_path
+):
+    psycopg = pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgres")
+    storage = {"NICEGUI_STORAGE_PATH": str(tmp_path)}
+    page = browser.new_page()
+    page.set_default_timeout(WAIT_S * 1000)
+    with serving(mosquitto.url, empty_postgres, "--only", "pages", **storage) as (port, process):
+        with psycopg.connect(empty_postgres) as other:
+            other.execute("LOCK TABLE result IN ACCESS EXCLUSIVE MODE")
+            page.goto(f"http://{HOST}:{port}/results")
+            page.get_by_role("heading", level=1, name="Results").wait_for()
+            page.get_by_text("The database has not answered for 5 s").wait_for()
+        page.get_by_text("No results match").wait_for()
+        process.kill()
+        page.get_by_text(re.compile("The server is away: what is shown is [0-9]+ s old")).wait_for()
+        page.locator("body.away").wait_for()
+    page.close()
 
 
 def test_a_keyboard_reaches_a_device(site, browser):
@@ -416,7 +486,7 @@ def test_a_keyboard_sorts_and_chooses_results(site, browser):
         heading = page.get_by_role("columnheader", name="Median")
         heading.focus()
         page.keyboard.press("Enter")
-        page.get_by_role("cell", name="10 [9.9, 10.1] ms").wait_for()
+        page.get_by_role("cell", name="10.00 ± 0.10 ms").wait_for()
         assert heading.get_attribute("aria-sort") == "ascending"
         for number in (0, 3):
             box = page.get_by_role("checkbox", name=f"select orin-1:r{number}", exact=True)

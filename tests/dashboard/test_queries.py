@@ -4,14 +4,12 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from records_made import ENVIRONMENT, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from benchd.daemon.delivery.session import Arrived
-from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, Variant, encode
+from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, encode
 from benchd.dashboard import export, queries
 from benchd.dashboard.messages import flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Happened
@@ -28,12 +26,6 @@ def add(store, device, kind, body, at_s=NOW_S):
 def measure(store, number, median_ms, at_s=NOW_S, device="d1", **fields):
     given = {"run_id": f"r{number}", "device_id": device, "timing": timing(median_ms)} | fields
     add(store, device, f"result/r{number}", encode(made(**given)), at_s)
-
-
-def point(variant, median_ms, energy_mj, checked="passed"):
-    case = Case(model="m", variant=Variant.parse(variant))
-    record = made(case=case, run_id=variant, timing=timing(median_ms))
-    return flat(record, 0.0)._replace(energy_mj=energy_mj, checked=checked)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +67,6 @@ def test_a_search_takes_its_text_as_it_stands(store):
     assert [result.run_id for result in page.results] == ["r1"]
 
 
-def test_the_newest_result_of_each_case_is_the_one_that_came_last(store):
-    measure(store, 1, 5.0, NOW_S + 9)
-    measure(store, 2, 6.0, NOW_S)
-    measure(store, 3, 7.0, NOW_S, device="d2")
-    measure(store, 4, 7.0, NOW_S + 99, status="failed")
-    measure(store, 5, 1.0, NOW_S + 99, flags=["busy", PROFILED])
-    assert sorted(r.run_id for r in queries.newest_of_each_case(store, "vim_tiny")) == ["r1", "r3"]
-
-
 def test_a_history_is_in_order_of_arrival(store):
     for number, at_s in ((1, 30), (2, 10), (3, 20)):
         measure(store, number, 5.0, NOW_S + at_s)
@@ -109,34 +92,12 @@ def test_events_and_ends_of_cases_are_in_order(store):
     ]
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=20))
-def test_nothing_beats_the_front_and_something_on_it_beats_the_rest(pairs):
-    points = [point("eager", median_ms, energy_mj) for median_ms, energy_mj in pairs]
-    front = {(p.median_ms, p.energy_mj) for p in queries.pareto(points)}
-    for ms, mj in pairs:
-        beaten = any(a <= ms and b <= mj and (a, b) != (ms, mj) for a, b in pairs)
-        assert ((ms, mj) in front) == (not beaten)
-
-
-def test_what_failed_its_check_can_never_win():
-    good = point("eager", 9.0, 9.0)
-    assert queries.pareto([point("fp16", 1.0, 1.0, "failed"), point("amp", 1.0, None), good]) == [good]
-
-
 def test_throttling_makes_bands_until_it_ends_or_the_data_does():
     series = {
         "gpu_throttle_reasons": [(0, 1.0), (1, 4.0), (2, 5.0), (3, 1.0), (5, 32.0), (6, 32.0)],
         "power_w": [(0, 1.0)],
     }
     assert charts.throttled(series) == [(1, 3), (5, 6)]
-
-
-@given(st.integers(0, 5000))
-def test_a_line_is_thinned_to_what_a_screen_shows_and_keeps_its_end(count):
-    values = [(float(n), 0.0) for n in range(count)]
-    thinned = charts.thinned(values)
-    assert len(thinned) == min(count, math.ceil(count / max(1, math.ceil(count / charts.POINTS))))
-    assert thinned[-1:] == values[-1:]
 
 
 def test_a_change_of_the_setup_is_marked_with_what_changed():
@@ -159,7 +120,9 @@ def test_a_change_of_the_setup_is_marked_with_what_changed():
 
 def test_a_step_is_marked_at_its_first_run_with_its_size():
     levels = [10.0, 10.01, 9.99, 10.02, 10.0, 9.98, 11.2, 11.21, 11.19, 11.2, 11.22, 11.18]
-    results = [point("eager", median_ms, 1.0)._replace(measured_s=place) for place, median_ms in enumerate(levels)]
+    results = [
+        flat(made(timing=timing(median_ms)), 0.0)._replace(measured_s=at_s) for at_s, median_ms in enumerate(levels)
+    ]
     assert list(history.steps(results)) == [Happened(6, "+12.0 %", "from 10 ms to 11.2 ms")]
     assert list(history.steps(results[:6])) == []
 

@@ -159,6 +159,15 @@ def test_rubbish_never_displaces_a_result_in_quarantine(store):
     assert sum("/result/r1" in row for row in found) == 1
 
 
+def test_the_quarantine_is_bounded_in_bytes_and_keeps_the_newest(store, monkeypatch):
+    monkeypatch.setattr("benchd.dashboard.store.QUARANTINE_BYTES", 1000)
+    for n in range(9):
+        add(store, message(f"nothing/{n}", {"pad": "x" * 270}))
+    store.tidy(NOW_S)
+    found = "".join(content(store, "quarantine")["quarantine"])
+    assert [n for n in range(9) if f"nothing/{n}" in found] == [6, 7, 8]
+
+
 def test_what_was_committed_is_there_after_reopening(url):
     with closing(Store(url)) as store:
         add(store, *MESSAGES)

@@ -9,6 +9,7 @@ import pytest
 from records_made import PASSED, made, timing
 from waiting import WAIT_S
 
+from benchd.daemon import cli
 from benchd.daemon.records import Case, ProcessResult, Variant, encode
 
 TINY = """
@@ -35,6 +36,25 @@ def command(tmp_path: Path, child_environment: dict[str, str]) -> Run:
         return subprocess.run(
             line, check=False, timeout=WAIT_S, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return a function as `command` and `once` for what starts no worker: it runs in this process."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    for name in ("STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+
+    def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        limits = LIMITS if program == "bench-once" else ()
+        monkeypatch.setattr(sys, "argv", [program, *arguments, *limits])
+        with pytest.raises(SystemExit) as end:
+            {"benchd": cli.benchd, "bench-once": cli.bench_once}[program]()
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, int(end.value.code or 0), said.out, said.err)
 
     return run
 

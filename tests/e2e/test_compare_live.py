@@ -1,7 +1,9 @@
 """The real `benchd compare --live` on workers whose times are known: the order, the looks, every way to end."""
 
 import json
+import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from worker_jobs import user_module
 
 from benchd.daemon import journal, records
 
+ROOT = Path(__file__).parents[2]
 CONFIG = '[device]\nid = "test-device"\n'
 CASE = "square,eager,b1,size=64"
 
@@ -64,8 +67,8 @@ def listened(broker, topic, count):
     client.connect(broker.host, broker.port)
     client.subscribe(topic, 1)
     client.loop_start()
-    assert subscribed.wait(60)
-    return lambda: [arrived.get(timeout=60) for _ in range(count)]
+    assert subscribed.wait(WAIT_S)
+    return lambda: [arrived.get(timeout=WAIT_S) for _ in range(count)]
 
 
 def said(done):
@@ -139,6 +142,20 @@ def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_
     assert compare(*sides).returncode == 3
 
 
+def test_each_chosen_variant_is_a_comparison_and_all_share_the_error(compare, stub, tmp_path):
+    fast, slow = stub("fast", "5 + turn % 2 / 1000"), stub("slow", "6 + turn % 3 / 1000")
+    given = ("--live", "square,b1,size=64", "--python", fast, "--python", slow, "--pairs", "2")
+    done = compare(*given, "--variants", "eager,fp16", "--junit", "gate.xml", "--markdown", "gate.md")
+    assert done.returncode == 3, done.stderr
+    made = json.loads(done.stdout)
+    assert [one["first"].split()[0] for one in made] == [CASE, CASE.replace("eager", "fp16")]
+    assert [one["verdict"]["confidence"] for one in made] == [0.975, 0.975]
+    assert len(list(journal.read(tmp_path / "out" / "records.jsonl"))) == 4
+    assert (tmp_path / "gate.xml").read_text().count("<failure ") == 2
+    assert (tmp_path / "gate.md").read_text().count("SLOWER") == 2
+    assert compare(*given, "--variants", "eager", "--fail-on", "check").returncode == 0
+
+
 def test_both_records_go_to_the_broker_of_the_configuration(compare, stub, tmp_path, mosquitto):
     heard = listened(mosquitto, "benchd/v1/test-device/result/#", 2)
     (tmp_path / "config.toml").write_text(f'{CONFIG}[mqtt]\nurl = "{mosquitto.url}"\n')
@@ -199,18 +216,34 @@ def test_what_fails_its_check_cannot_win(compare, stub):
     assert "fails its numerical check" in said(done)["verdict"]["reason"]
 
 
-def test_two_modules_of_ones_own_are_compared_by_real_workers(compare, tmp_path):
-    """The second one works twenty times as much."""
-    modules = []
-    for name, work in (("before", "pass"), ("after", "for _ in range(200): torch.randn(96, 96) @ torch.randn(96, 96)")):
-        (tmp_path / name).mkdir()
-        modules.append(user_module(tmp_path / name, forward=work))
+def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_environment):
+    """The change works twenty times as much; the lines are those of docs/ci.md, made short, with real workers."""
+    (block,) = re.findall("```bash\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
+    short = "benchd compare --live --config ../config.toml --device cpu --pairs 2 --threads 1 --output ../out --json"
+    words = block.replace("benchd compare --live", short).replace("--input 64", "--input 3x4x4")
     (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.3\n")
-    given = [word for module in modules for word in ("--module", module)]
-    done = compare("--live", "eager,b2", *given, "--pairs", "2", "--threads", "1")
-    assert done.returncode in (3, 4), done.stderr  # two pairs say little; the effect says enough
-    comparison = said(done)
-    assert comparison["second"] == f"own.net.build,eager,b2,threads=1 of {modules[1]}"
-    assert comparison["verdict"]["effect"] > 1
+    (folder := tmp_path / "repository").mkdir()
+    user_module(folder)
+    git = "git -c user.name=a -c user.email=a@b"
+    given = f"git init -q . && git add . && {git} commit -qm base && export BASE=HEAD\n"
+    work = "for _ in range(200): torch.randn(96, 96) @ torch.randn(96, 96)"
+    change = f"sed -i 's/        pass/        {work}/' net.py\n"
+    environment = child_environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-ec", given + change + words],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 3, done.stderr
+    (made,) = json.loads(done.stdout.splitlines()[-1])
+    assert made["second"] == "own.net.build,eager,b1,threads=1 of net.py:build"
+    assert made["first"].endswith("of base/net.py:build")
+    assert made["verdict"]["effect"] > 1
+    assert "SLOWER" in (folder / "gate.md").read_text()
+    assert '<failure message="' in (folder / "gate.xml").read_text()
     first, _ = (records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl"))
     assert first.missing["probes"] == "a comparison is not compared with a floor"

@@ -1,10 +1,10 @@
-"""A disk that fails under the running service: read errors of writing (EIO), a read-only remount within a case."""
+"""A disk that fails under the running service: errors of writing (EIO), and one that the kernel makes read-only."""
 
 import subprocess
 
 import pytest
-from test_service import degraded, eat, journal_of, site  # noqa: F401 - a fixture
-from waiting import wait_for
+from test_service import degraded, eat, failing_disk, journal_of, site  # noqa: F401 - fixtures
+from waiting import WAIT_S, wait_for
 
 
 @pytest.fixture
@@ -38,3 +38,14 @@ def test_a_disk_with_io_errors_ends_no_service_and_costs_no_case(site, thin_disk
         (thin_disk / "filler").unlink()
         assert site.until("result/")["status"] == "ok"
         assert "pass_failed" not in (site.folder / "log").read_text()
+
+
+def test_a_disk_that_becomes_read_only_within_a_case_ends_no_service(site, failing_disk):  # noqa: F811
+    with site.configure(cap_s=2.0, sizes="[16]").service() as process:
+        site.command("run", suite="small")
+        site.begun()
+        failing_disk("an error of the test")
+        wait_for(lambda: "not kept: square" in (site.folder / "log").read_text(), process)
+        assert degraded(site)["waiting_for"] == "degraded:disk: Read-only file system"
+        process.terminate()
+        assert process.wait(WAIT_S) == 0

@@ -11,50 +11,64 @@ from benchd.daemon.records import Case, Variant, encode
 SQUARE = ("--models", "square", "--option", "size=64")
 
 
-def test_compare_names_the_verdict_and_exits_by_it(command, results):
+def test_compare_names_the_verdict_and_exits_by_it(here, results):
     before, after = results("before"), results("after", scale=1.02)
-    slower = command("benchd", "compare", before, after)
+    slower = here("benchd", "compare", before, after)
     assert slower.returncode == 3
     assert slower.stdout.count("SLOWER") == 2
     assert "+2.00 %" in slower.stdout
-    faster = command("benchd", "compare", after, before, "--json")
+    faster = here("benchd", "compare", after, before, "--json")
     assert faster.returncode == 0
     assert [one["verdict"]["answer"] for one in json.loads(faster.stdout)] == ["faster", "faster"]
-    assert command("benchd", "compare", after, before, "--min-effect", "5%").returncode == 4
-    assert command("benchd", "compare", before, results("again")).stdout.count("SAME") == 2
+    assert here("benchd", "compare", after, before, "--min-effect", "5%").returncode == 4
+    assert here("benchd", "compare", before, results("again")).stdout.count("SAME") == 2
 
 
-def test_files_in_which_nothing_was_measured_exit_6(command, tmp_path):
+def test_a_gate_fails_on_what_it_is_told_and_says_when_it_decided_nothing(here, results):
+    before, after = results("before"), results("after", scale=1.02)
+    assert here("benchd", "compare", before, after, "--fail-on", "check").returncode == 0
+    assert here("benchd", "compare", before, after, "--fail-on", "speed").returncode == 2
+    only = json.loads(here("benchd", "compare", before, after, "--variants", "custom", "--json").stdout)
+    assert ["custom" in one["first"] for one in only] == [True]
+    none = here("benchd", "compare", before, after, "--batch-sizes", "2", "--junit", "gate.xml")
+    assert none.returncode == 6
+    undecided = here("benchd", "compare", after, before, "--min-effect", "5%", "--fail-on", "slower,check")
+    assert undecided.returncode == 0
+    assert "nothing was decided: every comparison is inconclusive" in undecided.stderr
+    assert here("benchd", "compare", before, after, "--junit", "nowhere/gate.xml").returncode == 2
+
+
+def test_files_in_which_nothing_was_measured_exit_6(here, tmp_path):
     absent = made(case=Case(model="vim_tiny", variant=Variant("tensorrt")), status="unsupported", timing=None)
     for name, record in (("before", absent), ("after", absent), ("failed", made(status="failed", timing=None))):
         (tmp_path / name).write_bytes(encode(record) + b"\n")
     for before in ("before", "failed"):
-        done = command("benchd", "compare", before, "after")
+        done = here("benchd", "compare", before, "after")
         assert done.returncode == 6
         assert f"nothing was measured: no record in {before} or after succeeded" in done.stderr
 
 
-def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(command, results):
-    clear = command("benchd", "recommend", results("clear"))
+def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(here, results):
+    clear = here("benchd", "recommend", results("clear"))
     assert clear.returncode == 0
     assert "vim_tiny b1: ship: custom  5.005 ms  energy not measured  check ok  (2x [2, 2] eager)" in clear.stdout
-    close = command("benchd", "recommend", results("close", ratio=1.001))
+    close = here("benchd", "recommend", results("close", ratio=1.001))
     assert close.returncode == 4
     assert "vim_tiny b1: too close to call: custom and eager are not told apart (3 processes)" in close.stdout
-    strict = command("benchd", "recommend", "clear", "--max-latency", "4ms", "--json")
+    strict = here("benchd", "recommend", "clear", "--max-latency", "4ms", "--json")
     assert strict.returncode == 4
     (decision,) = json.loads(strict.stdout)
     assert decision["excluded"]["custom"] == "latency 5.055 ms is above 4 ms"
-    assert command("benchd", "recommend", "clear", "--max-latency", "4").returncode == 2
+    assert here("benchd", "recommend", "clear", "--max-latency", "4").returncode == 2
     assert (
         "unknown objective 'enrgy'; did you mean 'energy'?"
-        in command("benchd", "recommend", "clear", "--objective", "enrgy").stderr
+        in here("benchd", "recommend", "clear", "--objective", "enrgy").stderr
     )
 
 
-def test_a_baseline_is_set_shown_and_cleared(command, results, tmp_path):
-    assert command("benchd", "baseline", "set", results("before")).returncode == 0
-    shown = command("benchd", "baseline", "show").stdout
+def test_a_baseline_is_set_shown_and_cleared(here, results, tmp_path):
+    assert here("benchd", "baseline", "set", results("before")).returncode == 0
+    shown = here("benchd", "baseline", "show").stdout
     assert "baseline of bench-abc123" in shown
     assert "vim_tiny,custom,b1" in shown
     assert "Expected: at most 0.05 false alarms per month, in 61 results of 2 cases." in shown
@@ -63,30 +77,26 @@ def test_a_baseline_is_set_shown_and_cleared(command, results, tmp_path):
     config.write_text(
         'baseline.false_alarms_per_month = 2.0\n[[suite]]\nname = "s"\nevery = "1h"\nmodels = ["square"]\n'
     )
-    planned = command("benchd", "baseline", "show", "--config", str(config)).stdout
+    planned = here("benchd", "baseline", "show", "--config", str(config)).stdout
     assert "Expected: at most 2 false alarms per month, in " in planned
-    assert len(command("benchd", "baseline", "show", "--json").stdout.splitlines()) == 6
-    assert command("benchd", "baseline", "clear").stdout == "baseline cleared\n"
-    gone = command("benchd", "baseline", "show")
+    assert len(here("benchd", "baseline", "show", "--json").stdout.splitlines()) == 6
+    assert here("benchd", "baseline", "clear").stdout == "baseline cleared\n"
+    gone = here("benchd", "baseline", "show")
     assert (gone.returncode, gone.stdout) == (2, "")
     assert "benchd baseline set RUN..." in gone.stderr
 
 
-def test_a_run_is_held_against_its_baseline(once, tmp_path):
-    missing = once(*SQUARE, "--baseline", "stored")
+def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(here, once, tmp_path):
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
+    missing = here("bench-once", *SQUARE, "--baseline", "stored")
     assert missing.returncode == 2
     assert "no baseline is stored" in missing.stderr
     assert not list((tmp_path / "out").glob("raw/*"))
-    assert once(*SQUARE).returncode == 0
+    first = once(*SQUARE, "--report")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.endswith("out/report.html\n")
+    assert "<h1>benchd report</h1>" in (tmp_path / "out" / "report.html").read_text()
     held = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
     assert held.returncode == 4, held.stdout + held.stderr
     assert "INCONCLUSIVE" in held.stdout
     assert re.search(r"A has 1 of 3 processes: run (\w+=\S+ )*bench-once --models square", held.stdout)
-
-
-def test_the_page_is_written_after_the_run_and_its_path_comes_last(once, tmp_path):
-    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
-    done = once(*SQUARE, "--report")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("out/report.html\n")
-    assert "<h1>benchd report</h1>" in (tmp_path / "out" / "report.html").read_text()

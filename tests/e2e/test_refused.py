@@ -15,7 +15,11 @@ CASE = "square,eager,b1,size=64"
     ("arguments", "words"),
     [
         (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
-        (["--models", ","], "',' has no values: give values separated by commas"),
+        (["--models", ","], "--models is empty: give values separated by commas, or omit it"),
+        (["--models", ""], "--models is empty"),
+        (["--dry-run", "--mqtt", "mqtt://x:99999"], "MQTT URL, port: expected a number"),
+        (["--dry-run", "--artifacts", "nowhere"], "--artifacts nowhere: no such folder"),
+        (["--dry-run", "--models", "square", "--data", "imagefolder:nowhere"], "nowhere is not a folder"),
         (["--models", "square", "--module", "none.py:build"], "--models with --module or --onnx"),
         (["--variants", "fp61"], "unknown variant 'fp61'; did you mean 'fp16'?"),
         (["--models", "vim_tiny", "--option", "stepp=1"], "unknown option of vim_tiny 'stepp'"),
@@ -40,9 +44,9 @@ CASE = "square,eager,b1,size=64"
         (["--threads", "0"], "--threads 0: at least 1"),
     ],
 )
-def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, arguments, words):
+def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, arguments, words):
     (tmp_path / "none.py").touch()
-    done = once(*arguments)
+    done = here("bench-once", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -67,7 +71,7 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(once, tmp_path, ar
         (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
         (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
         ([CASE], 2, "compare takes two result files"),
-        (["nowhere", "nowhere"], 2, "nowhere: No such file"),
+        (["nowhere", "nowhere"], 2, "nowhere: no such file; give a result file"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_named(command, arguments, code, words):
@@ -76,22 +80,22 @@ def test_a_comparison_that_cannot_be_made_is_named(command, arguments, code, wor
     assert words in done.stderr
 
 
-def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
+def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path):
     (tmp_path / "out").write_text("a file")
-    done = once("--models", "square")
+    done = here("bench-once", "--models", "square")
     assert done.returncode == 2
     assert "--output out: out cannot be written: " in done.stderr
 
 
-def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(once, tmp_path):
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path):
     (tmp_path / "cache").write_text("a file")
-    done = once("--models", "square")
+    done = here("bench-once", "--models", "square")
     assert done.returncode == 2
     assert "set XDG_CACHE_HOME to another" in done.stderr
 
 
-def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
-    done = once("--models", "square", "--variants", "eager,tensorrt", "--dry-run")
+def test_dry_run_prints_the_plan_and_why_not(here, tmp_path):
+    done = here("bench-once", "--models", "square", "--variants", "eager,tensorrt", "--dry-run")
     assert done.returncode == 0
     assert "square,eager,b1" in done.stdout
     assert "TensorRT needs an NVIDIA GPU" in done.stdout
@@ -120,17 +124,17 @@ def test_dry_run_prints_the_plan_and_why_not(once, tmp_path):
         (["--max-accuracy-drop", "1%"], "no accuracy is measured; add --data"),
     ],
 )
-def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(once, tmp_path, arguments, words):
+def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(here, tmp_path, arguments, words):
     (tmp_path / "images").mkdir()
     (tmp_path / "labels").write_text("a.png 0")
-    done = once("--module", user_module(tmp_path), *arguments)
+    done = here("bench-once", "--module", user_module(tmp_path), *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_accuracy_of_random_weights_is_refused(once, tmp_path):
+def test_accuracy_of_random_weights_is_refused(here, tmp_path):
     (tmp_path / "images").mkdir()
-    done = once("--models", "snn_onepass", "--data", "imagefolder:images", "--accuracy", "full")
+    done = here("bench-once", "--models", "snn_onepass", "--data", "imagefolder:images", "--accuracy", "full")
     assert done.returncode == 2
     assert "accuracy needs trained weights, but these would be random: also give --weights FILE" in done.stderr
 

@@ -48,7 +48,7 @@ def told(site, event):
     return sorted(found["detail"].partition(" was ")[0] for found in site.seen("event") if found["event"] == event)
 
 
-@pytest.mark.parametrize("kept", [*({name: value} for name, value in NEWER.items()), NEWER], ids=[*NEWER, "all"])
+@pytest.mark.parametrize("kept", [{"schedule": NEWER["schedule"]}, NEWER], ids=["one", "all"])
 def test_values_of_another_version_are_replaced_by_defaults_and_said_once(site, kept):
     with Outbox(site.folder / "state/benchd" / OUTBOX) as outbox:
         outbox.keep(kept)

@@ -32,12 +32,12 @@ def test_the_printed_command_measures_the_same_case_in_the_same_environment(once
     assert "--batch-sizes 2" in second.environment.command
 
 
-def test_a_record_is_printed_with_what_is_missing(command, tmp_path):
+def test_a_record_is_printed_with_what_is_missing(here, tmp_path):
     environment = {"variables": {"OMP_PROC_BIND": "close"}, "system": {"huge_pages": "always"}}
     missing = {"energy": "no_sensor"}
     record = made(environment=msgspec.structs.replace(ENVIRONMENT, **environment), missing=missing)
     (tmp_path / "one.jsonl").write_bytes(encode(record) + b"\n")
-    lines = command("benchd", "show", "one.jsonl").stdout.splitlines()
+    lines = here("benchd", "show", "one.jsonl").stdout.splitlines()
     assert lines[0] == "vim_tiny,eager,b1: ok"
     pairs = [line.split() for line in lines]
     wanted = [["median_ms", "5"], ["OMP_PROC_BIND", "close"], ["huge_pages", "always"], ["energy", "no_sensor"]]
@@ -46,20 +46,20 @@ def test_a_record_is_printed_with_what_is_missing(command, tmp_path):
     assert lines[-2].endswith("bench-once --models vim_tiny --variants eager --batch-sizes 1 --processes 1")
 
 
-def test_an_id_finds_its_run_or_the_newest_of_its_case(command, tmp_path):
+def test_an_id_finds_its_run_or_the_newest_of_its_case(here, tmp_path):
     cases = [Case(model="vim_tiny", batch_size=size) for size in (1, 2, 1)]
     lines = [encode(made(run_id=f"r{number}", case=case, t_mono_ns=number)) for number, case in enumerate(cases)]
     (tmp_path / "bench-out").mkdir()
     (tmp_path / "bench-out" / "records.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    assert "run_id                  r2" in command("benchd", "show", "vim_tiny,eager,b1").stdout
-    assert "run_id                  r0" in command("benchd", "show", "r0").stdout
-    assert command("benchd", "show", "bench-out", "--command").stdout.count("bench-once") == 2
+    assert "run_id                  r2" in here("benchd", "show", "vim_tiny,eager,b1").stdout
+    assert "run_id                  r0" in here("benchd", "show", "r0").stdout
+    assert here("benchd", "show", "bench-out", "--command").stdout.count("bench-once") == 2
 
 
 @pytest.mark.parametrize("folder", ["bench-out", "absent"])
-def test_an_unknown_record_is_refused(folder, command, tmp_path):
+def test_an_unknown_record_is_refused(folder, here, tmp_path):
     (tmp_path / "bench-out").mkdir()
     (tmp_path / "bench-out" / "records.jsonl").write_bytes(encode(made()) + b"\n")
-    done = command("benchd", "show", "r9", "--results", folder)
+    done = here("benchd", "show", "r9", "--results", folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: r9: no such file, and no ")

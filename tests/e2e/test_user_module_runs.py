@@ -75,24 +75,17 @@ def sha256(record):
 
 
 def test_an_edited_module_is_measured_again_and_leaves_nothing_behind(run, tmp_path):
-    first = as_file(run, net(tmp_path / "own", 1))
-    module = net(tmp_path / "own", 3)
+    """What is edited is a file that the module imports: it counts as its code."""
+    module = net(tmp_path / "own", "TURNS", "from helper import TURNS")
+    (tmp_path / "own" / "helper.py").write_text("TURNS = 1")
+    first = as_file(run, module)
+    (tmp_path / "own" / "helper.py").write_text("TURNS = 3")
     eager, edited = run("bench-once", "--module", module, "--variants", "eager,onnxruntime", "--processes", "2")
     assert sha256(first) != sha256(edited)
     assert first.model.code_sha256 != edited.model.code_sha256 == eager.model.code_sha256
     assert first.model.weights_sha256 == edited.model.weights_sha256
     kept = tmp_path / "state" / "benchd" / "artifacts"
     assert [path.parent.name for path in kept.glob("*/model.onnx")] == [edited.artifacts[0].key]
-
-
-def test_a_file_that_the_module_imports_counts_as_its_code(run, tmp_path):
-    own = net(tmp_path / "own", "TURNS", "from helper import TURNS")
-    (tmp_path / "own" / "helper.py").write_text("TURNS = 1")
-    first = as_file(run, own)
-    (tmp_path / "own" / "helper.py").write_text("TURNS = 3")
-    edited = as_file(run, own)
-    assert sha256(first) != sha256(edited)
-    assert first.model.code_sha256 != edited.model.code_sha256
 
 
 def test_what_no_digest_sees_counts_too(run, tmp_path, child_environment):
@@ -104,14 +97,6 @@ def test_what_no_digest_sees_counts_too(run, tmp_path, child_environment):
     edited = as_file(run, own)
     assert sha256(first) != sha256(edited)
     assert first.model.code_sha256 == edited.model.code_sha256
-
-
-def test_another_input_size_runs_the_file_of_that_size(run, tmp_path):
-    own = net(tmp_path / "own", 1)
-    first = as_file(run, own)
-    other = as_file(run, own, "--input", "3x4x8")
-    assert (first.status, other.status) == ("ok", "ok")
-    assert sha256(first) != sha256(other)
 
 
 def test_two_files_of_one_name_are_each_measured(run, tmp_path):

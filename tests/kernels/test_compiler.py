@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import WAIT_S
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
@@ -87,7 +88,7 @@ def test_processes_that_come_at_once_compile_one_library(source):
     code += "print(compiler.load(Path(sys.argv[1])).count(1))"
     command = [sys.executable, "-c", code, str(source)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [child.communicate(timeout=120)[0].strip() for child in children] == ["1"] * 3
+    assert [child.communicate(timeout=WAIT_S)[0].strip() for child in children] == ["1"] * 3
     assert len(kept(source)) == 1
 
 

@@ -55,7 +55,10 @@ def test_a_spill_is_seen(made):
 
 def test_the_page_shows_registers_spills_limits_gaps_and_reasons(made):
     text = shipped.page_tables(made.values())
-    assert text.startswith(f"Made with Triton {shipped.triton_version()}.\n\n## made_op\n\n| kernel | warps | shared |")
+    assert text.startswith(
+        f"Made with Triton {shipped.triton_version()}.\n\n## made_op\n\nExecuted as PTX at the tests' "
+    )
+    assert "for sm_75, sm_87, sm_90. Only compiled: sm_86, sm_89.\n\n| kernel | warps | shared |" in text
     assert re.search(r"^\| add \| 4 \| 0 B (\| \d+: 100 % ){5}\|$", text, re.MULTILINE)
     assert re.search(r"^\| scan \| 2 \| 8 B \| - \| - \| \d+: 67 % blocks \| - \| \d+: 100 % \|$", text, re.MULTILINE)
     assert re.search(r"\| 255, spills \d+ B: 17 % registers \|", text)

@@ -84,10 +84,11 @@ def test_onepass_of_its_sources_loads(tmp_path, wrapping, prefix, batch_norm):
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["scalar", "one number"])
 @pytest.mark.parametrize("model", ["qann_resnet18", "snn_stbif_resnet18"])
 def test_a_qann_of_its_sources_loads(tmp_path, wrapping, prefix, shape, model):
-    state = tensors(qann_shapes())
+    state = tensors(qann_shapes(width=8))
     scales = {key: tensor.reshape(shape) for key, tensor in state.items() if key.endswith(".s")}
     assert len(scales) == 17
-    own = weights.load(model, published(tmp_path / "best_QANN.pth", state | scales, wrapping, prefix)).state_dict()
+    path = published(tmp_path / "best_QANN.pth", state | scales, wrapping, prefix)
+    own = weights.load(model, path, width=8).state_dict()
     assert len(own) == len(state) == 139
     assert own["relu.scale"] == state["relu.s"]
     for block in (f"layer{stage}.{index}" for stage in range(1, 5) for index in range(2)):

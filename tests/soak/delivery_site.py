@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from benchd.daemon import records
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
+from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
@@ -245,7 +246,10 @@ def write(path: str, pause_s: float) -> None:
     with Outbox(Path(path)) as outbox:
         number = int(outbox.kept(WRITTEN) or b"0")
         while True:
-            result.commit(outbox, number)
+            try:
+                result.commit(outbox, number)
+            except UsageError:  # locked by a process that a busy machine has stopped; the service tries again, too
+                continue
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
             number += 1

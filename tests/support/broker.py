@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_S
 
 HOST = "127.0.0.1"
-START_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def running_broker(
 
 
 def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + WAIT_S
     while process.poll() is None and time.monotonic() < deadline:
         with closing(socket.socket()) as client:
             if client.connect_ex((HOST, port)) == 0:
@@ -79,6 +79,6 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int) -> Non
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(WAIT_S)
     except subprocess.TimeoutExpired:
         process.kill()

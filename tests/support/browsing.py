@@ -21,8 +21,11 @@ def running_browser():
 
 
 @contextmanager
-def opened(browser, port, path="/", scheme="light", width=1280):
-    """Yield a page; at its end nothing has gone wrong in it and nothing has asked another host."""
+def opened(browser, port, path="/", scheme="light", width=1280, heard=None):
+    """Yield a page; at its end nothing has gone wrong in it and nothing has asked another host.
+
+    The sizes of what its websocket receives are added to `heard`.
+    """
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page, wrong = context.new_page(), []
     page.set_default_timeout(WAIT_S * 1000)
@@ -30,6 +33,8 @@ def opened(browser, port, path="/", scheme="light", width=1280):
     page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
     ours = (f"http://{HOST}:{port}/", f"ws://{HOST}:{port}/", "data:")
     page.on("request", lambda request: None if request.url.startswith(ours) else wrong.append(request.url))
+    if heard is not None:
+        page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: heard.append(len(frame))))
     page.goto(f"http://{HOST}:{port}{path}")
     page.get_by_role("heading", level=1).wait_for()
     try:
@@ -38,6 +43,16 @@ def opened(browser, port, path="/", scheme="light", width=1280):
     finally:
         context.close()
     assert not wrong
+
+
+def inaccessible(page):
+    """Return what axe-core finds seriously or critically wrong for people who use keyboards or screen readers."""
+    sync_playwright = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python, of the extra dev"
+    )
+    found = sync_playwright.Axe().run(page).response["violations"]
+    worst = [one for one in found if one["impact"] in ("serious", "critical")]
+    return [(one["id"], node["html"][:200], node["failureSummary"]) for one in worst for node in one["nodes"]]
 
 
 def get(port, path, **headers):

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from benchd.daemon.profiling.output.sections import Section, all_finding_lines, sections, warning
 from benchd.daemon.profiling.profile import Profile
-from benchd.daemon.reporting.report import escaped, require_page
+from benchd.daemon.reporting.report import require_page
+from benchd.daemon.reporting.tables import escaped, markdown_table
 
 MARKDOWN_ROWS = 30
 """The Markdown shows the first rows of a longer table, but every part of the model; profile.json holds all rows."""
@@ -41,10 +42,8 @@ def _finding(number: int, lines: Sequence[str]) -> str:
 
 
 def _table(section: Section) -> str:
-    sides = ["---" if place < section.words else "---:" for place in range(len(section.headings))]
     limit = len(section.rows) if section.title in PARTS else MARKDOWN_ROWS
-    rows = [section.headings, sides, *section.rows[:limit]]
-    lines = [f"| {' | '.join(map(escaped, row))} |" for row in rows]
+    lines = markdown_table(section.headings, section.rows[:limit], section.words)
     hidden = len(section.rows) - limit
     note = [escaped(section.note)] * bool(section.note)
     more = [f"{hidden} more are in profile.json."] * (hidden > 0)

@@ -75,12 +75,20 @@ function short(text, room) {
   return text.length > room ? text.slice(0, Math.max(1, room - 1)) + "…" : text;
 }
 
+const SHAPES = {
+  circle: (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`,
+  diamond: (x, y, r) => `M${x} ${y - 1.3 * r}l${1.3 * r} ${1.3 * r}l${-1.3 * r} ${1.3 * r}l${-1.3 * r} ${-1.3 * r}Z`,
+  triangle: (x, y, r) => `M${x} ${y - 1.2 * r}l${1.2 * r} ${2.2 * r}h${-2.4 * r}Z`,
+  rect: (x, y, r) => `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}Z`,
+};
+
 function mark(parent, trace, x, y, colour, title) {
   const marker = trace.marker || {}, r = (marker.size || 8) / 2;
   const ring = { cx: x, cy: y, r, fill: "none", stroke: colour, "stroke-width": 2 };
   const cross = { d: `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`, stroke: BAD, "stroke-width": 2 };
   const made = marker.symbol === "x" ? node("path", cross, parent)
-    : node("circle", marker.symbol ? ring : { cx: x, cy: y, r, fill: colour }, parent);
+    : marker.symbol ? node("circle", ring, parent)
+    : node("path", { d: SHAPES[trace.shape || "circle"](x, y, r), fill: colour }, parent);
   node("title", {}, made, title);
 }
 
@@ -94,6 +102,7 @@ function scatter(svg, chart, width, height) {
   const { xaxis, yaxis } = chart.layout, full = traces.some((trace) => trace.under);
   const x = scaled(traces.flatMap((trace) => trace.x), xaxis, SPACE.left, width - SPACE.right);
   const y = scaled(traces.flatMap(ends), { ...yaxis, full }, height - SPACE.bottom, SPACE.top);
+  const labels = []; // where the names of lines stand: one that would cover another is left to the legend
   axes(svg, x, y, width, height, chart.layout, SPACE.left);
   traces.forEach((trace) => {
     const part = node("g", { "data-name": trace.name }, svg), colour = trace.colour;
@@ -103,6 +112,9 @@ function scatter(svg, chart, width, height) {
       const back = trace.x.map((at, n) => `L${x.at(trace.x[Math.min(n + 1, trace.x.length - 1)])} ${y.at(trace.under[n])}L${x.at(at)} ${y.at(trace.under[n])}`);
       node("title", {}, node("path", { d: line(trace.y) + back.reverse().join("") + "Z", fill: colour, "fill-opacity": 0.6 }, part), trace.name);
     } else if (trace.mode.includes("lines")) node("path", { d: line(trace.y), fill: "none", stroke: colour, "stroke-width": 1.5 }, part);
+    const end = trace.x.length - 1, beside = { x: x.at(trace.x[end]) - 6, y: y.at(trace.y[end]) - 8, fill: "currentColor" };
+    const free = !labels.some(([left, top]) => Math.abs(left - beside.x) < 250 && Math.abs(top - beside.y) < 14);
+    if (trace.label && free && labels.push([beside.x, beside.y])) node("text", { ...beside, "font-size": 12, "text-anchor": "end" }, part, trace.label);
     if (trace.mode.includes("markers")) trace.y.forEach((value, n) => {
       const bar = trace.error_y;
       if (bar) node("path", { d: `M${x.at(trace.x[n])} ${y.at(value - bar.arrayminus[n])}V${y.at(value + bar.array[n])}`, stroke: colour, "stroke-width": 2, opacity: 0.6 }, part);
@@ -199,6 +211,7 @@ function draw() {
     const svg = node("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
     const below = document.createElement("div");
     below.className = "legend";
+    below.tabIndex = 0; // it may scroll
     holder.replaceChildren(svg, below);
     ({ bar: bars, box: boxes, icicle })[kind] ? ({ bar: bars, box: boxes, icicle })[kind](svg, chart, width, height) : scatter(svg, chart, width, height);
     legend(chart, below);

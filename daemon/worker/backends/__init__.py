@@ -34,7 +34,8 @@ class Loaded:
 
     The answer is a Tensor for every model of the catalog. In checks, a model that draws random numbers gets them as an
     additional argument. `module` is the nn.Module whose inner spikes a check may watch, None if they are not visible.
-    `taken_bytes` is the GPU memory that loading and the first runs took.
+    `taken` is the GPU memory in bytes that loading and the first runs of a runtime beside torch took, or why it is
+    unknown.
     """
 
     run: Callable[..., Any]
@@ -42,7 +43,7 @@ class Loaded:
     device: torch.device
     module: nn.Module | None
     runtime: RuntimeFacts | None = None
-    taken_bytes: int = 0
+    taken: int | str = 0
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:

@@ -17,6 +17,7 @@ DTYPES: dict[Precision, torch.dtype] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "amp": torch.float32,
+    "int8": torch.float32,  # of its inputs, and of what is not quantised
 }
 
 

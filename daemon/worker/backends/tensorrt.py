@@ -59,6 +59,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s=time.monotonic() - start - (built.seconds if built else 0.0),
         engine_bytes=artifact.metadata.bytes,
         workspace_bytes=engine.recipe.workspace_bytes,
+        context_bytes=engine.device_memory_bytes,
         notes=[*notes, *_notes(engine), *filter(None, refusals[:1])],
     )
     run = of_images(source, rotating(slots))
@@ -119,7 +120,7 @@ def _plan(
 
 
 def _notes(engine: Engine) -> list[str]:
-    return [f"{engine.device_memory_bytes} bytes of activations per context, {engine.aux_streams} auxiliary streams"]
+    return [f"{engine.aux_streams} auxiliary streams"]
 
 
 def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> tuple[Slot, str]:

@@ -175,10 +175,14 @@ def test_a_driver_without_a_gpu(script, tmp_path, tools):
 def test_an_unknown_arm_core_is_named_by_its_ids(tmp_path, tools):
     cpuinfo = (
         "processor\t: 0\nmodel name\t: ARMv8\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\n"
-        "processor\t: 1\nCPU implementer\t: 0x99\nCPU part\t: 0x123\n"
+        "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd81\n\n"
+        "processor\t: 2\nCPU implementer\t: 0x51\nCPU part\t: 0x001\n\n"
+        "processor\t: 3\nCPU implementer\t: 0x99\nCPU part\t: 0x123\n"
     )
     write(tmp_path, {"proc/cpuinfo": cpuinfo})
-    assert describe("cpu", None, tmp_path).cpu_model == "Cortex-A55, ARM implementer 0x99 part 0x123"
+    assert describe("cpu", None, tmp_path).cpu_model == (
+        "Cortex-A55, Cortex-A720, Oryon, ARM implementer 0x99 part 0x123"
+    )
 
 
 def test_a_machine_that_tells_nothing(tmp_path, tools):

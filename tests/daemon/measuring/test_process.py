@@ -6,7 +6,8 @@ import select
 
 import msgspec
 import pytest
-from worker_jobs import TINY, job, run, user_module
+from waiting import WAIT_S
+from worker_jobs import TINY, job, run, run_here, user_module
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
 from benchd.daemon.measuring import plan, process
@@ -14,8 +15,11 @@ from benchd.daemon.records import Variant
 from benchd.models import catalog
 
 
-def test_a_worker_that_does_its_work(tmp_path):
-    outcome = run(job(tmp_path, module=user_module(tmp_path, build="print('noise on stdout')")))
+def test_a_worker_that_does_its_work_has_neither_the_broker_s_password_nor_systemd_s_socket(tmp_path, monkeypatch):
+    secrets = {PASSWORD_VARIABLE, "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC"}
+    for name in (*secrets, "OF_THE_SITE"):
+        monkeypatch.setenv(name, "a secret")
+    outcome = run(job(tmp_path, module=user_module(tmp_path, build="print('has', *os.environ)")))
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     assert outcome.check is not None
     assert outcome.check.passed
@@ -24,7 +28,9 @@ def test_a_worker_that_does_its_work(tmp_path):
     assert stages.pop("idle_s") is None  # no power sensor asks for a rest
     assert stages.pop("accuracy_s") is None  # no labels were given
     assert all(seconds is not None and seconds > 0 for seconds in stages.values()), stages
-    assert "noise on stdout" in (tmp_path / "logs" / "run.log").read_text()
+    (line,) = [line for line in (tmp_path / "logs" / "run.log").read_text().splitlines() if line.startswith("has ")]
+    assert "OF_THE_SITE" in line
+    assert not secrets & set(line.split())
 
 
 @pytest.mark.parametrize(
@@ -40,12 +46,8 @@ def test_a_worker_that_does_its_work(tmp_path):
         ({"build": "print('the last words'); os._exit(3)"}, "failed", r"in stage build: the last words"),
         ({"build": "os.write(int(sys.argv[1]), b'{rubbish\\n'); os._exit(0)"}, "failed", r"wrote rubbish to its pipe"),
         ({"build": "os.write(int(sys.argv[1]), b'\\xff' * 100); os._exit(0)"}, "failed", r"status 0 and no result"),
-        ({"build": "torch.empty(10**15)"}, "failed", r"out of memory: "),
-        ({"build": "raise ValueError('no such net')"}, "failed", r"ValueError: no such net"),
-        ({"build": "return 3"}, "failed", r"returned int, not torch.nn.Module"),
-        ({"forward": "sys.exit(4)"}, "failed", r"in forward: .*ends the process with sys\.exit\(4\): raise an error"),
     ],
-    ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn", "memory", "raise", "no-module", "sys-exit"],
+    ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn"],
 )
 def test_a_worker_that_ends_badly(tmp_path, lines, status, reason):
     outcome = run(job(tmp_path, module=user_module(tmp_path, **lines)))
@@ -53,21 +55,27 @@ def test_a_worker_that_ends_badly(tmp_path, lines, status, reason):
     assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
 
 
-def test_a_worker_has_neither_the_broker_s_password_nor_systemd_s_socket(tmp_path, monkeypatch):
-    secrets = {PASSWORD_VARIABLE, "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC"}
-    for name in (*secrets, "OF_THE_SITE"):
-        monkeypatch.setenv(name, "a secret")
-    run(job(tmp_path, module=user_module(tmp_path, build="print('has', *os.environ)")))
-    (line,) = [line for line in (tmp_path / "logs" / "run.log").read_text().splitlines() if line.startswith("has ")]
-    assert "OF_THE_SITE" in line
-    assert not secrets & set(line.split())
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ({"build": "torch.empty(10**15)"}, r"out of memory: "),
+        ({"build": "raise ValueError('no such net')"}, r"ValueError: no such net"),
+        ({"build": "return 3"}, r"returned int, not torch.nn.Module"),
+        ({"forward": "sys.exit(4)"}, r"in forward: .*ends the process with sys\.exit\(4\): raise an error"),
+    ],
+    ids=["memory", "raise", "no-module", "sys-exit"],
+)
+def test_a_module_that_fails_gives_a_reason(tmp_path, lines, reason):
+    outcome = run_here(job(tmp_path, module=user_module(tmp_path, **lines)))
+    assert outcome.process.status == "failed"
+    assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
 
 
 def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):
-    """A child that says four times that it goes on, a little apart, within a deadline shorter than all of it."""
+    """A child that says five times that it goes on, a little apart, within a deadline shorter than all of it."""
     line = '{"type":"stage","name":"accuracy","percent":1}'
-    says = f"[(os.write(int(sys.argv[1]), b'{line}\\n'), time.sleep(1.5)) for part in range(4)]"
-    limits = msgspec.structs.replace(TINY, check_deadline_s=4.5)
+    says = f"[(os.write(int(sys.argv[1]), b'{line}\\n'), time.sleep(1.5)) for part in range(5)]"
+    limits = msgspec.structs.replace(TINY, check_deadline_s=6.5)
     outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path, build=says)))
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
 
@@ -83,14 +91,14 @@ def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
     outcome = run(job(tmp_path, limits=limits, module=module))
     assert (outcome.process.status, outcome.process.reason) == ("timeout", "stage build")
     assert os.read(reader, 100) == b"started\n"
-    assert select.select([reader], [], [], 10.0)[0], "a child is still there"
+    assert select.select([reader], [], [], WAIT_S)[0], "a child is still there"
     assert os.read(reader, 100) == b""
     os.close(reader)
 
 
 def test_what_was_found_before_a_failure_is_kept(tmp_path):
     lines = "self.runs = getattr(self, 'runs', 0) + 1\n        assert self.runs < 20"
-    outcome = run(job(tmp_path, module=user_module(tmp_path, forward=lines)))
+    outcome = run_here(job(tmp_path, module=user_module(tmp_path, forward=lines)))
     assert outcome.process.status == "failed"
     assert outcome.check is not None
     assert outcome.model is not None
@@ -116,3 +124,12 @@ def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tm
 def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     assert process.environment("cuda", str(tmp_path), None)["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+@pytest.mark.parametrize("fails", ["time.sleep(1000)", "os._exit(3)"])
+def test_a_probe_that_does_not_end_costs_the_floor_and_not_the_measurement(fails, tmp_path):
+    replaced = f"import os, time; from benchd.daemon.worker import probes; probes.probe = lambda *_: {fails}"
+    limits = msgspec.structs.replace(TINY, grace_s=5.0)
+    outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path, build=f"exec({replaced!r}, {{}})")))
+    assert (outcome.process.status, outcome.process.timing is not None) == ("ok", True)
+    assert "probe" in outcome.missing["probes"]

@@ -6,6 +6,7 @@ import re
 import pytest
 from profile_jobs import own_job, profile_job
 from sessions_made import session
+from waiting import WAIT_S
 
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.collecting import Found, gather, read_trace
@@ -81,7 +82,7 @@ def test_a_trace_of_no_use_is_a_failed_method_with_its_reason(read, events, devi
     assert re.search(reason, found.missing["torch"])
 
 
-def gathered(folder, job, source, deadline_s=120.0):
+def gathered(folder, job, source, deadline_s=WAIT_S):
     with session(folder, source=source) as one, one.measuring(ending=()):
         return gather(one, job, deadline_s, None).collected
 

@@ -7,6 +7,7 @@ import sys
 import msgspec
 import pytest
 from profile_shown import operator, shown_on_cpu
+from waiting import WAIT_S
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling import comparison
@@ -81,7 +82,7 @@ def test_two_folders_are_compared_from_a_shell(tmp_path, child_environment):
     def run(*sides):
         line = [sys.executable, "-m", "benchd.daemon.cli", "profile", *sides]
         return subprocess.run(
-            line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False, timeout=120
+            line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False, timeout=WAIT_S
         )
 
     assert "aten::stack" in run("compare", "a", "b").stdout

@@ -14,6 +14,7 @@ import pytest
 from records_made import accuracy, made, timing
 from rich.console import Console
 from test_console import ENERGY, check
+from waiting import WAIT_S
 
 from benchd.daemon.records import Case, Memory, Variant
 from benchd.daemon.reporting.results_table import print_table
@@ -80,7 +81,7 @@ def test_a_terminal_that_is_called_dumb_keeps_its_width(columns):
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     run = subprocess.run(
-        [sys.executable, "-c", code], stdout=follower, env=environment | {"TERM": "dumb"}, check=True, timeout=120
+        [sys.executable, "-c", code], stdout=follower, env=environment | {"TERM": "dumb"}, check=True, timeout=WAIT_S
     )
     assert run.returncode == 0
     assert os.read(leader, 100).decode().strip() == str(columns)

@@ -11,9 +11,9 @@ from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, ProcessResult, Variant
+from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import (
     print_baseline,
-    print_comparisons,
     print_decisions,
     print_noise_floors,
     print_plan,

@@ -16,7 +16,8 @@ from benchd.daemon.verdicts.statistics import median
 PERIOD_S, WINDOW_S = 0.05, 0.5
 
 
-def test_the_counter_gives_a_known_load_within_a_third_of_a_percent(tmp_path, monkeypatch):
+def measured(tmp_path, monkeypatch):
+    """Measure a known load in eight windows; return what was found and the true joules of each."""
     fake = FakeNvml(tmp_path)
     fake.set(watts=50, swing=0, square_s=1, tick_s=0.1)
     for name, value in fake.environment.items():
@@ -33,9 +34,17 @@ def test_the_counter_gives_a_known_load_within_a_third_of_a_percent(tmp_path, mo
         samples = sampler.raw(Window(0, time.monotonic_ns()))
         sources = sampler.power()
     found = [energy.measure(samples, sources, window, 1, PERIOD_S) for window in windows]
-    truths = [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
+    return found, [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
+
+
+def test_the_bar_of_a_counter_covers_a_known_load(tmp_path, monkeypatch):
+    found, truths = measured(tmp_path, monkeypatch)
     assert {(each.metric, each.scope) for each in found} == {("energy_counter_j", "GPU board")}
-    errors = [abs(each.energy_j - truth) for each, truth in zip(found, truths, strict=True)]
-    covered = [error <= each.energy_err_j for error, each in zip(errors, found, strict=True)]
+    covered = [abs(each.energy_j - truth) <= each.energy_err_j for each, truth in zip(found, truths, strict=True)]
     assert sum(covered) >= len(covered) - 2  # bars are of 95 %, and another process may take the CPU for long
-    assert median([error / truth for error, truth in zip(errors, truths, strict=True)]) <= 0.003
+
+
+@pytest.mark.slow
+def test_on_an_idle_machine_a_counter_is_right_within_a_third_of_a_percent(tmp_path, monkeypatch):
+    found, truths = measured(tmp_path, monkeypatch)
+    assert median([abs(each.energy_j - truth) / truth for each, truth in zip(found, truths, strict=True)]) <= 0.003

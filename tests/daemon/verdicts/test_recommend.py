@@ -404,3 +404,16 @@ def test_of_a_module_of_one_s_own_it_is_said_what_was_not_tried():
     assert untried(module) == ["fp16", "amp", "compile-fp16", "compile-bf16", "compile-amp", "onnxruntime-fp16"]
     assert untried(decided("own.v2.net", "v2.net.onnx", "onnxruntime")) == []
     assert untried(decided("vim_tiny", "random, seed 0", "eager")) == []
+
+
+def test_int8_ships_by_accuracy_if_labels_were_given_and_by_agreement_otherwise():
+    kept = candidate("onnxruntime-int8", 2.0, accuracy=accuracy(right=950, gained=5, lost=5, images=5000))
+    lost = candidate("onnxruntime-int8", 2.0, accuracy=accuracy(right=900, lost=100, images=5000))
+    half = candidate("onnxruntime", 3.0, accuracy=accuracy(right=900, lost=100, images=5000))
+    few = msgspec.structs.replace(PASSED, argmax_disagreements=PASSED.images // 4)
+    assert only([kept, half]).ship == "onnxruntime-int8"
+    assert only([msgspec.structs.replace(kept, check=few), half]).ship == "onnxruntime-int8"
+    decision = only([lost, half])
+    assert decision.ship == "onnxruntime"
+    assert "accuracy drop 2.00" in decision.excluded["onnxruntime-int8"]
+    assert "agreement on" in only([candidate("onnxruntime-int8", 2.0, check=few), half]).excluded["onnxruntime-int8"]

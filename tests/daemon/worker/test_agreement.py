@@ -38,6 +38,17 @@ def verdict(observed, *, noise=0.0, number_format="fp32", spiking=False, trained
     return agreement.judge(exact, observed if isinstance(observed, Observation) else of(observed), limits, rule)
 
 
+@pytest.mark.parametrize(
+    ("images", "differing", "passed"), [(64, 4, True), (64, 5, False), (4, 1, True), (4, 2, False)]
+)
+def test_int8_is_judged_by_classes_as_far_as_chance_does_not_explain_them(images, differing, passed):
+    scores = np.eye(CLASSES)[np.arange(images) % CLASSES]
+    wrong = scores.copy()
+    wrong[:differing] += 0.6 * np.eye(CLASSES)[(np.arange(differing) + 1) % CLASSES] - 0.5 * scores[:differing]
+    found = verdict(of(wrong), number_format="int8", exact=of(scores))
+    assert (found.passed, found.argmax_disagreements) == (passed, differing)
+
+
 def off_by(share, images=slice(None)):
     values = drawn()
     values[images, 0] += share * np.abs(values).max()

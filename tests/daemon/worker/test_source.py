@@ -172,8 +172,8 @@ def test_a_tampered_given_file_is_passed_over_told_and_left_alone(brought, tmp_p
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp"])
-def test_files_have_two_precisions(tmp_path, precision):
-    with pytest.raises(Unsupported, match=f"files are made in fp32 and fp16, not in {precision}"):
+def test_files_have_three_precisions(tmp_path, precision):
+    with pytest.raises(Unsupported, match=f"files are made in fp32, fp16 and int8, not in {precision}"):
         source(tmp_path).onnx(precision, 1, "cpu")
 
 

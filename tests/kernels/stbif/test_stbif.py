@@ -324,12 +324,16 @@ def test_the_native_gradients_are_the_plain_ones_in_double(names, dtype, shape):
     double = {name: term.double() for name, term in terms.items()}
     s = torch.tensor(0.731, dtype=torch.promote_types(dtype, torch.float32))
     wanted = block_gradients(current.double(), s.double(), double, weights.double(), "torch")
+    plain = block_gradients(current, s, terms, weights, "torch")
     for layout in layouts(current):
-        for got, want in zip(block_gradients(layout, s, terms, weights, "native"), wanted, strict=True):
+        native = block_gradients(layout, s, terms, weights, "native")
+        for got, want, by_torch in zip(native, wanted, plain, strict=True):
             assert got.dtype in {dtype, s.dtype}
             # a threshold and a bias collect from many neurons
             terms_each = current.numel() / max(1, want.numel())
             limit = 32 * torch.finfo(dtype).eps * max(1.0, terms_each**0.5)
+            # nor is torch's own sum in this type, in another order, closer on every machine
+            limit = max(limit, 2 * float((by_torch.double() - want).abs().max()))
             torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit)
 
 

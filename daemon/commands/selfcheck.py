@@ -1,0 +1,89 @@
+"""`benchd selfcheck`: whether what is installed here measures rightly, in a few minutes and one file."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import msgspec
+import typer
+from msgspec import Struct
+from rich.text import Text
+
+from benchd.daemon.commands import application, doctor
+from benchd.daemon.commands.arguments import Device, Wait, waits
+from benchd.daemon.config import Config, LimitsConfig, Suite
+from benchd.daemon.delivery.sinks import lasting
+from benchd.daemon.machine import gpu
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.session import Session, made_output
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import Record
+from benchd.daemon.reporting.console import Screen, console_on
+from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, print_rows
+from benchd.daemon.verdicts.sanity import Finding, examine
+
+MODEL = "snn_onepass"  # every variant has a form of it, and it is built in a second
+LIMITS = LimitsConfig(warm_up_cap_s=0.5, measure_cap_s=3.0, check_images=4)
+STYLES = {"right": GOOD, "wrong": ALARM, "not tested": ""}
+
+app = application()
+
+
+class SelfCheck(Struct, frozen=True):
+    """The file to attach to a report of a defect."""
+
+    tool_version: str
+    findings: list[Finding]
+    machine: list[doctor.Finding]
+    records: list[Record]
+
+
+@app.command(epilog="Example: benchd selfcheck --output selfcheck")
+def selfcheck(
+    device: Device = "auto",
+    output: Annotated[Path, typer.Option(help="Folder for selfcheck.json and the records.")] = Path("selfcheck"),
+    wait: Wait = None,
+) -> None:
+    """Measure one short case per variant that runs here, and test it.
+
+    Answers, clocks, and energy against power times time. Attach the file selfcheck.json to a report of a defect. Exits
+    with 1 if anything is wrong, 6 if nothing was measured.
+    """
+    if device not in ("auto", "cpu"):
+        gpu.check(device)
+    machine, folder = plan.inspect(device), made_output(output)
+    settings = Config(limits=LIMITS)
+    planned = plan.plan([Suite(models=[MODEL], preset="standard", processes=1)], LIMITS, machine)
+    screen = Screen(sys.stderr, sys.stderr, as_json=False)
+    with Session(settings, machine, folder, [*lasting(folder, settings.mqtt, sys.stderr), screen]) as session:
+        session.waiting = sys.stderr if waits(wait) else None
+        supervisor = Supervisor(session, planned)
+        supervisor.run()
+    findings = examine(supervisor.records) + _left_out(machine)
+    told = SelfCheck(version("benchd"), findings, list(doctor.examine()), supervisor.records)
+    (folder / "selfcheck.json").write_bytes(msgspec.json.format(msgspec.json.encode(told)))
+    _print(findings, sys.stdout)
+    sys.stdout.write(f"{folder / 'selfcheck.json'}\n")
+    raise typer.Exit(130 if session.interrupted else _code(findings))
+
+
+def _left_out(machine: plan.Machine) -> list[Finding]:
+    """Return the variants that cannot run here, by reason."""
+    return [
+        Finding(", ".join(variants), "run", "not tested", reason)
+        for reason, variants in plan.cannot_run(machine).items()
+    ]
+
+
+def _print(findings: list[Finding], out: TextIO) -> None:
+    rows: list[list[Cell]] = [
+        [one.case_id, one.subject, Text(one.judgement, STYLES[one.judgement]), one.detail] for one in findings
+    ]
+    print_rows(console_on(out), ["case", "tested", "found", "why"], rows)
+
+
+def _code(findings: list[Finding]) -> int:
+    if any(finding.judgement == "wrong" for finding in findings):
+        return 1
+    return 0 if any(finding.judgement == "right" for finding in findings) else 6

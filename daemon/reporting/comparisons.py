@@ -1,0 +1,80 @@
+"""Comparisons as a terminal's table, as Markdown for a comment and as JUnit XML for a CI system."""
+
+from collections.abc import Sequence
+from typing import TextIO
+from xml.etree import ElementTree
+
+import msgspec
+from rich.text import Text
+
+from benchd.daemon.reporting.console import console_on
+from benchd.daemon.reporting.results_table import figure
+from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, escaped, figures, markdown_table, print_rows
+from benchd.daemon.verdicts.compare import Comparison, fails
+
+HEADINGS = ("case", "A ms", "B ms", "change [interval]", "processes", "verdict")
+TITLE = "B against A, + is slower"
+
+
+def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: bool) -> None:
+    """Print one row per comparison, failed checks first, and why any is inconclusive; or JSON."""
+    if as_json:
+        out.write(msgspec.json.encode(comparisons).decode() + "\n")
+        return
+    console = console_on(out)
+    columns = [HEADINGS[0], *figures(*HEADINGS[1:-1]), HEADINGS[-1]]
+    rows = [_row(one) for one in sorted(comparisons, key=_calm)]
+    print_rows(console, columns, rows, TITLE)
+    for one in comparisons:
+        for remark in _remarks(one):
+            console.print(remark, markup=False)
+
+
+def markdown(comparisons: Sequence[Comparison]) -> str:
+    """Return the same table and remarks for a comment on a change."""
+    table = markdown_table(HEADINGS, [[str(cell) for cell in _row(one)] for one in sorted(comparisons, key=_calm)])
+    remarks = [f"- {escaped(remark)}" for one in comparisons for remark in _remarks(one)]
+    return "\n".join([f"{TITLE}.", "", *table, "", *remarks]) + "\n"
+
+
+def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
+    """Return one test per comparison: failed for what is in `fail_on`, else skipped if it is undecided."""
+    suite = ElementTree.Element("testsuite", name="benchd compare", tests=str(len(comparisons)))
+    for one in comparisons:
+        test = ElementTree.SubElement(suite, "testcase", classname="benchd", name=_case(one))
+        words = "\n".join([" ".join(map(str, _row(one)[1:])), *_remarks(one)])
+        if fails(one, fail_on):
+            ElementTree.SubElement(test, "failure", message=words)
+        elif one.verdict.answer == "inconclusive":
+            ElementTree.SubElement(test, "skipped", message=words)
+        else:
+            ElementTree.SubElement(test, "system-out").text = words
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _remarks(one: Comparison) -> list[str]:
+    """Return why the verdict is what it is, and the differences that do not prevent it."""
+    reasons = [f"{one.verdict.answer}: {_case(one)}: {one.verdict.reason}"] if one.verdict.reason else []
+    return reasons + [f"note: {_case(one)}: {note}" for note in one.notes]
+
+
+def _case(one: Comparison) -> str:
+    return one.second if one.first == one.second else f"{one.second} against {one.first}"
+
+
+def _calm(one: Comparison) -> tuple[bool, bool]:
+    """Return a key that sorts failed checks first, then what became slower."""
+    return not one.check_failed, one.verdict.answer != "slower"
+
+
+def _row(one: Comparison) -> list[Cell]:
+    verdict = one.verdict
+    change = "-" if verdict.effect is None else f"{100 * verdict.effect:+.2f} %"
+    if verdict.interval and verdict.confidence:
+        interval = f"{100 * verdict.interval.low:+.2f}, {100 * verdict.interval.high:+.2f}"
+        change += f" [{interval} at {100 * verdict.confidence:.4g} %]"
+    answer = (verdict.answer.upper(), {"faster": GOOD, "slower": ALARM}.get(verdict.answer, ""))
+    said = Text.assemble(answer, (" check FAILED", ALARM)) if one.check_failed else Text(*answer)
+    return [_case(one), *map(figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", said]

@@ -1,0 +1,81 @@
+"""Whether a record agrees with itself: its answers, its clocks, and its energy with its power; pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from benchd.daemon.records import ProcessResult, Record
+
+BUSY_SHARE = 0.5  # of the window that the timed runs fill at least: the rest is the loop's own
+ENERGY_SHARE = 0.25  # by which energy may differ from mean power times time beside its error bar
+
+Judgement = Literal["right", "wrong", "not tested"]
+
+
+class Finding(Struct, frozen=True):
+    """What was tested of which case, how it came out, and the figures or the reason."""
+
+    case_id: str
+    subject: str
+    judgement: Judgement
+    detail: str
+
+
+def examine(records: Sequence[Record]) -> list[Finding]:
+    """Return the findings of all records, case by case."""
+    return [finding for record in records for finding in _of(record)]
+
+
+def _of(record: Record) -> Iterator[Finding]:
+    if record.status != "ok":
+        judgement: Judgement = "not tested" if record.status in ("unsupported", "aborted") else "wrong"
+        yield Finding(record.case_id, "run", judgement, record.reason or record.status)
+        return
+    yield _agreement(record)
+    yield _clocks(record)
+    yield _energy(record)
+
+
+def _agreement(record: Record) -> Finding:
+    check = record.check
+    if check is None or check.verdict == "void":
+        return Finding(record.case_id, "agreement", "not tested", "its answers were not checked")
+    judgement: Judgement = "wrong" if check.verdict == "failed" else "right"
+    return Finding(record.case_id, "agreement", judgement, f"{check.verdict}, {check.error_share:.2g} of the tolerance")
+
+
+def _clocks(record: Record) -> Finding:
+    """Return whether the times of the runs, which follow each other, add up to the window."""
+    shares = [share for process in record.processes if (share := _filled(process)) is not None]
+    if not shares:
+        return Finding(record.case_id, "clocks", "not tested", "no run was timed")
+    fits = all(BUSY_SHARE <= share <= 1.001 for share in shares)
+    figures = ", ".join(f"{share:.1%}" for share in shares)
+    return Finding(record.case_id, "clocks", "right" if fits else "wrong", f"timed runs fill {figures} of the window")
+
+
+def _filled(process: ProcessResult) -> float | None:
+    if process.timing is None or process.window is None:
+        return None
+    return process.timing.runs * process.timing.mean_ms / 1e3 / process.window.seconds
+
+
+def _energy(record: Record) -> Finding:
+    """Return whether the joules are the mean watts of the same source times the seconds."""
+    for process in record.processes:
+        energy, window = process.energy, process.window
+        if energy is None or window is None:
+            continue
+        watts = [one.mean for name, one in process.telemetry.items() if _is_power(name, one.source, energy.source)]
+        if not watts:
+            return Finding(record.case_id, "energy", "not tested", f"{energy.source} gives no power beside its counter")
+        share = energy.energy_j / (max(watts) * window.seconds)
+        fits = abs(share - 1.0) <= ENERGY_SHARE + energy.energy_err_j / energy.energy_j
+        detail = f"{energy.energy_j:.3g} J are {share:.0%} of power times time"
+        return Finding(record.case_id, "energy", "right" if fits else "wrong", detail)
+    return Finding(record.case_id, "energy", "not tested", record.missing.get("energy", "no energy was measured"))
+
+
+def _is_power(name: str, source: str, of: str) -> bool:
+    return name.partition("@")[0] == "power_w" and source == of

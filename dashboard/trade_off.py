@@ -1,0 +1,104 @@
+"""The variants of a model by latency and energy on each kind of board: one point for its boards together; pure."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median_low
+from typing import NamedTuple
+
+from benchd.daemon.records import Variant
+from benchd.dashboard.answers import Kind, Newest
+from benchd.dashboard.messages import Result
+
+
+class Group(NamedTuple):
+    """Results that may be compared: of one kind of board, one scope of energy, one direction and scenario."""
+
+    kind: Kind
+    scope: str
+    work: str
+
+
+class Figure(NamedTuple):
+    """A value with its error bar: the interval on one board, the least and the greatest on several."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Point(NamedTuple):
+    """A variant on `boards` boards; the energy is None where no sensor measured it.
+
+    One that `is_wrong` fails its check.
+    """
+
+    label: str
+    variant: Variant
+    boards: int
+    latency_ms: Figure
+    energy_mj: Figure | None
+    is_wrong: bool
+
+
+def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
+    """Return the points of each group, those on most boards first; failed results have none."""
+    measured: dict[Group, dict[tuple[str, Variant, bool], list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for result, kind, case in newest:
+        if result.status == "ok" and result.median_ms:
+            work = " ".join(
+                word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")
+            )
+            options = [f"{name}={value}" for name, value in sorted(case.options.items())]
+            label = " ".join([result.variant, f"b{result.batch_size}", *options])
+            group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)
+            measured[group][label, case.variant, result.checked in ("failed", "void")].append(result)
+    found = {group: [_point(*where, of) for where, of in points.items()] for group, points in measured.items()}
+    return dict(sorted(found.items(), key=_order))
+
+
+def _order(one: tuple[Group, list[Point]]) -> tuple[int, Kind, str, bool, str]:
+    group, points = one
+    return -max(point.boards for point in points), group.kind, group.work, not group.scope, group.scope
+
+
+def _point(label: str, variant: Variant, is_wrong: bool, found: Sequence[Result]) -> Point:
+    """Return the fleet's median with its range, or one board's value with its interval."""
+    energies = [(result.energy_mj, result.energy_err_mj or 0.0) for result in found if result.energy_mj is not None]
+    times = [_timed(result) for result in found]
+    return Point(
+        label=label,
+        variant=variant,
+        boards=len({result.device_id for result in found}),
+        latency_ms=_together(times),
+        energy_mj=_together([Figure(value, value - error, value + error) for value, error in energies])
+        if energies
+        else None,
+        is_wrong=is_wrong,
+    )
+
+
+def _timed(result: Result) -> Figure:
+    value_ms = result.median_ms or 0.0
+    low_ms, high_ms = result.low_ms, result.high_ms
+    return Figure(value_ms, value_ms if low_ms is None else low_ms, value_ms if high_ms is None else high_ms)
+
+
+def _together(figures: Sequence[Figure]) -> Figure:
+    values = [figure.value for figure in figures]
+    return figures[0] if len(figures) == 1 else Figure(median_low(values), min(values), max(values))
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Return those that no other beats in both latency and energy, the fastest first.
+
+    One that fails its check can never win.
+    """
+    found: list[Point] = []
+    least_mj = math.inf
+    able = [(one.latency_ms.value, one.energy_mj.value, one) for one in points if one.energy_mj and not one.is_wrong]
+    for _, energy_mj, point in sorted(able, key=lambda one: one[:2]):
+        if energy_mj < least_mj:
+            found.append(point)
+            least_mj = energy_mj
+    return found

@@ -1,0 +1,194 @@
+"""One record as a person reads it: its result, stages, check, energy, blocks and environment."""
+
+from asyncio import to_thread
+from collections.abc import Iterator, Sequence
+from urllib.parse import quote
+
+import msgspec
+from nicegui import ui
+
+from benchd.daemon.records import PROFILED, Energy, ProcessResult, Record
+from benchd.daemon.verdicts.compare import command
+from benchd.dashboard import queries
+from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_path, notice, record_path, result_path
+from benchd.dashboard.limits import SHOWN
+from benchd.dashboard.messages import Result
+from benchd.dashboard.store import Store
+from benchd.dashboard.text import error_share, figure, more, plus_minus, rounded, short, time, top1
+from benchd.dashboard.views import charts
+
+BLOCKS = (
+    "Median of each block, by process; a hollow point: disturbed. The interval of a process is that of its blocks, "
+    "the record's that of its processes."
+)
+
+
+def add(store: Store) -> None:
+    """Serve the view at /result/<key>."""
+
+    @ui.page("/result/{key}", response_timeout=PATIENCE_S)
+    async def show(key: str) -> None:
+        async with frame("Record"):
+            result, record = await to_thread(queries.result, store, key), await to_thread(queries.record, store, key)
+            if result is None or record is None:
+                notice("This record is unknown here. Results lists the known ones.")
+                return
+            profile = await to_thread(queries.newest_profile, store, result)
+            _head(result, record)
+            _links(result, profile)
+            with ui.element("div").classes("grid"):
+                _card("Result", _result(result, record))
+                _card("Check", _check(record))
+                _card("Energy", _energy(record.energy) or {"not measured": record.missing.get("energy", "no sensor")})
+                _card("Stages, median of processes", _stages(record.processes))
+            _processes(record.processes)
+            with ui.element("div").classes("wide"):
+                _card("Environment", _environment(record))
+                _card("Not measured, and why", dict(record.missing))
+            heading("Measure it again")
+            ui.label(command(record)).classes("command")
+
+
+def _head(result: Result, record: Record) -> None:
+    ui.label(short(f"{record.case_id} on {record.device_id}")).classes("verdict")
+    ui.label(short(f"{record.t_wall}, benchd {record.tool_version}")).classes("soft")
+    if record.status != "ok":
+        ui.label(f"✕ {record.status}: {record.reason or 'no reason given'}").classes("verdict bad")
+    if result.checked == "failed":
+        ui.label("✕ its answers are wrong: it fails its numerical check").classes("verdict bad")
+
+
+def _links(result: Result, profile: str | None) -> None:
+    with ui.row():
+        ui.link("raw record", record_path(result.key)).classes("link")
+        ui.link("history", history_path(result.device_id, result.case_id)).classes("link")
+        ui.link("device", f"/device/{quote(result.device_id)}").classes("link")
+        if PROFILED in result.flags:
+            ui.label("this is a profile: it is never ranked or compared").classes("soft")
+        elif profile:
+            ui.link("its newest profile", result_path(profile)).classes("link")
+        else:
+            ui.label("not profiled; benchd profile tells where its time goes").classes("soft")
+
+
+def _card(title: str, pairs: dict[str, object]) -> None:
+    if pairs:
+        with ui.element("section").classes("card"):
+            heading(title)
+            facts(pairs)
+
+
+def _result(result: Result, record: Record) -> dict[str, object]:
+    timing, floor = record.timing, record.floor
+    if timing is None:
+        return {"median": "not measured", "flags": record.flags}
+    share = error_share(result)
+    return {
+        "median": f"{time(result)} ({100 * timing.confidence:.3g} %, {timing.interval_basis.replace('_', ' ')})",
+        "p90, p99": ", ".join(rounded(value, share, "ms") for value in (timing.p90_ms, timing.p99_ms) if value),
+        "fastest, slowest": f"{figure(timing.min_ms, 'ms')}, {figure(timing.max_ms, 'ms')}",
+        "runs": timing.runs,
+        "throughput": rounded(record.throughput_per_s, share, "/s") if record.throughput_per_s else None,
+        "of floor": f"{rounded(record.x_of_floor, share, 'x')}" if record.x_of_floor else None,
+        "floor": f"{figure(floor.floor_ms, 'ms')}, bound by {floor.bound_by}" if floor else None,
+        "top-1": top1(result) if record.accuracy else None,
+        "memory": figure(record.memory.rss_peak_bytes / 2**20, "MiB") if record.memory else None,
+        "power mode": record.environment.power_mode,
+        "clocks": [f"{_plain(name)} {figure(found.mean / 1e6, 'MHz')}" for name, found in record.clocks.items()],
+        "temperature": [f"{_plain(name)} {figure(found.mean, '°C')}" for name, found in record.temperature.items()],
+        "preset": record.preset,
+        "flags": record.flags,
+    }
+
+
+def _plain(metric: str) -> str:
+    return metric.partition("_clock_hz")[0].partition("_temp_c")[0]
+
+
+def _check(record: Record) -> dict[str, object]:
+    check = record.check
+    if check is None:
+        return {"not checked": record.missing.get("check", "no reason given")}
+    return {
+        "verdict": check.verdict,
+        "agreement": f"{check.agreeing} of {check.decided} agree" if check.agreeing is not None else None,
+        "rule": check.rule,
+        "images": check.images,
+        "largest error": f"{check.error_share:.2g} of the largest answer, {check.tolerance:.2g} allowed",
+        "images off": f"{check.images_off}, {check.images_off_allowed} allowed" if check.images_off else None,
+        "reference": check.reference,
+        "note": check.note,
+    }
+
+
+def _energy(found: Energy | None) -> dict[str, object]:
+    if found is None:
+        return {}
+    share = found.energy_err_j / found.energy_j if found.energy_j else 0.0
+    gross_mj, net_j, net_err_j = (
+        1e3 * found.gross_per_inference_j,
+        found.net_per_inference_j,
+        found.net_per_inference_err_j,
+    )
+    return {
+        "per inference": plus_minus(gross_mj, share * gross_mj, "mJ"),
+        "without idle": plus_minus(1e3 * net_j, 1e3 * net_err_j if net_err_j else None, "mJ") if net_j else None,
+        "window": plus_minus(found.energy_j, found.energy_err_j, "J"),
+        "idle": figure(found.idle_w, "W") if found.idle_w else None,
+        "scope": found.scope,
+        "source": f"{found.source}, {found.updates} values, every {figure(1e3 * found.sensor_period_s, 'ms')}",
+        "caveats": found.flags,
+    }
+
+
+def _stages(processes: Sequence[ProcessResult]) -> dict[str, object]:
+    """Return the median duration of each stage over the processes that reached it."""
+    every = [msgspec.structs.asdict(process.stages) for process in processes]
+    known = {name: sorted(s for one in every if (s := one[name]) is not None) for name in (every[0] if every else ())}
+    return {
+        name.removesuffix("_s").replace("_", " "): _duration(times_s[len(times_s) // 2])
+        for name, times_s in known.items()
+        if times_s
+    }
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+
+
+def _processes(processes: Sequence[ProcessResult]) -> None:
+    """Show a line for each process, and the medians of its blocks."""
+    heading("Processes and blocks")
+    with ui.column().style("gap: .1rem"):
+        for number, process in enumerate(processes[:SHOWN], 1):
+            ui.label(short(f"{number}: {'; '.join(_process(process))}")).classes("figure")
+        ui.label(more(len(processes) - SHOWN)).classes("soft")
+    blocks = [process for process in processes[:SHOWN] if process.blocks]
+    if blocks:
+        ui.label(BLOCKS).classes("soft")
+        ui.echart(charts.blocks(blocks)).style("height: 16rem; width: 100%")
+
+
+def _process(process: ProcessResult) -> Iterator[str]:
+    yield process.status if process.status == "ok" else f"✕ {process.status}, {process.reason or 'no reason given'}"
+    if (timing := process.timing) and timing.low_ms and timing.high_ms:
+        yield plus_minus(timing.median_ms, (timing.high_ms - timing.low_ms) / 2, "ms")
+    if warm := process.warm_up:
+        yield f"warm-up {warm.runs} runs, {figure(warm.seconds, 's')}, {'steady' if warm.steady else 'not steady'}"
+    if blocks := process.blocks:
+        yield f"{blocks.count} blocks of {blocks.runs_per_block} runs, {blocks.stop_reason}"
+    if interference := process.interference:
+        reasons = {word for block in interference.reasons for word in block}
+        yield f"disturbed by {', '.join(sorted(reasons))}" if reasons else "undisturbed"
+
+
+def _environment(record: Record) -> dict[str, object]:
+    """Return the facts of the machine and the software; sizes as people say them."""
+    found = msgspec.structs.asdict(record.environment)
+    units = {"_bytes": (2.0**-30, "GiB"), "_hz": (1e-6, "MHz"), "_w": (1.0, "W")}
+    known = {}
+    for name, value in found.items():
+        plain, ending = next(((name.removesuffix(end), end) for end in units if name.endswith(end)), (name, ""))
+        is_size = bool(ending) and isinstance(value, int | float)
+        known[plain.replace("_", " ")] = figure(value * units[ending][0], units[ending][1]) if is_size else value
+    return {name: value for name, value in known.items() if name != "cpu flags"}

@@ -1,0 +1,323 @@
+"""Post-training quantisation of an exported float file to QDQ int8; ONNX Runtime's own tools do the work.
+
+Weights are symmetric per output channel, activations symmetric per tensor. Activations that lie on a grid, such as
+spikes and codes, keep it exactly: their scale is its step. What stays in float32 is named with its reason, in the
+result and in the file's metadata.
+"""
+
+import json
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+from benchd.exporters import activations, sessions, smoothing
+from benchd.exporters.files import QuantisedFor
+
+Feed = dict[str, NDArray[Any]]
+
+PERCENTILE = 99.999
+LEAST_IMAGES = 16
+_BINS = 2048
+_LARGEST_CODE = 127
+_GRID_ERROR = 1e-4  # of a step: what float32 leaves of an exact multiple
+_PRODUCTS = ("Conv", "MatMul", "Gemm")
+# ONNX Runtime runs a Conv or Gemm in integers only if its output is quantised too; elsewhere that costs accuracy
+_FLOAT_OUTPUTS: dict[QuantisedFor, list[str]] = {"cpu": ["MatMul"], "tensorrt": list(_PRODUCTS)}
+
+
+class CannotQuantise(Exception):
+    """A model or its calibration images do not allow a quantised file; the message says why."""
+
+
+class Quantised(msgspec.Struct, frozen=True):
+    """What a quantised file is: the layers in int8, those left in float32 with the reason, and its agreement.
+
+    `exact` names the int8 layers whose inputs are exact integers. Errors are against the float32 file on calibration
+    images, as shares of its largest output; `agreeing` of `images` rows have the same class.
+    """
+
+    layers: list[str]
+    left_fp32: dict[str, str]
+    exact: list[str]
+    nodes: int
+    max_error_share: float
+    mean_error_share: float
+    agreeing: int
+    images: int
+
+
+def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
+    """Raise CannotQuantise for calibration images from which no range can be learned."""
+    if len(images) < LEAST_IMAGES:
+        raise CannotQuantise(f"calibration needs at least {LEAST_IMAGES} images, not {len(images)} ({source})")
+    if not all(np.isfinite(image).all() for image in images if image.dtype.kind == "f"):
+        raise CannotQuantise(f"the calibration images are not finite ({source})")
+    if all(np.ptp(image) == 0 for image in images) or all(np.array_equal(images[0], image) for image in images):
+        raise CannotQuantise(f"the calibration images are constant or all the same, so they show no range ({source})")
+
+
+def quantise(
+    source: Path, path: Path, feeds: Sequence[Feed], target: QuantisedFor, about: Mapping[str, str], *, smooth: bool
+) -> Quantised:
+    """Write the float32 file `source` in int8 to `path`, with ranges from running `feeds` through it.
+
+    `smooth` moves outlier channels and the scale of each token of a state-space model out of its activations. `about`
+    goes into the file's metadata. Raises CannotQuantise, leaving no file, for a model without layers to quantise, for
+    activations that are not finite, and if the result is not quantised as requested.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model = _prepared(source, Path(folder) / "prepared.onnx")
+        chosen, left = _chosen(model, recurrent=smooth)
+        ranges: dict[str, float] = {}
+        if smooth:
+            ranges = smoothing.smooth(model, chosen, feeds)
+        grids = _grids(model, chosen, feeds)
+        scales = {name: step for name, step in grids.items() if step} | ranges
+        names = [node.name for node in chosen]
+        made = _converted(model, chosen, scales, feeds, target, Path(folder))
+    _describe(made, {**about, "benchd.left_fp32": json.dumps(left), "benchd.int8": json.dumps(names)})
+    _refuse_unquantised(made, names)
+    onnx.save(made, path)
+    try:
+        found = _compared(source, path, feeds)
+    except CannotQuantise:
+        path.unlink()
+        raise
+    exact = [node.name for node in chosen if grids.get(node.input[0])]
+    return Quantised(layers=names, left_fp32=left, exact=exact, nodes=len(made.graph.node), **found)
+
+
+def input_names(path: Path) -> list[str]:
+    """Return the names of the file's inputs, in order."""
+    graph = onnx.load(path, load_external_data=False).graph
+    held = {tensor.name for tensor in graph.initializer}
+    return [value.name for value in graph.input if value.name not in held]
+
+
+def _prepared(source: Path, path: Path) -> ModelProto:
+    """Return the file with batch norm folded into convolutions and constants folded."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415 - imports sympy
+
+    try:
+        quant_pre_process(source, path, skip_symbolic_shape=True)
+    except Exception as error:  # its many steps raise anything
+        raise CannotQuantise(f"ONNX Runtime cannot prepare it: {str(error).strip().splitlines()[0]}") from error
+    model = onnx.load(path)
+    used = {node.domain for node in model.graph.node}
+    known = [entry for entry in model.opset_import if entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(known)
+    return model
+
+
+def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dict[str, str]]:
+    """Return the nodes to quantise, and why each other product stays in float32."""
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type in _PRODUCTS]
+    left: dict[str, str] = {}
+    for node in products:
+        weight = weights.get(node.input[1])
+        if weight is None:
+            left[node.name] = "both of its inputs change"
+        elif weight.data_type != TensorProto.FLOAT:
+            left[node.name] = f"its weights are {TensorProto.DataType.Name(weight.data_type)}"
+        elif node.op_type == "MatMul" and len(weight.dims) > 2:
+            left[node.name] = "feeds the recurrence of the scan" if recurrent else "its weights are a batch of matrices"
+    able = [node for node in products if node.name not in left]
+    if len(able) > 2:
+        left |= {able[0].name: "first layer", able[-1].name: "last layer"}
+    chosen = [node for node in able[1:-1] if node.name not in left]
+    if not chosen:
+        raise CannotQuantise(
+            f"nothing to quantise: {len(products)} products (Conv, MatMul, Gemm), of which {len(able)} have constant "
+            "float weights, and the first and the last stay in float32"
+        )
+    return chosen, left
+
+
+def _grids(model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed]) -> dict[str, float | None]:
+    """Return the step of the grid on which each node's input lies, None if on none; raise for one that is not finite.
+
+    A tensor with at most 127 codes to either side of 0 is exact in int8 with this step as its scale.
+    """
+    names = list(dict.fromkeys(node.input[0] for node in chosen))
+    magnitudes: dict[str, NDArray[Any] | None] = {name: np.zeros(0, np.float32) for name in names}
+    for values in activations.run(model, names, feeds):
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise CannotQuantise(f"the activation {name} is not finite on the calibration images")
+            seen = magnitudes[name]
+            if seen is not None:
+                merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
+                magnitudes[name] = merged if len(merged) <= _LARGEST_CODE else None
+    return {name: _step(seen) for name, seen in magnitudes.items()}
+
+
+def _distinct(magnitudes: NDArray[Any]) -> NDArray[Any]:
+    """Return the distinct magnitudes above 0; those within float32's rounding of one another count once."""
+    found = np.unique(magnitudes[magnitudes > 0])
+    if not len(found):
+        return found
+    kept: NDArray[Any] = found[np.concatenate([[True], np.diff(found) > _GRID_ERROR * found[1:]])]
+    return kept
+
+
+def _step(magnitudes: NDArray[Any] | None) -> float | None:
+    if magnitudes is None or not len(magnitudes):
+        return None
+    step = float(magnitudes[0])
+    codes = magnitudes / step
+    on_grid = np.abs(codes - np.round(codes)) <= _GRID_ERROR * codes
+    return step if on_grid.all() and codes[-1] <= _LARGEST_CODE else None
+
+
+def _converted(
+    model: ModelProto,
+    chosen: Sequence[NodeProto],
+    scales: Mapping[str, float],
+    feeds: Sequence[Feed],
+    target: QuantisedFor,
+    folder: Path,
+) -> ModelProto:
+    """Return the QDQ model; `scales` are known ones by tensor, and percentiles of the activations give the others."""
+    from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType, TensorData, TensorsData  # noqa: PLC0415
+
+    floats = _FLOAT_OUTPUTS[target]
+    # ONNX Runtime has fast kernels on x86 only for uint8 activations: the same grid with a zero point of 128
+    kind, zero = (
+        (QuantType.QUInt8, np.array(128, np.uint8)) if target == "cpu" else (QuantType.QInt8, np.array(0, np.int8))
+    )
+    known = {
+        name: [{"scale": np.array(scale, np.float32), "zero_point": zero, "quant_type": kind}]
+        for name, scale in scales.items()
+    }
+    unknown = {node.op_type for node in chosen if node.input[0] not in scales or node.op_type not in floats}
+    ranges = _ranges(model, sorted(unknown), feeds, folder)
+    for name, scale in scales.items():  # it asks for a range even of a tensor whose scale is known
+        ends = np.array([-scale, scale], np.float32) * _LARGEST_CODE
+        ranges[name] = TensorData(lowest=ends[0], highest=ends[1])
+    measured = TensorsData(CalibrationMethod.Percentile, ranges)
+    quantizer = QDQQuantizer(
+        model,
+        per_channel=True,
+        reduce_range=False,
+        weight_qType=QuantType.QInt8,
+        activation_qType=kind,
+        tensors_range=measured,
+        nodes_to_quantize=[node.name for node in chosen],
+        nodes_to_exclude=[],
+        op_types_to_quantize=list(_PRODUCTS),
+        extra_options={
+            "ActivationSymmetric": True,
+            "WeightSymmetric": True,
+            "DedicatedQDQPair": target == "tensorrt",
+            "OpTypesToExcludeOutputQuantization": floats,
+            "QuantizeBias": target == "cpu",
+            "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
+            "TensorQuantOverrides": known,
+        },
+    )
+    try:
+        with _quiet():
+            quantizer.quantize_model()
+            quantizer.model.topological_sort()  # checkers require an order that it leaves to whoever saves
+    except Exception as error:  # it raises ValueError, KeyError, AssertionError and more
+        raise CannotQuantise(f"ONNX Runtime cannot quantise it: {str(error).strip().splitlines()[0]}") from error
+    made: ModelProto = quantizer.model.model
+    return made
+
+
+def _ranges(model: ModelProto, kinds: Sequence[str], feeds: Sequence[Feed], folder: Path) -> dict[str, Any]:
+    """Return the ranges of the activations around products of these kinds, from histograms."""
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator  # noqa: PLC0415 - see above
+
+    if not kinds:
+        return {}
+    path = folder / "float.onnx"
+    onnx.save(model, path)
+    method = CalibrationMethod.Percentile
+    options = {"symmetric": True, "num_bins": _BINS, "percentile": PERCENTILE}
+    with _quiet():
+        calibrator = create_calibrator(path, kinds, str(folder / "augmented.onnx"), method, extra_options=options)
+        for feed in feeds:  # one at a time: it keeps every activation of what it is given
+            calibrator.collect_data(_Reader([feed]))
+        return dict(calibrator.compute_data().items())
+
+
+class _Reader:
+    """ONNX Runtime's CalibrationDataReader over feeds."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._left = iter(feeds)
+
+    def get_next(self) -> Feed | None:
+        return next(self._left, None)
+
+
+class _quiet(redirect_stdout[StringIO]):  # noqa: N801 - a context manager
+    """Hide what the quantiser prints and logs; real problems are raised."""
+
+    def __init__(self) -> None:
+        super().__init__(StringIO())
+        self._level = logging.getLogger().level
+
+    def __enter__(self) -> StringIO:
+        logging.getLogger().setLevel(logging.ERROR)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        logging.getLogger().setLevel(self._level)
+        super().__exit__(*error)
+
+
+def _describe(model: ModelProto, about: Mapping[str, str]) -> None:
+    for key, value in about.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
+    """Raise unless each of these nodes reads dequantised activations and weights, with scales that are numbers."""
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    by_output = {output: node for node in model.graph.node for output in node.output}
+    found = {node.name: node for node in model.graph.node if node.op_type in _PRODUCTS}
+    for name in names:
+        makers = [by_output.get(value) for value in found[name].input[:2]]
+        if not all(maker and maker.op_type == "DequantizeLinear" for maker in makers):
+            raise CannotQuantise(f"ONNX Runtime left {name} in float32 although it was to be quantised")
+        scales = [numpy_helper.to_array(held[maker.input[1]]) for maker in makers if maker]
+        if not all(np.isfinite(scale).all() and (scale > 0).all() for scale in scales):
+            raise CannotQuantise(f"the scales of {name} are not positive numbers: its calibrated range is empty")
+
+
+def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
+    """Return the errors of the int8 file against the float32 one; raise if its answers are not finite."""
+    files = [sessions.open_session(file) for file in (source, path)]
+    rows = [_rows([session.run(None, feed)[0] for feed in feeds[:most]], feeds) for session in files]
+    exact, found = (row.astype(np.float64) for row in rows)
+    if not np.isfinite(found).all():
+        raise CannotQuantise("the int8 file gives answers that are not finite on the calibration images")
+    errors = np.abs(found - exact).max(axis=1) / (np.abs(exact).max() or 1.0)
+    return {
+        "max_error_share": float(errors.max()),
+        "mean_error_share": float(errors.mean()),
+        "agreeing": int((exact.argmax(axis=1) == found.argmax(axis=1)).sum()),
+        "images": len(exact),
+    }
+
+
+def _rows(answers: Sequence[NDArray[Any]], feeds: Sequence[Feed]) -> NDArray[Any]:
+    """Return the answers as rows, one per item if the batch leads them, else one per feed."""
+    batch = len(next(iter(feeds[0].values())))
+    return np.concatenate(
+        [part.reshape(batch if len(part) == batch else 1, -1) for part in map(np.atleast_1d, answers)]
+    )

@@ -1,0 +1,61 @@
+"""Outliers of a state-space model moved out of the activations that are quantised, without changing what it computes.
+
+The input X (B, tokens, channels) of a projection W varies in range from token to token, which come in a fixed order,
+and from channel to channel. With static scales t per token and s per channel
+
+    X W = diag(t) (diag(1 / t) X diag(1 / s)) (diag(s) W)
+
+and the middle factor fills one range. Sources: PTQ4VM (WACV 2025, per-token static scales), SmoothQuant (ICML 2023, s).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from benchd.exporters import activations
+
+STRENGTH = 0.5  # of the two ranges that a channel's scale balances, as in SmoothQuant
+_LEAST = 1e-5
+
+
+def smooth(model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Rewrite the chosen MatMuls of the model in place; return the int8 scale of each new input by its name.
+
+    `chosen` are nodes of `model`; other kinds of nodes, and inputs without a token axis, stay as they are.
+    """
+    projections = [node for node in chosen if node.op_type == "MatMul"]
+    names = list(dict.fromkeys(node.input[0] for node in projections))
+    largest: dict[str, NDArray[Any]] = {}
+    for values in activations.run(model, names, feeds):
+        for name, value in values.items():
+            if value.ndim == 3:
+                seen = np.abs(value).max(axis=0)
+                largest[name] = np.maximum(largest.get(name, seen), seen)
+    return dict(_rewritten(model, node, largest[node.input[0]]) for node in projections if node.input[0] in largest)
+
+
+def _rewritten(model: ModelProto, node: NodeProto, largest: NDArray[Any]) -> tuple[str, float]:
+    """Put the two scalings around one projection; return its new input and that input's int8 scale."""
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == node.input[1])
+    values = numpy_helper.to_array(weight)
+    tokens = np.maximum(largest.max(axis=1), _LEAST)
+    tokens = tokens / tokens.max()
+    channels = np.maximum((largest / tokens[:, None]).max(axis=0), _LEAST)
+    scales = channels**STRENGTH / np.maximum(np.abs(values).max(axis=1), _LEAST) ** (1 - STRENGTH)
+    name = node.name
+    added = {
+        f"{name}_inverse": 1 / (tokens[:, None] * scales),
+        f"{name}_tokens": tokens[:, None],
+        f"{name}_weight": values * scales[:, None],
+    }
+    for key, value in added.items():
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), key))
+    given, answer, (smoothed, product) = node.input[0], node.output[0], (f"{name}_smoothed", f"{name}_product")
+    node.input[0], node.input[1], node.output[0] = smoothed, f"{name}_weight", product
+    place = list(model.graph.node).index(node)
+    model.graph.node.insert(place + 1, helper.make_node("Mul", [product, f"{name}_tokens"], [answer], f"{name}_after"))
+    model.graph.node.insert(place, helper.make_node("Mul", [given, f"{name}_inverse"], [smoothed], f"{name}_before"))
+    return smoothed, float((largest / (tokens[:, None] * scales)).max()) / 127

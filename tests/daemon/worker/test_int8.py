@@ -1,0 +1,102 @@
+"""An int8 variant: made from a user's file, checked against the fp32 one by its classes, and refused if broken."""
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+from worker_jobs import job
+
+from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.measuring.user_model import UserFile
+from benchd.daemon.records import Case, Variant
+from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker.accuracy import _refuse_calibrated
+from benchd.models import data, demo
+
+onnx = pytest.importorskip("onnx", reason="writes and reads files")
+pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantises")
+
+from int8_made import feeds, net, scaled, swapped  # noqa: E402 - writes ONNX
+
+from benchd.exporters import quantised  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A float file and its int8 one."""
+    folder = tmp_path_factory.mktemp("int8")
+    source = net(folder / "float.onnx")
+    quantised.quantise(source, folder / "int8.onnx", feeds(32), "cpu", {}, smooth=False)
+    return source, folder / "int8.onnx"
+
+
+def checked(folder, path, reference=None, calibration=None):
+    """Return the check of the file as onnxruntime-int8, and the facts of the files it ran."""
+    asked = msgspec.structs.replace(
+        job(folder),
+        case=Case(model="own.net", variant=Variant("onnxruntime", "int8")),
+        options={},
+        onnx=str(path),
+        reference=reference and str(reference),
+        calibration=calibration,
+        calibration_images=32,
+    )
+    built = workload.build(asked)
+    loaded = backends.load(asked.case.variant, built.source, torch.device("cpu"), built.images[:1])
+    return check.check(built, loaded, asked), built.source.used
+
+
+def test_a_users_int8_file_is_checked_against_its_reference(pair, tmp_path):
+    source, path = pair
+    found, _ = checked(tmp_path, path, source)
+    assert found.verdict == "passed"
+    assert found.images == 64
+    assert found.argmax_disagreements <= 3
+    assert 1e-4 < found.error_share < 0.2
+
+
+def test_without_a_reference_its_check_shows_nothing(pair, tmp_path):
+    found, _ = checked(tmp_path, pair[1])
+    assert found.verdict == "void"
+    assert "no fp32 reference" in found.note
+    assert "--reference" in found.note
+
+
+def test_a_broken_int8_file_fails(pair, tmp_path):
+    source, path = pair
+    garbage = scaled(path, tmp_path / "garbage.onnx", times=40)
+    assert checked(tmp_path, garbage, source)[0].verdict == "failed"
+    exchanged = swapped(path, tmp_path / "exchanged.onnx", tensor="w1_quantized")
+    assert checked(tmp_path, exchanged, source)[0].verdict == "failed"
+
+
+def test_an_int8_file_is_made_from_a_users_float_file(pair, tmp_path):
+    found, (facts,) = checked(tmp_path, pair[0], calibration="random")
+    assert found.verdict == "passed"
+    assert facts.quantisation.layers == 2
+    assert set(facts.quantisation.left_fp32.values()) == {"first layer", "last layer"}
+    assert facts.quantisation.calibration == "32 random inputs"
+
+
+def test_without_calibration_images_nothing_is_made(pair, tmp_path):
+    with pytest.raises(Unsupported, match="int8 needs calibration images: give --calibration"):
+        checked(tmp_path, pair[0])
+
+
+def test_a_file_says_whether_it_is_quantised_and_takes_a_float_reference_only(pair):
+    source, path = pair
+    assert (UserFile.at(source, []).is_quantised, UserFile.at(path, []).is_quantised) == (False, True)
+    assert UserFile.at(path, [], source).reference == str(source)
+    with pytest.raises(UsageError, match="give the fp32 file"):
+        UserFile.at(source, [], source)
+
+
+def test_no_image_is_both_calibrated_with_and_scored():
+    tested = data.open_set("demo", (3, 32, 32))
+    learnt = data.open_set("demo", (3, 32, 32), calibrating=True)
+    shown = {tuple(image.flatten().tolist()) for image in load_file(demo.IMAGES)["images"]}
+    assert shown.isdisjoint(tuple(image.flatten().tolist()) for image in load_file(demo.CALIBRATION)["images"])
+    images, _ = learnt.read(range(8))
+    _refuse_calibrated(tested.read(range(8))[0], set(data.digests(images)), tested)
+    with pytest.raises(UsageError, match="8 of 8 images of demo were also calibrated with"):
+        _refuse_calibrated(images, set(data.digests(images)), tested)

@@ -1,0 +1,71 @@
+"""Trade-off: what is one point, what may be compared, and what nothing beats."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records_made import ENERGY, ENVIRONMENT, PASSED, WRONG, made, timing
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from benchd.daemon.records import Case, Variant
+from benchd.dashboard.answers import Kind, Newest
+from benchd.dashboard.messages import flat
+from benchd.dashboard.trade_off import Figure, Point, front, groups
+
+ORIN, NANO = Kind("tegra234", "MAXN", "cuda"), Kind("tegra234", "15W", "cuda")
+
+
+def newest(device, variant, median_ms, kind=ORIN, mj=None, **fields):
+    case = fields.pop("case", Case(model="m", variant=Variant.parse(variant)))
+    energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=mj / 1e3) if mj else None
+    here = {"environment": ENVIRONMENT, "energy": energy, "timing": timing(median_ms), "check": PASSED}
+    return Newest(flat(made(case=case, device_id=device, **here | fields), 0.0), kind, case)
+
+
+def point(median_ms, energy_mj, *, is_wrong=False):
+    energy = None if energy_mj is None else Figure(energy_mj, energy_mj, energy_mj)
+    return Point("eager b1", Variant(), 1, Figure(median_ms, median_ms, median_ms), energy, is_wrong)
+
+
+def test_boards_of_one_kind_are_one_point_with_their_range_and_one_board_has_its_interval():
+    results = [newest(f"d{number}", "fp16", 4.0 + number, mj=100.0 + number) for number in range(3)]
+    ((group, (fleet,)),) = groups(results).items()
+    assert (group.kind, group.scope, fleet.label, fleet.boards) == (ORIN, "module", "eager-fp16 b1", 3)
+    assert (fleet.latency_ms, fleet.energy_mj) == (Figure(5.0, 4.0, 6.0), Figure(101.0, 100.0, 102.0))
+    (((one,),),) = [groups(results[:1]).values()]
+    assert one.latency_ms == Figure(4.0, pytest.approx(3.96), pytest.approx(4.04))
+    assert one.energy_mj == Figure(100.0, pytest.approx(95.0), pytest.approx(105.0))
+
+
+def test_other_kinds_scopes_work_and_wrong_answers_are_apart_and_what_failed_has_no_point():
+    results = [
+        newest("d1", "eager", 9.0, mj=90.0),
+        newest("d2", "eager", 5.0, kind=NANO, mj=9.0),
+        newest("d3", "eager", 8.0),
+        newest("d1", "fp16", 3.0, mj=30.0, check=WRONG),
+        newest("d1", "eager", 9.0, mj=90.0, case=Case(model="m", direction="training")),
+        newest("d1", "custom", 9.0, status="failed"),
+    ]
+    found = groups(results)
+    told = [(group.kind, group.scope, group.work, [one.is_wrong for one in points]) for group, points in found.items()]
+    assert told == [
+        (NANO, "module", "", [False]),
+        (ORIN, "module", "", [False, True]),
+        (ORIN, "", "", [False]),
+        (ORIN, "module", "training", [False]),
+    ]
+    assert [one.label for one in front(found[next(group for group in found if group.kind == ORIN)])] == ["eager b1"]
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=20))
+def test_nothing_beats_the_front_and_something_on_it_beats_the_rest(pairs):
+    found = {(one.latency_ms.value, one.energy_mj.value) for one in front([point(*pair) for pair in pairs])}
+    for ms, mj in pairs:
+        beaten = any(a <= ms and b <= mj and (a, b) != (ms, mj) for a, b in pairs)
+        assert ((ms, mj) in found) == (not beaten)
+
+
+def test_what_failed_its_check_can_never_win():
+    good = point(9.0, 9.0)
+    assert front([point(1.0, 1.0, is_wrong=True), point(1.0, None), good]) == [good]

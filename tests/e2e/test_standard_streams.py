@@ -1,0 +1,61 @@
+"""What every command does with a standard output that nobody reads, with Ctrl-C, and with --version and -h."""
+
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from waiting import WAIT_S, wait_for
+
+BIN = Path(sys.executable).parent
+
+
+def shell(words, environment):
+    """Run a line of bash with pipefail; return the finished process."""
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", words],
+        check=False,
+        timeout=WAIT_S,
+        cwd=BIN,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("./benchd schema | true", 0),
+        ("./benchd schema | head -1", 0),
+        ("./benchd watch | head -1", 0),
+        ("./benchd schema >&-", 0),
+        ("./benchd recommend nowhere | true", 2),
+    ],
+)
+def test_a_reader_that_leaves_does_not_change_the_exit_code(child_environment, words, code):
+    done = shell(words, child_environment)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+def test_a_full_disk_is_one_sentence(child_environment):
+    done = shell("./benchd schema > /dev/full", child_environment)
+    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["benchd", "bench-once"])
+def test_each_program_prints_its_version_and_a_short_help(child_environment, command):
+    assert shell(f"./{command} --version", child_environment).stdout == f"benchd {version('benchd')}\n"
+    assert shell(f"./{command} -h", child_environment).stdout == shell(f"./{command} --help", child_environment).stdout
+
+
+def test_ctrl_c_before_the_plan_is_quiet(child_environment, tmp_path):
+    line = [sys.executable, "-X", "importtime", "-c", "from benchd.daemon.cli import bench_once; bench_once()"]
+    with (tmp_path / "imported").open("w") as imported:
+        process = subprocess.Popen(line, cwd=tmp_path, env=child_environment, stderr=imported)
+        wait_for(lambda: "benchd.daemon.commands.arguments" in (tmp_path / "imported").read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 130
+    assert "Traceback" not in (tmp_path / "imported").read_text()

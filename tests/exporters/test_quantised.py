@@ -1,0 +1,108 @@
+"""The int8 file: what is quantised how, what is refused, and that it is what it says."""
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="writes and reads files")
+pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantises")
+
+from int8_made import feeds, images, net  # noqa: E402 - writes ONNX
+from onnx import helper, numpy_helper  # noqa: E402
+
+from benchd.exporters import activations, quantised, smoothing  # noqa: E402
+from benchd.exporters.quantised import CannotQuantise  # noqa: E402
+
+
+def made(folder, target="cpu", *, given=None, **of_net):
+    source, path = net(folder / "float.onnx", **of_net), folder / "int8.onnx"
+    return quantised.quantise(
+        source, path, given or feeds(32), target, {"benchd.precision": "int8"}, smooth=False
+    ), path
+
+
+def stored(model):
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize(("target", "zero", "kind"), [("cpu", 128, np.uint8), ("tensorrt", 0, np.int8)])
+def test_a_file_is_symmetric_and_has_weights_per_channel_and_names_what_stays_float(tmp_path, target, zero, kind):
+    found, path = made(tmp_path, target)
+    assert (found.layers, found.exact) == (["conv1", "conv2"], [])
+    assert found.left_fp32 == {"conv0": "first layer", "head": "last layer"}
+    assert found.agreeing == found.images == 32
+    assert 0 < found.mean_error_share < 0.05
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert {entry.domain: entry.version for entry in model.opset_import} == {"": 18}
+    about = {entry.key: entry.value for entry in model.metadata_props}
+    assert about["benchd.precision"] == "int8"
+    assert "last layer" in about["benchd.left_fp32"]
+    held, makers = stored(model), {node.output[0]: node for node in model.graph.node}
+    zeros = {held[node.input[2]].item() for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    assert zeros == {zero}
+    for name in found.layers:
+        activation, weight = (makers[value] for value in next(n for n in model.graph.node if n.name == name).input[:2])
+        assert held[activation.input[2]].dtype == kind
+        assert held[weight.input[1]].shape == (8,)
+        assert held[weight.input[0]].dtype == np.int8
+        assert not held[weight.input[2]].any()
+
+
+def test_activations_on_a_grid_keep_it_exactly(tmp_path):
+    found, path = made(tmp_path, codes=True)
+    assert found.exact == found.layers == ["conv1", "conv2"]
+    model = onnx.load(path)
+    held, makers = stored(model), {node.output[0]: node for node in model.graph.node}
+    conv = next(node for node in model.graph.node if node.name == "conv1")
+    assert held[makers[conv.input[0]].input[1]] == pytest.approx(0.3, rel=1e-6)
+
+
+def test_without_a_layer_between_the_first_and_the_last_nothing_is_written(tmp_path):
+    with pytest.raises(CannotQuantise, match="nothing to quantise: 2 products"):
+        made(tmp_path, products=2)
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+def test_activations_that_are_not_finite_are_refused(tmp_path):
+    bad = feeds(32)
+    bad[3]["x"][0, 0, 0, 0] = np.inf
+    with pytest.raises(CannotQuantise, match="is not finite on the calibration images"):
+        made(tmp_path, given=bad)
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (images(1), "at least 16 images, not 1 "),
+        (np.ones((32, 3, 8, 8), np.float32), "constant or all the same"),
+        (np.repeat(images(1), 32, axis=0), "constant or all the same"),
+        (np.full((32, 3, 8, 8), np.nan, np.float32), "not finite"),
+    ],
+)
+def test_images_that_show_no_range_are_refused(given, message):
+    with pytest.raises(CannotQuantise, match=message):
+        quantised.refuse_few(given, "these")
+
+
+def test_smoothing_leaves_the_answers_and_moves_the_outliers():
+    draw = np.random.default_rng(0)
+    weight = draw.normal(size=(16, 8)).astype(np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "projection")
+    shapes = [helper.make_tensor_value_info(name, 1, [1, 5, size]) for name, size in (("x", 16), ("y", 8))]
+    graph = helper.make_graph([node], "one", shapes[:1], shapes[1:], [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 9
+    values = draw.normal(size=(20, 1, 5, 16)).astype(np.float32)
+    values[..., 3] *= 50  # an outlier channel
+    values[:, :, 4] *= 20  # and an outlier token
+    given = [{"x": one} for one in values]
+    before = [one["y"] for one in activations.run(model, ["y"], given)]
+    scales = smoothing.smooth(model, list(model.graph.node), given)
+    assert list(scales) == ["projection_smoothed"]
+    seen = list(activations.run(model, ["y", "projection_smoothed"], given))
+    np.testing.assert_allclose([one["y"] for one in seen], before, rtol=1e-4, atol=1e-4)
+    smoothed = np.stack([one["projection_smoothed"] for one in seen])
+    assert np.abs(smoothed).max() == pytest.approx(127 * scales["projection_smoothed"], rel=1e-5)
+    assert np.ptp(np.log(np.abs(smoothed).max(axis=(0, 1, 2)))) < np.log(10)
+    assert np.ptp(np.log(np.abs(values).max(axis=(0, 1, 2)))) > np.log(20)

@@ -1,0 +1,109 @@
+"""Every model and precision on a CUDA device that is not there: a run neither waits for the device nor moves data.
+
+Tensors are fake, so only shapes, dtypes and devices are computed, but every operator is called as on a GPU. What waits
+for the device cannot be captured in a CUDA graph either.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchd.daemon.worker.backends import eager
+from benchd.models import catalog
+
+pytest.importorskip("triton")
+
+# small ones: more layers or channels run the same code again
+OPTIONS = {
+    "vim_tiny": {"depth": 2},
+    "snn_onepass": {},
+    "qann_resnet18": {"width": 8},
+    "snn_stbif_resnet18": {"width": 8, "time_steps": 4},
+    "square": {},
+}
+OTHERS = {"vim_tiny": [{"depth": 1, "scan": "two_level"}], "snn_onepass": [{"encoding": "rate"}]}
+VARIANTS = [
+    (model, kernels, precision, options)
+    for model, given in OPTIONS.items()
+    for kernels in (("torch", "custom") if catalog.MODELS[model].custom_kernels else ("torch",))
+    for precision in eager.DTYPES
+    for options in (given, *OTHERS.get(model, []))
+]
+
+
+class Watched(TorchDispatchMode):
+    """Notes the operators that a GPU would wait for: those that meet a tensor in host memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators, self.waited = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        met = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+        self.operators.append(func)
+        self.waited += [str(func)] * any(each.device.type != "cuda" for each in met)
+        return result
+
+
+def on_gpu(module, dtype):
+    """Return the module with fake CUDA tensors in the place of its own."""
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    wanted = dtype if tensor.is_floating_point() else tensor.dtype
+                    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=wanted, device="cuda")
+                    held[name] = nn.Parameter(fake) if held is part._parameters else fake
+    return module
+
+
+def run(module, precision, images):
+    """Return what a run calls."""
+    device = torch.device("cuda")
+    with Watched() as watched:
+        (eager._autocast(module, device) if precision == "amp" else module)(images)
+    return watched
+
+
+@pytest.mark.parametrize(("model", "kernels", "precision", "options"), VARIANTS, ids=str)
+def test_a_run_does_not_wait_for_the_device(monkeypatch, model, kernels, precision, options):
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    dtype, built = eager.DTYPES[precision], catalog.build(model, kernels=kernels, **options)
+    with FakeTensorMode(), torch.inference_mode():
+        images = torch.empty(2, *catalog.entry(model).image_shape(options), device="cuda", dtype=dtype)
+        watched = run(on_gpu(built, dtype), precision, images)
+    assert watched.operators
+    assert watched.waited == []
+    own = {str(each) for each in watched.operators if each.namespace == "benchd"}
+    assert bool(own) == (kernels == "custom")
+
+
+class Waits(nn.Module):
+    """Reads a number of the device, in one of several ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self._how = how
+
+    def forward(self, x):
+        return self._how(x)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [lambda x: x * torch.tensor(2.0).to("cuda"), lambda x: x.cpu(), lambda x: x.new_tensor([1.0, 2.0])],
+    ids=["to the device", "to the host", "from a list"],
+)
+def test_a_copy_is_noticed(how):
+    with FakeTensorMode():
+        assert run(Waits(how), "fp32", torch.empty(2, device="cuda")).waited
+
+
+@pytest.mark.parametrize("how", [lambda x: x.sum().item(), lambda x: x[x > 0]], ids=["a number", "a mask"])
+def test_a_shape_that_the_data_decides_is_noticed(how):
+    with FakeTensorMode(), pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        run(Waits(how), "fp32", torch.empty(2, device="cuda"))

@@ -1,0 +1,87 @@
+"""A pytest plugin that runs the project's Triton kernels as the PTX that Triton emits: `-p tests.ptx.session --ptx 87`.
+
+Launches are compiled for the architecture, from CPU tensors, and interpreted in place of the GPU.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.ptx import machine
+
+EXECUTED: set[str] = set()  # the PTX that was launched
+LAUNCHED: set[str] = set()  # the kernels' functions, with their modules
+REPLACED: dict[str, str] = {}  # what is executed in the place of which PTX
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ptx", type=int, required=True, help="the architecture to compile for: 75, 87, 90")
+    parser.addoption("--launched", type=Path, help="a file that gets a line per kernel that was launched")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    execute_as(config.getoption("ptx"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if to := session.config.getoption("launched"):
+        with to.open("a") as file:  # each process of a run adds its own
+            file.writelines(f"{function}\n" for function in sorted(LAUNCHED))
+
+
+def execute_as(sm: int) -> None:
+    """Let kernels take CPU tensors, be compiled for the architecture `sm` and be executed by the interpreter."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    from benchd.kernels import dispatch, launch  # noqa: F401 - it reads the variable once
+
+    del os.environ["TRITON_INTERPRET"]
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    target = GPUTarget("cuda", sm, 32)
+    driver.set_active(_Driver(target))
+    launch.architecture = lambda device: sm
+    triton.runtime.JITFunction.run = _run
+    triton.knobs.runtime.add_stages_inspection_hook = _without_machine_code
+
+
+class _Driver:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, target) -> None:
+        self._target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_target(self):
+        return self._target
+
+
+def _without_machine_code(*stages):
+    """Leave out ptxas, under a key of its own in Triton's cache; every launch that ships goes through it elsewhere."""
+    if not stages:
+        return "ptx only", "ptx only"
+    stages[1]["cubin"] = lambda source, metadata: b"none"
+    return None
+
+
+def _run(self, *args, grid, warmup, **kwargs):
+    """Compile as Triton does, for these arguments, and interpret."""
+    kernels, _, target, backend, binder = self.device_caches[0]
+    kwargs["debug"] = False
+    bound, specialization, options = binder(*args, **kwargs)
+    key = str(specialization) + str(options)
+    if key not in kernels:
+        options, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
+        source = self.ASTSource(self, signature, constants, attributes)
+        kernels[key] = self.compile(source, target=target, options=options.__dict__)
+    kernel = kernels[key]
+    taken = [value for value, (kind, _) in zip(bound.values(), specialization, strict=True) if kind != "constexpr"]
+    ptx = kernel.asm["ptx"]
+    EXECUTED.add(ptx)
+    LAUNCHED.add(f"{self.module}.{self.fn.__name__}")
+    machine.launch(REPLACED.get(ptx, ptx), tuple(grid), taken, kernel.metadata.shared)
+    return kernel

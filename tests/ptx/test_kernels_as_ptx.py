@@ -1,0 +1,47 @@
+"""The kernels' own tests on the PTX that Triton emits for each architecture, and who notices where it is changed."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from benchd.kernels import shipped
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+# those that judge numbers; the others ask torch's compiler, or what a kernel refuses
+NUMBERS = "triton and (agree or half or reference or gradients or cut or within or projection or gated)"
+
+
+def run(*arguments):
+    """Run tests in a process of their own, which has no other use for Triton; return what it said at the end."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.ptx.session", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_compiled_kernel_is_executed():
+    said = run("--ptx", "87", "tests/kernels/add_rms_norm", "-k", "triton and halves and float16")
+    assert "2 passed" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", shipped.EXECUTED)
+def test_the_kernels_pass_as_they_are_compiled(sm, tmp_path):
+    launched = tmp_path / "launched"
+    run("--ptx", str(sm), "-n", "2", "--launched", str(launched), "tests/kernels", "-k", "triton")
+    ships = {f"{name}.{each.kernel.__name__}" for name in shipped.modules() for each in import_module(name).SHIPPED}
+    assert ships <= set(launched.read_text().split())
+
+
+@pytest.mark.slow
+def test_nineteen_changes_of_twenty_are_noticed():
+    """Of 60 drawn at random, the kernels in turn; a survivor is listed, and may change nothing that counts."""
+    mutants = ("-p", "tests.ptx.mutation", "--mutants", "60", "-s")
+    print(run("--ptx", "90", *mutants, "tests/kernels", "-k", NUMBERS))  # noqa: T201 - who survived
