@@ -1,0 +1,37 @@
+"""What `benchd ship` and `benchd verify` refuse before anything is measured, each in one sentence."""
+
+import pytest
+from typer.testing import CliRunner
+
+from benchd.daemon.commands import ship, verify
+from benchd.daemon.errors import NotAvailable, UsageError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ([], UsageError, "give a model"),
+        (["vim_tny"], UsageError, "did you mean 'vim_tiny'"),
+        (["vim_tiny", "--module", "net.py:build"], UsageError, "your own model runs alone"),
+        (["vim_tiny", "--max-latency", "0ms"], UsageError, "nothing can be below 0"),
+        (["vim_tiny", "--max-latency", "fast"], UsageError, "expected a number with its unit"),
+        (["vim_tiny", "--rate", "30"], UsageError, "one of Hz, fps"),
+        (["vim_tiny", "--min-agreement", "2"], UsageError, "at most 1"),
+        (["vim_tiny", "--min-effect", "0%"], UsageError, "give the smallest that counts"),
+        (["vim_tiny", "--minutes", "0"], UsageError, "more than 0"),
+        (["vim_tiny", "--max-accuracy-drop", "1%"], UsageError, "add --data"),
+        (["vim_tiny", "--variants", "tensorrt", "--device", "cpu"], NotAvailable, "none of these variants can run"),
+    ],
+)
+def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
+    found = CliRunner().invoke(ship.app, [*arguments, "--out", str(tmp_path / "out")]).exception
+    assert isinstance(found, kind)
+    assert words in str(found)
+    assert "\n" not in str(found)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_ship_did_not_write_is_refused(tmp_path):
+    found = CliRunner().invoke(verify.app, [str(tmp_path)]).exception
+    assert isinstance(found, UsageError)
+    assert "no manifest.json" in str(found)
