@@ -1,56 +1,18 @@
-"""What this machine can measure and run and, if it cannot, why and what to do: one line per check.
+"""`benchd doctor`: what this machine can measure and run and, if it cannot, why and what to do, one line per check."""
 
-Torch is never imported here: a child process imports it and looks for CUDA, within a time limit.
-"""
-
-import json
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, TextIO
 
 import msgspec
 import typer
-from msgspec import Struct
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, names
-from benchd.daemon.errors import BenchdError, unknown
+from benchd.daemon.errors import unknown
 from benchd.daemon.machine import sandbox
-from benchd.daemon.machine.environment import installed_version
-from benchd.daemon.machine.sysfs import text
-from benchd.daemon.sampling.sources import SAMPLERS, load
-from benchd.exporters import sessions
-from benchd.exporters.tegra import install, is_tegra
-
-PROBE_TIMEOUT_S = 120.0  # a cold import of torch from an SD card takes most of a minute
-PROBE = """
-import json, warnings, torch
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-warning = str(told[-1].message).partition("\\n")[0] if told else None
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu, "warning": warning}))
-"""
-NVIDIA_VENDOR = "0x10de"
-TENSORRT_OF_JETPACK = "sudo apt install python3-libnvinfer; the environment needs --system-site-packages"
-NOT_FOR_DOCTOR = "fake"  # plays a script, which nobody has named here
-SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
-
-REMEDIES = {
-    "devfreq": "Jetson boards have it",
-    "ina3221": "Jetson boards have it; there: sudo modprobe ina3221",
-    "procfs": "mount /proc",
-    "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
-    "throttle": "Jetson boards have it; without it or nvml it is not known whether clocks are held down",
-    "thermal": "virtual machines have no thermal zones",
-}
-ELSEWHERE = {"rapl": "Intel's and AMD's processors have it"}  # in place of the remedy where neither is
-INSTALL = "pip install 'benchd[{}]'"
+from benchd.daemon.measuring.capabilities import Finding, examine, service
 
 app = application()
 
@@ -67,16 +29,6 @@ def doctor(
     """
     root = Path("/")
     raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names("--need", need)))
-
-
-class Finding(Struct, frozen=True, rename={"remedy": "cure"}):
-    """The result of one check: `detail` describes it or gives the reason it is unusable, `remedy` what to do."""
-
-    name: str
-    kind: Literal["source", "runtime", "program", "device", "service"]
-    usable: bool
-    detail: str
-    remedy: str = ""
 
 
 def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int:
@@ -98,114 +50,9 @@ def run_unit(out: TextIO, root: Path, as_json: bool) -> int:
 
     Raises NotAvailable if no unit is installed.
     """
-    findings = [*_devices(root), *_service(root)]
+    findings = [*_devices(root), *service(root)]
     _print(findings, out, as_json)
     return 0 if all(finding.usable for finding in findings) else 7
-
-
-def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) -> Iterator[Finding]:
-    """Yield a finding for each sampler, runtime and program, and for the service if it is installed."""
-    for name in SAMPLERS:
-        if name != NOT_FOR_DOCTOR:
-            yield _source(name, root)
-    yield from _torch_and_cuda(root, probe_timeout_s)
-    yield _package("triton", install("triton", root) if is_tegra(root) else INSTALL.format("gpu"))
-    yield _onnxruntime(root)
-    yield _package("tensorrt", TENSORRT_OF_JETPACK if is_tegra(root) else INSTALL.format("gpu"))
-    yield _program("cc", os.environ.get("CC", "cc"), "sudo apt install gcc, or set CC")
-    yield _program("c++", os.environ.get("CXX", "g++"), "sudo apt install g++, or set CXX")
-    yield _program("mosquitto", "mosquitto", "sudo apt install mosquitto, or use a broker elsewhere")
-    yield from _service(root)
-
-
-def _source(name: str, root: Path) -> Finding:
-    try:
-        reason = load(name if root == Path("/") else f"{name}={root}").unavailable()
-    except BenchdError as error:
-        reason = str(error)
-    if reason is None:
-        return Finding(name, "source", usable=True, detail="all its values can be read")
-    remedies = REMEDIES if os.uname().machine == "x86_64" else REMEDIES | ELSEWHERE
-    return Finding(name, "source", usable=False, detail=reason, remedy=remedies.get(name, ""))
-
-
-def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Finding]:
-    facts, reason = _probe(timeout_s)
-    if facts is None:
-        remedy = install("torch torchvision", root)
-        yield Finding("torch", "runtime", usable=False, detail=reason, remedy=remedy)
-        yield Finding("cuda", "runtime", usable=False, detail="torch is not usable", remedy="see torch")
-        return
-    yield Finding("torch", "runtime", usable=True, detail=str(facts["torch"]))
-    if facts["gpu"]:
-        yield Finding("cuda", "runtime", usable=True, detail=f"{facts['cuda']} on {facts['gpu']}")
-    else:
-        detail, remedy = _why_no_cuda(facts, root)
-        yield Finding("cuda", "runtime", usable=False, detail=detail, remedy=remedy)
-
-
-def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
-    """Return what a child reports about torch, or None and the reason."""
-    if find_spec("torch") is None:
-        return None, "not installed"
-    command = [sys.executable, "-c", PROBE]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"importing it and looking for CUDA took longer than {timeout_s:g} s"
-    if done.returncode:
-        return None, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    return json.loads(done.stdout.splitlines()[-1]), ""
-
-
-def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
-    if facts["cuda"] is None:
-        on_board = f"pip uninstall -y torch torchvision; {install('torch torchvision triton', root)}"
-        return "torch is a CPU-only build", on_board if is_tegra(root) else "install torch from the index for your CUDA"
-    nodes = [node for name in ("nvidia[0-9]", "nvhost-gpu", "nvgpu/*/ctrl") for node in (root / "dev").glob(name)]
-    if not nodes:
-        return "no NVIDIA GPU, or its kernel module is not loaded", _driver_remedy(root)
-    closed = next((node for node in nodes if not os.access(node, os.R_OK | os.W_OK)), None)
-    if closed:
-        return f"no permission to open {closed}", "sudo usermod -aG video,render $USER; then log in again"
-    detail = facts["warning"] or "torch gives no reason"
-    return detail, f"torch is built for CUDA {facts['cuda']}: install a matching driver, or torch for the driver's CUDA"
-
-
-def _driver_remedy(root: Path) -> str:
-    if is_tegra(root):
-        return "sudo apt install nvidia-jetpack"
-    on_bus = [text(device / "vendor") for device in (root / "sys/bus/pci/devices").glob("*")]
-    return "sudo modprobe nvidia, or install NVIDIA's driver" if NVIDIA_VENDOR in on_bus else "another machine has one"
-
-
-def _package(name: str, remedy: str) -> Finding:
-    if find_spec(name):
-        return Finding(name, "runtime", usable=True, detail=installed_version(name) or "installed, version unknown")
-    return Finding(name, "runtime", usable=False, detail="not installed", remedy=remedy)
-
-
-def _onnxruntime(root: Path) -> Finding:
-    """Both distributions contain the package `onnxruntime`: the one installed last overwrites part of the other."""
-    installed = sessions.installed()
-    if len(installed) > 1:
-        remedy = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you want"
-        return Finding(
-            "onnxruntime", "runtime", usable=False, detail="installed twice: " + ", ".join(installed), remedy=remedy
-        )
-    for name, its_version in installed.items():
-        if find_spec("onnxruntime"):
-            return Finding("onnxruntime", "runtime", usable=True, detail=f"{name} {its_version}")
-    return _package("onnxruntime", install("onnxruntime-gpu", root) if is_tegra(root) else INSTALL.format("cpu"))
-
-
-def _program(name: str, command: str, remedy: str) -> Finding:
-    found = shutil.which(command, path=os.environ.get("PATH", os.defpath) + SYSTEM_PATH)
-    if found:
-        return Finding(name, "program", usable=True, detail=found)
-    return Finding(name, "program", usable=False, detail=f"{command} is not on the PATH", remedy=remedy)
 
 
 def _devices(root: Path) -> Iterator[Finding]:
@@ -213,16 +60,6 @@ def _devices(root: Path) -> Iterator[Finding]:
         detail = access.reason or "the service can use it"
         remedy = f"{access.remedy}   # sudo systemctl edit benchd" if "=" in access.remedy else access.remedy
         yield Finding(str(access.path), "device", usable=access.reason is None, detail=detail, remedy=remedy)
-
-
-def _service(root: Path) -> Iterator[Finding]:
-    """Yield the service's status, including whether another machine has its id and how to rename one of them."""
-    found = sandbox.status() if root == Path("/") else None
-    if found:
-        state, status = found
-        usable = state == "active" and "mqtt down" not in status
-        detail = f"{state}: {status}" if status else state
-        yield Finding("service", "service", usable, detail, "" if usable else "see journalctl -u benchd")
 
 
 def _print(findings: Sequence[Finding], out: TextIO, as_json: bool) -> None:

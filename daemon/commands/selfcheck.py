@@ -10,12 +10,12 @@ import typer
 from msgspec import Struct
 from rich.text import Text
 
-from benchd.daemon.commands import application, doctor
+from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import Device, Wait, waits
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.machine import gpu
-from benchd.daemon.measuring import plan
+from benchd.daemon.measuring import capabilities, plan
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Record
@@ -35,7 +35,7 @@ class SelfCheck(Struct, frozen=True):
 
     tool_version: str
     findings: list[Finding]
-    machine: list[doctor.Finding]
+    machine: list[capabilities.Finding]
     records: list[Record]
 
 
@@ -61,7 +61,7 @@ def selfcheck(
         supervisor = Supervisor(session, planned)
         supervisor.run()
     findings = examine(supervisor.records) + _left_out(machine)
-    told = SelfCheck(version("benchd"), findings, list(doctor.examine()), supervisor.records)
+    told = SelfCheck(version("benchd"), findings, list(capabilities.examine()), supervisor.records)
     (folder / "selfcheck.json").write_bytes(msgspec.json.format(msgspec.json.encode(told)))
     _print(findings, sys.stdout)
     sys.stdout.write(f"{folder / 'selfcheck.json'}\n")

@@ -12,6 +12,7 @@ from machines import desktop, write
 
 from benchd.daemon.commands import doctor
 from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import capabilities
 from benchd.daemon.sampling.sources import SAMPLERS
 
 TORCH = """
@@ -49,7 +50,7 @@ def machine(tmp_path):
 
 
 def findings(root, **options):
-    return {finding.name: finding for finding in doctor.examine(root, **options)}
+    return {finding.name: finding for finding in capabilities.examine(root, **options)}
 
 
 def distribution(folder, name, number):
@@ -76,7 +77,7 @@ def test_json_says_the_same(machine, torch_of):
 
 def test_what_is_not_usable_says_what_to_do(machine, torch_of):
     torch_of()
-    for finding in doctor.examine(machine):
+    for finding in capabilities.examine(machine):
         assert finding.detail
         assert finding.usable or finding.remedy or finding.kind == "source", finding
 
@@ -157,12 +158,12 @@ def test_a_device_that_may_not_be_opened_names_the_group(machine, torch_of):
 def test_a_jetson_is_told_what_to_type_for_its_jetpack(tmp_path, torch_of, monkeypatch):
     jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
     torch_of(cuda=None)
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name != "torch" else find_spec(name))
+    monkeypatch.setattr(capabilities, "find_spec", lambda name: None if name != "torch" else find_spec(name))
     found, index = findings(tmp_path), "pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126"
     assert found["onnxruntime"].remedy == f"{index} onnxruntime-gpu"
     assert found["triton"].remedy == f"{index} triton"
     assert found["cuda"].remedy.endswith(f"{index} torch torchvision triton")
-    assert found["tensorrt"].remedy == doctor.TENSORRT_OF_JETPACK
+    assert found["tensorrt"].remedy == capabilities.TENSORRT_OF_JETPACK
     torch_of(cuda="12.6")
     assert findings(tmp_path)["cuda"].remedy == "sudo apt install nvidia-jetpack"
 
@@ -172,7 +173,7 @@ def test_an_arm_board_is_not_told_to_load_what_it_cannot_have(machine, torch_of,
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="aarch64"))
     found = findings(machine)
     assert "modprobe" not in found["rapl"].remedy + found["cuda"].remedy
-    write(machine, {"sys/bus/pci/devices/0000:01:00.0/vendor": f"{doctor.NVIDIA_VENDOR}\n"})
+    write(machine, {"sys/bus/pci/devices/0000:01:00.0/vendor": f"{capabilities.NVIDIA_VENDOR}\n"})
     assert "modprobe nvidia" in findings(machine)["cuda"].remedy
 
 
