@@ -310,7 +310,7 @@ def test_what_became_slower_is_said_with_its_baseline(site, browser):
 
 def test_the_trade_off_names_what_nothing_beats(site, browser):
     with opened(browser, site, "/trade-off?model=vim_tiny") as page:
-        page.get_by_text("Not beaten in both: custom b1: ").wait_for()
+        page.get_by_text("Not beaten in both: eager b1: ").wait_for()
 
 
 @contextmanager
