@@ -251,39 +251,3 @@ def test_load_runs_with_its_runtime_alone_and_finds_other_answers(shipped, tmp_p
     if variant == "onnxruntime":
         edited(folder, other_weights)
         assert loaded_alone(folder, lacking, tmp_path).returncode != 0
-
-
-DEEP = """
-import torch
-from torch import nn
-
-
-def build():
-    torch.manual_seed(0)
-    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(10)]
-    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
-"""
-
-
-def three_layers_more(graph):
-    """Multiply the answer by the identity three times: the same answers for three tenths more of the work."""
-    (output,) = graph.output
-    graph.initializer.append(numpy_helper.from_array(np.eye(1024, dtype=np.float32), "identity"))
-    last = next(node for node in graph.node if output.name in node.output)
-    last.output[0] = "same0"
-    for place in range(3):
-        name = output.name if place == 2 else f"same{place + 1}"
-        graph.node.append(helper.make_node("MatMul", [f"same{place}", "identity"], [name]))
-
-
-@pytest.mark.slow  # the one that takes times, which a machine with other work may not show
-def test_a_slower_file_of_the_same_answers_is_found(benchd, place, tmp_path):
-    (place / "deep.py").write_text(DEEP)
-    given = ("--module", "deep.py:build", "--input", "1024", "--batch-sizes", "16", "--variants", "onnxruntime")
-    done = benchd("ship", *given, "--threads", "1", "--out", "deep", *SHORT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert benchd("verify", "deep", *SHORT).returncode in (0, 4)
-    folder = copy_of(place / "deep", tmp_path)
-    edited(folder, three_layers_more)
-    done = benchd("verify", folder, *SHORT)
-    assert (done.returncode, "slower" in done.stdout) == (3, True), done.stdout + done.stderr
