@@ -11,6 +11,7 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard.answers import Answers
+from benchd.dashboard.changes import Changes
 from benchd.dashboard.demo.devices import UPDATE_TICK, case_at, is_hot, measured, samples
 from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, WINDOW_S, past
 from benchd.dashboard.messages import rows
@@ -65,7 +66,7 @@ def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_p
     )
     with closing(Store(f"sqlite:///{tmp_path}/d.db")) as store:
         store.add(row for one in arrived for row in rows(one))
-        answers, left = Answers(store), 1
+        answers, left = Answers(store, Changes(store)), 1
         while left:
             choices, left = answers.update()
     changes = {

@@ -21,7 +21,7 @@ FIELD = {  # file of the table: (what stands there, what follows it now)
     ),
 }
 OPTION = {
-    "daemon/commands/schema.py": ("def schema(", "answer: int = 0"),
+    "daemon/commands/schema.py": ("def schema(\n", "    answer: int = 0,\n"),
 }
 
 

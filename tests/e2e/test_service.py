@@ -229,7 +229,9 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
 def test_every_message_of_a_session_is_as_the_documentation_says(site):
     document = Document()
     pinned = pin(site.folder / "pinned.jsonl", made(case=Case(model="square", options={"size": 16})), 1.0)
-    with site.configure(sizes="[16]", more=pinned).service() as process:
+    absent = f'\n[[shipped]]\npath = "{site.folder}/absent"\n'
+    with site.configure(sizes="[16]", more=pinned + absent).service() as process:
+        assert site.seen_or_until("shipped/absent")["verdict"] == "broken"
         site.command("run", suite="small")
         assert site.until("event", event="baseline_stale")["judgement"]["verdict"] == "inconclusive"
         assert site.seen_or_until("latest/square,eager,b1,size=16")["verdict"] == "inconclusive"
