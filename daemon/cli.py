@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -114,8 +114,11 @@ class _Discarding(io.FileIO):
             raise UsageError(f"standard output: {error.strerror}") from error
 
 
-def _outlasting_its_reader(out: Any) -> TextIO:
-    pipe = _Discarding(os.dup(out.fileno()), "w")
+def _outlasting_its_reader(out: Any) -> AbstractContextManager[TextIO]:
+    try:
+        pipe = _Discarding(os.dup(out.fileno()), "w")
+    except io.UnsupportedOperation:  # in memory: nobody reads it who could leave
+        return nullcontext(out)
     return io.TextIOWrapper(io.BufferedWriter(pipe), out.encoding, out.errors, line_buffering=out.isatty())
 
 

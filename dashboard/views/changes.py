@@ -97,6 +97,7 @@ def add(store: Store, changes: Changes) -> None:
                         _updates(now.updates, asked[0])
                 first = SHOWN * (asked[0].page - 1)
                 rest.set_text(more(len(now.wanted) - first - SHOWN))
+                rest.set_visibility(bool(rest.text))
                 rest.props["href"] = asked[0].path(page=asked[0].page + 1)
                 shown = now.wanted[first : first + SHOWN]
                 if table.renew([(one.before_key, one.now_key, one.verdict) for one in shown], now.names):

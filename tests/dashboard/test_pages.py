@@ -375,19 +375,19 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
     assert [command["suite"] for command in asked] == ["nightly"]
 
 
-@pytest.mark.parametrize("path", ["/fleet?q=warm-1", "/device/warm-1"])
-def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, store_of_site, path):
+@pytest.mark.parametrize(("path", "name"), [("/fleet?q=warm-1", "warm-1"), ("/device/warm-2", "warm-2")])
+def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, store_of_site, path, name):
     heard, metrics = [], ("power_w", "gpu_clock_hz", "gpu_temp_c", "process_rss_bytes", "gpu_utilization_percent")
     bodies = [
         {"samples": [[0, metric, 40.0 + second, "fake"] for metric in metrics]} for second in range(PAST + SECONDS)
     ]
-    past = [message("warm-1", "telemetry", body, time.time() - PAST + n) for n, body in enumerate(bodies[:PAST])]
+    past = [message(name, "telemetry", body, time.time() - PAST + n) for n, body in enumerate(bodies[:PAST])]
     store_of_site.add(row for one in past for row in rows(one))
     with opened(browser, site, path, heard=heard) as page, connected(mosquitto) as device:
         page.locator(".figure", has_text=f"{39 + PAST} °C").wait_for()  # all that is known was sent
         heard.clear()
         for body in bodies[PAST:]:
-            device.publish("benchd/v1/warm-1/telemetry", json.dumps(body), qos=1)
+            device.publish(f"benchd/v1/{name}/telemetry", json.dumps(body), qos=1)
             page.wait_for_timeout(1000)
         page.locator(".figure", has_text=f"{39 + PAST + SECONDS} °C").wait_for()
     assert 0 < sum(heard) < SECONDS * VIEWER_BYTES_PER_S

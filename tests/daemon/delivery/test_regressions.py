@@ -244,7 +244,7 @@ def test_a_baseline_that_cannot_be_read_is_the_reason_and_no_end(tmp_path, link)
         assert "pinned.jsonl line 10: truncated" in verdict(one)["verdict_reason"]
         pinned.unlink()
         one.take("r2", 3.0)
-        assert "pinned.jsonl: No such file" in verdict(one)["verdict_reason"]
+        assert "pinned.jsonl: no such file" in verdict(one)["verdict_reason"]
         assert one.regressions.problem()
     with pytest.raises(UsageError, match=r"baseline.runs: .*pinned.jsonl: no such file or folder"):
         Regressions([str(pinned)], {}, Budget(0.05, PLAN))

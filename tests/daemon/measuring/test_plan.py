@@ -171,7 +171,7 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         (Suite(variants=["compile"]), Machine("cpu", has_cxx=False), "install g\\+\\+ or set CXX"),
         (Suite(variants=["cudagraph"]), CPU, "CUDA graphs need an NVIDIA GPU"),
         (Suite(variants=["onnxruntime"]), Machine("cpu", True, no_onnxruntime="pip install it"), "pip install it"),
-        (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32 and fp16"),
+        (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32, fp16 and int8 only"),
         (Suite(variants=["onnxruntime"], provider="cuda"), CPU, "provider cuda needs an NVIDIA GPU"),
         (
             Suite(variants=["onnxruntime"], provider="cpu"),
