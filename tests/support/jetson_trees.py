@@ -203,9 +203,11 @@ IDLE_COOLING = ("cpu-throttle-alert", "gpu-throttle-alert", "thermal-cpufreq-0",
 
 def _throttling(root: Path) -> None:
     """A running fan and an alert lower no clock."""
+    thermal = root / "sys/devices/virtual/thermal"
     for number, kind in enumerate(("pwm-fan", "hot-surface-alert", *IDLE_COOLING)):
-        device = root / f"sys/class/thermal/cooling_device{number}"
+        device = thermal / f"cooling_device{number}"
         write(device, {"type": f"{kind}\n", "cur_state": "0\n" if kind in IDLE_COOLING else "1\n"})
+    (root / "sys/class/thermal").symlink_to(thermal)
     write(root / "sys/class/hwmon/hwmon9", {f"oc{number}_event_cnt": "4\n" for number in (1, 2, 3)})
 
 
