@@ -2,7 +2,7 @@
 
 import os
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,9 @@ def collector_of(process):
     """Return the process id of the collector that a dashboard has started, None while there is none."""
     for children in Path(f"/proc/{process.pid}/task").glob("*/children"):
         for child in children.read_text().split():
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
+            with suppress(OSError):  # it has just ended
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
     return None
 
 
@@ -59,7 +60,8 @@ def test_a_collector_that_is_killed_is_started_again_and_stores_what_came_meanwh
 def test_a_collector_that_cannot_live_ends_the_dashboard_with_a_failure(tmp_path, url, mosquitto):
     with serving(mosquitto.url, url) as (_, process):
         for _ in range(ATTEMPTS):
-            wait_for(lambda: collector_of(process), process)
-            os.kill(collector_of(process), signal.SIGKILL)
-            wait_for(lambda: collector_of(process) is None or process.poll() is not None)
+            seen = []
+            wait_for(lambda: seen.append(collector_of(process)) or seen[-1], process)
+            os.kill(seen[-1], signal.SIGKILL)
+            wait_for(lambda: collector_of(process) != seen[-1])
         assert process.wait(WAIT_S) == 1
