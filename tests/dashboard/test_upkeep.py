@@ -34,6 +34,14 @@ def collector_of(process):
     return None
 
 
+def kill_collector(process):
+    """Kill the collector once there is one, and return when it is gone."""
+    seen = []
+    wait_for(lambda: seen.append(collector_of(process)) or seen[-1], process)
+    os.kill(seen[-1], signal.SIGKILL)
+    wait_for(lambda: collector_of(process) != seen[-1])
+
+
 def metric(port, name):
     """Return the value of a collector's metric, None while it is unknown."""
     lines = get(port, "/metrics")[2].decode().splitlines()
@@ -60,8 +68,5 @@ def test_a_collector_that_is_killed_is_started_again_and_stores_what_came_meanwh
 def test_a_collector_that_cannot_live_ends_the_dashboard_with_a_failure(tmp_path, url, mosquitto):
     with serving(mosquitto.url, url) as (_, process):
         for _ in range(ATTEMPTS):
-            seen = []
-            wait_for(lambda: seen.append(collector_of(process)) or seen[-1], process)
-            os.kill(seen[-1], signal.SIGKILL)
-            wait_for(lambda: collector_of(process) != seen[-1])
+            kill_collector(process)
         assert process.wait(WAIT_S) == 1
