@@ -123,7 +123,7 @@ async def _show(store: Store, asked: _Asked) -> None:
         csv = ui.link("These as CSV", "/results.csv").classes("link")
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
     seen: list[Any] = []
-    total = [0]
+    total = [table.pagination["rowsNumber"]]
 
     def chosen() -> _Asked:
         paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
