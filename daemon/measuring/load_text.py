@@ -28,6 +28,9 @@ Preprocessing: {preprocessing}.
 """
 
 _GOLDEN = """
+
+
+golden, rows_off = numpy.load("golden.npz", allow_pickle=False), {{}}
 for batch in range({batches}):
     answers = run({{name: golden[f"input{{batch}}:{{name}}"] for name in {inputs}}})
     for name, tolerance in {tolerances}.items():
@@ -50,10 +53,7 @@ names = [output.name for output in session.get_outputs()]
 
 
 def run(inputs):
-    return dict(zip(names, session.run(names, inputs)))
-
-
-golden, rows_off = numpy.load("golden.npz", allow_pickle=False), {{}}"""
+    return dict(zip(names, session.run(names, inputs)))"""
 
 _TORCH = """import os
 import sys
@@ -74,10 +74,7 @@ def run(inputs):
     given = [value.to(torch.{dtype}) if value.is_floating_point() else value for value in given]
     with torch.inference_mode(){autocast}:
         answer = call({arguments})
-    return {{name: value.float().cpu().numpy() for name, value in {answer}.items()}}
-
-
-golden, rows_off = numpy.load("golden.npz", allow_pickle=False), {{}}"""
+    return {{name: value.float().cpu().numpy() for name, value in {answer}.items()}}"""
 
 _DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "amp": "float32"}
 

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 from typing import TextIO
 
 import msgspec
@@ -261,7 +262,7 @@ class Race:
 
         def ratio(one: Candidate) -> float:
             rounds = min(len(one.raced), len(winner.raced))
-            return _mean(one.times_ms(rounds)) / _mean(winner.times_ms(rounds))
+            return geometric_mean(one.times_ms(rounds)) / geometric_mean(winner.times_ms(rounds))
 
         others = [one for one in self.candidates if one is not winner and (one.left is None or one.behind)]
         return min(others, key=ratio).name if others else None
@@ -341,12 +342,8 @@ def _names(plan: Sequence[Planned]) -> list[str]:
     return [entry.case.variant.label + (f" b{entry.case.batch_size}" if len(sizes) > 1 else "") for entry in plan]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
 def _means(times_ms: Mapping[str, Sequence[float]]) -> str:
-    return ", ".join(f"{name} {_mean(values):.4g} ms" for name, values in times_ms.items())
+    return ", ".join(f"{name} {geometric_mean(values):.4g} ms" for name, values in times_ms.items())
 
 
 def _words(behind: Behind) -> str:

@@ -1,8 +1,8 @@
 """The limits that a user sets for what ships, each as a figure of one process."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from msgspec import Struct
 
@@ -53,7 +53,7 @@ class Limit:
             return Miss(f"{self.what} was not measured", None)
         if not racing.exceeds(values, self.most, bounds):
             return None
-        mean = math.exp(math.fsum(map(math.log, values)) / len(values))
+        mean = geometric_mean(values)
         words = f"{self.what} {mean:.4g} {self.unit} is above {self.most:.4g} {self.unit}"
         return Miss(words, mean / self.most - 1.0)
 

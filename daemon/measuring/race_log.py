@@ -39,10 +39,9 @@ class RaceLog:
         found = _read(path)
         self.is_other = found is not None and found[0] != digest
         self.entries: list[Entry] = found[1] if found and not self.is_other else []
-        if found is None or self.is_other:
-            path.unlink(missing_ok=True)
         self._path = path
         if found is None or self.is_other:
+            path.unlink(missing_ok=True)
             self._append(_Header(digest))
 
     def clear(self, digest: str) -> None:
