@@ -51,7 +51,8 @@ def _unknown(one: Environment, other: Environment) -> set[str]:
 
 
 def _compared(environment: Environment) -> dict[str, Any]:
-    return {"threads": environment.threads, **_flat(comparable(environment))}
+    facts = {"threads": environment.threads, **_flat(comparable(environment))}
+    return {name: fact for name, fact in facts.items() if name != "driver" or environment.l4t is None}  # it is the L4T
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:

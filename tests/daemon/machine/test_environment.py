@@ -361,6 +361,12 @@ def test_the_fingerprint_leaves_out_what_makes_none(tmp_path, tools):
         assert fingerprint(on_gpu) != fingerprint(msgspec.structs.replace(on_gpu, **change))
 
 
+def test_an_update_of_a_jetson_is_one_difference(tmp_path, tools):
+    before = describe("cuda", None, orin_nano(tmp_path))
+    write(tmp_path, {"etc/nv_tegra_release": "# R36 (release), REVISION: 4.7, GCID: 1, BOARD: generic\n"})
+    assert list(differences(before, describe("cuda", None, tmp_path))) == ["l4t: R36.4.3 and R36.4.7"]
+
+
 @pytest.mark.parametrize("ours", [{"versions": {"benchd": "9"}}, {"software": {"benchd_sources": "a1"}}])
 def test_an_upgrade_of_benchd_changes_the_second_part_alone(ours, tmp_path, tools):
     found = msgspec.structs.replace(describe("cpu", None, tmp_path), versions={"benchd": "1"}, software={})
