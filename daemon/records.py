@@ -25,7 +25,7 @@ COMMONEST_CLASS = 0.9
 PROFILED = "profiled"
 """The flag of a Record made by a profile: shown, but never ranked or compared."""
 
-Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "tensorrt"]
+Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "openvino", "tensorrt"]
 Precision = Literal["fp32", "fp16", "bf16", "amp", "int8"]
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
@@ -42,8 +42,8 @@ Dtype = Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "
 VERDICTS: tuple[CheckVerdict, ...] = ("failed", "void", "passed")
 """The verdicts of a check, the worst first."""
 
-BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "tensorrt")
-FILE_BACKENDS: tuple[Backend, ...] = ("onnxruntime", "tensorrt")
+BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "openvino", "tensorrt")
+FILE_BACKENDS: tuple[Backend, ...] = ("onnxruntime", "openvino", "tensorrt")
 KERNELS: tuple[Kernels, ...] = ("torch", "custom")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp", "int8")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
@@ -62,7 +62,7 @@ class Variant(Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if self.precision == "int8" and self.backend in ("compile", "cudagraph"):
             raise UsageError(f"{self.name}: int8 runs as a file, with onnxruntime-int8 or tensorrt-int8")
-        if self.backend in ("onnxruntime", "tensorrt"):
+        if self.backend in FILE_BACKENDS:
             if self.kernels == "custom":
                 raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so it cannot use custom kernels")
             if self.precision == "amp":

@@ -9,7 +9,7 @@ from benchd.exporters import code
 Precision = Literal["fp32", "fp16", "int8"]
 FloatPrecision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
-Target = Literal["cpu", "cuda", "tensorrt"]
+Target = Literal["cpu", "cuda", "openvino", "tensorrt"]
 QuantisedFor = Literal["cpu", "tensorrt"]
 """The runtime of a quantised file: ONNX Runtime on an x86 CPU, or any that reads int8 with a zero point of 0."""
 
@@ -23,8 +23,9 @@ OPSET = 18
 EXPORTERS = ("torch", "torchvision", "timm", "onnx", "onnx-ir", "onnxscript")
 ONLY_OUTPUT = "outputs"  # the file's output name for a model with a single tensor
 
-# measured: on a CPU one Scan node keeps its state in the cache; the others launch kernels for each loop iteration
-_BEST: dict[Target, Form] = {"cpu": "scan", "cuda": "two_level", "tensorrt": "two_level"}
+# measured: on a CPU one Scan node keeps its state in the cache; the others launch kernels for each loop iteration;
+# OpenVINO does not read a Scan node
+_BEST: dict[Target, Form] = {"cpu": "scan", "cuda": "two_level", "openvino": "two_level", "tensorrt": "two_level"}
 
 
 def form(options: Mapping[str, Any], target: Target) -> Form | None:
@@ -36,7 +37,7 @@ def form(options: Mapping[str, Any], target: Target) -> Form | None:
 
 def quantised_for(target: Target) -> QuantisedFor:
     """Return the runtime that an int8 file is made for: x86 has fast kernels for uint8 activations only."""
-    return "cpu" if target == "cpu" and platform.machine() in ("x86_64", "AMD64") else "tensorrt"
+    return "cpu" if target in ("cpu", "openvino") and platform.machine() in ("x86_64", "AMD64") else "tensorrt"
 
 
 def onnx_facts(

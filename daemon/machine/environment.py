@@ -27,6 +27,7 @@ DISTRIBUTIONS = (
     "onnx",
     "onnxruntime",
     "onnxruntime-gpu",
+    "openvino",
     "msgspec",
 )
 # The wheels that contain a library, and the package that does if torch uses the system's, as on a Jetson.
@@ -48,7 +49,7 @@ TOOL_TIMEOUT_S = 10.0
 OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
 # LD_LIBRARY_PATH has only folders; `software` names the libraries that it leads to.
 _VARIABLES = re.compile(
-    r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC|MIMALLOC|TBB)_.+|"
+    r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|OV|OPENVINO|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC|MIMALLOC|TBB)_.+|"
     "(PY)?TORCH.*|PYTHON(MALLOC|DEVMODE|OPTIMIZE|_GIL|_JIT)|NVIDIA_TF32_OVERRIDE|_RJEM_MALLOC_CONF|(HEAP|CPU)PROFILE|"
     "GLIBC_TUNABLES|LD_PRELOAD|LRU_CACHE_CAPACITY|THP_MEM_ALLOC_ENABLE"
 )

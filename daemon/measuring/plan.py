@@ -20,6 +20,7 @@ from benchd.daemon.measuring.protocol import ImageCount, Limits
 from benchd.daemon.measuring.user_model import UserFile, UserModel
 from benchd.daemon.records import (
     DIRECTIONS,
+    FILE_BACKENDS,
     SCENARIOS,
     Case,
     Direction,
@@ -67,6 +68,7 @@ class Machine:
     has_triton: bool = True
     no_onnxruntime: str | None = None
     has_tensorrt: bool = False
+    has_openvino: bool = False
     gpu_uuid: str | None = None
     closed_gpu: str | None = None
 
@@ -117,9 +119,11 @@ def inspect(device: str) -> Machine:
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
     gpu_uuid = gpu.measured(asked) if device == "cuda" else None
-    has_triton, has_tensorrt = (importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt"))
+    triton, tensorrt, openvino = (
+        importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt", "openvino")
+    )
     closed = closed_gpu() if device == "cuda" else None
-    return Machine(device, has_cxx, has_cc, has_triton, sessions.why_not(), has_tensorrt, gpu_uuid, closed)
+    return Machine(device, has_cxx, has_cc, triton, sessions.why_not(), tensorrt, openvino, gpu_uuid, closed)
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
@@ -413,6 +417,7 @@ def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     names += ["custom-cudagraph-fp16"] if on_gpu and has_custom and machine.has_triton else []
     names += ["onnxruntime"] if machine.no_onnxruntime is None and whole else []
     names += ["onnxruntime-fp16"] if machine.no_onnxruntime is None and whole and on_gpu else []
+    names += ["openvino"] if machine.has_openvino and whole and not on_gpu else []
     names += ["tensorrt"] if on_gpu and machine.has_tensorrt and whole else []
     names += ["tensorrt-fp16"] if on_gpu and machine.has_tensorrt else []
     return names
@@ -467,19 +472,22 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
     """Return why this case cannot run on this machine, as far as known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
     entry = catalog.find(case.model)
-    runs_files = variant.backend in ("onnxruntime", "tensorrt")
+    runs_files = variant.backend in FILE_BACKENDS
     lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {
         machine.closed_gpu or "": machine.closed_gpu is not None,
-        "an ONNX file runs on onnxruntime and tensorrt": user_onnx and not runs_files,
+        "an ONNX file runs on onnxruntime, openvino and tensorrt": user_onnx and not runs_files,
         "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
         "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
-        "files are exported in fp32, fp16 and int8 only": runs_files
+        "OpenVINO runs on the CPU here: give --device cpu": variant.backend == "openvino" and machine.device != "cpu",
+        "files are exported in fp32, fp16 and int8 only": variant.backend in ("onnxruntime", "tensorrt")
         and variant.precision not in ("fp32", "fp16", "int8"),
         NO_INT8: variant.precision == "int8" and not runs_files and not custom,
         "there are no int8 kernels of ours; onnxruntime-int8 runs int8 on this machine": variant.precision == "int8"
         and custom,
         machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
+        "the package openvino is not installed: pip install 'benchd[openvino]'": variant.backend == "openvino"
+        and not machine.has_openvino,
         "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
         f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")

@@ -15,13 +15,14 @@ OF_RUNTIME = {
     "custom": "#e8710a",
     "tensorrt": "#12a594",
     "onnxruntime": "#d6409f",
+    "openvino": "#5b6b7f",
     "compile": "#8e6cef",
     "cudagraph": "#b8860b",
 }
 COLOURS = tuple(OF_RUNTIME.values())
 """For what is no variant, in this order."""
 
-_SHAPES: dict[Precision, str] = {"fp32": "circle", "fp16": "diamond", "bf16": "triangle", "amp": "rect"}
+_SHAPES: dict[Precision, str] = {"fp32": "circle", "fp16": "diamond", "bf16": "triangle", "amp": "rect", "int8": "pin"}
 
 
 def colour(variant: Variant) -> str:

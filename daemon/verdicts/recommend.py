@@ -540,7 +540,8 @@ def untried(decision: Decision) -> list[str]:
     if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file, whose precision is fixed
         return []
     tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
-    elsewhere = () if record.environment.device != "cpu" else ("cudagraph", "tensorrt")
+    elsewhere = {"openvino"} if "openvino" not in record.environment.versions else set()
+    elsewhere |= {"cudagraph", "tensorrt"} if record.environment.device == "cpu" else {"openvino"}
     return [
         variant.name
         for variant in all_variants()

@@ -22,7 +22,7 @@ _CHOSEN = re.compile(r"/lib((?:gomp|iomp5|omp|openblas|mkl_rt|jemalloc|tcmalloc|
 
 
 def loaded() -> dict[str, str]:
-    """Return the builds of torch, of what it contains, of ONNX Runtime if loaded, of the C kernels and of benchd."""
+    """Return the builds of torch and what it contains, of loaded runtimes, of the C kernels and of benchd."""
     config = torch.__config__.show()
     found = {name: match[1] for name, pattern in _PARTS.items() if (match := re.search(pattern, config))}
     return found | {
@@ -32,10 +32,12 @@ def loaded() -> dict[str, str]:
         "libraries": ", ".join(sorted(set(_CHOSEN.findall(Path("/proc/self/maps").read_text())))) or "none",
         "c_kernels": compiler.description(),
         SOURCES: code.sha256("daemon", "models", "kernels", "exporters")[:12],
-        **_onnxruntime(),
+        **_runtimes(),
     }
 
 
-def _onnxruntime() -> dict[str, str]:
+def _runtimes() -> dict[str, str]:
     runtime = sys.modules.get("onnxruntime")
-    return {"onnxruntime_build": runtime.get_build_info().removeprefix("ORT Build Info: ")} if runtime else {}
+    found = {"onnxruntime_build": runtime.get_build_info().removeprefix("ORT Build Info: ")} if runtime else {}
+    openvino = sys.modules.get("openvino")
+    return found | ({"openvino_build": openvino.__version__} if openvino else {})

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.measuring.user_model import inputs_of
-from benchd.daemon.records import InputSpec
+from benchd.daemon.records import FILE_BACKENDS, InputSpec
 from benchd.daemon.worker.structures import Batch, values
 
 
@@ -160,7 +160,7 @@ def _refuse_kind(job: Job, module: nn.Module) -> None:
     variant = job.case.variant
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     is_quantised = any(".quantized" in type(part).__module__ for part in module.modules())
-    exports = variant.backend in ("onnxruntime", "tensorrt")
+    exports = variant.backend in FILE_BACKENDS
     reasons = {
         "torch cannot compile or export a scripted module: return the nn.Module that it was scripted from": is_scripted
         and (exports or variant.backend == "compile"),

@@ -24,6 +24,7 @@ BACKENDS = {
     "compile": "benchd.daemon.worker.backends.compile",
     "cudagraph": "benchd.daemon.worker.backends.cudagraph",
     "onnxruntime": "benchd.daemon.worker.backends.onnxruntime",
+    "openvino": "benchd.daemon.worker.backends.openvino",
     "tensorrt": "benchd.daemon.worker.backends.tensorrt",
 }
 

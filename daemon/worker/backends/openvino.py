@@ -1,0 +1,132 @@
+"""OpenVINO on the CPU, from the ONNX file; inputs and outputs stay torch's memory, bound by address."""
+
+import time
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, float_type, values
+from benchd.exporters.artifacts import Artifact
+
+_FORMATS: dict[Precision, set[str]] = {
+    "fp32": {"f32"},
+    "fp16": {"f16"},
+    "bf16": {"bf16"},
+    "int8": {"i8", "u8"},
+}
+"""OpenVINO's names of what a variant computes in; beside int8 it chooses the format of the other layers itself."""
+
+_LOWER = {"f16", "bf16"}
+_PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "MatMul")
+_NO_COMPUTATION = ("Const", "Input", "Output", "Reorder")
+
+
+def prepare(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
+    """Return the file that `load` opens, exported now if it does not exist; fp16 and bf16 are made of an fp32 one."""
+    return source.onnx("int8" if precision == "int8" else "fp32", batch, "openvino")
+
+
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+    """Return the file compiled for this CPU, in this precision or not at all."""
+    artifact = prepare(source, precision, device, len(example))
+    openvino, start = _openvino(), time.monotonic()
+    try:
+        core = openvino.Core()
+        model = core.read_model(artifact.path)
+        shapes = [list(value.shape) for value in source.inputs(*values(example))]
+        model.reshape(dict(zip(model.inputs, shapes, strict=True)))
+        compiled = core.compile_model(model, "CPU", _settings(precision))
+        bound = _Bound(openvino, compiled, source)
+    except RuntimeError as error:  # the one exception that its binding raises
+        raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error
+    computed = _computed(compiled, precision)
+    facts = RuntimeFacts(
+        provider=f"OpenVINO {openvino.__version__.partition('-')[0]}",
+        threads=torch.get_num_threads(),
+        load_s=time.monotonic() - start,
+        notes=[f"layers by number format: {', '.join(f'{count} {name}' for name, count in computed.most_common())}"],
+    )
+    return Loaded(bound, bound.dtype, device, None, runtime=facts)
+
+
+def _openvino() -> Any:
+    try:
+        return import_module("openvino")
+    except ImportError as error:
+        raise Unsupported(f"OpenVINO cannot be imported: {error}") from error
+
+
+def _settings(precision: Precision) -> dict[str, Any]:
+    """Return what makes one inference at a time fastest on as many threads as torch has here."""
+    hint = {} if precision == "int8" else {"INFERENCE_PRECISION_HINT": next(iter(_FORMATS[precision]))}
+    threads = torch.get_num_threads()
+    return hint | {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": threads}
+
+
+def _computed(compiled: Any, precision: Precision) -> Counter[str]:
+    """Return how many layers compute in each number format: the products, or all layers of a model without any.
+
+    Raises Unsupported if it is not the variant's, which OpenVINO takes as a hint.
+    """
+    layers = [
+        (str(info["layerType"].value), str(info["runtimePrecision"].value))
+        for info in (layer.get_rt_info() for layer in compiled.get_runtime_model().get_ops())
+    ]
+    products = Counter(name for kind, name in layers if kind in _PRODUCTS)
+    found = products or Counter(name for kind, name in layers if kind not in _NO_COMPUTATION)
+    is_another = _LOWER & found.keys() if precision == "fp32" else not found.keys() & _FORMATS[precision]
+    if is_another:
+        words = ", ".join(f"{count} in {name}" for name, count in found.most_common())
+        raise Unsupported(f"OpenVINO computes no layer of it in {precision} on this CPU, but {words}")
+    return found
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return the line that says what is wrong: the others name its source files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    plain = [line for line in lines if not line.startswith(("Exception from", "Check "))]
+    return (plain or lines or ["no reason given"])[0]
+
+
+class _Bound:
+    """A compiled model as a function of as many inputs as the file has; each run's outputs get new memory."""
+
+    def __init__(self, openvino: Any, compiled: Any, source: Source) -> None:
+        self._tensor, self._request, self._source = openvino.Tensor, compiled.create_infer_request(), source
+        self.dtype = float_type(_dtype(port) for port in compiled.inputs)
+        self._outputs = [(next(iter(port.names)), _dtype(port), _shape(port)) for port in compiled.outputs]
+
+    def __call__(self, *given: Tensor) -> Batch:
+        """Return the outputs."""
+        for place, value in enumerate(self._source.inputs(*given)):
+            self._request.set_input_tensor(place, self._shared(value.contiguous()))
+        outputs = {name: torch.empty(shape, dtype=dtype) for name, dtype, shape in self._outputs}
+        for place, output in enumerate(outputs.values()):
+            self._request.set_output_tensor(place, self._shared(output))
+        self._request.infer()
+        return self._source.answer(outputs)
+
+    def _shared(self, value: Tensor) -> Any:
+        return self._tensor(value.numpy(), shared_memory=True)
+
+
+def _dtype(port: Any) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.empty(0, port.get_element_type().to_dtype())).dtype
+    except (TypeError, RuntimeError) as error:
+        kind = port.get_element_type().get_type_name()
+        raise Unsupported(f"{port.any_name} in the file is a {kind}, but must be a tensor of plain numbers") from error
+
+
+def _shape(port: Any) -> tuple[int, ...]:
+    if port.partial_shape.is_dynamic:
+        raise Unsupported(f"the size of {port.any_name} depends on the values of the inputs: use onnxruntime")
+    return tuple(port.shape)
