@@ -100,7 +100,7 @@ class Race:
         self._supervisor, self._asked, self._minutes, self._told = supervisor, asked, minutes, told
         names = _names(supervisor.plan)
         self.candidates = [Candidate(entry, name) for entry, name in zip(supervisor.plan, names, strict=True)]
-        self._limits = race_limits.limits(asked, supervisor.session.machine.device)
+        self._limits = race_limits.limits(asked)
         self._started_s = time.monotonic()
         run = supervisor.session.run(supervisor.suite_id)
         digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
@@ -145,6 +145,10 @@ class Race:
         run = self._supervisor.session.run(self._supervisor.suite_id)
         limits = msgspec.structs.replace(one.planned.limits, processes=len(outcomes))
         return recording.record(one.planned.case, PRESET, run, RunId.new(), outcomes, limits=limits)
+
+    def _apart(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Record]:
+        """Return the record of each process by itself."""
+        return [self.record(one, [outcome]) for outcome in outcomes]
 
     def named(self, name: str) -> Candidate:
         """Return the candidate of this name."""
@@ -237,12 +241,16 @@ class Race:
         return Result(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
 
     def _misses(self, one: Candidate, rounds: int) -> list[Miss]:
-        bounds = len(self._limits) * len(self.candidates)
-        found = ((limit, limit.values(one.raced[:rounds], one.planned)) for limit in self._limits)
-        return [miss for limit, values in found if (miss := limit.miss(values, bounds))]
+        return self._missed(one, one.raced[:rounds], len(self._limits) * len(self.candidates))
+
+    def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
+        """Return the limits that these processes certainly miss; `bounds` share the error."""
+        apart = self._apart(one, outcomes)
+        return [miss for limit in self._limits if (miss := limit.miss(limit.values(apart), bounds))]
 
     def _meets(self, one: Candidate, rounds: int) -> bool:
-        return all(limit.is_met(limit.values(one.raced[:rounds], one.planned)) for limit in self._limits)
+        apart = self._apart(one, one.raced[:rounds])
+        return all(limit.is_met(limit.values(apart)) for limit in self._limits)
 
     def _nearest(self) -> str:
         """Return which candidate misses its worst limit by least, and by how much."""
@@ -316,8 +324,8 @@ class Race:
         """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""
         confirmed = one.confirmed[:pairs]
         failed = recommend.disqualified(self.record(one, confirmed))
-        misses = [limit.miss(limit.values(confirmed, one.planned), len(self._limits)) for limit in self._limits]
-        return failed or next((f"misses a limit: {miss.words}" for miss in misses if miss), None)
+        misses = self._missed(one, confirmed, len(self._limits))
+        return failed or next((f"misses a limit: {miss.words}" for miss in misses), None)
 
     def _tell(self, text: str) -> None:
         self._told.write(f"{text}\n")

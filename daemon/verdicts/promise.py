@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import Environment, Record
-from benchd.daemon.verdicts import effects, one_environment, recommend
+from benchd.daemon.verdicts import effects, figures, one_environment, recommend
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, RUNS_APART
 from benchd.daemon.verdicts.manifest import Manifest
 from benchd.daemon.verdicts.results import process_medians_ms
@@ -75,7 +75,6 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool) -> Verified:
         answer, reason = "failed", f"{record.status}: {record.reason}"
     elif elsewhere:
         answer, reason = "another_machine", f"promised on {elsewhere}"
-    memory, on_cpu = record.memory, record.environment.device == "cpu"
     return Verified(
         name=shipped.name,
         case_id=shipped.case.case_id,
@@ -89,7 +88,7 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool) -> Verified:
         promised_energy_j=promised.energy_per_inference_j,
         energy_j=record.energy.gross_per_inference_j if record.energy else None,
         promised_memory_bytes=promised.memory_bytes,
-        memory_bytes=(memory.rss_peak_bytes if on_cpu else memory.device_peak_bytes) if memory else None,
+        memory_bytes=figures.memory_bytes(record),
         processes=len(now_ms),
         changed=list(one_environment.differences(shipped.environment, record.environment)),
         t_wall=record.t_wall,
