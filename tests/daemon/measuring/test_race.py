@@ -17,7 +17,7 @@ from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
-from benchd.daemon.verdicts.effects import LOOKS
+from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, PROMISED
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
 FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
@@ -63,7 +63,13 @@ def test_processes_go_where_the_answer_is_open(tmp_path):
     assert (found.winner, found.runner_up) == ("compile", "onnxruntime")
     assert found.verdict.answer == "slower"
     assert script.ran.count("eager") == 1
-    assert len(racing.named("compile").confirmed) == LOOKS[0]
+    assert len(racing.named("compile").confirmed) == FEW - 1  # all behind the first round, when two were left
+
+
+def test_a_runner_up_that_is_far_behind_needs_few_processes(tmp_path):
+    racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0})
+    assert racing.run().winner == "compile"
+    assert (script.ran.count("compile"), script.ran.count("eager")) == (1 + PROMISED, 1 + AGAINST_FAR)
 
 
 def test_what_fails_its_check_leaves_and_is_no_runner_up(tmp_path):
@@ -128,7 +134,7 @@ def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
     assert sum(len(one.raced) for one in racing.candidates) == 1
     assert racing.run().winner == "compile"
     assert course(tmp_path, times_ms)[0].measured_s > 0.0
-    assert len(script.ran) == 1 + 2 * LOOKS[0]
+    assert len(script.ran) == 1 + PROMISED + AGAINST_FAR
 
 
 def test_a_race_of_another_plan_begins_anew(tmp_path):
