@@ -142,7 +142,7 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
         if entry.reason:
             sys.stderr.write(f"not {entry.case.variant.label}: {entry.reason}\n")
     of_race = plan.limited(race.LIMITS, limits)
-    left = [replace(entry, limits=of_race, preset=race.PRESET) for entry in planned if not entry.reason]
+    left = [replace(entry, limits=of_race, preset=race.PRESET, ships=True) for entry in planned if not entry.reason]
     if not left:
         raise NotAvailable("none of these variants can run here; `benchd doctor` says what is missing")
     return left

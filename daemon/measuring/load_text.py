@@ -13,7 +13,7 @@ _PAGE = """# How to load this
 ```sh
 python -m pip install {packages}
 ```
-
+{needs}
 Run this in this folder; it ends without an error if the answers are the golden ones.
 
 ```python
@@ -88,10 +88,19 @@ def page(manifest: Manifest) -> str:
         batch_size=manifest.case.batch_size,
         device=manifest.device,
         packages=" ".join(f"{name}=={version}" for name, version in manifest.packages.items()),
+        needs=_needs(manifest),
         code=code(manifest),
         tensors="\n".join(f"| {kind} | `{one.name}` | {one.dtype} | {one.shape} |" for kind, one in rows),
         preprocessing=manifest.preprocessing,
     )
+
+
+def _needs(manifest: Manifest) -> str:
+    """Return for what benchd is installed too, empty if it is not."""
+    if "benchd" not in manifest.packages:
+        return ""
+    kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
+    return f"\nbenchd itself is needed: it has the code of {manifest.case.model}{kernels}.\n"
 
 
 def code(manifest: Manifest) -> str:
@@ -124,7 +133,7 @@ def _torch(manifest: Manifest) -> str:
         threads=_threads(manifest),
         autocast=f', torch.autocast("{device}", torch.{half})' if variant.precision == "amp" else "",
         arguments=_arguments(manifest),
-        answer=_answer([one.name for one in manifest.outputs]),
+        answer=answer([one.name for one in manifest.outputs]),
     )
 
 
@@ -153,8 +162,8 @@ def _arguments(manifest: Manifest) -> str:
     return ", ".join([f"*given[:{by_place}]" if by_name else "*given", *by_name])
 
 
-def _answer(names: Sequence[str]) -> str:
-    """Return the expression of the answers by name."""
+def answer(names: Sequence[str]) -> str:
+    """Return the expression of the answers by name; raise Unsupported for answers that a few lines cannot name."""
     if list(names) == ["output"]:
         return '{"output": answer}'
     if all(name.isdigit() for name in names):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX, WEIGHTS, Golden, Packed, Tensor
 from benchd.daemon.worker import truth, user_code, user_module
@@ -29,6 +30,13 @@ GOLDEN_ROWS = 8
 
 JUMPING_SHARE = 0.25
 """Of a network with thresholds so many golden inputs may be off: one early spike moves thousands after it."""
+
+
+def refuse(job: Job, workload: Workload, answer: Batch) -> None:
+    """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
+    if job.case.variant.backend != "onnxruntime":
+        _state(workload.source.module)
+        load_text.answer(list(tensors(answer)))
 
 
 def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
@@ -61,12 +69,8 @@ def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], list[s
 
 def _module(job: Job, module: nn.Module, folder: Path) -> str:
     """Write the weights, and the code of a user's module; return by what it is built."""
-    state = module.module.state_dict() if isinstance(module, user_module.Named) else module.state_dict()
-    odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
-    if odd:
-        raise Unsupported(f"its weight {odd[0]} is not a plain tensor; export the module and ship it with --onnx")
     # each by itself: safetensors refuses names that share memory
-    apart = {name: value.detach().clone().contiguous() for name, value in state.items()}
+    apart = {name: value.detach().clone().contiguous() for name, value in _state(module).items()}
     safetensors.torch.save_file(apart, folder / WEIGHTS)
     if not job.module:
         return job.case.model
@@ -78,6 +82,15 @@ def _module(job: Job, module: nn.Module, folder: Path) -> str:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     return f"{name}:{function}"
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the module's weights; raise Unsupported for one that a file of tensors cannot hold."""
+    state: dict[str, Any] = (module.module if isinstance(module, user_module.Named) else module).state_dict()
+    odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
+    if odd:
+        raise Unsupported(f"its weight {odd[0]} is not a plain tensor; export the module and ship it with --onnx")
+    return state
 
 
 def _golden(
