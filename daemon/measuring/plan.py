@@ -81,7 +81,7 @@ class Planned:
 
     `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
     if the case measures none. `ships`: one that cannot be deployed as files is refused before it is measured. `ship_to`
-    is the folder to write its files to, `deployed` the one whose files it runs.
+    is the folder to write its files to, `deployed` the one whose files it runs, and `engine` the TensorRT plan of it.
     """
 
     case: Case
@@ -98,6 +98,7 @@ class Planned:
     ships: bool = False
     ship_to: str = ""
     deployed: str = ""
+    engine: str = ""
     calibration: str | None = None
 
     @property

@@ -87,7 +87,8 @@ class Job(Struct, frozen=True, kw_only=True):
     `reference` is the fp32 file that a user's quantised file was made from. `repeats` tests whether a repeated input is
     answered faster. `accuracy` is None in a process that skips it. `ships` refuses a variant that cannot be deployed as
     files before it is measured. With `ship_to` those files are written to that folder instead of timing anything;
-    `deployed` is the folder whose files this measures, and whose golden answers they must give first.
+    `deployed` is the folder whose files this measures, and whose golden answers they must give first; `engine` is a
+    TensorRT plan to load instead of building one.
     """
 
     case: Case
@@ -123,6 +124,7 @@ class Job(Struct, frozen=True, kw_only=True):
     ships: bool = False
     ship_to: str = ""
     deployed: str = ""
+    engine: str = ""
 
 
 class Stage(Struct, frozen=True, tag="stage"):

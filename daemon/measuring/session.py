@@ -146,6 +146,7 @@ class Session:
             ships=planned.ships,
             ship_to=planned.ship_to,
             deployed=planned.deployed,
+            engine=planned.engine,
         )
 
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
