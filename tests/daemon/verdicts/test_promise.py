@@ -3,36 +3,20 @@
 import msgspec
 import numpy as np
 import pytest
+from manifests_made import manifest
 from records_made import PASSED, made, timing
 
-from benchd.daemon.records import Case, Check, ProcessResult
+from benchd.daemon.records import Check, ProcessResult
 from benchd.daemon.verdicts import promise
-from benchd.daemon.verdicts.manifest import Golden, Manifest, Promised
+from benchd.daemon.verdicts.manifest import Promised
 
 HERE = made().environment
 PROMISED = [9.98, 10.0, 10.02, 9.99, 10.01, 10.0, 10.0]
 
 
 def shipped(times_ms=PROMISED, environment=HERE):
-    return Manifest(
-        name="net",
-        created="",
-        tool_version="",
-        case=Case(model="net"),
-        options={},
-        inputs=[],
-        outputs=[],
-        preprocessing="",
-        packages={},
-        weights_sha256="",
-        golden=Golden(1, 1, {}),
-        asked={},
-        promised=Promised(processes_ms=list(times_ms), latency_ms=10.0, low_ms=None, high_ms=None),
-        device="",
-        device_id="",
-        environment=environment,
-        resources=[],
-    )
+    promised = Promised(processes_ms=list(times_ms), latency_ms=10.0, low_ms=None, high_ms=None)
+    return manifest(promised=promised, environment=environment)
 
 
 def measured(times_ms, check=PASSED, status="ok", **fields):
