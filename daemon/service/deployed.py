@@ -147,7 +147,9 @@ class Deployments:
             shipped = manifest.read(Path(one.path))
             verifying.refuse_untrusted(Path(one.path), shipped, trust_code=one.trust_code)
             limits = plan.limited(race.LIMITS, self._now.settings.limits)
-            found: Verified | str = verifying.verify(Path(one.path), shipped, session, limits)
+            found: Verified | str = verifying.verify(
+                Path(one.path), shipped, session, limits, trust_plan=one.trust_plan
+            )
             records = results.read(self._base.places.state / results.JOURNAL) if self._has_results() else []
         except Busy as busy:
             log(f"waiting: {busy}")

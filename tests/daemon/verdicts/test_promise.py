@@ -11,7 +11,7 @@ from benchd.daemon.verdicts import promise
 from benchd.daemon.verdicts.manifest import Promised
 
 HERE = made().environment
-PROMISED = [9.98, 10.0, 10.02, 9.99, 10.01, 10.0, 10.0]
+PROMISED = [9.98, 10.0, 10.02, 9.99, 10.01]
 
 
 def shipped(times_ms=PROMISED, environment=HERE):
@@ -74,8 +74,8 @@ def test_thirty_percent_is_found_and_runs_that_differ_by_three_percent_are_not(s
 
     def answers(change, between):
         for _ in range(500):
-            run = np.exp(between * rng.standard_normal((2, 1)) + spread * rng.standard_normal((2, 7)))
-            now = measured((10.0 * (1.0 + change) * run[1, :5]).tolist())
+            run = np.exp(between * rng.standard_normal((2, 1)) + spread * rng.standard_normal((2, 5)))
+            now = measured((10.0 * (1.0 + change) * run[1]).tolist())
             yield promise.judge(shipped((10.0 * run[0]).tolist()), now, is_golden=True).answer
 
     assert sum(answer == "slower" for answer in answers(0.3, 0.03)) >= 0.98 * 500
