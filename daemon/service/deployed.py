@@ -58,7 +58,7 @@ def is_due(one: Shipped, before: Kept | None, now_s: float, fingerprint: str) ->
 def said(one: Shipped, shipped: Manifest | None, found: Verified | str, before: Kept | None, better: str) -> Deployed:
     """Return what to publish of a verification, or of the reason that prevented it."""
     answer = "broken" if isinstance(found, str) else found.answer
-    reason = found if isinstance(found, str) else found.reason
+    reason = found if isinstance(found, str) else found.reason or found.rebuilt
     was = before.said if before else None
     now_wall = wall_now()
     promised = shipped.promised if shipped else None
