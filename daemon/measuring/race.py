@@ -107,7 +107,7 @@ class Race:
         names = _names(supervisor.plan)
         self.candidates = [Candidate(entry, name) for entry, name in zip(supervisor.plan, names, strict=True)]
         self._limits = race_limits.limits(asked)
-        self._started_s = time.monotonic()
+        self._started_s, self._rounds = time.monotonic(), 0
         run = supervisor.session.run(supervisor.suite_id)
         digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
         self._log = RaceLog(supervisor.session.output / LOG, digest)
@@ -228,6 +228,7 @@ class Race:
 
     def _look(self, rounds: int) -> Result | None:
         """Let those leave that are above a limit or behind; return the result if that decides the race."""
+        self._rounds = rounds
         for one in self._left():
             misses = self._misses(one, rounds)
             if misses:
@@ -275,10 +276,10 @@ class Race:
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
     def _runner_up(self, winner: Candidate) -> str | None:
-        """Return who came closest among the others that could ship."""
+        """Return who came closest among the others that could ship, in the rounds until it left or the race ended."""
 
         def ratio(one: Candidate) -> float:
-            rounds = min(len(one.raced), len(winner.raced))
+            rounds = one.behind.rounds if one.behind else self._rounds
             return geometric_mean(one.times_ms(rounds)) / geometric_mean(winner.times_ms(rounds))
 
         others = [one for one in self.candidates if one is not winner and (one.left is None or one.behind)]

@@ -125,6 +125,16 @@ def test_an_interrupted_race_goes_on_and_measures_nothing_twice(tmp_path, after)
     assert len(before.ran) - 1 + len(behind.ran) == len(once.ran)
 
 
+def test_a_race_that_goes_on_keeps_its_runner_up_of_two_that_are_alike(tmp_path):
+    for seed in range(10):
+        random.seed(seed)
+        times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 10.0}
+        course(tmp_path / str(seed), times_ms, interrupt_after=3 + 7)[0].run()
+        racing, script = course(tmp_path / str(seed), times_ms)
+        assert racing.run().winner == "compile"
+        assert len(script.ran) == PROMISED + AGAINST_FAR - 7
+
+
 def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
     times_ms = {"eager": 10.0, "compile": 4.0}
     course(tmp_path, times_ms, interrupt_after=2)[0].run()
