@@ -97,13 +97,13 @@ def test_a_race_that_its_spread_does_not_let_decide_names_nobody():
 @pytest.mark.parametrize(
     ("times", "leaves"),
     [
-        ([1.45], False),
-        ([1.55], True),
-        ([1.45, 1.45], True),
-        ([1.45, 1.35], False),
-        ([1.35, 1.4, 1.35], True),
-        ([2.0, 2.0, 1.25], False),  # once it was of the same level
-        ([1.35] * 5, True),
+        ([1.9], False),
+        ([2.1], True),
+        ([1.7, 1.7], True),
+        ([2.2, 1.5], False),
+        ([1.5, 1.45, 1.5], True),
+        ([2.0, 2.0, 1.3], False),  # once it may have been of another level alone
+        ([1.45] * 5, True),
     ],
 )
 def test_before_the_eighth_round_one_leaves_if_it_is_far_behind_in_each(times, leaves):
