@@ -14,7 +14,7 @@ from benchd.daemon.verdicts.racing import LOOKS, exceeds, look, rounds_to_decide
 from benchd.daemon.verdicts.statistics import student_t_quantile
 
 MIN_EFFECT = 0.01
-FIELDS, SPREADS = (2, 3, 4, 6, 8), (0.005, 0.01, 0.03, 0.1)
+FIELDS, SPREADS = (2, 3, 4, 6, 8), (0.005, 0.01, 0.03, 0.1, 0.2)
 FEW_RACES, MANY_RACES = 150, 2_000
 
 
