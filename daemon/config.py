@@ -173,7 +173,8 @@ class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
     """`[[shipped]]`: a folder of `benchd ship` that the service verifies, by its whole path; its `name` is for topics.
 
     It is verified by `every`, `at` or `cron`, and whenever the machine or its software has changed. A folder that runs
-    code when it is loaded, and that this machine did not ship, needs `trust_code`.
+    code when it is loaded, and that this machine did not ship, needs `trust_code`, and a TensorRT
+    plan that it did not make is built again without `trust_plan`.
     """
 
     path: str
@@ -182,6 +183,7 @@ class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
     at: str | None = None
     cron: str | None = None
     trust_code: bool = False
+    trust_plan: bool = False
 
     def __post_init__(self) -> None:
         self.trigger()

@@ -98,7 +98,7 @@ def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
     if not isinstance(content, Mapping):
         raise WeightsError(f"{path}: holds a {type(content).__name__}, not a state dict")
     other = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
-    if other or not content:
+    if other or (not content and path.suffix != ".safetensors"):  # of a model without weights
         raise WeightsError(f"{path}: not a state dict: {_some(other) or 'nothing'} in place of tensors")
     return {str(key): value for key, value in content.items()}
 
@@ -141,7 +141,7 @@ def build(
     state = _under_own_names(state, getattr(source, "PUBLISHED_NAMES", {}))
     shape = source.shape_from(state, {"name": name, **values}) if hasattr(source, "shape_from") else {}
     module: nn.Module = getattr(source, function)(name=name, kernels=kernels, **(values | shape))
-    if not module.state_dict():
+    if state and not module.state_dict():
         raise WeightsError("the model has no weights")
     apply(module, state)
     return module.eval()

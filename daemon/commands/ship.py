@@ -1,6 +1,7 @@
 """`benchd ship`: from a model and limits to the folder that is deployed, in as few processes as the answer needs."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,7 @@ from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import gpu
 from benchd.daemon.measuring import plan, race, shipping
+from benchd.daemon.measuring import power_modes as modes
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.race import Race, Result
 from benchd.daemon.measuring.race_limits import Asked
@@ -48,6 +50,7 @@ from benchd.daemon.measuring.user_model import UserModel
 from benchd.daemon.reporting import report
 from benchd.daemon.verdicts.manifest import Manifest
 
+BENCHD = Path(sys.executable).with_name("benchd")
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
 RATE_UNITS = {"Hz": 1, "fps": 1}
 
@@ -75,6 +78,9 @@ def ship(
     variants: Annotated[
         str | None, typer.Option(help="Variants that compete (default: all that can run here).", metavar="A,B")
     ] = None,
+    power_modes: Annotated[
+        str | None, typer.Option(help="Ship in each of these power modes, to DIR-MODE.", metavar="15W,25W")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model (default: all).")] = None,
     device: Device = "auto",
     min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
@@ -87,7 +93,11 @@ def ship(
     """Find the variant to deploy, and write the folder that is deployed.
 
     Exits with 4 if nothing meets the limits or the time did not suffice. Repeat an interrupted command to go on.
+    Switching power modes takes sudo.
     """
+    if power_modes is not None:
+        command = of_each_mode([str(BENCHD), *sys.argv[1:]], out)
+        raise typer.Exit(modes.run(names("--power-modes", power_modes), command, sys.stdout))
     asked = Asked(
         max_latency_ms=limit("--max-latency", max_latency, LATENCY_UNITS),
         max_energy_j=limit("--max-energy", max_energy, ENERGY_UNITS),
@@ -126,6 +136,13 @@ def ship(
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
 
 
+def of_each_mode(arguments: Sequence[str], out: Path) -> list[str]:
+    """Return this command for one power mode: without the option that names them, to a folder beside `out`."""
+    place = next(i for i, one in enumerate(arguments) if one.partition("=")[0] == "--power-modes")
+    behind = place + (1 if "=" in arguments[place] else 2)
+    return [*arguments[:place], *arguments[behind:], "--out", f"{out}-{{mode}}"]
+
+
 def _refuse(asked: Asked, minutes: float, data: str | None) -> None:
     if asked.min_effect <= 0.0:
         raise UsageError("--min-effect 0%: nothing is ever the same to the last digit; give the smallest that counts")
@@ -137,21 +154,15 @@ def _refuse(asked: Asked, minutes: float, data: str | None) -> None:
 
 def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[Planned]:
     """Return the cases that can run here, with the limits of a race; raise NotAvailable if there is none."""
-    planned = [replace(entry, reason=_why_not(entry)) for entry in plan.plan([suite], limits, machine, own)]
+    planned = plan.plan([suite], limits, machine, own)
     for entry in planned:
         if entry.reason:
             sys.stderr.write(f"not {entry.case.variant.label}: {entry.reason}\n")
     of_race = plan.limited(race.LIMITS, limits)
-    left = [replace(entry, limits=of_race, preset=race.PRESET) for entry in planned if not entry.reason]
+    left = [replace(entry, limits=of_race, preset=race.PRESET, ships=True) for entry in planned if not entry.reason]
     if not left:
         raise NotAvailable("none of these variants can run here; `benchd doctor` says what is missing")
     return left
-
-
-def _why_not(entry: Planned) -> str | None:
-    """Return why a variant cannot run here, or cannot be deployed from a folder."""
-    is_written = entry.case.variant.backend not in ("cudagraph", "tensorrt")
-    return entry.reason or (None if is_written else "its folder cannot be written yet; see docs/ship.md")
 
 
 def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool) -> int:

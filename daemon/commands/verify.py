@@ -16,6 +16,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import plan, race, verifying
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.verdicts import manifest, promise
+from benchd.daemon.verdicts.manifest import ONNX
 
 app = application()
 
@@ -26,6 +27,9 @@ def verify(
     processes: Annotated[int, typer.Option(help="Fresh processes to measure.")] = verifying.PROCESSES,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Run a module's Python code that another machine shipped.")
+    ] = False,
+    trust_plan: Annotated[
+        bool, typer.Option("--trust-plan", help="Load a TensorRT plan that another machine shipped.")
     ] = False,
     device: Device = "auto",
     config: Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")] = None,
@@ -44,12 +48,14 @@ def verify(
     limits = plan.limited(race.LIMITS, settings.limits)
     waiting = sys.stderr if waits(wait) else None
     with tempfile.TemporaryDirectory() as output, Session(settings, machine, Path(output), waiting=waiting) as session:
-        found = verifying.verify(folder, shipped, session, limits, processes)
+        found = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
     if session.interrupted:
         raise typer.Exit(130)
     if json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
         sys.stdout.write(f"{promise.line(found)}\n")
+        if found.rebuilt:
+            sys.stdout.write(f"    built again from {ONNX}: {found.rebuilt}\n")
         sys.stdout.writelines(f"    changed since: {one}\n" for one in found.changed)
     raise typer.Exit(promise.EXIT_CODES[found.answer])

@@ -13,7 +13,7 @@ _PAGE = """# How to load this
 ```sh
 python -m pip install {packages}
 ```
-
+{needs}
 Run this in this folder; it ends without an error if the answers are the golden ones.
 
 ```python
@@ -76,6 +76,57 @@ def run(inputs):
         answer = call({arguments})
     return {{name: value.float().cpu().numpy() for name, value in {answer}.items()}}"""
 
+_TENSORRT = """import numpy
+import tensorrt
+import torch
+
+runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
+with open("model.plan", "rb") as file:
+    engine = runtime.deserialize_cuda_engine(file.read())
+assert engine, "model.plan is of another TensorRT or GPU: build it again from model.onnx"
+context, dtypes = engine.create_execution_context(), {dtypes}
+inputs, outputs = {inputs}, {outputs}
+
+
+def run(given):
+    memory = {{name: torch.from_numpy(value).to("{device}") for name, value in given.items()}}
+    for name in inputs:
+        memory[name] = memory[name].to(getattr(torch, dtypes[name]))
+        context.set_input_shape(name, tuple(memory[name].shape))
+    for name in outputs:
+        shape = tuple(context.get_tensor_shape(name))
+        memory[name] = torch.empty(shape, dtype=getattr(torch, dtypes[name]), device="{device}")
+    for name, tensor in memory.items():
+        context.set_tensor_address(name, tensor.data_ptr())
+    assert context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    return {{name: memory[name].float().cpu().numpy() for name in outputs}}"""
+
+_GRAPH = """
+
+
+def captured(call):
+    held, graph, answers = [], torch.cuda.CUDAGraph(), []
+
+    def replayed(*given):
+        if not held:
+            held.extend(value.clone() for value in given)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(3):  # libraries choose their kernels
+                    call(*held)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                answers.append(call(*held))
+        for memory, value in zip(held, given, strict=True):
+            memory.copy_(value)
+        graph.replay()
+        return answers[0]
+
+    return replayed
+
+
+"""
+
 _DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "amp": "float32"}
 
 
@@ -88,10 +139,19 @@ def page(manifest: Manifest) -> str:
         batch_size=manifest.case.batch_size,
         device=manifest.device,
         packages=" ".join(f"{name}=={version}" for name, version in manifest.packages.items()),
+        needs=_needs(manifest),
         code=code(manifest),
         tensors="\n".join(f"| {kind} | `{one.name}` | {one.dtype} | {one.shape} |" for kind, one in rows),
         preprocessing=manifest.preprocessing,
     )
+
+
+def _needs(manifest: Manifest) -> str:
+    """Return for what benchd is installed too, empty if it is not."""
+    if "benchd" not in manifest.packages:
+        return ""
+    kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
+    return f"\nbenchd itself is needed: it has the code of {manifest.case.model}{kernels}.\n"
 
 
 def code(manifest: Manifest) -> str:
@@ -102,7 +162,8 @@ def code(manifest: Manifest) -> str:
         tolerances=manifest.golden.tolerances,
         rows_off=manifest.golden.rows_off,
     )
-    return (_onnx(manifest) if manifest.provider else _torch(manifest)) + golden
+    texts = {"onnxruntime": _onnx, "tensorrt": _tensorrt}
+    return texts.get(manifest.case.variant.backend, _torch)(manifest) + golden
 
 
 def _threads(manifest: Manifest) -> str:
@@ -113,18 +174,33 @@ def _onnx(manifest: Manifest) -> str:
     return _ONNX.format(threads=_threads(manifest), provider=manifest.provider)
 
 
+def _tensorrt(manifest: Manifest) -> str:
+    read, answered = manifest.inputs, manifest.outputs
+    return _TENSORRT.format(
+        dtypes={one.name: one.dtype for one in [*read, *answered]},
+        inputs=[one.name for one in read],
+        outputs=[one.name for one in answered],
+        device=manifest.environment.device,
+    )
+
+
 def _torch(manifest: Manifest) -> str:
     variant, device = manifest.case.variant, manifest.environment.device
     half = "float16" if device == "cuda" else "bfloat16"
+    is_graph = variant.backend == "cudagraph"
+    calls = {"compile": "torch.compile(model, dynamic=False)", "cudagraph": "captured(model)"}
     return _TORCH.format(
-        build=_build(manifest),
+        build=_build(manifest) + (_GRAPH if is_graph else ""),
         device=device,
         dtype=_DTYPES[variant.precision],
-        call="torch.compile(model, dynamic=False)" if variant.backend == "compile" else "model",
+        call=calls.get(variant.backend, "model"),
         threads=_threads(manifest),
-        autocast=f', torch.autocast("{device}", torch.{half})' if variant.precision == "amp" else "",
+        # a graph outlives what autocast would keep of the weights
+        autocast=f', torch.autocast("{device}", torch.{half}, cache_enabled={not is_graph})'
+        if variant.precision == "amp"
+        else "",
         arguments=_arguments(manifest),
-        answer=_answer([one.name for one in manifest.outputs]),
+        answer=answer([one.name for one in manifest.outputs]),
     )
 
 
@@ -153,8 +229,8 @@ def _arguments(manifest: Manifest) -> str:
     return ", ".join([f"*given[:{by_place}]" if by_name else "*given", *by_name])
 
 
-def _answer(names: Sequence[str]) -> str:
-    """Return the expression of the answers by name."""
+def answer(names: Sequence[str]) -> str:
+    """Return the expression of the answers by name; raise Unsupported for answers that a few lines cannot name."""
     if list(names) == ["output"]:
         return '{"output": answer}'
     if all(name.isdigit() for name in names):

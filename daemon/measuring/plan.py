@@ -82,7 +82,8 @@ class Planned:
     """A case of the plan. `reason` is why it cannot run here; `by_name`: its variant was requested by name.
 
     `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
-    if the case measures none. `ship_to` is the folder to write its files to, `deployed` the one whose files it runs.
+    if the case measures none. `ships`: one that cannot be deployed as files is refused before it is measured. `ship_to`
+    is the folder to write its files to, `deployed` the one whose files it runs, and `engine` the TensorRT plan of it.
     """
 
     case: Case
@@ -96,8 +97,10 @@ class Planned:
     data: str | None = None
     labels: str | None = None
     accuracy: ImageCount | None = None
+    ships: bool = False
     ship_to: str = ""
     deployed: str = ""
+    engine: str = ""
     calibration: str | None = None
 
     @property

@@ -85,9 +85,10 @@ class Job(Struct, frozen=True, kw_only=True):
     peak rates. `is_compared` skips what a comparison does not use: rests, rates, the parts of an inference, occupancy.
     `calibration` names the images of an int8 file as `data` does, or is "random"; None is the default of the weights.
     `reference` is the fp32 file that a user's quantised file was made from. `repeats` tests whether a repeated input is
-    answered faster. `accuracy` is None in a process that skips it. With
-    `ship_to` the files that are deployed are written to that folder instead of timing anything; `deployed` is the
-    folder whose files this measures, and whose golden answers they must give first.
+    answered faster. `accuracy` is None in a process that skips it. `ships` refuses a variant that cannot be deployed as
+    files before it is measured. With `ship_to` those files are written to that folder instead of timing anything;
+    `deployed` is the folder whose files this measures, and whose golden answers they must give first; `engine` is a
+    TensorRT plan to load instead of building one.
     """
 
     case: Case
@@ -120,8 +121,10 @@ class Job(Struct, frozen=True, kw_only=True):
     probes: bool = True
     repeats: bool = True
     is_compared: bool = False
+    ships: bool = False
     ship_to: str = ""
     deployed: str = ""
+    engine: str = ""
 
 
 class Stage(Struct, frozen=True, tag="stage"):

@@ -1,7 +1,7 @@
 """A race between the candidates of one plan: each process goes where the answer is open, until one may win.
 
-The winner is then confirmed against the runner-up in fresh processes of both, alternately, and only these make its
-promise: the best of several alike looks faster in the race than it is.
+What is measured from when only two are left, or one has won, confirms the winner against the runner-up, in drawn order,
+and only that makes its promise: the best of many alike looks faster in the race than it is.
 """
 
 import math
@@ -35,13 +35,19 @@ PRESET = "ship"
 LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
 """Many short processes tell more than few long ones: what differs between processes, none of them shows."""
 
+FINALISTS = 2
+"""Once so few are left, what is measured also confirms the winner."""
+
 LATER_IMAGES = 8
 """Images of the check behind a candidate's first process, which checks all."""
 
 
 @dataclass
 class Candidate:
-    """One variant of the race: its processes, and why it left, if so because it is `behind` another."""
+    """One variant of the race: its processes, and why it left, if so because it is `behind` another.
+
+    All of them are `raced`, and the last ones are `confirmed` if it came that far.
+    """
 
     planned: Planned
     name: str
@@ -92,7 +98,7 @@ def simplicity(one: Candidate) -> tuple[int, int, int, int]:
 class Race:
     """The candidates of a supervisor's plan, raced in its session's folder, behind what the log there holds.
 
-    `minutes` limits what is measured now, of which 7 pairs are kept for confirming. `told` receives a line for each
+    `minutes` limits what is measured now, of which 5 pairs are kept for confirming. `told` receives a line for each
     step. `measured_s` is the time of all processes of the log.
     """
 
@@ -100,8 +106,8 @@ class Race:
         self._supervisor, self._asked, self._minutes, self._told = supervisor, asked, minutes, told
         names = _names(supervisor.plan)
         self.candidates = [Candidate(entry, name) for entry, name in zip(supervisor.plan, names, strict=True)]
-        self._limits = race_limits.limits(asked, supervisor.session.machine.device)
-        self._started_s = time.monotonic()
+        self._limits = race_limits.limits(asked)
+        self._started_s, self._rounds = time.monotonic(), 0
         run = supervisor.session.run(supervisor.suite_id)
         digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
         self._log = RaceLog(supervisor.session.output / LOG, digest)
@@ -118,11 +124,16 @@ class Race:
         """Give each candidate its processes of the log, and say so."""
         by_case = {one.planned.case.case_id: one for one in self.candidates}
         for entry in self._log.entries:
-            self._outcomes(by_case[entry.case_id], entry.phase).append(entry.outcome)
+            self._keep(by_case[entry.case_id], entry)
         if self._log.is_other:
             self._tell("an earlier race was of another plan, machine or version: starting anew")
         elif self._log.entries:
             self._tell(f"going on behind {len(self._log.entries)} processes that are measured already")
+
+    def _keep(self, one: Candidate, entry: Entry) -> None:
+        one.raced.append(entry.outcome)
+        if entry.phase == "confirm":
+            one.confirmed.append(entry.outcome)
 
     def run(self) -> Result:
         """Race until one may win and confirm it, under the machine's lock; an interrupt leaves it open."""
@@ -137,14 +148,17 @@ class Race:
 
     def records(self) -> list[Record]:
         """Return the record of each candidate that was measured, with all of its processes."""
-        measured = ((one, [*one.raced, *one.confirmed]) for one in self.candidates)
-        return [self.record(one, outcomes) for one, outcomes in measured if outcomes]
+        return [self.record(one, one.raced) for one in self.candidates if one.raced]
 
     def record(self, one: Candidate, outcomes: Sequence[Outcome]) -> Record:
         """Return the record of these processes of a candidate."""
         run = self._supervisor.session.run(self._supervisor.suite_id)
         limits = msgspec.structs.replace(one.planned.limits, processes=len(outcomes))
         return recording.record(one.planned.case, PRESET, run, RunId.new(), outcomes, limits=limits)
+
+    def _apart(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Record]:
+        """Return the record of each process by itself."""
+        return [self.record(one, [outcome]) for outcome in outcomes]
 
     def named(self, name: str) -> Candidate:
         """Return the candidate of this name."""
@@ -167,26 +181,27 @@ class Race:
     def _round(self, number: int) -> None:
         """Measure what is missing of a round, in drawn order; those that cannot ship leave."""
         missing = [one for one in self._left() if len(one.raced) <= number]
+        phase: Phase = "confirm" if number and len(self._left()) <= FINALISTS else "race"
         for one in random.sample(missing, len(missing)):
-            if number and self._is_late():
+            if number and self._is_late(phase):
                 raise _Stopped(self._undecided())
-            self._measure(one, "race")
+            self._measure(one, phase)
         for one in self._left():
             one.left = self._unfit(one, number)
             if one.left:
                 self._tell(f"  not {one.name}: {one.left}")
 
-    def _is_late(self) -> bool:
+    def _is_late(self, phase: Phase) -> bool:
         """Return whether the time that is left is only enough to confirm."""
-        pairs_s = 2 * effects.LOOKS[0] * self.measured_s / max(len(self._log.entries), 1)
-        return time.monotonic() - self._started_s + pairs_s > 60.0 * self._minutes
+        kept = FINALISTS * racing.PROMISED if phase == "race" else 1
+        kept_s = kept * self.measured_s / max(len(self._log.entries), 1)
+        return time.monotonic() - self._started_s + kept_s > 60.0 * self._minutes
 
     def _measure(self, one: Candidate, phase: Phase) -> None:
         """Run one process of a candidate and log it; raise _Stopped after a signal."""
-        outcomes, started_s = self._outcomes(one, phase), time.monotonic()
-        is_first = not one.raced
+        started_s, is_first = time.monotonic(), not one.raced
         limits = one.planned.limits if is_first else _of_later(one.planned.limits)
-        name = f"{one.planned.case.case_id}.{phase}.{len(outcomes)}"
+        name = f"{one.planned.case.case_id}.{phase}.{len(one.raced)}"
         outcome = self._supervisor.process(
             replace(one.planned, limits=limits),
             name,
@@ -196,14 +211,12 @@ class Race:
         )
         if self._supervisor.session.interrupted:
             raise _Stopped("interrupted: the same command goes on from here")
-        self._log.add(Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome))
-        outcomes.append(outcome)
+        entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
+        self._log.add(entry)
+        self._keep(one, entry)
         mixed = recording.other_model([entry.outcome for entry in self._log.entries])
         if mixed:
             raise _Stopped(f"{mixed}; the same command begins anew")
-
-    def _outcomes(self, one: Candidate, phase: Phase) -> list[Outcome]:
-        return one.raced if phase == "race" else one.confirmed
 
     def _unfit(self, one: Candidate, number: int) -> str | None:
         """Return why this process shows that the candidate cannot ship, else None; the first one checks most images."""
@@ -215,6 +228,7 @@ class Race:
 
     def _look(self, rounds: int) -> Result | None:
         """Let those leave that are above a limit or behind; return the result if that decides the race."""
+        self._rounds = rounds
         for one in self._left():
             misses = self._misses(one, rounds)
             if misses:
@@ -237,12 +251,16 @@ class Race:
         return Result(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
 
     def _misses(self, one: Candidate, rounds: int) -> list[Miss]:
-        bounds = len(self._limits) * len(self.candidates)
-        found = ((limit, limit.values(one.raced[:rounds], one.planned)) for limit in self._limits)
-        return [miss for limit, values in found if (miss := limit.miss(values, bounds))]
+        return self._missed(one, one.raced[:rounds], len(self._limits) * len(self.candidates))
+
+    def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
+        """Return the limits that these processes certainly miss; `bounds` share the error."""
+        apart = self._apart(one, outcomes)
+        return [miss for limit in self._limits if (miss := limit.miss(limit.values(apart), bounds))]
 
     def _meets(self, one: Candidate, rounds: int) -> bool:
-        return all(limit.is_met(limit.values(one.raced[:rounds], one.planned)) for limit in self._limits)
+        apart = self._apart(one, one.raced[:rounds])
+        return all(limit.is_met(limit.values(apart)) for limit in self._limits)
 
     def _nearest(self) -> str:
         """Return which candidate misses its worst limit by least, and by how much."""
@@ -258,10 +276,10 @@ class Race:
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
     def _runner_up(self, winner: Candidate) -> str | None:
-        """Return who came closest among the others that could ship."""
+        """Return who came closest among the others that could ship, in the rounds until it left or the race ended."""
 
         def ratio(one: Candidate) -> float:
-            rounds = min(len(one.raced), len(winner.raced))
+            rounds = one.behind.rounds if one.behind else self._rounds
             return geometric_mean(one.times_ms(rounds)) / geometric_mean(winner.times_ms(rounds))
 
         others = [one for one in self.candidates if one is not winner and (one.left is None or one.behind)]
@@ -284,40 +302,37 @@ class Race:
         return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
 
     def _confirmed(self, found: Result) -> Result:
-        """Measure winner and runner-up in fresh processes, in pairs of drawn order, until there is a verdict.
+        """Measure the winner until its promise has enough fresh processes, and the runner-up beside it.
 
         A runner-up that fails makes way for the next.
         """
-        sides = [self.named(name) for name in (found.winner, found.runner_up) if name]
-        for pairs in effects.LOOKS:
-            for number in range(pairs):
-                missing = [one for one in sides if len(one.confirmed) <= number]
-                for one in random.sample(missing, len(missing)):
-                    self._measure(one, "confirm")
-            failed = {one.name: why for one in sides if (why := self._failed(one, pairs))}
-            if found.winner in failed:
-                reason = f"{found.winner} won the race, but in fresh processes it {failed[found.winner]}"
-                return Result(reason=reason)
-            if failed:
-                sides[1].left, sides[1].behind = failed[sides[1].name], None
-                self._tell(f"  not {sides[1].name}: {sides[1].left}")
-                return self._confirmed(msgspec.structs.replace(found, runner_up=self._runner_up(sides[0])))
-            times_ms = {one.name: per_inference_ms(one.confirmed[:pairs], one.planned) for one in sides}
-            self._tell(f"confirming, {pairs} processes each: {_means(times_ms)}")
-            if len(sides) < 2:
-                return found
-            first, second = times_ms.values()
-            verdict = effects.look(first, second, self._asked.min_effect)
-            if verdict:
-                return _concluded(found, verdict)
-        raise AssertionError("the last look has a verdict")
+        winner, other = self.named(str(found.winner)), self.named(found.runner_up) if found.runner_up else None
+        for number in range(racing.PROMISED):
+            is_against = other and number < racing.needed_against(other.behind)
+            sides = [winner, *([other] if other and is_against else [])]
+            missing = [one for one in sides if len(one.confirmed) <= number]
+            for one in random.sample(missing, len(missing)):
+                self._measure(one, "confirm")
+        failed = self._failed(winner)
+        if failed:
+            return Result(reason=f"{winner.name} won the race, but in fresh processes it {failed}")
+        if other is None:
+            return found
+        failed = self._failed(other)
+        if failed:
+            other.left, other.behind = failed, None
+            self._tell(f"  not {other.name}: {other.left}")
+            return self._confirmed(msgspec.structs.replace(found, runner_up=self._runner_up(winner)))
+        pairs = min(len(winner.confirmed), len(other.confirmed))
+        first, second = (per_inference_ms(one.confirmed[:pairs], one.planned) for one in (winner, other))
+        self._tell(f"confirmed by {pairs} processes each: {_means({winner.name: first, other.name: second})}")
+        return _concluded(found, effects.judge(effects.paired_effect(first, second), min_effect=self._asked.min_effect))
 
-    def _failed(self, one: Candidate, pairs: int) -> str | None:
+    def _failed(self, one: Candidate) -> str | None:
         """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""
-        confirmed = one.confirmed[:pairs]
-        failed = recommend.disqualified(self.record(one, confirmed))
-        misses = [limit.miss(limit.values(confirmed, one.planned), len(self._limits)) for limit in self._limits]
-        return failed or next((f"misses a limit: {miss.words}" for miss in misses if miss), None)
+        failed = recommend.disqualified(self.record(one, one.confirmed))
+        misses = self._missed(one, one.confirmed, len(self._limits))
+        return failed or next((f"misses a limit: {miss.words}" for miss in misses), None)
 
     def _tell(self, text: str) -> None:
         self._told.write(f"{text}\n")
@@ -348,5 +363,5 @@ def _means(times_ms: Mapping[str, Sequence[float]]) -> str:
 
 def _words(behind: Behind) -> str:
     low, high = 1.0 + behind.interval.low, 1.0 + behind.interval.high
-    interval = f" [{low:.3g}, {high:.3g}]" if math.isfinite(high) else ""
+    interval = f" [{low:.3g}, {high:.3g}]" if behind.rounds > 1 else ""
     return f"takes {1.0 + behind.share:.3g}x{interval} the time of {behind.than}"

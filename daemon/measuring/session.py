@@ -143,8 +143,10 @@ class Session:
             given_artifacts=str(self.given_artifacts) if self.given_artifacts else None,
             workspace_bytes=self.workspace_bytes,
             gpu_uuid=self.machine.gpu_uuid,
+            ships=planned.ships,
             ship_to=planned.ship_to,
             deployed=planned.deployed,
+            engine=planned.engine,
         )
 
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:

@@ -19,7 +19,7 @@ from benchd.daemon.measuring.race import Candidate, Race, Result
 from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Environment, InputSpec, Record, encode, wall_now
-from benchd.daemon.verdicts import manifest, recommend
+from benchd.daemon.verdicts import figures, manifest, recommend
 from benchd.daemon.verdicts.manifest import LOAD, MANIFEST, Manifest, Packed, Promised
 from benchd.daemon.verdicts.results import JOURNAL, process_medians_ms
 
@@ -109,7 +109,6 @@ def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
 def _promised(record: Record, winner: Candidate) -> Promised:
     timing, energy, first = record.timing, record.energy, winner.raced[0]
     assert timing is not None  # noqa: S101 - for the type checker: `_manifest` refuses it
-    on_cpu, memory = record.environment.device == "cpu", record.memory
     return Promised(
         processes_ms=process_medians_ms([record]),
         latency_ms=timing.median_ms,
@@ -117,8 +116,8 @@ def _promised(record: Record, winner: Candidate) -> Promised:
         high_ms=timing.high_ms,
         p99_ms=timing.p99_ms,
         energy_per_inference_j=energy.gross_per_inference_j if energy else None,
-        energy_error_share=recommend.energy_error_share(energy),
-        memory_bytes=(memory.rss_peak_bytes if on_cpu else memory.device_peak_bytes) if memory else None,
+        energy_error_share=figures.energy_error_share(energy),
+        memory_bytes=figures.memory_bytes(record),
         agreement=f"check ok{recommend.agreement(first.check)}",
         accuracy=first.accuracy.top1 if first.accuracy else None,
     )

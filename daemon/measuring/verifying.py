@@ -12,9 +12,9 @@ from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
-from benchd.daemon.records import wall_now
+from benchd.daemon.records import Environment, wall_now
 from benchd.daemon.verdicts import manifest, promise
-from benchd.daemon.verdicts.manifest import CODE, ONNX, WEIGHTS, Manifest
+from benchd.daemon.verdicts.manifest import CODE, ONNX, PLAN, WEIGHTS, Manifest
 from benchd.daemon.verdicts.promise import Verified
 
 PROCESSES = 5
@@ -31,8 +31,26 @@ def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> No
         )
 
 
-def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -> Planned:
-    """Return the case of a folder's files; raise NotAvailable if it cannot run here, UsageError for a changed file."""
+def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_plan: bool) -> str:
+    """Return why the folder's TensorRT plan is not loaded here but built again from its ONNX file, empty if it is."""
+    if not shipped.has_plan:
+        return ""
+    if not (trust_plan or manifest.is_ours(folder)):
+        return f"this machine did not make {PLAN}, which is a program: --trust-plan loads it"
+    was, name = shipped.environment, "tensorrt"
+    parts = [
+        ("GPU", was.gpu, here.gpu),
+        ("driver", was.driver, here.driver),
+        ("TensorRT", shipped.packages.get(name), here.versions.get(name)),
+    ]
+    return "; ".join(f"{PLAN} is of {what} {before}, not {now}" for what, before, now in parts if before != now)
+
+
+def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine, rebuilt: str = "") -> Planned:
+    """Return the case of a folder's files, its plan built again if `rebuilt` says why.
+
+    Raises NotAvailable if it cannot run here, UsageError for a changed file.
+    """
     case, own = shipped.case, _own(folder, shipped)
     if own:
         case = msgspec.structs.replace(case, model=own.model, options={})
@@ -40,7 +58,9 @@ def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -
     if reason:
         raise NotAvailable(f"{folder}: {case.variant.label} cannot run here: {reason}")
     weights = None if isinstance(own, UserFile) else str((folder / WEIGHTS).resolve())
-    return Planned(case, race.PRESET, limits, True, None, own, weights=weights, deployed=str(folder.resolve()))
+    engine = str((folder / PLAN).resolve()) if shipped.has_plan and not rebuilt else ""
+    where = str(folder.resolve())
+    return Planned(case, race.PRESET, limits, True, None, own, weights=weights, deployed=where, engine=engine)
 
 
 def _own(folder: Path, shipped: Manifest) -> UserModel | None:
@@ -52,10 +72,19 @@ def _own(folder: Path, shipped: Manifest) -> UserModel | None:
     return None
 
 
-def verify(folder: Path, shipped: Manifest, session: Session, limits: Limits, processes: int = PROCESSES) -> Verified:
+def verify(
+    folder: Path,
+    shipped: Manifest,
+    session: Session,
+    limits: Limits,
+    processes: int = PROCESSES,
+    *,
+    trust_plan: bool = False,
+) -> Verified:
     """Measure the folder in fresh processes until one fails; return the verdict, which is broken for other answers."""
+    rebuilt = why_rebuilt(folder, shipped, session.machine.environment(), trust_plan=trust_plan)
     try:
-        entry = planned(folder, shipped, limits, session.machine)
+        entry = planned(folder, shipped, limits, session.machine, rebuilt)
     except UsageError as error:
         return _unreadable(shipped, str(error))
     supervisor = Supervisor(session, [entry])
@@ -67,7 +96,7 @@ def verify(folder: Path, shipped: Manifest, session: Session, limits: Limits, pr
             outcomes.append(supervisor.process(entry, name, len(outcomes), is_compared=True))
     record = recording.record(entry.case, entry.preset, run, run_id, outcomes, limits=limits)
     is_golden = not (record.reason or "").startswith(NOT_GOLDEN)
-    return promise.judge(shipped, record, is_golden=is_golden)
+    return promise.judge(shipped, record, is_golden=is_golden, rebuilt=rebuilt)
 
 
 def _unreadable(shipped: Manifest, reason: str) -> Verified:

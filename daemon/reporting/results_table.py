@@ -12,7 +12,8 @@ from rich.text import Text
 from benchd.daemon.records import Check, Environment, Record, Timing
 from benchd.daemon.reporting.tables import ALARM
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.verdicts.recommend import agreement, memory_mib, variant_name
+from benchd.daemon.verdicts.figures import memory_mib
+from benchd.daemon.verdicts.recommend import agreement, variant_name
 
 ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # the least widths of a terminal for each form
 

@@ -58,7 +58,7 @@ def is_due(one: Shipped, before: Kept | None, now_s: float, fingerprint: str) ->
 def said(one: Shipped, shipped: Manifest | None, found: Verified | str, before: Kept | None, better: str) -> Deployed:
     """Return what to publish of a verification, or of the reason that prevented it."""
     answer = "broken" if isinstance(found, str) else found.answer
-    reason = found if isinstance(found, str) else found.reason
+    reason = found if isinstance(found, str) else found.reason or found.rebuilt
     was = before.said if before else None
     now_wall = wall_now()
     promised = shipped.promised if shipped else None
@@ -147,7 +147,9 @@ class Deployments:
             shipped = manifest.read(Path(one.path))
             verifying.refuse_untrusted(Path(one.path), shipped, trust_code=one.trust_code)
             limits = plan.limited(race.LIMITS, self._now.settings.limits)
-            found: Verified | str = verifying.verify(Path(one.path), shipped, session, limits)
+            found: Verified | str = verifying.verify(
+                Path(one.path), shipped, session, limits, trust_plan=one.trust_plan
+            )
             records = results.read(self._base.places.state / results.JOURNAL) if self._has_results() else []
         except Busy as busy:
             log(f"waiting: {busy}")

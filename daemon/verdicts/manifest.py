@@ -29,6 +29,10 @@ from benchd.exporters.artifacts import sha256_of
 SCHEMA = "benchd.shipped/1"
 MANIFEST, GOLDEN, LOAD = "manifest.json", "golden.npz", "LOAD.md"
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
+PLAN, TIMINGS = "model.plan", "timing.cache"
+REBUILT = "rebuilt, because "
+"""The beginning of a runtime's note that says why a plan was built again."""
+
 MOST_BYTES = 2**22
 """A manifest is a few kilobytes: more is not read."""
 
@@ -128,6 +132,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
     def runs_code(self) -> bool:
         """Return whether loading the folder runs Python code of it."""
         return any(one.name.startswith(f"{CODE}/") for one in self.resources)
+
+    @property
+    def has_plan(self) -> bool:
+        """Return whether the folder holds a TensorRT plan, which is a program too."""
+        return any(one.name == PLAN for one in self.resources)
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -10,9 +10,9 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import Environment, Record
-from benchd.daemon.verdicts import effects, one_environment, recommend
+from benchd.daemon.verdicts import effects, figures, one_environment, recommend
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, RUNS_APART
-from benchd.daemon.verdicts.manifest import Manifest
+from benchd.daemon.verdicts.manifest import REBUILT, Manifest
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import combine
 
@@ -36,7 +36,7 @@ class Verified(Struct, frozen=True, kw_only=True):
     """What verifying a shipped folder found; `broken` means other answers than the golden ones.
 
     `change` is the time now over the promised one minus 1, with its 95 % interval. `changed` names what differs in the
-    machine and its software since it was shipped.
+    machine and its software since it was shipped, and `rebuilt` why a TensorRT plan was built again.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Verified(Struct, frozen=True, kw_only=True):
     promised_memory_bytes: int | None = None
     memory_bytes: int | None = None
     processes: int = 0
+    rebuilt: str = ""
     changed: list[str] = []
     t_wall: str
     fingerprint: str
@@ -63,8 +64,11 @@ class Verified(Struct, frozen=True, kw_only=True):
         return self.answer in ("broken", "slower", "failed")
 
 
-def judge(shipped: Manifest, record: Record, *, is_golden: bool) -> Verified:
-    """Return the verdict on what was measured of a folder; `is_golden` is False if its answers were others."""
+def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = "") -> Verified:
+    """Return the verdict on what was measured of a folder; `is_golden` is False if its answers were others.
+
+    `rebuilt` says why its plan was built again.
+    """
     now_ms, promised = process_medians_ms([record]), shipped.promised
     elsewhere = other_machine(shipped.environment, record.environment)
     checked = None if record.check is None else recommend.wrong(record)
@@ -75,7 +79,6 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool) -> Verified:
         answer, reason = "failed", f"{record.status}: {record.reason}"
     elif elsewhere:
         answer, reason = "another_machine", f"promised on {elsewhere}"
-    memory, on_cpu = record.memory, record.environment.device == "cpu"
     return Verified(
         name=shipped.name,
         case_id=shipped.case.case_id,
@@ -89,12 +92,19 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool) -> Verified:
         promised_energy_j=promised.energy_per_inference_j,
         energy_j=record.energy.gross_per_inference_j if record.energy else None,
         promised_memory_bytes=promised.memory_bytes,
-        memory_bytes=(memory.rss_peak_bytes if on_cpu else memory.device_peak_bytes) if memory else None,
+        memory_bytes=figures.memory_bytes(record),
         processes=len(now_ms),
+        rebuilt=rebuilt or _refused_plan(record),
         changed=list(one_environment.differences(shipped.environment, record.environment)),
         t_wall=record.t_wall,
         fingerprint=record.environment.fingerprint,
     )
+
+
+def _refused_plan(record: Record) -> str:
+    """Return why TensorRT refused a plan that was to be loaded, empty if it did not."""
+    notes = record.runtime.notes if record.runtime else []
+    return next((note.removeprefix(REBUILT) for note in notes if note.startswith(REBUILT)), "")
 
 
 def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answer, str, effects.Effect | None]:

@@ -1,11 +1,12 @@
 """Which of several variants is fastest, asked again after each round of processes: who leaves and who may win; pure.
 
 A round is one fresh process of each variant that is left, so that the differences of a round leave out what changes
-slowly. All answers come from one kind of statement, a lower bound of how far one variant is behind another. The bounds
-of all looks and pairs hold together except with the probability `ALPHA` (Bonferroni), so a variant that is worse than
-the best by more than `min_effect` is named in at most that share: either the best was found behind another, or the
-winner was found within `min_effect` of it, and both take a bound that does not hold. tests/daemon/verdicts/
-test_racing_error_rates.py races what is known and counts.
+slowly. From `FEW` rounds on all answers come from one kind of statement, a lower bound of how far one variant is behind
+another. The bounds of all looks and pairs hold together except with the probability `ALPHA` (Bonferroni), so a variant
+that is worse than the best by more than `min_effect` is named in at most that share: either the best was found behind
+another, or the winner was found within `min_effect` of it, and both take a bound that does not hold. Before, only those
+leave that are further behind in every round than processes differ. tests/daemon/verdicts/test_racing_error_rates.py
+races what is known and counts.
 """
 
 import math
@@ -21,27 +22,38 @@ ALPHA = 0.04
 """The probability that any bound of a race fails; what is left of 5 % is for the limits."""
 
 LIMITS_ALPHA = 0.01
-LOOKS = (1, 3, 5, 8, 12, 18, 27, 40, 60)
+LOOKS = (1, 2, 3, 5, 8, 12, 18, 27, 40, 60)
 """Numbers of rounds after which variants may leave and the race may end."""
 
-TWICE = math.log(2.0)
-"""After one round, which shows no spread, only a variant that takes this much longer leaves."""
-
 FEW = 8
-KNOWN_GAP = math.log(1.3)
-"""Within fewer than `FEW` rounds all processes may be of one level, so a variant leaves only if it is behind by more
-than the levels that processes are known to jump between."""
+"""Within fewer rounds all processes may be of one level, and too few show their spread for a bound."""
+
+GAPS = {1: math.log(2.0), 2: math.log(1.6), 3: math.log(1.4), 5: math.log(1.4)}
+"""After so many rounds, before `FEW`, a variant leaves if it is behind by this in each.
+
+Processes are known to jump between levels 1.3 times apart, and on a busy machine to be 20 % apart.
+"""
+
+PROMISED = 5
+"""Fresh processes of a winner that make its promise: as many as verifying takes, which judges by the smaller number."""
+
+AGAINST_FAR = 3
+"""Fresh processes of a runner-up that left within `FEW` rounds; one that came closer gets as many as the winner."""
 
 LEAST_SPREAD = 0.002
 """Differences that spread less are alike by chance."""
 
 
 class Behind(Struct, frozen=True):
-    """How much longer a variant takes than another, as a share: the mean, and the interval that the race holds to."""
+    """How much longer a variant takes than another, as a share: the mean, and the interval that the race holds to.
+
+    Before `FEW` rounds that is from the least to the most of any round, later its bounds; `rounds` says how many.
+    """
 
     than: str
     share: float
     interval: Interval
+    rounds: int
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -69,17 +81,15 @@ def look(times: Mapping[str, Sequence[float]], fit: Collection[str], field: int,
     if best is None:
         return Look(best=None)
     against = {name: _behind(logs[name], logs[best], best, field) for name in times if name != best}
-    behind = {name: one for name, one in against.items() if _is_behind(one, rounds)}
+    behind = {name: one for name, one in against.items() if _is_behind(one)}
     left = [name for name in times if name not in behind]
     decided = rounds >= FEW or len(left) == 1
     may_win = [name for name in left if name in fit and _within(name, left, logs, field, min_effect)] if decided else []
     return Look(best=best, behind=behind, may_win=may_win)
 
 
-def _is_behind(one: Behind, rounds: int) -> bool:
-    if rounds == 1:
-        return math.log1p(one.share) >= TWICE
-    return math.log1p(one.interval.low) > (KNOWN_GAP if rounds < FEW else 0.0)
+def _is_behind(one: Behind) -> bool:
+    return math.log1p(one.interval.low) > GAPS.get(one.rounds, 0.0)
 
 
 def _within(name: str, left: Sequence[str], logs: Mapping[str, Sequence[float]], field: int, min_effect: float) -> bool:
@@ -90,17 +100,24 @@ def _within(name: str, left: Sequence[str], logs: Mapping[str, Sequence[float]],
 
 def _behind(logs: Sequence[float], best: Sequence[float], than: str, field: int) -> Behind:
     differences = [mine - theirs for mine, theirs in zip(logs, best, strict=True)]
-    if len(differences) == 1:
-        return Behind(than, math.expm1(differences[0]), Interval(-1.0, math.inf))
+    rounds = len(differences)
+    if rounds < FEW:
+        low, high = map(math.expm1, (min(differences), max(differences)))
+        return Behind(than, math.expm1(math.fsum(differences) / rounds), Interval(low, high), rounds)
     centre, variance = mean_and_variance(differences)
-    error = max(math.sqrt(variance), LEAST_SPREAD) / math.sqrt(len(differences))
-    reach = min(student_t_quantile(1.0 - _per_bound(field), len(differences) - 1.0) * error, 300.0)
-    return Behind(than, math.expm1(centre), Interval(math.expm1(centre - reach), math.expm1(centre + reach)))
+    error = max(math.sqrt(variance), LEAST_SPREAD) / math.sqrt(rounds)
+    reach = min(student_t_quantile(1.0 - _per_bound(field), rounds - 1.0) * error, 300.0)
+    return Behind(than, math.expm1(centre), Interval(math.expm1(centre - reach), math.expm1(centre + reach)), rounds)
 
 
 def _per_bound(field: int) -> float:
-    """Return the error of one bound: against each of the others of the field, at each look."""
-    return ALPHA / (max(field - 1, 1) * len(LOOKS))
+    """Return the error of one bound: against each of the others of the field, at each look that has bounds."""
+    return ALPHA / (max(field - 1, 1) * sum(rounds >= FEW for rounds in LOOKS))
+
+
+def needed_against(behind: Behind | None) -> int:
+    """Return how many fresh processes a runner-up gets that is so far behind, None if it did not leave."""
+    return AGAINST_FAR if behind and behind.rounds < FEW else PROMISED
 
 
 def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effect: float) -> int:

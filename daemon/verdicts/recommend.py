@@ -12,6 +12,7 @@ from msgspec import Struct
 from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
+from benchd.daemon.verdicts.figures import energy_error_share, largest_power_w, latency_ms, memory_mib
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import Interval
 
@@ -283,7 +284,7 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
     reasons = (
         disqualified(record),
         _too_slow(record, requirements.max_latency_ms),
-        _above("power", _largest_power_w(record), requirements.max_power_w, "W"),
+        _above("power", largest_power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),
         _loses_accuracy(record, requirements.max_accuracy_drop),
@@ -401,45 +402,6 @@ def _unmeasured_energy(record: Record, objective: Objective) -> str | None:
         return f"energy was not measured ({record.missing.get('energy', 'no reason given')})"
     least_j = min(record.energy.energy_j, record.energy.gross_per_inference_j)
     return f"has an energy of {least_j:g} J" if least_j <= 0 else None
-
-
-def energy_error_share(energy: Energy | None) -> float | None:
-    """Return the error bar as a share of the energy; None if there is no energy."""
-    return energy.energy_err_j / energy.energy_j if energy and energy.energy_j > 0 else None
-
-
-def latency_ms(record: Record) -> float | None:
-    """Return p99 if enough runs back it, else the upper end of the median's interval, else None."""
-    return (record.timing.p99_ms or record.timing.high_ms) if record.timing else None
-
-
-def power_w(record: Record) -> float | None:
-    """Return the mean power of the rail that draws the most, which is the input rail if there is one.
-
-    If no rail was read but energy was counted, it is that energy over its window, with its scope.
-    """
-    rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
-    return max(rails) if rails else _counted_power_w(record)
-
-
-def _largest_power_w(record: Record) -> float | None:
-    """Return the mean power at the upper end of the energy's error bar."""
-    mean_w = power_w(record)
-    return None if mean_w is None else mean_w * (1.0 + (energy_error_share(record.energy) or 0.0))
-
-
-def _counted_power_w(record: Record) -> float | None:
-    windows = [process.window for process in record.processes if process.energy and process.window]
-    seconds = math.fsum(window.seconds for window in windows)
-    return record.energy.energy_j / seconds if record.energy and seconds > 0 else None
-
-
-def memory_mib(record: Record) -> float | None:
-    """Return the peak memory of the device used: the accelerator's, or on a CPU the process's."""
-    if record.memory is None:
-        return None
-    on_cpu = record.environment.device == "cpu"
-    return _mib(record.memory.rss_peak_bytes if on_cpu else record.memory.device_peak_bytes)
 
 
 def _mib(size: float | None) -> float | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchd.daemon.records import OptionValue, Record
 from benchd.daemon.verdicts.disturbed import disturbed
-from benchd.daemon.verdicts.recommend import energy_error_share, latency_ms, memory_mib, power_w
+from benchd.daemon.verdicts.figures import energy_error_share, latency_ms, memory_mib, power_w
 
 Cell = str | float | bool | None
 Row = dict[str, Cell]

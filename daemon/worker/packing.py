@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.records import FILE_BACKENDS
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX, WEIGHTS, Golden, Packed, Tensor
 from benchd.daemon.worker import truth, user_code, user_module
 from benchd.daemon.worker.agreement import Rule
@@ -31,10 +33,17 @@ JUMPING_SHARE = 0.25
 """Of a network with thresholds so many golden inputs may be off: one early spike moves thousands after it."""
 
 
+def refuse(job: Job, workload: Workload, answer: Batch) -> None:
+    """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
+    if job.case.variant.backend not in FILE_BACKENDS:
+        _state(workload.source.module)
+        load_text.answer(list(tensors(answer)))
+
+
 def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
     """Write the variant's files to the job's folder; raise Unsupported or UnfitModel if it cannot be deployed."""
     folder, variant = Path(job.ship_to), job.case.variant
-    if variant.backend == "onnxruntime":
+    if variant.backend in FILE_BACKENDS:
         names, entry = _file(job, workload, folder), ""
     else:
         names, entry = ([], []), _module(job, workload.source.module, folder)
@@ -46,27 +55,25 @@ def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
         preprocessing=_preprocessing(workload),
         entry=entry,
         provider=loaded.runtime.provider if loaded.runtime else "",
-        packages=_packages(job),
+        packages=_packages(job, loaded),
     )
 
 
 def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], list[str]]:
-    """Copy the ONNX file that ran; return the names of its inputs and outputs."""
-    target: Target = "cpu" if job.device == "cpu" else "cuda"
+    """Copy the ONNX file that ran, and the plan built of it; return the names of its inputs and outputs."""
+    on_gpu: Target = "tensorrt" if job.case.variant.backend == "tensorrt" else "cuda"
+    target: Target = "cpu" if job.device == "cpu" else on_gpu
     artifact = workload.source.onnx(job.case.variant.precision, job.case.batch_size, target)
-    shutil.copyfile(artifact.path, folder / ONNX)
+    for name, path in {ONNX: artifact.path, **workload.source.built}.items():
+        shutil.copyfile(path, folder / name)
     session = sessions.open_session(folder / ONNX, "cpu", optimised=False)
     return [one.name for one in session.get_inputs()], [one.name for one in session.get_outputs()]
 
 
 def _module(job: Job, module: nn.Module, folder: Path) -> str:
     """Write the weights, and the code of a user's module; return by what it is built."""
-    state = module.module.state_dict() if isinstance(module, user_module.Named) else module.state_dict()
-    odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
-    if odd:
-        raise Unsupported(f"its weight {odd[0]} is not a plain tensor; export the module and ship it with --onnx")
     # each by itself: safetensors refuses names that share memory
-    apart = {name: value.detach().clone().contiguous() for name, value in state.items()}
+    apart = {name: value.detach().clone().contiguous() for name, value in _state(module).items()}
     safetensors.torch.save_file(apart, folder / WEIGHTS)
     if not job.module:
         return job.case.model
@@ -78,6 +85,15 @@ def _module(job: Job, module: nn.Module, folder: Path) -> str:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     return f"{name}:{function}"
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the module's weights; raise Unsupported for one that a file of tensors cannot hold."""
+    state: dict[str, Any] = (module.module if isinstance(module, user_module.Named) else module).state_dict()
+    odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
+    if odd:
+        raise Unsupported(f"its weight {odd[0]} is not a plain tensor; export the module and ship it with --onnx")
+    return state
 
 
 def _golden(
@@ -158,10 +174,13 @@ def _preprocessing(workload: Workload) -> str:
     return " ".join(str(own).split()) if own else f"none known; measured with {workload.facts.data}"
 
 
-def _packages(job: Job) -> dict[str, str]:
+def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
     """Return the packages that the runtime needs, with their versions here."""
     if job.case.variant.backend == "onnxruntime":
         return {"numpy": version("numpy")} | sessions.installed()
+    if job.case.variant.backend == "tensorrt" and loaded.runtime:
+        built_by = loaded.runtime.provider.partition(" ")[2]
+        return {"numpy": version("numpy"), "torch": version("torch"), "tensorrt": built_by}
     library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
     wanted = ["numpy", "torch", "safetensors", *([] if job.module else ["benchd"]), *([library] if library else [])]
     return {name: version(name) for name in wanted}

@@ -69,6 +69,8 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
     found.software = builds.loaded()  # not before the first run, which a cold start times
+    if job.ships:
+        packing.refuse(job, workload, first)
     # before the check, whose reference also takes memory
     if _counted_by_driver(job):
         built_s = loaded.runtime.build_s if loaded.runtime else None

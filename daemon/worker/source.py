@@ -45,7 +45,8 @@ class Source:
     file, which replaces any export, and `is_own` says that the module is the user's or a library's, whose answer may
     have any structure; `provider` is ONNX Runtime's, None for the device's default. `calibration` returns the images
     for an int8 file, or raises Unsupported. `used` lists the opened files, and `calibrated` the digests of the images
-    that they were calibrated with.
+    that they were calibrated with. `engine` is a TensorRT plan to load instead of building one, and `built` the plan
+    that was loaded and the kernels' times of its build, as a shipped folder calls them.
     """
 
     module: nn.Module
@@ -61,9 +62,11 @@ class Source:
     is_own: bool = False
     provider: Provider | None = None
     workspace_bytes: int | None = None
+    engine: Path | None = None
     calibration: Callable[[], Calibration] | None = None
     calibrated: set[str] = field(default_factory=set)
     used: list[ArtifactFacts] = field(default_factory=list)
+    built: dict[str, Path] = field(default_factory=dict)
     _opened: dict[tuple[object, ...], Artifact] = field(default_factory=dict)
 
     @cached_property

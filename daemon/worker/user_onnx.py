@@ -1,7 +1,6 @@
 """A user's own ONNX file as a module: run by ONNX Runtime on the CPU, it is the reference of its variants."""
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
 from benchd.daemon.records import Dtype, InputSpec, Precision
 from benchd.daemon.worker.structures import Tensors, dtype_of
-from benchd.exporters import sessions
-from benchd.exporters.artifacts import Artifact, Metadata, sha256_of
+from benchd.exporters import artifacts, sessions
+from benchd.exporters.artifacts import Artifact, sha256_of
 
 _PRECISIONS: dict[Dtype, Precision] = {"float32": "fp32", "float16": "fp16"}
 
@@ -68,15 +67,7 @@ def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     if asked != own:
         suffix = "" if own == "fp32" else f"-{own}"
         raise Unsupported(f"{path.name} is written in {own}; ask for onnxruntime{suffix} or tensorrt{suffix}")
-    if sha256_of(path) != sha256:
+    found = artifacts.given(path, format="onnx", model=path.stem, precision=own)
+    if found.metadata.sha256 != sha256:
         raise UnfitModel(f"{path.name} was replaced while it was measured: leave it alone until the run ends")
-    written = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
-    metadata = Metadata(
-        bytes=path.stat().st_size,
-        sha256=sha256,
-        made_at=written,
-        made_on="",
-        versions={},
-        facts={"format": "onnx", "model": path.stem, "precision": own},
-    )
-    return Artifact(key=path.name, path=path, metadata=metadata, used_ns=0)
+    return found

@@ -104,6 +104,7 @@ def _source(
         is_own=job.case.model not in catalog.MODELS,
         provider=job.case.provider,
         workspace_bytes=job.workspace_bytes,
+        engine=Path(job.engine) if job.engine else None,
     )
 
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import msgspec
 import numpy as np
 import onnx
@@ -17,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from waiting import WAIT_S
 
 from benchd.daemon.verdicts import manifest
+from benchd.daemon.verdicts.racing import PROMISED
 
 MODULE = """
 import torch
@@ -47,7 +50,9 @@ warm_up_cap_s = 0.1
 measure_cap_s = 0.1
 check_images = 2
 """
-TORCH = ("eager", "bf16", "amp", "compile", "compile-amp")
+TORCH = ("eager", "fp16", "bf16", "amp", "compile", "compile-amp")
+OURS = ("eager", "custom", "custom-bf16", "custom-compile", "onnxruntime-int8")
+OWN = ("--module", "two.py:build", "--input", "4x4x4")
 SHORT = ("--config", "tiny.toml", "--device", "cpu", "--wait")
 
 
@@ -84,10 +89,10 @@ def benchd(place):
 def shipped(benchd, place):
     """Return a function that gives the folder of a variant, shipped once."""
 
-    def folder(variant):
-        out = place / variant
+    def folder(variant, *model):
+        out = place / f"{model[0] if model else 'own'}-{variant}"
         if not out.exists():
-            given = ("--module", "two.py:build", "--input", "4x4x4", "--variants", variant, "--threads", "1")
+            given = (*(model or OWN), "--variants", variant, "--threads", "1")
             done = benchd("ship", *given, "--out", out, *SHORT)
             assert done.returncode == 0, done.stdout + done.stderr
             assert "ship: " in done.stdout
@@ -107,12 +112,12 @@ def sealed(folder):
     (folder / manifest.MANIFEST).write_bytes(msgspec.json.encode(content))
 
 
-def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped, place):
+def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped):
     folder = shipped("onnxruntime")
     found = manifest.read(folder)
     assert {one.name for one in found.resources} == {"LOAD.md", "golden.npz", "model.onnx", "records.jsonl"}
-    assert not (place / "onnxruntime.race").exists()
-    assert len(found.promised.processes_ms) == 7
+    assert not folder.with_name(f"{folder.name}.race").exists()
+    assert len(found.promised.processes_ms) == PROMISED
     assert found.promised.low_ms <= found.promised.latency_ms <= found.promised.high_ms
     assert [one.name for one in found.outputs] == ["scores", "others"]
 
@@ -222,13 +227,11 @@ def test_code_of_another_machine_runs_only_if_it_is_trusted_and_its_weights_are_
     assert (done.returncode, "not the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
 
 
-def loaded_alone(folder, lacking, tmp_path):
-    """Run the code of LOAD.md in an interpreter without the packages that its runtime does not need."""
+def loaded_alone(folder, python):
+    """Run the code of LOAD.md under this interpreter."""
     (code,) = [part for part in (folder / "LOAD.md").read_text().split("```") if part.startswith("python\n")]
-    lines = [f"sys.modules[{name!r}] = None" for name in lacking]
-    start = "\n".join(["import sys", "sys.dont_write_bytecode = True", *lines, ""])
     return subprocess.run(
-        [sys.executable, "-I", "-c", start + code.removeprefix("python\n")],
+        [python, "-I", "-B", "-c", code.removeprefix("python\n")],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -237,17 +240,27 @@ def loaded_alone(folder, lacking, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("variant", "lacking"),
-    [
-        ("onnxruntime", ["torch", "benchd", "onnx", "safetensors"]),
-        *(pytest.param(name, ["benchd", "onnx", "onnxruntime"], marks=pytest.mark.slow) for name in TORCH),
-    ],
-)
-def test_load_runs_with_its_runtime_alone_and_finds_other_answers(shipped, tmp_path, variant, lacking):
+def installed_alone(folder, tmp_path):
+    """Return the interpreter of an environment with what LOAD.md installs, and no more."""
+    (line,) = re.findall(r"^python -m pip install (.+)$", (folder / "LOAD.md").read_text(), re.MULTILINE)
+    return fresh.python(tmp_path, line.split())
+
+
+@pytest.mark.parametrize("variant", ["onnxruntime", *(pytest.param(name, marks=pytest.mark.slow) for name in TORCH)])
+def test_load_runs_with_its_packages_alone_and_finds_other_answers(shipped, tmp_path, variant):
     folder = copy_of(shipped(variant), tmp_path)
-    done = loaded_alone(folder, lacking, tmp_path)
+    python = installed_alone(folder, tmp_path)
+    done = loaded_alone(folder, python)
     assert (done.returncode, done.stdout) == (0, "the answers are the golden ones\n"), done.stderr
     if variant == "onnxruntime":
         edited(folder, other_weights)
-        assert loaded_alone(folder, lacking, tmp_path).returncode != 0
+        assert loaded_alone(folder, python).returncode != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", OURS)
+def test_a_model_of_the_catalog_loads_with_benchd_installed_and_says_that_it_needs_it(shipped, tmp_path, variant):
+    folder = shipped(variant, "snn_onepass", "--option", "time_steps=2", "--weights", "demo")
+    done = loaded_alone(folder, installed_alone(folder, tmp_path))
+    assert (done.returncode, done.stdout) == (0, "the answers are the golden ones\n"), done.stderr
+    assert ("benchd itself is needed" in (folder / "LOAD.md").read_text()) == (variant != "onnxruntime-int8")

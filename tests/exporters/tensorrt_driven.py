@@ -8,6 +8,7 @@ import ctypes
 import gc
 import inspect
 import re
+import sys
 import types
 import typing
 from contextlib import suppress
@@ -16,9 +17,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorrt_bindings as trt
+import torch
+from manifests_made import manifest
 from tensorrt_stub import BUILDER, RUNTIME, Stub, shape_at, text_at
 
-from benchd.exporters import tensorrt
+from benchd.daemon.measuring import load_text
+from benchd.daemon.records import Case, Variant
+from benchd.daemon.verdicts.manifest import Golden, Tensor
+from benchd.daemon.worker.backends import tensorrt as backend
+from benchd.daemon.worker.source import Source
+from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.tensorrt import (
     BuildError,
     Engine,
@@ -482,3 +490,69 @@ def test_a_context_goes_before_the_engine_and_that_before_the_runtime(libraries,
     del context
     gc.collect()
     assert [kind for kind, _ in libraries.stub.called] == [CONTEXT, ENGINE, RUNTIME]
+
+
+def run_text(code):
+    """Run the lines of LOAD.md as a user does."""
+    names = {}
+    try:
+        exec(code, names)  # noqa: S102
+    finally:
+        if "golden" in names:
+            names["golden"].close()
+
+
+class Orin:
+    """What torch says of a GPU, and the memory of the host in its place."""
+
+    cuda_stream = 7
+
+    @staticmethod
+    def put(patch):
+        answers = {"get_device_name": "Orin", "get_device_capability": (8, 7), "synchronize": None}
+        for name, answer in (answers | {"current_stream": Orin}).items():
+            patch.setattr(torch.cuda, name, lambda answer=answer: answer)
+
+
+def test_a_given_plan_is_loaded_and_one_that_is_refused_is_built_once(libraries, tmp_path, monkeypatch):
+    Orin.put(monkeypatch)
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
+    build(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"a model")
+    onnx, store = artifacts.given(tmp_path / "model.onnx"), tmp_path / "store"
+    source = Source(torch.nn.Identity(), torch.zeros(1, 3), "net", {}, "", "outputs", store, engine=tmp_path / "plan")
+    _, artifact, built, _ = backend._engine(trt, source, onnx, "fp16", 4)
+    assert (artifact.path, built, source.built["model.plan"]) == (tmp_path / "plan", None, tmp_path / "plan")
+    (tmp_path / "plan").write_bytes(b"of another GPU")
+    _, artifact, built, notes = backend._engine(trt, source, onnx, "fp16", 4)
+    assert built
+    assert notes[0].startswith("rebuilt, because plan was made by another TensorRT")
+    assert source.built.keys() == {"model.plan", "timing.cache"}
+    _, again, built, notes = backend._engine(trt, source, onnx, "fp16", 4)
+    assert (again.path, built, notes[0].startswith("rebuilt, ")) == (artifact.path, None, True)
+
+
+def test_the_lines_of_load_md_run_a_plan_and_find_other_answers(libraries, tmp_path, monkeypatch, capsys):
+    Orin.put(monkeypatch)
+    build(tmp_path)
+    (tmp_path / "plan").rename(tmp_path / "model.plan")
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+    monkeypatch.chdir(tmp_path)
+    given = np.arange(12, dtype=np.int16).view(np.float16).reshape(4, 3)  # so small that twice the bits are twice it
+    code = load_text.code(
+        manifest(
+            case=Case(model="net", batch_size=4, variant=Variant.parse("tensorrt-fp16")),
+            inputs=[Tensor("images", "float16", [4, 3])],
+            outputs=[Tensor("logits", "float16", [4, 3])],
+            golden=Golden(1, 4, {"logits": 1e-3}),
+        )
+    )
+    np.savez("golden.npz", **{"input0:images": given, "exact0:logits": 2.0 * given.astype(np.float64)})
+    run_text(code)
+    assert (capsys.readouterr().out, libraries.streams) == ("the answers are the golden ones\n", [7])
+    np.savez("golden.npz", **{"input0:images": given, "exact0:logits": 3.0 * given.astype(np.float64)})
+    with pytest.raises(AssertionError, match="other answers than the golden ones"):
+        run_text(code)
+    Path("model.plan").write_bytes(b"of another GPU")
+    with pytest.raises(AssertionError, match="build it again from"):
+        run_text(code)

@@ -23,9 +23,10 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 class Exported:
     """The ONNX file of a module, as a source gives it."""
 
-    workspace_bytes = None
+    workspace_bytes = engine = None
 
     def __init__(self, folder, module, example, precision):
+        self.built = {}
         self.store = Store(folder)
         facts = {"model": "net", "precision": precision, "format": "onnx", "batch": len(example)}
         module, example = module.to(DTYPES[precision]), example.to(DTYPES[precision])

@@ -233,6 +233,14 @@ def test_nothing_changes_where_the_state_does_not_fit(tensors):
     assert module.weight.sum() == 6
 
 
+def test_a_model_without_weights_is_built_from_an_empty_file(tmp_path):
+    save_file({}, tmp_path / "none.safetensors")
+    model = weights.load("square", tmp_path / "none.safetensors", size=2)
+    assert model(torch.full((1, 2, 2), 3.0)).tolist() == [[[9.0, 9.0], [9.0, 9.0]]]
+    with pytest.raises(WeightsError, match="snn_onepass"):
+        weights.load("snn_onepass", tmp_path / "none.safetensors")
+
+
 def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
     torch.save(tensors, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match="does not fit square: the model has no weights"):

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.verdicts.manifest import PLAN, REBUILT, TIMINGS
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, float_type
-from benchd.exporters import tensorrt
+from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.artifacts import Artifact, key_of
 from benchd.exporters.tensorrt import Built, Engine, ForeignPlan, Profile
 
@@ -79,14 +80,18 @@ def _engine(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int
 ) -> tuple[Engine, Artifact, Built | None, list[str]]:
     """Return the engine, its artifact, its build if it was built now, and notes about that."""
-    artifact, built = _plan(trt, source, onnx, precision, batch)
-    notes = [f"engine built at {artifact.metadata.made_at} on {artifact.metadata.made_on}"] if artifact.reused else []
+    given = artifacts.given(source.engine) if source.engine else None
+    artifact, built = (given, None) if given else _plan(trt, source, onnx, precision, batch)
+    made = f"{artifact.metadata.made_at} on {artifact.metadata.made_on}".removesuffix(" on ")
+    notes = [f"engine built at {made}"] if artifact.reused else []
     try:
         engine = Engine(trt, artifact.path)
     except ForeignPlan as error:
-        notes = [f"rebuilt, because {error}"]
-        artifact, built = _plan(trt, source, onnx, precision, batch, anew=True)
+        notes = [f"{REBUILT}{error}"]
+        artifact, built = _plan(trt, source, onnx, precision, batch, anew=given is None)
         engine = Engine(trt, artifact.path)
+    times = tensorrt.timing_cache_path(trt.__version__, torch.cuda.get_device_name())
+    source.built.update({name: path for name, path in ((PLAN, artifact.path), (TIMINGS, times)) if path.exists()})
     return engine, artifact, built, [*notes, *([built.note] if built and built.note else [])]
 
 

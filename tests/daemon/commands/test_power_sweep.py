@@ -9,9 +9,10 @@ import pytest
 from machines import write
 from waiting import WAIT_S
 
-from benchd.daemon.commands import power_sweep
-from benchd.daemon.commands.power_sweep import Mode, current, read_modes, run
+from benchd.daemon.commands import power_sweep, ship
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.measuring import power_modes
+from benchd.daemon.measuring.power_modes import Mode, current, read_modes, run
 
 NANO = """
 # < POWER_MODEL ID=9 NAME=COMMENTED >
@@ -53,7 +54,7 @@ esac
 SWEEP = """
 import sys
 from pathlib import Path
-from benchd.daemon.commands.power_sweep import run
+from benchd.daemon.measuring.power_modes import run
 sys.exit(run(["15W", "MAXN_SUPER"], sys.argv[2:], sys.stdout, Path(sys.argv[1])))
 """
 
@@ -150,9 +151,9 @@ def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, b
 
 
 def test_the_signal_handlers_are_put_back(board):
-    before = [signal.getsignal(number) for number in power_sweep.SIGNALS]
+    before = [signal.getsignal(number) for number in power_modes.SIGNALS]
     run(["15W"], measure(board), io.StringIO(), board.root)
-    assert [signal.getsignal(number) for number in power_sweep.SIGNALS] == before
+    assert [signal.getsignal(number) for number in power_modes.SIGNALS] == before
 
 
 def test_a_board_that_cannot_go_back_says_how_to_by_hand(board):
@@ -163,7 +164,7 @@ def test_a_board_that_cannot_go_back_says_how_to_by_hand(board):
 
 def test_without_the_right_to_switch(board):
     write(board.folder, {"broken": ""})
-    with pytest.raises(NotAvailable, match=r"nvpmodel -m 0 failed: .*sudo benchd power-sweep"):
+    with pytest.raises(NotAvailable, match=r"nvpmodel -m 0 failed: .*sudo benchd$"):
         run(["15W"], measure(board), io.StringIO(), board.root)
     assert lines(board.measured) == []
 
@@ -214,3 +215,13 @@ def test_no_jetson(board, tmp_path, monkeypatch):
 
 def test_bench_once_is_the_one_beside_this_python():
     assert power_sweep.BENCH_ONCE.exists()
+
+
+@pytest.mark.parametrize("given", [["--power-modes", "15W,MAXN_SUPER"], ["--power-modes=15W,MAXN_SUPER"]])
+def test_ship_makes_a_folder_for_each_mode(given, board, tmp_path):
+    note = ["/bin/sh", "-c", f'echo "$@" >> {board.measured}; cat {board.folder}/mode >> {board.measured}', "benchd"]
+    command = ship.of_each_mode([*note, "ship", "square", *given, "--out", "there"], tmp_path / "out")
+    assert run(["15W", "MAXN_SUPER"], command, io.StringIO(), board.root) == 0
+    told = f"ship square --out there --out {tmp_path}/out"
+    assert board.measured.read_text().splitlines() == [f"{told}-15W", "0", f"{told}-MAXN_SUPER", "2"]
+    assert current().name == "25W"

@@ -17,7 +17,7 @@ from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
-from benchd.daemon.verdicts.effects import LOOKS
+from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, PROMISED
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
 FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
@@ -63,7 +63,13 @@ def test_processes_go_where_the_answer_is_open(tmp_path):
     assert (found.winner, found.runner_up) == ("compile", "onnxruntime")
     assert found.verdict.answer == "slower"
     assert script.ran.count("eager") == 1
-    assert len(racing.named("compile").confirmed) == LOOKS[0]
+    assert len(racing.named("compile").confirmed) == FEW - 1  # all behind the first round, when two were left
+
+
+def test_a_runner_up_that_is_far_behind_needs_few_processes(tmp_path):
+    racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0})
+    assert racing.run().winner == "compile"
+    assert (script.ran.count("compile"), script.ran.count("eager")) == (1 + PROMISED, 1 + AGAINST_FAR)
 
 
 def test_what_fails_its_check_leaves_and_is_no_runner_up(tmp_path):
@@ -105,7 +111,7 @@ def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_pa
     assert "could not decide" in found.reason
 
 
-@pytest.mark.parametrize("after", [0, 1, 4, 9, 17])
+@pytest.mark.parametrize("after", [0, 1, 4, 9, 16])
 def test_an_interrupted_race_goes_on_and_measures_nothing_twice(tmp_path, after):
     times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2}
     random.seed(after)
@@ -119,6 +125,16 @@ def test_an_interrupted_race_goes_on_and_measures_nothing_twice(tmp_path, after)
     assert len(before.ran) - 1 + len(behind.ran) == len(once.ran)
 
 
+def test_a_race_that_goes_on_keeps_its_runner_up_of_two_that_are_alike(tmp_path):
+    for seed in range(10):
+        random.seed(seed)
+        times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 10.0}
+        course(tmp_path / str(seed), times_ms, interrupt_after=3 + 7)[0].run()
+        racing, script = course(tmp_path / str(seed), times_ms)
+        assert racing.run().winner == "compile"
+        assert len(script.ran) == PROMISED + AGAINST_FAR - 7
+
+
 def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
     times_ms = {"eager": 10.0, "compile": 4.0}
     course(tmp_path, times_ms, interrupt_after=2)[0].run()
@@ -128,7 +144,7 @@ def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
     assert sum(len(one.raced) for one in racing.candidates) == 1
     assert racing.run().winner == "compile"
     assert course(tmp_path, times_ms)[0].measured_s > 0.0
-    assert len(script.ran) == 1 + 2 * LOOKS[0]
+    assert len(script.ran) == 1 + PROMISED + AGAINST_FAR
 
 
 def test_a_race_of_another_plan_begins_anew(tmp_path):

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from manifests_made import manifest
 from records_made import INFO, PASSED, made, timing
 
 from benchd.daemon import config
@@ -12,7 +13,6 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant
 from benchd.daemon.service import deployed, homeassistant
 from benchd.daemon.service.deployed import Kept
-from benchd.daemon.verdicts.manifest import Golden, Manifest, Promised
 
 DAY = 86400.0
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="same", data="random")
@@ -35,24 +35,11 @@ def record(variant, median_ms, weights="same"):
 
 
 def shipped(variant="eager"):
-    return Manifest(
+    return manifest(
         name="vim_tiny",
-        created="",
-        tool_version="",
         case=Case(model="vim_tiny", variant=Variant.parse(variant)),
-        options={},
-        inputs=[],
-        outputs=[],
-        preprocessing="",
-        packages={},
         weights_sha256="same",
-        golden=Golden(1, 1, {}),
         asked={"max_latency_ms": None, "min_effect": 0.01, "rate_hz": None},
-        promised=Promised(processes_ms=[10.0] * 7, latency_ms=10.0, low_ms=9.9, high_ms=10.1),
-        device="",
-        device_id="",
-        environment=made().environment,
-        resources=[],
     )
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from benchd.daemon.verdicts.racing import LOOKS, exceeds, look, rounds_to_decide
+from benchd.daemon.verdicts.statistics import student_t_quantile
 
 MIN_EFFECT = 0.01
-FIELDS, SPREADS = (2, 3, 4, 6, 8), (0.005, 0.01, 0.03, 0.1)
+FIELDS, SPREADS = (2, 3, 4, 6, 8), (0.005, 0.01, 0.03, 0.1, 0.2)
 FEW_RACES, MANY_RACES = 150, 2_000
 
 
@@ -93,6 +94,23 @@ def test_a_race_that_its_spread_does_not_let_decide_names_nobody():
     assert rounds > 50
 
 
+@pytest.mark.parametrize(
+    ("times", "leaves"),
+    [
+        ([1.9], False),
+        ([2.1], True),
+        ([1.7, 1.7], True),
+        ([2.2, 1.5], False),
+        ([1.5, 1.45, 1.5], True),
+        ([2.0, 2.0, 1.3], False),  # once it may have been of another level alone
+        ([1.45] * 5, True),
+    ],
+)
+def test_before_the_eighth_round_one_leaves_if_it_is_far_behind_in_each(times, leaves):
+    seen = look({"fast": [1.0] * len(times), "slow": times}, {"fast", "slow"}, 2, MIN_EFFECT)
+    assert (list(seen.behind), seen.may_win) == ((["slow"], ["fast"]) if leaves else ([], []))
+
+
 def test_only_one_that_meets_the_limits_puts_others_behind():
     times = {"fast": [1.0] * 8, "slow": [2.0] * 8}
     assert look(times, {"slow"}, 2, MIN_EFFECT).may_win == []
@@ -141,3 +159,21 @@ def test_the_table_of_races_on_other_machines(count, noise):
         wrong, named, rounds = rates(count, spread, MANY_RACES, noise=noise)
         sys.stdout.write(f"\n| {noise.__name__} | {count} | {spread:.1%} | {wrong:.2%} | {named:.0%} | {rounds:.0f} |")
         assert wrong <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gap", [0.0, 0.01, 0.02, 0.05])
+@pytest.mark.parametrize("spread", [0.005, 0.01, 0.03])
+def test_the_promise_of_one_of_two_is_hardly_flattered(spread, gap):
+    rng, off, covered = np.random.default_rng(1), [], []
+    for _ in range(1_500):
+        noise = normal(rng, (2, LOOKS[-1]), spread)
+        winners, rounds = race(field_of(2, gap)[:, None] * np.exp(noise))
+        if winners:
+            fresh = noise[min(winners), 1:rounds]
+            off.append(fresh.mean())
+            reach = student_t_quantile(0.975, len(fresh) - 1.0) * fresh.std(ddof=1) / np.sqrt(len(fresh))
+            covered.append(abs(fresh.mean()) <= reach)
+    sys.stdout.write(f"\n| {spread:.1%} | {gap:.0%} | {np.mean(off):+.2%} | {np.mean(covered):.1%} |")
+    assert abs(np.mean(off)) < 0.25 * spread
+    assert np.mean(covered) > 0.85

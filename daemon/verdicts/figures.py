@@ -1,0 +1,56 @@
+"""What a record says of latency, energy, power and memory where it is compared with a limit; pure."""
+
+import math
+
+from benchd.daemon.records import Energy, Record
+
+
+def latency_ms(record: Record) -> float | None:
+    """Return p99 if enough runs back it, else the upper end of the median's interval, else None."""
+    return (record.timing.p99_ms or record.timing.high_ms) if record.timing else None
+
+
+def energy_error_share(energy: Energy | None) -> float | None:
+    """Return the error bar as a share of the energy; None if there is no energy."""
+    return energy.energy_err_j / energy.energy_j if energy and energy.energy_j > 0 else None
+
+
+def largest_energy_j(record: Record) -> float | None:
+    """Return the gross energy of one inference at the upper end of its error bar."""
+    share = energy_error_share(record.energy)
+    return record.energy.gross_per_inference_j * (1.0 + share) if record.energy and share is not None else None
+
+
+def power_w(record: Record) -> float | None:
+    """Return the mean power of the rail that draws the most, which is the input rail if there is one.
+
+    If no rail was read but energy was counted, it is that energy over its window, with its scope.
+    """
+    rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
+    return max(rails) if rails else _counted_power_w(record)
+
+
+def largest_power_w(record: Record) -> float | None:
+    """Return the mean power at the upper end of the energy's error bar."""
+    mean_w = power_w(record)
+    return None if mean_w is None else mean_w * (1.0 + (energy_error_share(record.energy) or 0.0))
+
+
+def _counted_power_w(record: Record) -> float | None:
+    windows = [process.window for process in record.processes if process.energy and process.window]
+    seconds = math.fsum(window.seconds for window in windows)
+    return record.energy.energy_j / seconds if record.energy and seconds > 0 else None
+
+
+def memory_bytes(record: Record) -> int | None:
+    """Return the peak memory of the device used: the accelerator's, or on a CPU the process's."""
+    if record.memory is None:
+        return None
+    on_cpu = record.environment.device == "cpu"
+    return record.memory.rss_peak_bytes if on_cpu else record.memory.device_peak_bytes
+
+
+def memory_mib(record: Record) -> float | None:
+    """Return `memory_bytes` in MiB."""
+    size = memory_bytes(record)
+    return None if size is None else size / 2**20

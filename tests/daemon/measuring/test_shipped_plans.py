@@ -1,0 +1,128 @@
+"""TensorRT plans of shipped folders: which are loaded, which are built again and why, and what lacks without it."""
+
+import io
+import sys
+
+import msgspec
+import onnx
+import onnx.parser
+import pytest
+from manifests_made import manifest
+from records_made import ENVIRONMENT, PASSED, made
+from typer.testing import CliRunner
+
+from benchd.daemon.commands import verify
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.measuring import load_text, verifying
+from benchd.daemon.records import Case, RuntimeFacts, Variant
+from benchd.daemon.verdicts import manifest as manifests
+from benchd.daemon.verdicts import promise
+from benchd.daemon.verdicts.manifest import Resource, Tensor
+
+ORIN = msgspec.structs.replace(
+    ENVIRONMENT, device="cuda", gpu="Orin", driver="540.4", versions={"tensorrt": "10.3.0"}, threads=None
+)
+CASE = Case(model="net", variant=Variant.parse("tensorrt-fp16"))
+TENSORS = {"inputs": [Tensor("x", "float16", [1, 3])], "outputs": [Tensor("y", "float16", [1, 3])]}
+
+
+def shipped(**fields):
+    packages = {"numpy": "2", "torch": "2.8", "tensorrt": "10.3.0"}
+    given = {"case": CASE, "environment": ORIN, "provider": "TensorRT 10.3.0", "packages": packages, **TENSORS}
+    return manifest(**given | {"resources": [Resource("model.plan", 1, "")]} | fields)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a plan."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    there = tmp_path / "net"
+    there.mkdir()
+    (there / "model.plan").write_bytes(b"a plan")
+    text = '<ir_version: 8, opset_import: ["": 17]> net (float16[1, 3] x) => (float16[1, 3] y) {y = Add(x, x)}'
+    onnx.save(onnx.parser.parse_model(text), there / "model.onnx")
+    (there / "manifest.json").write_bytes(manifests.encode(shipped(resources=manifests.resources(there))))
+    return there
+
+
+def why(folder, here=ORIN, **trust):
+    return verifying.why_rebuilt(folder, manifests.read(folder), here, **{"trust_plan": False} | trust)
+
+
+def test_only_a_plan_that_this_machine_made_or_the_user_trusts_is_loaded(folder):
+    assert "this machine did not make model.plan" in why(folder)
+    assert "--trust-plan loads it" in why(folder)
+    assert why(folder, trust_plan=True) == ""
+    manifests.remember(folder)
+    assert why(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"gpu": "NVIDIA H200"}, "model.plan is of GPU Orin, not NVIDIA H200"),
+        ({"driver": "550.1"}, "model.plan is of driver 540.4, not 550.1"),
+        ({"versions": {"tensorrt": "10.7.0"}}, "model.plan is of TensorRT 10.3.0, not 10.7.0"),
+    ],
+)
+def test_a_plan_of_another_gpu_driver_or_version_is_built_again(folder, changed, told):
+    manifests.remember(folder)
+    here = msgspec.structs.replace(ORIN, **changed)
+    assert why(folder, here) == told == why(folder, here, trust_plan=True)
+
+
+def test_a_folder_without_a_plan_needs_no_trust(folder):
+    assert verifying.why_rebuilt(folder, shipped(resources=[]), ENVIRONMENT, trust_plan=False) == ""
+
+
+def test_a_plan_that_tensorrt_refuses_is_told_too():
+    runtime = RuntimeFacts(provider="TensorRT 10.3.0", notes=["rebuilt, because model.plan was made for another GPU"])
+    record = made(check=PASSED, runtime=runtime)
+    found = promise.judge(shipped(), record, is_golden=True)
+    assert found.rebuilt == "model.plan was made for another GPU"
+
+
+def test_without_tensorrt_one_sentence_says_what_is_missing(folder):
+    found = CliRunner().invoke(verify.app, [str(folder), "--device", "cpu"]).exception
+    assert isinstance(found, NotAvailable)
+    assert str(found) == f"{folder}: tensorrt-fp16 cannot run here: TensorRT needs an NVIDIA GPU"
+
+
+def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, tmp_path, capsys):
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    graphs = []
+
+    class Graph:
+        """On a CPU a graph is the function itself."""
+
+        def replay(self):
+            graphs.append(self)
+
+    stands = {"CUDAGraph": Graph, "graph": lambda graph: io.BytesIO(), "Stream": io.BytesIO, "stream": lambda one: one}
+    for name, value in (stands | {"synchronize": lambda: None}).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "same.py").write_text("import torch\nbuild = torch.nn.Identity\n")
+    safetensors.save_file({}, tmp_path / "weights.safetensors")
+    given = numpy.arange(3, dtype=numpy.float32).reshape(1, 3)
+    numpy.savez(tmp_path / "golden.npz", **{"input0:0": given, "exact0:output": given})
+    text = load_text.code(
+        manifest(
+            case=Case(model="own.same.build", variant=Variant.parse("cudagraph")),
+            entry="same:build",
+            inputs=[Tensor("0", "float32", [1, 3])],
+            outputs=[Tensor("output", "float32", [1, 3])],
+            golden=manifests.Golden(1, 1, {"output": 1e-6}),
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    names = {}
+    exec(text, names)  # noqa: S102 - it is what a user runs
+    names["golden"].close()
+    assert capsys.readouterr().out == "the answers are the golden ones\n"
+    assert len(graphs) == 1

@@ -1,0 +1,32 @@
+"""Manifests of shipped folders as tests need them."""
+
+from typing import Any
+
+from records_made import ENVIRONMENT
+
+from benchd.daemon.records import Case
+from benchd.daemon.verdicts.manifest import Golden, Manifest, Promised
+
+
+def manifest(**fields: Any) -> Manifest:
+    """Return a manifest of the model `net` that promises 10 ms, `fields` replaced."""
+    given: dict[str, Any] = {
+        "name": "net",
+        "created": "",
+        "tool_version": "",
+        "case": Case(model="net"),
+        "options": {},
+        "inputs": [],
+        "outputs": [],
+        "preprocessing": "",
+        "packages": {},
+        "weights_sha256": "",
+        "golden": Golden(1, 1, {}),
+        "asked": {},
+        "promised": Promised(processes_ms=[10.0] * 5, latency_ms=10.0, low_ms=9.9, high_ms=10.1),
+        "device": "",
+        "device_id": "",
+        "environment": ENVIRONMENT,
+        "resources": [],
+    }
+    return Manifest(**given | fields)
