@@ -18,6 +18,7 @@ from benchd.daemon.worker.structures import Batch, by_path, bytes_of, cast, each
 
 KNOWN_SHARE = 0.5
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
+WATCHED_RUNS = 10
 
 
 class Sample:
@@ -143,6 +144,17 @@ class Offline:
         self.sample.keep(places[-1], output)
         return (taken_ns // self.runs,)
 
+    def waits(self) -> bool:
+        """Return whether on a GPU each of a few further runs had ended when its call returned: one was in flight."""
+        return bool(self._streams) and all(self._has_ended(run) for run in range(WATCHED_RUNS))
+
+    def _has_ended(self, run: int) -> bool:
+        stream = self._streams[run % 2]
+        self._enqueued(stream, run % len(self._pool))
+        ended = stream.query()
+        stream.synchronize()
+        return ended
+
     def _newest(self, places: Sequence[int]) -> Batch:
         """Run these batches and return the output of the last one."""
         if self._streams:
@@ -153,12 +165,15 @@ class Offline:
 
     def _two_in_flight(self, places: Sequence[int]) -> Batch:
         for run, place in enumerate(places):
-            stream = self._streams[run % 2]
-            stream.synchronize()
-            with torch.cuda.stream(stream):
-                images = self._pool[place].to(self._device, non_blocking=True)
-                output: Batch = self._run(images).to("cpu", non_blocking=True)
+            output = self._enqueued(self._streams[run % 2], place)
         torch.cuda.synchronize()
+        return output
+
+    def _enqueued(self, stream: torch.cuda.Stream, place: int) -> Batch:
+        stream.synchronize()
+        with torch.cuda.stream(stream):
+            images = self._pool[place].to(self._device, non_blocking=True)
+            output: Batch = self._run(images).to("cpu", non_blocking=True)
         return output
 
 
