@@ -278,6 +278,8 @@ def _cases(
     _refuse_unknown_options(suite, models, own)
     if not 0 <= suite.seed <= MAX_SEED:
         raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
+    if suite.dla is not None and not any(name.startswith("tensorrt") for name in suite.variants):
+        raise UsageError(f"--dla {suite.dla}: only TensorRT uses a DLA; add --variants tensorrt-fp16")
     _refuse_weights(suite, models, own)
     threads = _threads(suite)
     for model in models:

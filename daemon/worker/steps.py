@@ -150,7 +150,8 @@ class Offline:
 
     def _has_ended(self, run: int) -> bool:
         stream = self._streams[run % 2]
-        self._enqueued(stream, run % len(self._pool))
+        with torch.cuda.stream(stream):
+            self._run(self._pool[run % len(self._pool)].to(self._device, non_blocking=True))
         ended = stream.query()
         stream.synchronize()
         return ended
@@ -165,15 +166,12 @@ class Offline:
 
     def _two_in_flight(self, places: Sequence[int]) -> Batch:
         for run, place in enumerate(places):
-            output = self._enqueued(self._streams[run % 2], place)
+            stream = self._streams[run % 2]
+            stream.synchronize()
+            with torch.cuda.stream(stream):
+                images = self._pool[place].to(self._device, non_blocking=True)
+                output: Batch = self._run(images).to("cpu", non_blocking=True)
         torch.cuda.synchronize()
-        return output
-
-    def _enqueued(self, stream: torch.cuda.Stream, place: int) -> Batch:
-        stream.synchronize()
-        with torch.cuda.stream(stream):
-            images = self._pool[place].to(self._device, non_blocking=True)
-            output: Batch = self._run(images).to("cpu", non_blocking=True)
         return output
 
 

@@ -271,6 +271,12 @@ def test_a_jetson_may_build_for_an_hour_unless_the_configuration_says_otherwise(
     assert plan.limited(plan.PRESETS["quick"], LimitsConfig(build_deadline_s=7.0)).deadline_s("load") == 7
 
 
+def test_a_dla_is_refused_for_what_does_not_use_it():
+    for variants in ([], ["eager", "onnxruntime"]):
+        with pytest.raises(UsageError, match=r"--dla 0: only TensorRT uses a DLA; add --variants tensorrt-fp16"):
+            ids(Suite(variants=variants, dla=0))
+
+
 def test_a_dla_computes_in_half_precision(monkeypatch):
     monkeypatch.setattr(plan, "is_tegra", lambda *_: True)
     machine = Machine("cuda", has_cxx=True, has_tensorrt=True)
