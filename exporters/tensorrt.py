@@ -70,7 +70,7 @@ class OutOfMemory(BuildError):
 
 
 class NoLayerOnDla(BuildError):
-    """Every layer would fall back to the GPU; the message names the core."""
+    """Every layer would fall back to the GPU; the message names the file."""
 
 
 class OutOfTime(BuildError):
@@ -246,14 +246,13 @@ class _Build:
         until_s: float,
     ) -> None:
         self._trt, self._onnx, self._profile = trt, onnx, profile
-        self._late: list[str] = []
-        self._monitor = _monitor(trt, until_s, self._late)
         self._workspace_bytes, self._timing_cache, self._dla = workspace_bytes, timing_cache, dla
         self._errors: list[str] = []
         self._logger = _logger(trt, self._errors)
         self._builder = _started(lambda: trt.Builder(self._logger), self._errors)
-        cores = self._builder.num_DLA_cores
-        if dla is not None and dla >= cores:
+        self._late: list[str] = []
+        self._monitor = _monitor(trt, until_s, self._late)
+        if dla is not None and dla >= (cores := self._builder.num_DLA_cores):
             raise Unavailable(f"DLA core {dla} is not here: TensorRT {trt.__version__} finds {cores} on this machine")
 
     def write(self, plan: Path, typing: Typing, precision: str) -> Recipe:
