@@ -60,9 +60,9 @@ test-index: $(TEST)  ## install the dashboard from the package index in a fresh 
 test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service through its life there; prints the figures
 	@$(BIN)/pytest -s -m slow tests/e2e/test_unit.py $(ARGS)
 
-test-gpu: $(TEST)  ## test kernels and models on this machine's GPU; ARGS is passed to pytest
+test-gpu: $(TEST)  ## test all that runs on this machine's GPU; ends with a verdict; 10 to 30 minutes
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'
-	$(BIN)/pytest tests/kernels tests/gpu $(ARGS)
+	$(PYTEST) tests/kernels tests/gpu $(ARGS)
 
 test-tensorrt: $(TEST)  ## check our use of TensorRT against the bindings of 10.3 and 11, without a GPU
 	BENCHD_TENSORRT_WHEELS=$(VENV)/tensorrt-wheels $(BIN)/pytest tests/exporters/test_tensorrt_bindings.py $(ARGS)

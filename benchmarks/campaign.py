@@ -3,6 +3,7 @@
     probes       the machine's rates and its fingerprint; on a GPU what its kernels compile to
     correctness  the kernels and the models against their equations, by the test suite
     kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers
+    engines      on a GPU the engines of the races below, which find them in the store
     models       each model's variants against each other and against peers; on a GPU, without --variant, those of RACED
     records      each variant in a process of its own: energy, clocks, memory, check, floor
     repeats      eager at the largest batch size in five fresh processes: how far times and energies scatter
@@ -256,6 +257,16 @@ def _workloads(settings: Settings) -> Iterator[tuple[str, int, models.Direction]
         yield model, settings.batch_sizes[-1], "training"
 
 
+def _engines(settings: Settings) -> Iterator[Part]:
+    for model, batch, direction in _workloads(settings):
+        raced = settings.variants or _raced(model, batch, direction)
+        precisions = [name.removeprefix("tensorrt-") for name in raced if name.startswith("tensorrt-")]
+        precisions += ["fp32"] if "tensorrt" in raced else []
+        if precisions and direction == "inference" and settings.device == "cuda":
+            what = ("--precision", ",".join(precisions), "--batch-sizes", str(batch), "--weights", "random")
+            yield _ours(f"{model} batch {batch}", "benchd", "export", model, "--to", "tensorrt", *what)
+
+
 def _models(settings: Settings) -> Iterator[Part]:
     return (_race(*workload, settings) for workload in _workloads(settings))
 
@@ -305,6 +316,7 @@ STAGES: dict[str, Callable[[Settings], Iterator[Part]]] = {
     "probes": _probes,
     "correctness": _correctness,
     "kernels": _kernels,
+    "engines": _engines,
     "models": _models,
     "records": _records,
     "repeats": _repeats,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,9 +77,12 @@ def main(
         torch.manual_seed(0)
         problem = OPS[name].make(sizes, DTYPES[dtype], where)
         with torch.inference_mode():
-            entrants = _entrants(problem, own, compiled, DTYPES[dtype])
             bound_by, floor_ms = _floor(problem, rates)
             facts = _facts(name, sizes, dtype, where) | {"bound_by": bound_by}
+            entrants = []
+            for entrant in _entrants(problem, own, compiled, DTYPES[dtype]):
+                entrants.append(entrant)
+                rows.write([_row(entrant, facts, None, floor_ms)], output)
             raced = _raced(entrants, facts, floor_ms, where, seconds)
         _print(raced)
         rows.write(raced, output)
@@ -135,8 +138,10 @@ def _own(implementation: str) -> Callable[..., Any]:
     return own
 
 
-def _entrants(problem: Problem, own: Callable[..., Any] | None, compiled: bool, dtype: torch.dtype) -> list[Entrant]:
-    """Return everybody who may race, ours first, each with its answer judged."""
+def _entrants(
+    problem: Problem, own: Callable[..., Any] | None, compiled: bool, dtype: torch.dtype
+) -> Iterator[Entrant]:
+    """Yield everybody who may race, ours first, each with its answer judged."""
     prepared: dict[str, Callable[[], Call]] = {"benchd": lambda: problem.call("auto")}
     if own is not None:
         prepared["yours"] = lambda: lambda: own(**problem.arguments)
@@ -146,13 +151,14 @@ def _entrants(problem: Problem, own: Callable[..., Any] | None, compiled: bool, 
         prepared["torch.compile"] = lambda: torch.compile(problem.call("torch"), dynamic=False)
     prepared |= {name: functools.partial(peer, problem.arguments) for name, peer in problem.peers.items()}
     expected = problem.expected()
-    return [_judged(name, prepare, expected, problem, dtype) for name, prepare in prepared.items()]
+    return (_judged(name, prepare, expected, problem, dtype) for name, prepare in prepared.items())
 
 
 def _judged(name: str, prepare: Callable[[], Call], expected: Any, problem: Problem, dtype: torch.dtype) -> Entrant:
     try:
-        call = prepare()
-        answer = call()
+        with rows.limited():
+            call = prepare()
+            answer = call()
     except (Missing, Unavailable) as error:
         return Entrant(name, None, str(error), right=False)
     except Exception as error:  # whatever a peer or a user's kernel raises

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -77,7 +78,7 @@ def main(
         options = _options(name, option or [])
         for size in batch_size or [1]:
             case = Case(model=name, variant=Variant("eager", "fp32"), batch_size=size, direction=chosen)
-            raced = _raced(_job(case, options, where), variant, peers, where, seconds)
+            raced = _raced(_job(case, options, where), variant, peers, where, seconds, output)
             _print(raced)
             rows.write(raced, output)
             ours = [row for row in raced if not row.is_peer and row.median_ms is not None]
@@ -102,22 +103,25 @@ def _job(case: Case, options: dict[str, OptionValue], device: torch.device) -> J
     return Job(
         case=case,
         options=options,
-        limits=plan.PRESETS["quick"],
+        limits=msgspec.structs.replace(plan.PRESETS["quick"], build_deadline_s=rows.ENTRANT_S),
         device=device.type,
         cache=str(folders.cache()),
         artifacts=str(folders.artifacts()),
     )
 
 
-def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: torch.device, seconds: float) -> list[Row]:
-    """Load and check everybody, then race who can run.
+def _raced(
+    job: Job,
+    wanted: Sequence[str] | None,
+    with_peers: bool,
+    device: torch.device,
+    seconds: float,
+    output: Path | None,
+) -> list[Row]:
+    """Load and check everybody, each row written as it is known, then race who can run.
 
     Loaded outside inference mode, as a worker loads: of weights made within it nothing derived is kept.
     """
-    ours = [_ours(job, name, device) for name in _names(job, wanted, device)]
-    others = list(_peers(job, device)) if with_peers else []
-    with torch.inference_mode(job.case.direction == "inference"):
-        results = rows.run([*ours, *others], device, seconds)
     facts: dict[str, Any] = {
         "model": job.case.model,
         "options": job.options,
@@ -126,8 +130,17 @@ def _raced(job: Job, wanted: Sequence[str] | None, with_peers: bool, device: tor
         "device": rows.device_name(device),
         "versions": rows.versions(),
     }
+    ours = ((_ours(job, name, device), False) for name in _names(job, wanted, device))
+    others = ((each, True) for each in (_peers(job, device) if with_peers else ()))
+    entrants: list[tuple[Entrant, bool]] = []
+    for entrant, is_peer in itertools.chain(ours, others):
+        entrants.append((entrant, is_peer))
+        rows.write([Row(**facts, is_peer=is_peer, **rows.fields(entrant, None))], output)
+    with torch.inference_mode(job.case.direction == "inference"):
+        results = rows.run([entrant for entrant, _ in entrants], device, seconds)
     return [
-        Row(**facts, is_peer=each in others, **rows.fields(each, results.get(each.name))) for each in [*ours, *others]
+        Row(**facts, is_peer=is_peer, **rows.fields(entrant, results.get(entrant.name)))
+        for entrant, is_peer in entrants
     ]
 
 
@@ -166,11 +179,12 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
             job = msgspec.structs.replace(job, options=catalog.entry(model).resolve({}))
         case = msgspec.structs.replace(job.case, model=model or job.case.model, variant=Variant.parse(variant))
         job = msgspec.structs.replace(job, case=case)
-        built = workload.build(job)
-        backends.prepare(case.variant, built.source, device, case.batch_size)
-        loaded = backends.load(case.variant, built.source, device, built.images[: case.batch_size])
-        with torch.inference_mode():
-            found = check(built, loaded, job)
+        with rows.limited():
+            built = workload.build(job)
+            backends.prepare(case.variant, built.source, device, case.batch_size)
+            loaded = backends.load(case.variant, built.source, device, built.images[: case.batch_size])
+            with torch.inference_mode():
+                found = check(built, loaded, job)
         return Entrant(name, _call(built, loaded, job), _shown(found), found.passed)
     except (Unsupported, UsageError) as error:
         return Entrant(name, None, str(error), right=False)
@@ -221,11 +235,12 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
     shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
     job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))
     try:
-        built, dtype = workload.build(job), DTYPES[variant.precision]
-        peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
-        run = _autocast(peer, device) if variant.precision == "amp" else peer
-        with torch.inference_mode():
-            found = check(built, Loaded(run, dtype, device, None), job)
+        with rows.limited():
+            built, dtype = workload.build(job), DTYPES[variant.precision]
+            peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
+            run = _autocast(peer, device) if variant.precision == "amp" else peer
+            with torch.inference_mode():
+                found = check(built, Loaded(run, dtype, device, None), job)
         images = _images(built, job).to(device, dtype)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
         return Entrant(shown, call, _shown(found), found.passed)

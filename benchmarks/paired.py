@@ -58,12 +58,14 @@ class _Runner:
         except Exception as error:  # whatever a runtime raises
             self.reason = told(error)
 
-    def warm_up(self) -> None:
-        """Find out how many calls fill a visit."""
+    def warm_up(self, limit_s: float) -> None:
+        """Find out how many calls fill a visit; who needs more than `limit_s` for the fewest rounds leaves."""
         with self.leaves_alone():
-            _visit(self.call, 1, self.device)
-            once = min(_visit(self.call, 1, self.device) for _ in range(3))
+            first = _visit(self.call, 1, self.device)
+            once = first if first > limit_s else min(_visit(self.call, 1, self.device) for _ in range(3))
             self.calls = max(1, math.ceil(VISIT_S / once))
+            if 2 * FEWEST_ROUNDS * (1 + self.calls) * once > limit_s:
+                raise TimeoutError(f"a call takes {once:.3g} s, too long to race in {limit_s:g} s")
 
     def visit(self) -> None:
         """Take its turn."""
@@ -82,17 +84,22 @@ def told(error: Exception) -> str:
 
 
 def race(
-    contenders: Sequence[tuple[str, Callable[[], object]]], device: torch.device, seconds: float, against: str
+    contenders: Sequence[tuple[str, Callable[[], object]]],
+    device: torch.device,
+    seconds: float,
+    against: str,
+    limit_s: float = math.inf,
 ) -> list[Paired | Dropped]:
     """Return what became of each contender, in their order; ratios are times over those of the one named `against`.
 
     A round visits all of them forth and back (ABC CBA), so that a drift of the machine meets each alike, in an order
     drawn anew each time: in a fixed one, noise that lasts would favour someone. A visit is as many calls as take about
-    ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five.
+    ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five, and who would need more
+    than `limit_s` for these does not race.
     """
     runners = [_Runner(name, call, device) for name, call in contenders]
     for runner in runners:
-        runner.warm_up()
+        runner.warm_up(limit_s)
     end = time.perf_counter() + seconds
     while running := [runner for runner in runners if runner.reason is None]:
         if len(running[0].visits) >= 2 * FEWEST_ROUNDS and time.perf_counter() >= end:

@@ -6,8 +6,10 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +24,7 @@ from benchd.daemon.measuring.process import environment
 from benchmarks.paired import Dropped, Paired, race, told
 
 WRONG = 5
+ENTRANT_S = 300.0  # to load and check one contender, and to race it: the others wait
 _PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
 _RUNTIMES = ("triton", "onnxruntime", "onnxruntime-gpu", "tensorrt")
 _PEERS = ("mamba-ssm", "causal-conv1d", "spikingjelly")
@@ -60,17 +63,34 @@ def failed(name: str, error: Exception) -> Entrant:
     return Entrant(name, None, told(error), right=False)
 
 
+@contextmanager
+def limited() -> Iterator[None]:
+    """Raise TimeoutError inside after `ENTRANT_S`, as soon as Python runs; in the main thread only."""
+
+    def end(*_: object) -> NoReturn:
+        raise TimeoutError(f"not ready in {ENTRANT_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, ENTRANT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def run(entrants: Sequence[Entrant], device: torch.device, seconds: float) -> dict[str, Paired | Dropped]:
     """Race those who have a call and return what was found by name; ratios are times over the first entrant's."""
     starters = [(entrant.name, entrant.call) for entrant in entrants if entrant.call]
-    return {result.name: result for result in race(starters, device, seconds, entrants[0].name)}
+    return {result.name: result for result in race(starters, device, seconds, entrants[0].name, ENTRANT_S)}
 
 
 def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
-    """Return a contender's own columns."""
+    """Return a contender's own columns; before the race they say that it has not run."""
     if isinstance(result, Dropped):
         return {"contender": entrant.name, "verdict": result.reason, "right": False}
     verdict = entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}"
+    verdict += ", not raced" if entrant.call and result is None else ""
     return {"contender": entrant.name, "verdict": verdict, "right": entrant.right, **times(result)}
 
 

@@ -92,14 +92,15 @@ class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[limits]`: overrides of the preset's caps and image count, and deadlines for the stages without a cap.
 
-    `grace_s` is how long a worker may exceed a cap, because it finishes the run it has begun.
+    `grace_s` is how long a worker may exceed a cap, because it finishes the run it has begun. Without
+    `build_deadline_s` a build may take 15 minutes, and an hour on a Jetson.
     """
 
     warm_up_cap_s: float | None = None
     measure_cap_s: float | None = None
     check_images: int | None = None
     import_deadline_s: float = 180.0
-    build_deadline_s: float = 900.0
+    build_deadline_s: float | None = None
     check_deadline_s: float = 600.0
     grace_s: float = 120.0
 
@@ -144,6 +145,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     processes: int | None = None
     seed: int = 0
     provider: Provider | None = None
+    dla: Annotated[int, msgspec.Meta(ge=0)] | None = None
     threads: list[int] = []
     weights: str | None = None
     data: str | None = None

@@ -117,7 +117,8 @@ def all_variants() -> Iterator[Variant]:
 class Case(Struct, frozen=True, kw_only=True):
     """What to measure. `options` holds the options that differ from the catalog's defaults, sorted by name.
 
-    `provider` is ONNX Runtime's, null for the device's default; `threads` is the number of CPU threads, null for all.
+    `provider` is ONNX Runtime's, null for the device's default; `dla` is the core of a Jetson's DLA that TensorRT uses,
+    null for the GPU alone; `threads` is the number of CPU threads, null for all.
     """
 
     model: str
@@ -128,6 +129,7 @@ class Case(Struct, frozen=True, kw_only=True):
     scenario: Scenario = "single_stream"
     seed: int = 0
     provider: Provider | None = None
+    dla: int | None = None
     threads: int | None = None
 
     @property
@@ -139,6 +141,7 @@ class Case(Struct, frozen=True, kw_only=True):
         parts += [self.scenario] if self.scenario != "single_stream" else []
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f"provider={self.provider}"] if self.provider else []
+        parts += [f"dla={self.dla}"] if self.dla is not None else []
         parts += [f"threads={self.threads}"] if self.threads else []
         return ",".join(re.sub(r"[^A-Za-z0-9_.=-]", "_", part) for part in parts)
 
@@ -460,7 +463,8 @@ class ArtifactFacts(Struct, frozen=True, kw_only=True):
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """The runtime of a file and its settings; a field that does not apply is null.
 
-    `node_shares` is the share of nodes that each provider of ONNX Runtime ran; `typing` "weak" lets TensorRT choose
+    `node_shares` is the share of nodes that each provider of ONNX Runtime ran, or of layers that TensorRT put on the
+    DLA and that fell back to the GPU; `typing` "weak" lets TensorRT choose
     each layer's number format; `build_s` is null if the engine already existed. `context_bytes` are the activations of
     one of TensorRT's execution contexts, of which two run in turn.
     """

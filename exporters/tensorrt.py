@@ -7,6 +7,7 @@ serialised engine) fits one TensorRT version and one kind of GPU; its engine nam
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import tempfile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         ILogger,
         INetworkDefinition,
         IProfiler,
+        IProgressMonitor,
         OnnxParser,
         ParserError,
         TensorRT,
@@ -48,6 +50,10 @@ _ADVICE = (
     "close other programs, reduce --workspace, add swap, or build on another board of the same kind and use its "
     "files with --artifacts"
 )
+_NOT_IN_TIME = (
+    "the engine was not built in time; what was timed is kept, so measure again, or build it first with "
+    "`benchd export --to tensorrt`, which has no limit"
+)
 _ERRORS_SHOWN = 3
 
 
@@ -61,6 +67,14 @@ class BuildError(Exception):
 
 class OutOfMemory(BuildError):
     """The build needs more memory than available; the message says what may help."""
+
+
+class NoLayerOnDla(BuildError):
+    """Every layer would fall back to the GPU; the message names the file."""
+
+
+class OutOfTime(BuildError):
+    """The build was ended at its limit; what it has timed is kept, and the message says so."""
 
 
 class EngineError(Exception):
@@ -91,10 +105,14 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How a plan was built, as encoded in its name; under weak typing TensorRT chooses types itself."""
+    """How a plan was built, as encoded in its name; under weak typing TensorRT chooses types itself.
+
+    `dla_share` is the share of layers that run on the DLA, None without one; the others fell back to the GPU.
+    """
 
     typing: Typing
     workspace_bytes: int
+    dla_share: float | None = None
 
 
 class Built(NamedTuple):
@@ -180,22 +198,27 @@ def build(
     workspace_bytes: int | None,
     timing_cache: Path,
     precision: str,
+    dla: int | None = None,
+    limit_s: float = math.inf,
 ) -> Built:
     """Build the engine of `onnx` for the current GPU, write it to `plan` and kernel timings to `timing_cache`.
 
     If a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` replaces it, and the result says
-    so. Raises BuildError, including OutOfMemory, and Unavailable if TensorRT does not start.
+    so. With `dla` its layers are for that core of the DLA, except those that only the GPU can run. The build ends
+    itself after `limit_s`. Raises BuildError, including OutOfMemory, OutOfTime and NoLayerOnDla, and Unavailable if
+    TensorRT does not start or finds no such core.
     """
     start = time.monotonic()
     note = ""
 
     def attempt(typing: Typing) -> Recipe:
-        return _Build(trt, onnx, profile, workspace_bytes, timing_cache).write(plan, typing, precision)
+        one = _Build(trt, onnx, profile, workspace_bytes, timing_cache, dla, start + limit_s)
+        return one.write(plan, typing, precision)
 
     try:
         recipe = attempt("strong")
     except BuildError as error:
-        if isinstance(error, OutOfMemory) or not hasattr(trt.BuilderFlag, "FP16"):
+        if isinstance(error, OutOfMemory | OutOfTime) or not hasattr(trt.BuilderFlag, "FP16"):
             raise
         note = f"weakly typed, because a strongly typed build fails: {error}"
         recipe = attempt("weak")
@@ -213,13 +236,24 @@ class _Build:
     """One attempt; what TensorRT's objects need of each other lives as long as this."""
 
     def __init__(
-        self, trt: TensorRT, onnx: Path, profile: Profile, workspace_bytes: int | None, timing_cache: Path
+        self,
+        trt: TensorRT,
+        onnx: Path,
+        profile: Profile,
+        workspace_bytes: int | None,
+        timing_cache: Path,
+        dla: int | None,
+        until_s: float,
     ) -> None:
         self._trt, self._onnx, self._profile = trt, onnx, profile
-        self._workspace_bytes, self._timing_cache = workspace_bytes, timing_cache
+        self._workspace_bytes, self._timing_cache, self._dla = workspace_bytes, timing_cache, dla
         self._errors: list[str] = []
         self._logger = _logger(trt, self._errors)
         self._builder = _started(lambda: trt.Builder(self._logger), self._errors)
+        self._late: list[str] = []
+        self._monitor = _monitor(trt, until_s, self._late)
+        if dla is not None and dla >= (cores := self._builder.num_DLA_cores):
+            raise Unavailable(f"DLA core {dla} is not here: TensorRT {trt.__version__} finds {cores} on this machine")
 
     def write(self, plan: Path, typing: Typing, precision: str) -> Recipe:
         strong = 1 << int(self._trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -229,10 +263,10 @@ class _Build:
         config = self._config(network)
         if typing == "weak" and precision != "fp32":
             config.set_flag(getattr(self._trt.BuilderFlag, precision.upper()))
-        recipe = Recipe(typing, config.get_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE))
+        workspace_bytes = config.get_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE)
+        recipe = Recipe(typing, workspace_bytes, self._dla_share(network, config))
         network.name = msgspec.json.encode(recipe).decode()
         plan.write_bytes(self._serialized(network, config))
-        _replace(self._timing_cache, config.get_timing_cache().serialize())
         return recipe
 
     def _parse(self, parser: OnnxParser) -> None:
@@ -243,12 +277,26 @@ class _Build:
     def _config(self, network: INetworkDefinition) -> IBuilderConfig:
         config = self._builder.create_builder_config()
         config.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
+        config.progress_monitor = self._monitor
         config.clear_flag(self._trt.BuilderFlag.TF32)  # on by default, and not fp32
         if self._workspace_bytes is not None:
             config.set_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE, self._workspace_bytes)
+        if self._dla is not None:
+            config.default_device_type = self._trt.DeviceType.DLA
+            config.DLA_core = self._dla
+            config.set_flag(self._trt.BuilderFlag.GPU_FALLBACK)
         self._set_timing_cache(config)
         self._set_profile(network, config)
         return config
+
+    def _dla_share(self, network: INetworkDefinition, config: IBuilderConfig) -> float | None:
+        """Return the share of layers that can run on the DLA; none is an error, because the GPU alone would run."""
+        if self._dla is None:
+            return None
+        able = [config.can_run_on_DLA(network.get_layer(i)) for i in range(network.num_layers)]
+        if not any(able):
+            raise NoLayerOnDla(f"no layer of {self._onnx.name} can run on the DLA, and all would fall back to the GPU")
+        return sum(able) / len(able)
 
     def _set_timing_cache(self, config: IBuilderConfig) -> None:
         """Start from the kept times, or from none where they are another GPU's or damaged: that costs time alone."""
@@ -274,6 +322,9 @@ class _Build:
             plan = self._builder.build_serialized_network(network, config)
         except MemoryError as error:
             raise _out_of_memory(str(error)) from error
+        _replace(self._timing_cache, config.get_timing_cache().serialize())  # a failed build has timed kernels too
+        if plan is None and self._late:
+            raise OutOfTime(_NOT_IN_TIME)
         if plan is None:
             raise _failure(self._errors)
         return memoryview(plan)
@@ -355,6 +406,21 @@ def _layer_times(trt: TensorRT, rows: list[tuple[str, float]]) -> IProfiler:
     return profiler
 
 
+def _monitor(trt: TensorRT, until_s: float, late: list[str]) -> IProgressMonitor:
+    """Return a monitor that ends a build at `until_s` on the monotonic clock, and then appends the phase to `late`."""
+
+    def step_complete(_: object, phase_name: str, _step: int) -> bool:
+        if time.monotonic() >= until_s:
+            late.append(phase_name)
+        return not late
+
+    def ignore(*_: object) -> None: ...
+
+    methods = {"step_complete": step_complete, "phase_start": ignore, "phase_finish": ignore}
+    monitor: IProgressMonitor = type("Deadline", (trt.IProgressMonitor,), methods)()
+    return monitor
+
+
 def _started(create: Callable[[], T], errors: Sequence[str]) -> T:
     """Return what `create` makes; pybind11 says TypeError where TensorRT gives nothing, as on too old a driver."""
     try:
@@ -366,14 +432,17 @@ def _started(create: Callable[[], T], errors: Sequence[str]) -> T:
 class Engine:
     """A plan made ready to run on the current CUDA device; raises ForeignPlan where it cannot be, and Unavailable.
 
-    `inputs` and `outputs` are the names of its tensors in the file's order, `errors` what its log has said.
+    `inputs` and `outputs` are the names of its tensors in the file's order, `errors` what its log has said. `dla` is
+    the core of a plan that was built for one.
     """
 
-    def __init__(self, trt: TensorRT, plan: Path) -> None:
+    def __init__(self, trt: TensorRT, plan: Path, dla: int | None = None) -> None:
         self.trt = trt
         self.errors: list[str] = []
         self._logger = _logger(trt, self.errors)
         self._runtime = _started(lambda: trt.Runtime(self._logger), self.errors)
+        if dla is not None:
+            self._runtime.DLA_core = dla
         self._engine = self._deserialized(plan)
         self.recipe = _recipe(plan, self._engine)
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
@@ -414,23 +483,6 @@ class Engine:
             raise EngineError(f"TensorRT gives no context: {_last(self.errors)}")
         return Context(self, context)
 
-    def layer_times(
-        self, shapes: Mapping[str, Shape], addresses: Mapping[str, int], stream: int
-    ) -> list[tuple[str, float]]:
-        """Return each layer's name and milliseconds in one run, after one to warm up.
-
-        In a context of their own, because a profiler makes runs synchronous. Arguments as for `Context`.
-        """
-        rows: list[tuple[str, float]] = []
-        context = self.context()
-        context.profile(_layer_times(self.trt, rows))
-        context.set_shapes(shapes)
-        context.bind(addresses)
-        context.run(stream)
-        rows.clear()
-        context.run(stream)
-        return rows
-
 
 class Context:
     """An engine's state of one run: shapes, then addresses, then runs. Made by `Engine.context`.
@@ -442,10 +494,6 @@ class Context:
         self._context = context  # first, for it goes first: the engine and the profiler outlive it
         self._engine = engine
         self._profiler: IProfiler | None = None
-
-    def profile(self, profiler: IProfiler) -> None:
-        """Report the layers of every run from here on."""
-        self._profiler = self._context.profiler = profiler
 
     def set_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         """Take the shapes of all inputs by name and return those of all outputs."""
@@ -463,6 +511,20 @@ class Context:
     def run(self, stream: int) -> None:
         """Enqueue one run on a CUDA stream, by its handle; not the default one, on which TensorRT synchronises."""
         self._require(self._context.execute_async_v3(stream), "the run")
+
+    def layer_times(self, stream: int, runs: int) -> list[list[tuple[str, float]]]:
+        """Return each layer's name and milliseconds in each of some runs, after one to warm up.
+
+        From here on each run waits for its end, so this takes a context that nothing else uses.
+        """
+        rows: list[tuple[str, float]] = []
+        self._profiler = self._context.profiler = _layer_times(self._engine.trt, rows)
+        found: list[list[tuple[str, float]]] = []
+        for _ in range(1 + runs):
+            rows.clear()
+            self.run(stream)
+            found.append(list(rows))
+        return found[1:]
 
     def _require(self, taken: bool, what: str) -> None:
         if not taken:

@@ -17,6 +17,7 @@ class ILogger(Protocol):
     ERROR: Severity
 
 class IProfiler(Protocol): ...
+class IProgressMonitor(Protocol): ...
 
 class Dims(Protocol):
     def __len__(self) -> int: ...
@@ -41,6 +42,10 @@ class ProfilingVerbosity(Protocol):
 
 class BuilderFlag(Protocol):
     TF32: object
+    GPU_FALLBACK: object
+
+class DeviceType(Protocol):
+    DLA: object
 
 class NetworkDefinitionCreationFlag(Protocol):
     STRONGLY_TYPED: SupportsInt
@@ -49,10 +54,14 @@ class ITensor(Protocol):
     name: str
     shape: Dims
 
+class ILayer(Protocol): ...
+
 class INetworkDefinition(Protocol):
     name: str
     num_inputs: int
+    num_layers: int
 
+    def get_layer(self, index: int) -> ILayer: ...
     def get_input(self, index: int) -> ITensor: ...
 
 class IOptimizationProfile(Protocol):
@@ -63,6 +72,9 @@ class ITimingCache(Protocol):
 
 class IBuilderConfig(Protocol):
     profiling_verbosity: object
+    progress_monitor: IProgressMonitor
+    default_device_type: object
+    DLA_core: int
 
     def set_flag(self, flag: object) -> None: ...
     def clear_flag(self, flag: object) -> None: ...
@@ -72,8 +84,11 @@ class IBuilderConfig(Protocol):
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool: ...
     def get_timing_cache(self) -> ITimingCache: ...
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int: ...
+    def can_run_on_DLA(self, layer: ILayer) -> bool: ...  # noqa: N802
 
 class Builder(Protocol):
+    num_DLA_cores: int  # noqa: N815
+
     def create_network(self, flags: int) -> INetworkDefinition: ...
     def create_builder_config(self) -> IBuilderConfig: ...
     def create_optimization_profile(self) -> IOptimizationProfile: ...
@@ -115,6 +130,8 @@ class ICudaEngine(Protocol):
     def create_execution_context(self) -> IExecutionContext | None: ...
 
 class Runtime(Protocol):
+    DLA_core: int
+
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None: ...
 
 Logger: TypeAlias = ILogger  # inside the class below, that name is the attribute
@@ -125,10 +142,12 @@ class TensorRT(Protocol):
     __version__: str
     ILogger: type[ILogger]
     IProfiler: type[IProfiler]
+    IProgressMonitor: type[IProgressMonitor]
     TensorIOMode: type[TensorIOMode]
     MemoryPoolType: type[MemoryPoolType]
     ProfilingVerbosity: type[ProfilingVerbosity]
     BuilderFlag: type[BuilderFlag]
+    DeviceType: type[DeviceType]
     NetworkDefinitionCreationFlag: type[NetworkDefinitionCreationFlag]
 
     def Dims(self, shape: Sequence[int]) -> Dims: ...  # noqa: N802

@@ -29,6 +29,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d, spike_linear
 from benchd.kernels.stbif import max_pool_delta, stbif_block
+from benchd.kernels.stbif.torch_impl import running_sums
 from benchd.models import encoders
 from benchd.models.synapses import Synapses
 from benchd.models.weights import WeightsError
@@ -430,8 +431,7 @@ class _MaxPoolOfSum(nn.Module):
             return max_pool_delta(
                 values, kernel_size=kernel_size, stride=stride, padding=padding, implementation=self.implementation
             )
-        sums = values.cumsum(0, dtype=torch.promote_types(values.dtype, torch.float32))
-        pooled = _steps(self.pool(sums.flatten(0, 1)), len(values))
+        pooled = _steps(self.pool(running_sums(values).flatten(0, 1)), len(values))
         return torch.cat([pooled[:1], pooled.diff(dim=0)]).to(values.dtype)
 
 

@@ -45,6 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-each", action="store_true", help="run the first case of each parametrized test only")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if torch.cuda.is_available():
+        # the libraries of a GPU warn of what is no error of ours: it is shown, and only our own use of old names fails
+        for line in ("default", r"error::DeprecationWarning:benchd\.", r"error::FutureWarning:benchd\."):
+            config.addinivalue_line("filterwarnings", line)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("one_each"):
         firsts = {item.nodeid.partition("[")[0]: item for item in reversed(items)}

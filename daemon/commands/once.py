@@ -90,6 +90,7 @@ def once(
         typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%"),
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None,
+    dla: Annotated[int | None, typer.Option(help="DLA core of a Jetson, for TensorRT variants.", min=0)] = None,
     artifacts: Annotated[
         Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
     ] = None,
@@ -131,6 +132,7 @@ def once(
         "processes": processes,
         "seed": seed,
         "provider": provider and choices("provider", [provider], PROVIDERS)[0],
+        "dla": dla,
         "weights": weights and plan.named_weights(weights),
         "data": data,
         "labels": labels and str(labels.resolve()),

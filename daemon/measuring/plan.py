@@ -36,6 +36,7 @@ from benchd.exporters import sessions
 from benchd.exporters.tegra import install, is_tegra
 from benchd.models import catalog, demo, libraries
 
+TEGRA_BUILD_S = 3600.0
 PRESETS = {
     "quick": Limits(processes=1, warm_up_cap_s=2.0, rule=STOP_RULES["quick"], check_images=8),
     "standard": Limits(processes=3, warm_up_cap_s=30.0, rule=STOP_RULES["standard"], check_images=64),
@@ -226,7 +227,7 @@ def suite_of(case_id: str, preset: str) -> Suite:
             named[name] = value
         else:
             given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
-    single = {name: named.pop(name) for name in ("seed", "provider") if name in named}
+    single = {name: named.pop(name) for name in ("seed", "provider", "dla") if name in named}
     fields = {"models": [model], "preset": preset, "options": {name: [value] for name, value in named.items()}}
     try:
         return msgspec.convert(given | fields | single, Suite, strict=False)
@@ -254,7 +255,8 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
 
 
 def limited(preset: Limits, config: LimitsConfig) -> Limits:
-    """Return the preset's limits, changed by the configuration."""
+    """Return the preset's limits, changed by the configuration; a Jetson takes long to build an engine."""
+    preset = msgspec.structs.replace(preset, build_deadline_s=TEGRA_BUILD_S) if is_tegra() else preset
     given = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
     rule = msgspec.structs.replace(preset.rule, cap_s=given.pop("measure_cap_s", preset.rule.cap_s))
     return msgspec.structs.replace(preset, **given, rule=rule)
@@ -283,6 +285,8 @@ def _cases(
     _refuse_unknown_options(suite, models, own)
     if not 0 <= suite.seed <= MAX_SEED:
         raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
+    if suite.dla is not None and not any(name.startswith("tensorrt") for name in suite.variants):
+        raise UsageError(f"--dla {suite.dla}: only TensorRT uses a DLA; add --variants tensorrt-fp16")
     _refuse_weights(suite, models, own)
     threads = _threads(suite)
     for model in models:
@@ -305,6 +309,7 @@ def _cases(
                         scenario=scenario,
                         seed=suite.seed,
                         provider=suite.provider if variant.backend == "onnxruntime" else None,
+                        dla=suite.dla if variant.backend == "tensorrt" else None,
                         threads=count,
                     )
                     reason = NOT_ITS_DEVICE if is_elsewhere else why_not(case, machine, isinstance(own, UserFile))
@@ -495,6 +500,9 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
         f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
         and machine.device != "cuda",
+        "only a Jetson has a DLA": case.dla is not None and not is_tegra(),
+        "a DLA computes in fp16 and int8 only: give --variants tensorrt-fp16": case.dla is not None
+        and variant.precision == "fp32",
         "the provider cpu runs on the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
         f"custom kernels need the package triton on a GPU: {install('triton')}": custom and lacks_triton,

@@ -218,6 +218,8 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     medians over the runs: the difference is the cost of synchronisation. `run_ns` are the fused runs and `variation`
     their standard deviation over their mean. `loading` is the construction of the model, if it has parts.
     `measured_energy_j` is per image, over `energy_window`, in which `energy_images` ran without segment boundaries.
+    With `timed_by` that runtime has measured its own layers: there are no components, and `synchronised_ns` is their
+    sum.
     """
 
     components: list[LayerRow]
@@ -232,6 +234,7 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     energy_scope: str | None = None
     energy_window: Window | None = None
     energy_images: int = 0
+    timed_by: str | None = None
     notes: list[str] = []
 
 

@@ -71,7 +71,7 @@ def _grouped(records: Sequence[Record], key: Callable[[Record], str]) -> Iterato
 
 def _subject(record: Record) -> list[str]:
     """Return what variants of a case share: model, batch size and any other non-default settings."""
-    model, _, *others = msgspec.structs.replace(record.case, provider=None).case_id.split(",")
+    model, _, *others = msgspec.structs.replace(record.case, provider=None, dla=None).case_id.split(",")
     return [model, *others]
 
 

@@ -349,6 +349,7 @@ def command(record: Record, processes: int | None = None) -> str:
     words += ["--scenario", case.scenario] if case.scenario != "single_stream" else []
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
+    words += ["--dla", str(case.dla)] if case.dla is not None else []
     words += ["--threads", str(case.threads)] if case.threads else []
     words += [*_weights(record), *_images(record), *_device(record)]
     words += ["--preset", record.preset] if record.preset else []

@@ -272,11 +272,12 @@ def _name(record: Record, objective: Objective) -> str:
 
 
 def variant_name(record: Record) -> str:
-    """Return the variant, the kernels it ran, and ONNX Runtime's provider if one was requested."""
-    label = record.case.variant.label
+    """Return the variant, the kernels it ran, and ONNX Runtime's provider or the DLA if one was requested."""
+    label, dla = record.case.variant.label, record.case.dla
     if record.kernels_ran:
         label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
-    return f"{label} ({record.case.provider})" if record.case.provider else label
+    asked = record.case.provider if dla is None else f"dla {dla}"
+    return f"{label} ({asked})" if asked else label
 
 
 def why_not(record: Record, requirements: Requirements) -> str | None:
@@ -486,7 +487,7 @@ def _fewest(decision: Decision) -> int:
 
 def _order(record: Record) -> tuple[int, int, str]:
     """Return the place of a variant among those that are equally good: as `benchd list` prints them."""
-    return list(all_variants()).index(record.case.variant), record.case.batch_size, record.case.provider or ""
+    return list(all_variants()).index(record.case.variant), record.case.batch_size, variant_name(record)
 
 
 def exclusions(decision: Decision) -> list[str]:

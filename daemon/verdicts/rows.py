@@ -31,7 +31,7 @@ def row(record: Record) -> Row:
         "model": case.model,
         "variant": case.variant.label,
         "kernels_ran": record.kernels_ran,
-        "provider": case.provider,
+        "provider": case.provider if case.dla is None else f"dla {case.dla}",
         "batch_size": case.batch_size,
         "options": _options(case.options),
         "direction": case.direction,

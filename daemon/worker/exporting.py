@@ -1,5 +1,6 @@
 """The child of `benchd export`: an ExportRequest as JSON on stdin, the files on stdout, progress on stderr."""
 
+import math
 import os
 import shutil
 import sys
@@ -93,7 +94,7 @@ def _job(
     return Job(
         case=Case(model=model, variant=variant, batch_size=batch or 1, seed=request.seed),
         options=options,
-        limits=PRESETS["quick"],
+        limits=msgspec.structs.replace(PRESETS["quick"], build_deadline_s=math.inf),
         device="cuda" if engine else "cpu",
         cache=str(folders.cache()),
         weights=weights,

@@ -95,9 +95,11 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         return
     met = _timed(job, loaded, pool, right, stages, found)
     stages.keep(found)
-    _beside(job, loaded, pool, [pool[place] for place in met], stages, found)
-    del loaded, pool
-    _probed(job, device, stages, found)
+    stages.enter("probe")
+    _repeated(job, loaded, [pool[place] for place in met], found)
+    _probed(job, device, found)
+    _occupied(job, loaded, pool, found)  # last: its profiler stays attached and slows every later launch
+    stages.leave()
 
 
 def open_device(job: Job) -> torch.device:
@@ -167,6 +169,8 @@ def _timed(
         else:
             measured = measure.measure(step, job.limits.rule, job.hold_s)
             _take_peaks(job, loaded, found)
+            if isinstance(step, steps.Offline) and step.waits():
+                found.flags.append("one_in_flight")
             _device_parts(job, loaded, pool, found)
             _rest(job, stages, found, settle_s=job.idle_s / 2)
             stages.leave()
@@ -188,17 +192,13 @@ def _audit(step: steps.Step, loaded: Loaded, right: Expected, found: Outcome) ->
         found.flags.append("output_changed")
 
 
-def _beside(job: Job, loaded: Loaded, pool: list[Batch], met: list[Batch], stages: StageClock, found: Outcome) -> None:
-    """Do the separate runs of inference: whether a repeated input is faster, and the occupancy."""
-    if job.case.direction == "training" or found.process.timing is None:
+def _repeated(job: Job, loaded: Loaded, met: list[Batch], found: Outcome) -> None:
+    """Flag a variant of inference that answers a repeated input faster, in runs of their own."""
+    if job.case.direction == "training" or found.process.timing is None or not job.repeats:
         return
-    stages.enter("probe")
-    if job.repeats:
-        with torch.inference_mode():
-            if audit.repeated_is_faster(loaded, met):
-                found.flags.append("repeated_input_faster")
-    if job.case.scenario not in ("periodic", "wake_up") and not job.is_compared:
-        _occupied(loaded, pool, found)
+    with torch.inference_mode():
+        if audit.repeated_is_faster(loaded, met):
+            found.flags.append("repeated_input_faster")
 
 
 def _rest(job: Job, stages: StageClock, found: Outcome, settle_s: float = 0.0) -> None:
@@ -267,9 +267,11 @@ def _flag_unsteady(found: Outcome) -> None:
         found.flags.append("warm_up_not_steady")
 
 
-def _occupied(loaded: Loaded, pool: list[Batch], found: Outcome) -> None:
+def _occupied(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -> None:
     """On a GPU, measure the occupancy in separate runs; a refused profiler costs only that figure."""
-    if loaded.device.type != "cuda":
+    if loaded.device.type != "cuda" or job.case.direction == "training" or found.process.timing is None:
+        return
+    if job.case.scenario in ("periodic", "wake_up") or job.is_compared:
         return
     try:
         occupied = occupancy.measure(steps.SingleStream(loaded, pool), found.device_uuid)
@@ -294,19 +296,16 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -
     found.process.parts |= {part: measure.part_timing(column) for part, column in columns}
 
 
-def _probed(job: Job, device: torch.device, stages: StageClock, found: Outcome) -> None:
+def _probed(job: Job, device: torch.device, found: Outcome) -> None:
     """Probe the device's rates; a failed probe costs the floor, not the measurement."""
     if job.is_compared:
         found.missing["probes"] = "a comparison is not compared with a floor"
     if job.is_compared or not job.probes:
-        stages.leave()
         return
-    stages.enter("probe")
     try:
         found.process.probes = probes.probe(device, job.case.variant.precision)
     except Exception as error:  # of torch, Triton and compilers
         found.missing["probes"] = f"the probes did not run: {error}"
-    stages.leave()
 
 
 def _forget_peaks(device: torch.device) -> bool:

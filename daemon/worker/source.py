@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,10 +44,11 @@ class Source:
     `model`, `options`, `weights_sha256` and `scope` identify its files; `scope` holds other dependencies of a user's
     module, and the run after which its files are not used again. `given` is a read-only store. `own` is the user's ONNX
     file, which replaces any export, and `is_own` says that the module is the user's or a library's, whose answer may
-    have any structure; `provider` is ONNX Runtime's, None for the device's default. `calibration` returns the images
-    for an int8 file, or raises Unsupported. `used` lists the opened files, and `calibrated` the digests of the images
-    that they were calibrated with. `engine` is a TensorRT plan to load instead of building one, and `built` the plan
-    that was loaded and the kernels' times of its build, as a shipped folder calls them.
+    have any structure; `provider` is ONNX Runtime's, None for the device's default. `dla` is the core that TensorRT
+    uses, None for the GPU alone, and `build_limit_s` how long it may build. `calibration` returns the images for an
+    int8 file, or raises Unsupported. `used` lists the opened files, and `calibrated` the digests of the images that
+    they were calibrated with. `engine` is a TensorRT plan to load instead of building one, and `built` the plan that was
+    loaded and the kernels' times of its build, as a shipped folder calls them.
     """
 
     module: nn.Module
@@ -61,6 +63,8 @@ class Source:
     own: Path | None = None
     is_own: bool = False
     provider: Provider | None = None
+    dla: int | None = None
+    build_limit_s: float = math.inf
     workspace_bytes: int | None = None
     engine: Path | None = None
     calibration: Callable[[], Calibration] | None = None

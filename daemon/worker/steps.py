@@ -18,6 +18,7 @@ from benchd.daemon.worker.structures import Batch, by_path, bytes_of, cast, each
 
 KNOWN_SHARE = 0.5
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
+WATCHED_RUNS = 10
 
 
 class Sample:
@@ -142,6 +143,18 @@ class Offline:
         taken_ns = time.monotonic_ns() - start
         self.sample.keep(places[-1], output)
         return (taken_ns // self.runs,)
+
+    def waits(self) -> bool:
+        """Return whether on a GPU each of a few further runs had ended when its call returned: one was in flight."""
+        return bool(self._streams) and all(self._has_ended(run) for run in range(WATCHED_RUNS))
+
+    def _has_ended(self, run: int) -> bool:
+        stream = self._streams[run % 2]
+        with torch.cuda.stream(stream):
+            self._run(self._pool[run % len(self._pool)].to(self._device, non_blocking=True))
+        ended = stream.query()
+        stream.synchronize()
+        return ended
 
     def _newest(self, places: Sequence[int]) -> Batch:
         """Run these batches and return the output of the last one."""

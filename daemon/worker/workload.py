@@ -28,6 +28,7 @@ POOL_BYTES = 64 * 2**20
 POOL_IMAGES = 256
 CALIBRATION_SEED = 2**63  # no case has it, so no random image is both calibrated with and checked
 REFERENCE_BATCH = 8
+BUILD_SHARE = 0.9  # of the deadline: a build that ends itself keeps what it has timed
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def _source(
         own=Path(job.onnx) if job.onnx else None,
         is_own=job.case.model not in catalog.MODELS,
         provider=job.case.provider,
+        dla=job.case.dla,
+        build_limit_s=BUILD_SHARE * job.limits.build_deadline_s,
         workspace_bytes=job.workspace_bytes,
         engine=Path(job.engine) if job.engine else None,
     )

@@ -533,10 +533,10 @@ def _delta_kernel(
             mask=(d < CHANNELS)[None, :] & (r < RANK)[:, None],
             other=0.0,
         )
-        # two float16 tiles multiply as they are, with float32 sums
-        if low.dtype.element_ty != tl.float16 or weight.dtype.element_ty != tl.float16:
-            low_tile = low_tile.to(tl.float32)
-            weight_tile = weight_tile.to(tl.float32)
+        # float16 rows multiply in float16 with float32 sums, also by amp's float32 weights, as autocast does
+        PRODUCT: tl.constexpr = tl.float16 if low.dtype.element_ty == tl.float16 else tl.float32
+        low_tile = low_tile.to(PRODUCT)
+        weight_tile = weight_tile.to(PRODUCT)
         offset = tl.load(bias + g * CHANNELS + d, mask=d < CHANNELS, other=0.0).to(tl.float32)
         projected = tl.dot(low_tile, weight_tile, input_precision="ieee") + offset[None, :]
         tl.store(

@@ -51,11 +51,16 @@ def stbif_block(
 
 def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
     """Return the differenced pool of the running sum of `values` (T, B, C, H, W), differentiable."""
-    # on a CPU cumsum carries float64 and rounds each sum
-    sums = values.cumsum(0, dtype=torch.promote_types(values.dtype, torch.float32))
-    pooled = functional.max_pool2d(sums.flatten(0, 1), kernel_size, stride, padding)
+    pooled = functional.max_pool2d(running_sums(values).flatten(0, 1), kernel_size, stride, padding)
     steps = pooled.unflatten(0, values.shape[:2])
     return torch.cat([steps[:1], steps.diff(dim=0)]).to(values.dtype)
+
+
+def running_sums(values: torch.Tensor) -> torch.Tensor:
+    """Return the sums of `values` (T, ...) up to each step, summed in float64 and rounded once to at least float32."""
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    # a CPU's cumsum carries float64 by itself, a GPU's only the type of its result
+    return values.cumsum(0, dtype=torch.float64).to(dtype) if values.is_cuda else values.cumsum(0, dtype=dtype)
 
 
 @torch.no_grad()

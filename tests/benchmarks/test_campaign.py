@@ -106,6 +106,18 @@ def test_on_a_gpu_a_race_has_the_variants_worth_it():
     assert set(campaign.RACED) <= {variant.name for variant in all_variants()}
 
 
+def test_on_a_gpu_the_engines_of_a_race_are_built_before_it():
+    small, large = campaign.STAGES["engines"](settings("cuda"))
+    asked = "export snn_stbif_resnet18 --to tensorrt --precision fp16 --batch-sizes 4 --weights random"
+    assert small.shown == f"benchd {asked}"
+    assert "256" in large.command
+    both = settings("cuda", variants=["tensorrt", "tensorrt-fp16"], batch_sizes=[1])
+    assert ["fp16,fp32" in part.command for part in campaign.STAGES["engines"](both)] == [True]
+    for none in (settings("cuda", variants=["eager"]), settings("cpu")):
+        assert list(campaign.STAGES["engines"](none)) == []
+    assert list(campaign.STAGES).index("engines") < list(campaign.STAGES).index("models")
+
+
 def test_on_a_gpu_the_kernels_are_tested_by_several_processes():
     kernels, gpu = campaign.STAGES["correctness"](settings("cuda"))
     assert "--numprocesses" in kernels.command

@@ -174,3 +174,20 @@ def test_without_the_first_there_are_times_and_no_ratios(first):
 
 def test_a_race_of_nobody_ends():
     assert rows.run([Entrant("ours", None, "why", right=False)], torch.device("cpu"), 60.0) == {}
+
+
+def test_a_contender_that_does_not_get_ready_is_named_and_the_others_race(tmp_path, kernels, monkeypatch):
+    monkeypatch.setattr(rows, "ENTRANT_S", 1.0)
+    own = tmp_path / "own.py"
+    own.write_text("import time\n\ndef norm(**_):\n    while True:\n        time.sleep(0.01)\n")
+    arguments = ("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--implementation", f"{own}:norm")
+    done, found = kernels(*arguments)
+    assert found["yours"]["verdict"] == "failed: TimeoutError: not ready in 1 s"
+    assert found["benchd"]["median_ms"] > 0, done.output
+
+
+def test_who_would_keep_the_others_waiting_does_not_race():
+    calls = [("quick", lambda: None), ("slow", lambda: time.sleep(0.1))]
+    quick, slow = race(calls, torch.device("cpu"), 0.02, "quick", limit_s=0.5)
+    assert quick.rounds >= FEWEST_ROUNDS
+    assert "too long to race in 0.5 s" in slow.reason

@@ -23,8 +23,10 @@ def test_variants_and_another_model_take_turns_and_who_cannot_is_named(tmp_path,
     command += ["--variant", "amp", "--variant", "custom", "--variant", "square/bf16", "--output", str(rows)]
     done = subprocess.run(command, check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = {row["contender"]: row for row in map(json.loads, rows.read_text().splitlines())}
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    found = {row["contender"]: row for row in lines}
     assert found["eager"]["ratio"] == 1.0
+    assert lines[0]["verdict"] == f"{found['eager']['verdict']}, not raced", "written before the others are loaded"
     for name in ("eager", "amp", "square/bf16"):
         assert found[name]["right"], found[name]
         assert found[name]["ratio_low"] <= found[name]["ratio"] <= found[name]["ratio_high"]

@@ -12,6 +12,7 @@ import sys
 import types
 import typing
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ from benchd.exporters.tensorrt import (
 )
 
 MAJOR = int(trt.__version__.split(".")[0])
-NETWORK, CONFIG, CACHE, TIMES, PLAN, ERROR, PROFILE, INPUT, ENGINE, CONTEXT = range(3, 13)
+NETWORK, CONFIG, CACHE, TIMES, PLAN, ERROR, PROFILE, INPUT, ENGINE, CONTEXT, LAYER = range(3, 14)
 NESTED = {"Severity": "ILogger.Severity"}
 CPP_NAMES = {"IParserError": "ParserError"}
 INT8 = 2
@@ -179,6 +180,11 @@ class Libraries:
         self.kept_times: list[bytes] = []
         self.profile: list[tuple[int, ...]] = []
         self.errors_of_build: list[str] = []
+        self.dla_cores = 0
+        self.on_dla: list[bool] = []
+        self.put: list[tuple[str, int]] = []
+        self.monitor = 0
+        self.ended = False
         self.workspace_bytes = 2**33
         self.shape: tuple[int, ...] = ()
         self.addresses: dict[str, int] = {}
@@ -208,6 +214,9 @@ class Libraries:
         self.stub.teach(lambda: tensor.name, self.stub.text("images"))
         self.stub.teach(lambda: tensor.shape, lambda *_: self.stub.dims(self.dynamic))
         self.stub.teach(lambda: setattr(self._network, "name", ""), self._set_name)
+        self.stub.teach(lambda: self._builder.num_DLA_cores, lambda *_: self.dla_cores)
+        self.stub.teach(lambda: self._network.num_layers, lambda *_: len(self.on_dla))
+        self._layer = self._object(LAYER, lambda: self._network.get_layer(0))
         profile = self._object(PROFILE, self._builder.create_optimization_profile)
         one = trt.Dims([1])
         self.stub.teach(lambda: refused(profile.set_shape, "images", one, one, one), self._set_bound)
@@ -224,6 +233,8 @@ class Libraries:
     def _build(self, *_):
         for error in self.errors_of_build:
             self.stub.log_error(BUILDER, error)
+        if not self.stub.goes_on(self.monitor, "Building", 1):
+            return 0
         if self.flags[-1] and not self.builds_strongly_typed:
             self.stub.log_error(BUILDER, "strongly typed networks lack this")
             return 0
@@ -260,6 +271,21 @@ class Libraries:
         self.stub.teach(lambda: self._config.set_flag(trt.BuilderFlag.DEBUG), self._set_flag)
         self.stub.teach(lambda: self._config.clear_flag(trt.BuilderFlag.DEBUG), self._clear_flag)
 
+        self.stub.teach(lambda: self._config.can_run_on_DLA(self._layer), lambda *_: self.on_dla.pop(0))
+        dla = trt.DeviceType.DLA
+        self.stub.teach(lambda: setattr(self._config, "default_device_type", dla), partial(self._put, "type"))
+        self.stub.teach(lambda: setattr(self._config, "DLA_core", 0), partial(self._put, "core"))
+        monitor = trt.IProgressMonitor()
+        self.stub.teach(lambda: setattr(self._config, "progress_monitor", monitor), self._set_monitor)
+
+    def _put(self, what, value, *_):
+        self.put.append((what, value))
+        return 0
+
+    def _set_monitor(self, monitor, *_):
+        self.monitor = monitor
+        return 0
+
     def _create_cache(self, data, size, _):
         self.kept_times.append(ctypes.string_at(data, size) if size else b"")
         # another GPU's times give no cache
@@ -279,6 +305,7 @@ class Libraries:
 
     def _teach_engine(self):
         runtime = trt.Runtime(self._logger)
+        self.stub.teach(lambda: setattr(runtime, "DLA_core", 0), partial(self._put, "run on"))
         engine = self._object(ENGINE, lambda: runtime.deserialize_cuda_engine(b"a plan"))
         self.stub.teach(lambda: runtime.deserialize_cuda_engine(b"a plan"), self._deserialize)
         self.stub.teach(lambda: engine.num_io_tensors, 2)
@@ -420,6 +447,33 @@ def test_a_strongly_typed_build_that_fails_is_tried_weakly_and_says_so(libraries
     assert Engine(trt, tmp_path / "plan").recipe.typing == "weak"
 
 
+def test_layers_are_put_on_the_dla_and_the_share_of_those_that_can_run_there_is_kept(libraries, tmp_path):
+    libraries.dla_cores, libraries.on_dla = 2, [True, True, False, True]
+    build(tmp_path, dla=1)
+    assert libraries.put == [("type", int(trt.DeviceType.DLA)), ("core", 1)]
+    assert libraries.set_flags == [int(trt.BuilderFlag.GPU_FALLBACK)]
+    assert Engine(trt, tmp_path / "plan", 1).recipe.dla_share == 0.75
+    assert libraries.put[2:] == [("run on", 1)]
+
+
+def test_a_machine_without_such_a_core_and_a_network_without_a_layer_for_it_are_refused(libraries, tmp_path):
+    with pytest.raises(Unavailable, match=r"DLA core 0 is not here: TensorRT [\d.]+ finds 0"):
+        build(tmp_path, dla=0)
+    libraries.dla_cores, libraries.on_dla = 1, [False] * 4
+    with pytest.raises(tensorrt.NoLayerOnDla, match=r"no layer of model.onnx can run on the DLA"):
+        build(tmp_path, dla=0)
+    with pytest.raises(Unavailable, match=r"DLA core 1 is not here: TensorRT [\d.]+ finds 1"):
+        build(tmp_path, dla=1)
+
+
+def test_a_build_that_ends_itself_at_its_limit_keeps_its_times_and_is_not_tried_again(libraries, tmp_path):
+    with pytest.raises(tensorrt.OutOfTime, match=r"not built in time; what was timed is kept"):
+        build(tmp_path, limit_s=0.0)
+    assert (tmp_path / "kept" / "times").read_bytes() == b"times of kernels"
+    assert not (tmp_path / "plan").exists()
+    assert len(libraries.flags) == 1
+
+
 def test_kept_times_are_used_and_those_of_another_gpu_are_not(libraries, tmp_path):
     kept = tmp_path / "times"
     kept.write_bytes(b"earlier times")
@@ -465,11 +519,12 @@ def test_what_an_engine_refuses_is_an_error(libraries, engine):
         context.run(7)
 
 
-def test_layers_are_timed_in_a_context_of_their_own_after_a_run_to_warm_up(libraries, engine):
-    values = np.zeros(6, np.int16)
-    addresses = dict.fromkeys(("images", "logits"), values.ctypes.data)
-    assert engine.layer_times({"images": (2, 3)}, addresses, 7) == [("/scan/Pow_3", 0.25)]
-    assert libraries.streams == [7, 7]
+def test_layers_are_timed_in_each_run_after_one_to_warm_up(libraries, engine):
+    values, context = np.zeros(6, np.int16), engine.context()
+    context.set_shapes({"images": (2, 3)})
+    context.bind(dict.fromkeys(("images", "logits"), values.ctypes.data))
+    assert context.layer_times(7, runs=2) == [[("/scan/Pow_3", 0.25)]] * 2
+    assert libraries.streams == [7, 7, 7]
 
 
 def test_a_plan_of_another_gpu_or_of_nobody_is_told_apart_from_a_failure(libraries, engine, tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SLOTS, KINDS = 256, 16
+MONITOR_STEP = 5  # behind the four methods of a versioned interface, and the start of a phase
 BUILDER, PARSER, RUNTIME = range(3)  # what the three exported functions give
 
 SOURCE = """
@@ -40,6 +41,9 @@ void log_error(void *logger, int method, const char *text) {
 }
 void report_layer(void *profiler, int method, const char *layer, float ms) {
     (*(void (***)(void *, const char *, float))profiler)[method](profiler, layer, ms);
+}
+int goes_on(void *monitor, int method, const char *phase, int step) {
+    return (*(char (***)(void *, const char *, int))monitor)[method](monitor, phase, step);
 }
 static void *made(long kind, void *logger) {
     if (!on_call) return 0;
@@ -99,6 +103,7 @@ class Stub:
         self._library.report_layer.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_float)
         # in TensorRT 11, four methods of a versioned interface precede the one that a listener has
         self._listens_at = 0 if major == 10 else 4
+        self._library.goes_on.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int)
         self._answers: dict[tuple[int, int], Callable[[int, int, int], int]] = {}
         self.called: list[tuple[int, int]] = []
         self._kept: list[object] = []  # what the libraries were given the address of
@@ -147,6 +152,10 @@ class Stub:
     def report_layer(self, profiler: int, layer: str, ms: float) -> None:
         """Report a layer's time to the profiler at this address."""
         self._library.report_layer(profiler, self._listens_at, layer.encode(), ms)
+
+    def goes_on(self, monitor: int, phase: str, step: int) -> bool:
+        """Report a step of a build to the monitor at this address; return whether it lets the build go on."""
+        return bool(self._library.goes_on(monitor, MONITOR_STEP, phase.encode(), step))
 
 
 def shape_at(address: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from benchd.daemon.worker import phases
 from benchd.daemon.worker.backends import cudagraph, eager
 from benchd.models import catalog
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.area("graphs")]
 CUDA = torch.device("cuda")
 
 

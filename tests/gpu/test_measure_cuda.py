@@ -3,19 +3,17 @@
 import msgspec
 import pytest
 import torch
+from torch import nn
 from worker_jobs import job, run, user_module
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import probes, steps
+from benchd.daemon.worker.backends import Loaded
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.area("bench-once")]
 CUDA = torch.device("cuda")
 BYTES = 2**28
 WORKS = f"images = images + torch.zeros({BYTES // 4}, device=images.device).sum()"
-IN_FLOAT64 = (
-    f"if images.dtype == torch.float64 and images.is_cuda: "
-    f"sys.kept = torch.zeros({BYTES}, dtype=torch.uint8, device=images.device)"
-)
 
 
 def peak_bytes(folder, variant, forward):
@@ -31,17 +29,6 @@ def test_the_peak_holds_what_a_run_works_in(variant, tmp_path):
     assert peak_bytes(tmp_path, variant, WORKS) >= BYTES
 
 
-def test_the_peak_of_a_runtime_holds_nothing_of_the_check(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="is the backend")
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        pytest.skip("this onnxruntime has no provider for CUDA")
-    plain, greedy = (tmp_path / name for name in ("plain", "greedy"))
-    plain.mkdir()
-    greedy.mkdir()
-    taken = [peak_bytes(plain, "onnxruntime", "pass"), peak_bytes(greedy, "onnxruntime", IN_FLOAT64)]
-    assert abs(taken[1] - taken[0]) < BYTES / 2
-
-
 def test_a_run_is_probed_behind_another_so_that_no_launch_is_waited_for():
     runs = []
     probes._seconds(lambda: runs.append(None), CUDA)
@@ -50,3 +37,47 @@ def test_a_run_is_probed_behind_another_so_that_no_launch_is_waited_for():
 
 def test_inputs_lie_where_a_gpu_copies_them_from():
     assert all(batch.is_pinned() for batch in steps.pinned([torch.ones(3), torch.ones(2)], CUDA))
+
+
+def loaded(module):
+    return Loaded(module.to(CUDA), torch.float32, CUDA, module)
+
+
+class Chain(nn.Module):
+    """Many products in a row: more than one can launch before the device has done the first."""
+
+    def forward(self, images):
+        for _ in range(50):
+            images = (images @ images).tanh()
+        return images
+
+
+class Waits(Chain):
+    def forward(self, images):
+        return super().forward(images) * images.sum().item()
+
+
+@pytest.mark.parametrize(("module", "waits"), [(Chain(), False), (Waits(), True)], ids=["launches", "reads a number"])
+def test_offline_knows_whether_two_are_in_flight(module, waits):
+    pool = steps.pinned([torch.rand(1024, 1024) for _ in range(2)], CUDA)
+    with torch.inference_mode():
+        step = steps.Offline(loaded(module), pool, runs=4)
+        step(0)
+        assert step.waits() is waits
+
+
+def test_the_parts_of_an_inference_are_those_of_the_device():
+    pool = steps.pinned([torch.rand(1024, 1024) for _ in range(2)], CUDA)
+    with torch.inference_mode():
+        step = steps.DeviceParts(loaded(Chain()), pool)
+        parts = dict(zip(step.parts, step(0), strict=True))
+    assert all(nanoseconds > 0 for nanoseconds in parts.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "amp"])
+def test_the_rates_of_the_device_are_those_of_a_gpu(precision):
+    found = probes.probe(CUDA, precision)
+    assert found.copy_bytes_per_s > 1e9
+    assert found.matrix_flops_per_s > 1e10
+    assert found.exponentials_by in {"triton", "torch"}
+    assert found.cache_bytes > 0

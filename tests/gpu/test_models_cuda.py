@@ -10,7 +10,7 @@ from benchd.daemon.worker import backends, check, workload
 from benchd.daemon.worker.backends import cudagraph
 from benchd.models import catalog
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.area("models")]
 CUSTOM = [name for name, entry in catalog.MODELS.items() if entry.custom_kernels]
 
 

@@ -1,11 +1,15 @@
 """TensorRT on a real device: engines built, run, kept, rebuilt, and refused with the node's name."""
 
+import msgspec
 import onnx
 import onnx.parser
 import pytest
 import torch
 from torch import nn
+from worker_jobs import job
 
+from benchd.daemon.records import Variant
+from benchd.daemon.worker import backends, check, workload
 from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.source import Source
 from benchd.exporters import tensorrt
@@ -13,9 +17,7 @@ from benchd.exporters.artifacts import Store, key_of
 from benchd.exporters.tensorrt import BuildError, Engine, Profile
 from benchd.models import catalog
 
-pytestmark = pytest.mark.gpu
-pytest.importorskip("tensorrt", reason="TensorRT's Python package is not installed")
-pytest.importorskip("onnxscript", reason="torch exports to ONNX with onnxscript")
+pytestmark = [pytest.mark.gpu, pytest.mark.area("tensorrt")]
 CUDA = torch.device("cuda")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -45,6 +47,10 @@ class Exported:
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
+    try:
+        tensorrt.load()
+    except tensorrt.Unavailable as error:
+        pytest.skip(str(error))
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
 
 
@@ -90,6 +96,22 @@ def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(tmp_path):
         for outputs, uniforms in zip(found, draws, strict=True):
             # a neuron at its threshold may fire elsewhere
             torch.testing.assert_close(outputs, module(images[:2], uniforms), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize(
+    ("model", "options"), [("vim_tiny", {"depth": 2}), ("snn_stbif_resnet18", {"width": 8, "time_steps": 4})]
+)
+def test_a_model_agrees_with_float64_and_its_layers_have_times(tmp_path, model, options, precision):
+    a_job = job(tmp_path, model=model, variant=Variant("tensorrt", precision), batch_size=2)
+    a_job = msgspec.structs.replace(a_job, options=catalog.entry(model).resolve(options), device="cuda")
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, CUDA, built.images[:2])
+    result = check.check(built, loaded, a_job)
+    assert result.passed, result
+    first, second = loaded.layer_times(2, built.images[:2].to(CUDA, loaded.dtype))
+    assert [name for name, _ in first] == [name for name, _ in second]
+    assert all(ms >= 0 for _, ms in first)
 
 
 def test_two_are_in_flight_without_mixing(tmp_path, net):
@@ -145,10 +167,9 @@ def test_a_dynamic_batch_takes_every_size_of_its_profile_and_layers_have_times(t
         context.run(stream.cuda_stream)
         stream.synchronize()
         torch.testing.assert_close(y, nn.functional.silu(x))
-    addresses = {"x": x.data_ptr(), "y": y.data_ptr()}
-    times = engine.layer_times({"x": (8, 4)}, addresses, stream.cuda_stream)
-    assert times
-    assert all(ms > 0 for _, ms in times)
+    times = context.layer_times(stream.cuda_stream, runs=3)
+    assert len(times) == 3
+    assert all(ms > 0 for run in times for _, ms in run)
 
 
 def test_an_op_that_tensorrt_lacks_is_told_with_its_node(tmp_path):

@@ -82,6 +82,28 @@ def test_a_run_does_not_wait_for_the_device(monkeypatch, model, kernels, precisi
     assert bool(own) == (kernels == "custom")
 
 
+class Sums(TorchDispatchMode):
+    """Notes the types of running sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.cumsum.default:
+            self.dtypes.append(result.dtype)
+        return result
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_plain_max_pool_sums_in_float64(precision):
+    dtype, built = eager.DTYPES[precision], catalog.build("snn_stbif_resnet18", **OPTIONS["snn_stbif_resnet18"])
+    with FakeTensorMode(), torch.inference_mode(), Sums() as sums:
+        on_gpu(built, dtype)(torch.empty(2, 3, 32, 32, device="cuda", dtype=dtype))
+    assert sums.dtypes == [torch.float64]
+
+
 class Waits(nn.Module):
     """Reads a number of the device, in one of several ways."""
 

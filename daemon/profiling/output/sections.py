@@ -306,18 +306,32 @@ def _spread(times: Distribution) -> list[str]:
 
 
 def _layers(layers: LayersProfile) -> Iterator[Section]:
-    added = layers.synchronised_ns - layers.fused_ns
-    note = (
-        f"A run takes {figure(layers.synchronised_ns, 1e-6)} ms with a synchronisation around each part and "
-        f"{figure(layers.fused_ns, 1e-6)} ms without: the synchronisation costs {figure(added, 1e-6)} ms. Variation "
-        f"over {len(layers.run_ns)} runs: {_percent(layers.variation)} %."
-    )
+    whole = [_run_taken(layers)]
     if layers.measured_energy_j is not None:
         error = figure(layers.measured_energy_err_j, 1e3)
-        note += f" Measured: {figure(layers.measured_energy_j, 1e3)} ± {error} mJ per image, of {layers.energy_scope}."
+        whole += [
+            f"Measured: {figure(layers.measured_energy_j, 1e3)} ± {error} mJ per image, of {layers.energy_scope}."
+        ]
     yield _table("Model loading", "", LAYERS, _indented(layers.loading))
-    yield _table("Components", note, LAYERS, _indented(layers.components))
-    yield _table("Layers", " ".join(layers.notes), LAYERS, _indented(layers.layers))
+    yield _table("Components", " ".join(whole), LAYERS, _indented(layers.components))
+    notes = [*([] if layers.components else whole), *layers.notes]
+    yield _table("Layers", " ".join(notes), LAYERS, _indented(layers.layers))
+
+
+def _run_taken(layers: LayersProfile) -> str:
+    parts, run, added = (
+        figure(ns, 1e-6) for ns in (layers.synchronised_ns, layers.fused_ns, layers.synchronised_ns - layers.fused_ns)
+    )
+    variation = f"Variation over {len(layers.run_ns)} runs: {_percent(layers.variation)} %."
+    if layers.timed_by:
+        return (
+            f"Timed by {layers.timed_by} itself, whose layers may each be several of the model's: they add up to "
+            f"{parts} ms, and a run without its profiler takes {run} ms. {variation}"
+        )
+    return (
+        f"A run takes {parts} ms with a synchronisation around each part and {run} ms without: the synchronisation "
+        f"costs {added} ms. {variation}"
+    )
 
 
 def _indented(rows: Sequence[LayerRow]) -> list[LayerRow]:

@@ -139,8 +139,8 @@ def plain_name(kernel: str) -> str:
 
 
 def layers(profile: Profile) -> list[LayerRow]:
-    """Return the layers without parts in the table, which divide the run."""
-    every = profile.layers.layers if profile.layers else []
+    """Return the layers without parts in the table, which divide the run; a runtime's own are not the model's."""
+    every = profile.layers.layers if profile.layers and not profile.layers.timed_by else []
     groups = {row.parent for row in every}
     return [row for row in every if row.name not in groups]
 

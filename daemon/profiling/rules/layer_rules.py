@@ -88,7 +88,9 @@ def _over(layer: LayerRow) -> float:
 
 def late_stages(profile: Profile) -> Finding | None:
     """Find a ResNet whose stages 3 and 4, with small feature maps, take more time than their FLOPs explain."""
-    stages = [row for row in profile.layers.layers if row.parent is None] if profile.layers else []
+    if not profile.layers or profile.layers.timed_by:
+        return None
+    stages = [row for row in profile.layers.layers if row.parent is None]
     rows = [row for row in stages if re.match(r"layer[34]", row.name, re.IGNORECASE)]
     share = sum(row.share for row in rows)
     flops = sum(evidence.flops_share(profile, row) or 0.0 for row in rows)

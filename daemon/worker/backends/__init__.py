@@ -36,7 +36,8 @@ class Loaded:
     The answer is a Tensor for every model of the catalog. In checks, a model that draws random numbers gets them as an
     additional argument. `module` is the nn.Module whose inner spikes a check may watch, None if they are not visible.
     `taken` is the GPU memory in bytes that loading and the first runs of a runtime beside torch took, or why it is
-    unknown.
+    unknown. `layer_times` takes a number of runs and the tensors of a batch on `device`, and returns each layer's name
+    and milliseconds in each run, for a runtime that measures that itself.
     """
 
     run: Callable[..., Any]
@@ -45,6 +46,7 @@ class Loaded:
     module: nn.Module | None
     runtime: RuntimeFacts | None = None
     taken: int | str = 0
+    layer_times: Callable[..., list[list[tuple[str, float]]]] | None = None
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, float_type
 from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.artifacts import Artifact, key_of
-from benchd.exporters.tensorrt import Built, Engine, ForeignPlan, Profile
+from benchd.exporters.tensorrt import Built, Context, Engine, ForeignPlan, Profile
 
 if TYPE_CHECKING:
     from benchd.exporters.tensorrt_api import TensorRT
@@ -49,11 +50,12 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         onnx = source.onnx(precision, len(example), target="tensorrt")
         start = time.monotonic()
         engine, artifact, built, notes = _engine(trt, source, onnx, precision, len(example))
-    except (tensorrt.Unavailable, tensorrt.OutOfMemory) as error:
+    except (tensorrt.Unavailable, tensorrt.OutOfMemory, tensorrt.NoLayerOnDla) as error:
         raise Unsupported(str(error)) from error
     slots, refusals = zip(*(_slot(engine, source, len(example), device) for _ in range(SLOTS)), strict=True)
     facts = RuntimeFacts(
         provider=f"TensorRT {trt.__version__}",
+        node_shares=_shares(engine.recipe.dla_share),
         typing=engine.recipe.typing,
         cuda_graph=not any(refusals),
         build_s=built.seconds if built else None,
@@ -64,7 +66,9 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         notes=[*notes, *_notes(engine), *filter(None, refusals[:1])],
     )
     run = of_images(source, rotating(slots))
-    return Loaded(run, float_type(held.dtype for held in slots[0].inputs), device, None, runtime=facts)
+    layer_times = partial(_layer_times, engine, source, len(example), device)
+    dtype = float_type(held.dtype for held in slots[0].inputs)
+    return Loaded(run, dtype, device, None, runtime=facts, layer_times=layer_times)
 
 
 def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]:
@@ -85,11 +89,11 @@ def _engine(
     made = f"{artifact.metadata.made_at} on {artifact.metadata.made_on}".removesuffix(" on ")
     notes = [f"engine built at {made}"] if artifact.reused else []
     try:
-        engine = Engine(trt, artifact.path)
+        engine = Engine(trt, artifact.path, source.dla)
     except ForeignPlan as error:
         notes = [f"{REBUILT}{error}"]
         artifact, built = _plan(trt, source, onnx, precision, batch, anew=given is None)
-        engine = Engine(trt, artifact.path)
+        engine = Engine(trt, artifact.path, source.dla)
     times = tensorrt.timing_cache_path(trt.__version__, torch.cuda.get_device_name())
     source.built.update({name: path for name, path in ((PLAN, artifact.path), (TIMINGS, times)) if path.exists()})
     return engine, artifact, built, [*notes, *([built.note] if built and built.note else [])]
@@ -102,6 +106,7 @@ def _plan(
     gpu, profile = torch.cuda.get_device_name(), Profile(batch, batch, batch)
     # the default limit depends on the currently free memory, which is no reason to rebuild
     flags = [*tensorrt.FLAGS, *([f"workspace={source.workspace_bytes}"] if source.workspace_bytes else [])]
+    flags += [] if source.dla is None else [f"dla={source.dla}"]
     labels = {name: onnx.metadata.facts[name] for name in ("model", "precision") if name in onnx.metadata.facts}
     capability = torch.cuda.get_device_capability()
     facts = labels | tensorrt.engine_facts(onnx.metadata.sha256, trt.__version__, gpu, capability, flags, profile)
@@ -117,11 +122,18 @@ def _plan(
                 workspace_bytes=source.workspace_bytes or tensorrt.default_workspace_bytes(),
                 timing_cache=tensorrt.timing_cache_path(trt.__version__, gpu),
                 precision=precision,
+                dla=source.dla,
+                limit_s=source.build_limit_s,
             )
         )
 
     make = source.store.put if anew else source.store.produce
     return make(key_of(facts), facts, write), builds[0] if builds else None
+
+
+def _shares(dla_share: float | None) -> dict[str, float]:
+    """Return the share of layers on the DLA and of those that fell back to the GPU; none of an engine without a DLA."""
+    return {} if dla_share is None else {"DLA": dla_share, "GPU": 1 - dla_share}
 
 
 def _notes(engine: Engine) -> list[str]:
@@ -130,11 +142,7 @@ def _notes(engine: Engine) -> list[str]:
 
 def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> tuple[Slot, str]:
     """Return a slot, and the reason if it runs without a CUDA graph."""
-    context = engine.context()
-    shapes = engine.shapes(batch)
-    shapes = shapes | context.set_shapes(shapes)
-    tensors = {name: torch.zeros(shape, dtype=_dtype(engine, name), device=device) for name, shape in shapes.items()}
-    context.bind({name: tensor.data_ptr() for name, tensor in tensors.items()})
+    context, tensors = _bound(engine, batch, device)
     inputs = [tensors[name] for name in engine.inputs]
     output = source.answer({name: tensors[name] for name in engine.outputs})
 
@@ -147,6 +155,27 @@ def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> t
     except Unsupported as error:
         return Slot(inputs, _beside(run), output, (context, tensors)), str(error)
     return Slot(inputs, graph.replay, output, (context, tensors)), ""
+
+
+def _bound(engine: Engine, batch: int, device: torch.device) -> tuple[Context, dict[str, Tensor]]:
+    """Return a context of the engine, and the memory by name that it reads and writes."""
+    context, shapes = engine.context(), engine.shapes(batch)
+    shapes = shapes | context.set_shapes(shapes)
+    tensors = {name: torch.zeros(shape, dtype=_dtype(engine, name), device=device) for name, shape in shapes.items()}
+    context.bind({name: tensor.data_ptr() for name, tensor in tensors.items()})
+    return context, tensors
+
+
+def _layer_times(
+    engine: Engine, source: Source, batch: int, device: torch.device, runs: int, *inputs: Tensor
+) -> list[list[tuple[str, float]]]:
+    """Return each layer's name and milliseconds in each of some runs on these inputs, in a context for this alone."""
+    context, tensors = _bound(engine, batch, device)
+    for name, value in zip(engine.inputs, source.inputs(*inputs), strict=True):
+        tensors[name].copy_(value)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return context.layer_times(stream.cuda_stream, runs)
 
 
 def _dtype(engine: Engine, name: str) -> torch.dtype:

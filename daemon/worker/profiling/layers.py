@@ -12,7 +12,7 @@ Ranges are named as in the published profile of the ST-BIF network, and placed a
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.daemon.worker.profiling.spikes import Spikes
 from benchd.daemon.worker.profiling.work import Work
+from benchd.daemon.worker.structures import values
 from benchd.models import stbif
 from benchd.models.snn_onepass import OnePass
 from benchd.models.stbif import SpikingNetwork
@@ -49,8 +50,11 @@ Of = TypeVar("Of")
 def run(work: Work) -> LayersProfile:
     """Return the breakdown of the forward pass without gradients, over at least MIN_RUNS runs.
 
-    Raises Unsupported for a variant whose modules do not run one by one, and for training.
+    TensorRT times its own layers. Raises Unsupported for another variant whose modules do not run one by one, and for
+    training.
     """
+    if work.layer_times:
+        return _by_runtime(work, work.layer_times)
     _require_modules(work)
     split = segments.of(work.module)
     with named_range("Complete_Profiling_Session"):
@@ -79,12 +83,52 @@ def run(work: Work) -> LayersProfile:
     )
 
 
+def _by_runtime(work: Work, layer_times: Callable[..., list[list[tuple[str, float]]]]) -> LayersProfile:
+    """Return the time of each layer that the runtime itself has measured; what it fused is one layer."""
+    count = max(MIN_RUNS, work.job.runs)
+    with torch.inference_mode():
+        _warm_up(work)
+        fused_ns = [_fused(work) for _ in range(count)]
+        runs = [_summed_ns(run) for run in layer_times(count, *values(work.images))]
+        window, passes = _repeated(work)
+    return LayersProfile(
+        components=[],
+        layers=_rows(runs),
+        fused_ns=median(fused_ns),
+        synchronised_ns=median(sum(run.values()) for run in runs),
+        run_ns=[float(ns) for ns in fused_ns],
+        variation=stdev(fused_ns) / mean(fused_ns),
+        energy_window=window,
+        energy_images=passes * len(work.images),
+        timed_by=work.job.case.variant.backend,
+    )
+
+
+def _summed_ns(run: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the nanoseconds of each layer in one run; one inside a loop is reported at each turn."""
+    found: dict[str, float] = {}
+    for name, ms in run:
+        found[name] = found.get(name, 0.0) + ms * 1e6
+    return found
+
+
+def _rows(runs: Sequence[Mapping[str, float]]) -> list[LayerRow]:
+    """Return a row for each layer, in the order of the runtime."""
+    times_ns = {name: [run[name] for run in runs] for name in runs[0]}
+    whole_ns = sum(median(each) for each in times_ns.values())
+    return [
+        LayerRow(name=name, ns=median(each), share=median(each) / whole_ns, low_ns=min(each), high_ns=max(each))
+        for name, each in times_ns.items()
+    ]
+
+
 def _require_modules(work: Work) -> None:
     if work.job.workload == "train":
         raise Unsupported("layers needs a forward pass without gradients: profile the workload forward or eval")
     if work.job.case.variant.backend != "eager":
         raise Unsupported(
-            f"the modules of {work.job.case.variant.name} do not run one by one: profile eager, fp16, amp or custom"
+            f"the modules of {work.job.case.variant.name} do not run one by one: profile eager, fp16, amp, custom or "
+            "tensorrt"
         )
 
 

@@ -45,7 +45,8 @@ class Work:
 
     `module` is the model, or a `Whole`; `loss` is what `eval` and `train` call behind it. `step` is one whole step.
     `forward` runs `images` and returns the scores; `backward` follows a `forward` of `train` and is None elsewhere.
-    `missing` takes the reason of each figure that a method cannot give.
+    `layer_times` is the runtime's own (`Loaded`), and `missing` takes the reason of each figure that a method cannot
+    give.
     """
 
     module: nn.Module
@@ -57,6 +58,7 @@ class Work:
     step: Callable[[], None]
     forward: Callable[[], Any]
     backward: Callable[[], None] | None = None
+    layer_times: Callable[..., list[list[tuple[str, float]]]] | None = None
     loss: nn.Module = field(default_factory=nn.CrossEntropyLoss)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -94,6 +96,7 @@ def open_work(job: ProfileJob) -> Work:
         step=passes.step,
         forward=passes.forward,
         backward=passes.backward,
+        layer_times=loaded.layer_times,
         loss=loss,
     )
 

@@ -20,6 +20,7 @@ from benchd.daemon.machine import sandbox
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.user_model import UserFile, UserModule
+from benchd.daemon.records import Case, Variant
 from benchd.daemon.worker.backends import BACKENDS
 from benchd.models import libraries
 
@@ -174,6 +175,11 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32, fp16 and int8 only"),
         (Suite(variants=["onnxruntime"], provider="cuda"), CPU, "provider cuda needs an NVIDIA GPU"),
         (
+            Suite(variants=["tensorrt-fp16"], dla=0),
+            Machine("cuda", True, has_tensorrt=True),
+            "only a Jetson has a DLA",
+        ),
+        (
             Suite(variants=["onnxruntime"], provider="cpu"),
             Machine("cuda", True),
             "provider cpu runs on the CPU: give --device cpu",
@@ -256,6 +262,30 @@ def test_presets_are_the_published_ones_and_the_configuration_changes_them():
     (short,) = plan.plan([Suite(models=["square"], processes=5, variants=["eager"])], changed, CPU)
     assert (short.limits.processes, short.limits.warm_up_cap_s, short.limits.rule.cap_s) == (5, 0.5, 1.0)
     assert (short.limits.check_images, short.limits.deadline_s("build"), short.limits.rule.half_width) == (3, 7.0, 0.01)
+
+
+def test_a_jetson_may_build_for_an_hour_unless_the_configuration_says_otherwise(monkeypatch):
+    assert plan.limited(plan.PRESETS["quick"], LimitsConfig()).deadline_s("load") == 900
+    monkeypatch.setattr(plan, "is_tegra", lambda *_: True)
+    assert plan.limited(plan.PRESETS["quick"], LimitsConfig()).deadline_s("load") == 3600
+    assert plan.limited(plan.PRESETS["quick"], LimitsConfig(build_deadline_s=7.0)).deadline_s("load") == 7
+
+
+def test_a_dla_is_refused_for_what_does_not_use_it():
+    for variants in ([], ["eager", "onnxruntime"]):
+        with pytest.raises(UsageError, match=r"--dla 0: only TensorRT uses a DLA; add --variants tensorrt-fp16"):
+            ids(Suite(variants=variants, dla=0))
+
+
+def test_a_dla_computes_in_half_precision(monkeypatch):
+    monkeypatch.setattr(plan, "is_tegra", lambda *_: True)
+    machine = Machine("cuda", has_cxx=True, has_tensorrt=True)
+    reasons = [
+        plan.why_not(Case(model="square", variant=Variant.parse(name), dla=0), machine)
+        for name in ("tensorrt", "tensorrt-fp16")
+    ]
+    assert reasons[0] == "a DLA computes in fp16 and int8 only: give --variants tensorrt-fp16"
+    assert "DLA" not in (reasons[1] or "")
 
 
 @pytest.mark.parametrize(("node", "found"), [("dev/nvidiactl", True), ("dev/nvmap", True), ("dev/null", False)])
@@ -407,6 +437,7 @@ def test_offline_sweeps_batch_sizes_unless_they_are_given():
         "snn_stbif_resnet18,eager,b2,training",
         "square,eager,b1,seed=2,threads=4",
         "square,onnxruntime,b1,seed=2,provider=cpu,threads=4",
+        "square,tensorrt-fp16,b1,dla=1",
         "torchvision_mobilenet_v3_small,onnxruntime,b2,image_size=96",
     ],
 )

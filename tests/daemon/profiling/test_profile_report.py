@@ -7,13 +7,14 @@ from io import StringIO
 
 import msgspec
 import pytest
-from profile_shown import EVIL, FINDINGS, shown, shown_on_cpu
+from profile_shown import EVIL, FINDINGS, LAYERS, shown, shown_on_cpu
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.sections import all_finding_lines, digits, finding_lines, sections
 from benchd.daemon.profiling.output.terminal import print_profile
 from benchd.daemon.profiling.profile import Finding, LayerRow, Profile, encode
+from benchd.daemon.profiling.rules.layer_rules import late_stages
 
 GPU_SORT, CPU_SORT = "self_device_ns", "self_cpu_ns"
 
@@ -97,6 +98,19 @@ def test_the_cost_of_synchronising_is_said():
     assert "6 ms without: the synchronisation costs 0.4 ms" in components.note
     assert column(components, "share %") == ["3.40", "96.60"]
     assert tables(shown())["Layers"].note == "no state to reset"
+
+
+def test_the_layers_of_a_runtime_are_said_to_be_its_own_and_lead_to_no_conclusion_about_the_model():
+    rows = [LayerRow(name=f"layer{n}/conv", ns=1e6, share=0.5) for n in (3, 4)]
+    own = {"components": [], "layers": rows, "synchronised_ns": 2e6, "timed_by": "tensorrt", "notes": []}
+    profile = shown(layers=msgspec.structs.replace(LAYERS, **own, measured_energy_j=2e-3, measured_energy_err_j=1e-4))
+    found = tables(profile)
+    assert "Components" not in found
+    assert found["Layers"].note.startswith("Timed by tensorrt itself")
+    assert "they add up to 2 ms, and a run without its profiler takes 6 ms" in found["Layers"].note
+    assert "Measured: 2 ± 0.1 mJ per image" in found["Layers"].note
+    assert late_stages(profile) is None
+    assert late_stages(shown(layers=msgspec.structs.replace(profile.layers, timed_by=None))) is not None
 
 
 def test_parts_stand_further_right_and_a_long_breakdown_shows_its_groups_on_the_terminal():

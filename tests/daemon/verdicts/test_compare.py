@@ -228,6 +228,10 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
             {"case": Case(model="square", variant=Variant("onnxruntime"), provider="cpu", threads=2)},
             "--models square --variants onnxruntime --batch-sizes 1 --provider cpu --threads 2",
         ),
+        (
+            {"case": Case(model="square", variant=Variant("tensorrt", "fp16"), dla=0)},
+            "--models square --variants tensorrt-fp16 --batch-sizes 1 --dla 0",
+        ),
         ({"environment": ON_GPU_HOST}, "--models vim_tiny --variants eager --batch-sizes 1 --device cpu"),
         (
             {"environment": msgspec.structs.replace(ON_GPU_HOST, device="cuda")},

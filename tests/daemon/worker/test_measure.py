@@ -168,6 +168,30 @@ def test_offline_does_a_chunk_and_returns_the_mean_of_one():
     assert [seen[0] for seen in module.seen] == [0, 1, 0, 1, 0, 1]
 
 
+class Stream:
+    """A stream on which nothing waits; its runs have ended when asked, in turn, as given."""
+
+    def __init__(self, *ended):
+        self.ended = list(ended)
+
+    def query(self):
+        return self.ended.pop(0)
+
+    def synchronize(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ended", "waits"), [([True, True], True), ([True, False], False)], ids=["each had ended", "one went on"]
+)
+def test_offline_says_when_no_two_runs_are_in_flight(ended, waits, monkeypatch):
+    monkeypatch.setattr(steps, "WATCHED_RUNS", 4)
+    step = steps.Offline(loaded(Seen()), [torch.zeros(2, 4)], runs=3)
+    assert not step.waits()  # on a CPU that is known
+    step._streams = [Stream(*ended), Stream(True, True)]
+    assert step.waits() is waits
+
+
 def test_training_leaves_fresh_gradients_and_its_parts_make_the_whole():
     module = Seen()
     step = steps.Training(module, torch.device("cpu"), [torch.ones(2, 4)], seed=0)

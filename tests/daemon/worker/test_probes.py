@@ -11,7 +11,7 @@ import torch
 from worker_jobs import job, run, run_here
 
 from benchd.daemon.records import BytesBy, ExponentialsBy
-from benchd.daemon.worker import probes
+from benchd.daemon.worker import phases, probes
 from benchd.kernels import compiler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -114,6 +114,14 @@ def test_whatever_triton_raises_there_is_another_way(tmp_path, printed):
         "try:\n    probes._by_triton(torch.device('cpu'))\nexcept probes.Unavailable as error:\n    print(error)"
     )
     assert printed(code).startswith("no Triton kernel: Command 'gcc' returned non-zero exit status 1")
+
+
+def test_the_rates_are_probed_before_a_profiler_is_attached(tmp_path, monkeypatch):
+    order = []
+    for name in ("_probed", "_occupied"):
+        monkeypatch.setattr(phases, name, lambda *_, name=name: order.append(name))
+    assert run_here(job(tmp_path)).process.status == "ok"
+    assert order == ["_probed", "_occupied"]
 
 
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):

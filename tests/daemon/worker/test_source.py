@@ -10,8 +10,10 @@ import absent
 import pytest
 import torch
 from torch import nn
+from worker_jobs import job
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.worker import workload
 from benchd.daemon.worker.source import Source
 from benchd.exporters import code, files
 from benchd.exporters.artifacts import Store, key_of
@@ -28,6 +30,13 @@ def source(folder, given=None, **fields):
     module = nn.Linear(4, 3).eval().requires_grad_(False)
     facts = {"model": "linear", "options": {"scan": "serial"}, "weights_sha256": WEIGHTS} | fields
     return Source(module=module, images=torch.randn(8, 4), judged_by="outputs", folder=folder, given=given, **facts)
+
+
+def test_a_build_ends_itself_before_the_deadline_of_its_stage(tmp_path):
+    a_job = job(tmp_path, dla=1)
+    built = workload.build(a_job).source
+    assert a_job.limits.build_deadline_s / 2 < built.build_limit_s < a_job.limits.build_deadline_s
+    assert built.dla == 1
 
 
 def facts_of(batch, **fields):

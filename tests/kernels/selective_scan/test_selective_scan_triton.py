@@ -219,6 +219,13 @@ def test_the_projection_of_half_rows_by_float32_weights():
     assert error(delta, projected(*(tensor.double() for tensor in ordered))) < 1e-3
 
 
+def test_rows_of_amp_multiply_as_autocast_has_them():
+    """Its weights stay float32, and a product in float32 would leave the tensor cores out."""
+    low, weight, bias = (layer(2, 5, 7, 3, 12)[name] for name in ("low", "weight", "bias"))
+    delta = triton_impl.delta_projection(low.half(), weight, bias)
+    assert torch.equal(delta, triton_impl.delta_projection(low.half(), weight.half(), bias))
+
+
 # the half ones round delta and both directions on their way
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("form", FORMS)

@@ -372,6 +372,15 @@ def test_deltas_are_those_of_the_pooled_running_sum(implementation, windows, dty
         assert torch.equal(got, want.to(dtype))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_plain_pool_of_a_gpu_is_that_of_the_cpu(dtype):
+    values = torch.randn(64, 1, 8, 9, 9, generator=torch.Generator().manual_seed(8)).to(dtype)
+    sizes = {"kernel_size": 3, "stride": 2, "padding": 1}
+    want = max_pool_delta(values, **sizes, implementation="torch")
+    assert torch.equal(max_pool_delta(values.cuda(), **sizes, implementation="torch").cpu(), want)
+
+
 def test_all_that_is_negative_pools_below_zero():
     values = -torch.ones(2, 1, 1, 3, 3)
     for implementation in PLAIN:

@@ -86,6 +86,27 @@ def profiled(request):
     return run_of(request.param)
 
 
+def test_a_runtime_that_times_its_own_layers_is_believed():
+    """A layer inside a loop is reported at each turn; the names are the runtime's, and no module is looked at."""
+    asked = []
+
+    def layer_times(runs, images):
+        asked.append((runs, images.shape))
+        return [[("conv + relu", 0.5 + run / 10), ("body", 0.25), ("body", 0.25)] for run in range(runs)]
+
+    work = catalogued("snn_onepass", "tensorrt")
+    work.layer_times = layer_times
+    found = layers.run(work)
+    assert asked == [(5, work.images.shape)]
+    assert [(row.name, row.ns, row.low_ns, row.high_ns) for row in found.layers] == [
+        ("conv + relu", pytest.approx(7e5), pytest.approx(5e5), pytest.approx(9e5)),
+        ("body", 5e5, 5e5, 5e5),
+    ]
+    assert sum(row.share for row in found.layers) == pytest.approx(1)
+    assert (found.components, found.timed_by, found.synchronised_ns) == ([], "tensorrt", pytest.approx(1.2e6))
+    assert found.fused_ns > 0
+
+
 def top(rows):
     return [row for row in rows if row.parent is None]
 

@@ -37,6 +37,12 @@ def test_prints_do_not_reach_the_answer_and_progress_is_told(answer, tmp_path):
         assert f"{line}\n" in told
 
 
+def test_layers_and_the_rates_probed_with_them_precede_what_attaches_a_profiler(tmp_path, capsys):
+    collected(own_job(tmp_path, methods=["benchmark", "layers"]))
+    told = capsys.readouterr().err
+    assert told.index("] layers") < told.index("] benchmark")
+
+
 def test_a_module_that_raises_is_an_error_with_its_words_and_its_place(answer, tmp_path):
     found, told = answer(own_job(tmp_path, forward="raise ValueError('no such neuron')"))
     line = "net.py:14: in forward: raise ValueError('no such neuron')"
