@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("daemon", "models", "kernels", "exporters", "dashboard")
 REQUIRED = {*FOLDERS, "systemd", "tests", "docs", ".ci", ".gitignore", "pyproject.toml", "Makefile", "constraints.txt"}
 REQUIRED |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
-ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt"}
+ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt", "Containerfile", "compose.yaml"}
 RANKS = {
     "benchd.daemon.machine.folders": 0,  # what the kernels keep too
     "benchd.daemon": 1,  # its loose files: records, errors, config and what else belongs to all
