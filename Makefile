@@ -109,9 +109,9 @@ occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite doc
 pictures: $(TEST) programs  ## draw docs/pictures from the records in results/ and a run of `benchd demo`
 	$(BIN)/python .ci/pictures.py results/amd-epyc-2-threads/records.jsonl docs/pictures
 
-wheel: $(TEST)  ## build the wheel into dist/
+wheel:  ## build the wheel into dist/; needs Python with pip, and no environment
 	rm -rf build dist/benchd-*.whl
-	$(BIN)/python -m build --wheel --no-isolation
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62
 	@$(FIND_PYTHON_3_10)
