@@ -54,7 +54,7 @@ test-slow: $(TEST) programs  ## run the simulations that `make test` leaves out;
 test-ptx: $(TEST)  ## run the kernels' tests on the PTX of sm_75, 87 and 90, and on mutants of it, without a GPU; an hour
 	@$(BIN)/pytest -s -m 'slow or not slow' tests/ptx $(ARGS)
 
-test-index: $(TEST)  ## install the dashboard from the package index in a fresh environment and use it without torch
+test-index: $(TEST)  ## install a dashboard, and what measures, from the package index into fresh environments; 10 minutes, 6 GB
 	@$(BIN)/pytest -m index $(ARGS)
 
 test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service through its life there; prints the figures
