@@ -54,7 +54,7 @@ test-slow: $(TEST) programs  ## run the simulations that `make test` leaves out;
 test-ptx: $(TEST)  ## run the kernels' tests on the PTX of sm_75, 87 and 90, and on mutants of it, without a GPU; an hour
 	@$(BIN)/pytest -s -m 'slow or not slow' tests/ptx $(ARGS)
 
-test-index: $(TEST)  ## install the dashboard from the package index in a fresh environment and use it without torch
+test-index: $(TEST)  ## install a dashboard, and what measures, from the package index into fresh environments; 10 minutes, 6 GB
 	@$(BIN)/pytest -m index $(ARGS)
 
 test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service through its life there; prints the figures
@@ -109,9 +109,9 @@ occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite doc
 pictures: $(TEST) programs  ## draw docs/pictures from the records in results/ and a run of `benchd demo`
 	$(BIN)/python .ci/pictures.py results/amd-epyc-2-threads/records.jsonl docs/pictures
 
-wheel: $(TEST)  ## build the wheel into dist/
+wheel:  ## build the wheel into dist/; needs Python with pip, and no environment
 	rm -rf build dist/benchd-*.whl
-	$(BIN)/python -m build --wheel --no-isolation
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62
 	@$(FIND_PYTHON_3_10)

@@ -48,6 +48,9 @@ KERNELS: tuple[Kernels, ...] = ("torch", "custom")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp", "int8")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
 PROVIDERS: tuple[Provider, ...] = ("cpu", "cuda", "tensorrt")
+NO_FILE = "files are exported in fp32, fp16 and int8 only"
+NO_INT8 = "torch has no int8 that benchd runs (its quantisation moved to torchao); use onnxruntime-int8"
+NO_INT8_KERNELS = "there are no int8 kernels of ours; onnxruntime-int8 runs int8 on this machine"
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = ("single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained")
 
@@ -80,6 +83,15 @@ class Variant(Struct, frozen=True, order=True):
         """Return the name as tables print it: `eager-fp16` for `fp16`."""
         return f"eager-{self.precision}" if self.name == self.precision else self.name
 
+    @property
+    def runs_nowhere(self) -> str | None:
+        """Return why no machine runs it, None if some do; older records may name such a variant."""
+        if self.backend in ("onnxruntime", "tensorrt"):
+            return None if self.precision in ("fp32", "fp16", "int8") else NO_FILE
+        if self.precision == "int8" and self.backend not in FILE_BACKENDS:
+            return NO_INT8 if self.kernels == "torch" else NO_INT8_KERNELS
+        return None
+
     @classmethod
     def parse(cls, name: str) -> "Variant":
         """Return the variant of this name; raise UsageError that names the closest one."""
@@ -87,7 +99,7 @@ class Variant(Struct, frozen=True, order=True):
         variants |= {variant.label: variant for variant in variants.values()}
         if name not in variants:
             _explain_invalid(name)
-            raise unknown("variant", name, [variant.name for variant in all_variants()])
+            raise unknown("variant", name, usable_variants())
         return variants[name]
 
 
@@ -112,6 +124,11 @@ def all_variants() -> Iterator[Variant]:
     for kernels, backend, precision in _combinations():
         with suppress(UsageError):
             yield Variant(backend, precision, kernels)
+
+
+def usable_variants() -> list[str]:
+    """Return the names of the variants that some machine runs, plain PyTorch first."""
+    return [variant.name for variant in all_variants() if variant.runs_nowhere is None]
 
 
 class Case(Struct, frozen=True, kw_only=True):

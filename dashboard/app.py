@@ -18,6 +18,7 @@ from benchd.dashboard.changes import Changes
 from benchd.dashboard.collector import checked
 from benchd.dashboard.guard import Guard, is_loopback
 from benchd.dashboard.layout import laid_out, notice
+from benchd.dashboard.notices import Settings
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
 from benchd.dashboard.upkeep import Upkeep
@@ -37,10 +38,13 @@ from benchd.dashboard.views import (
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 
 
-def serve(broker: Broker, database: str, name: str, host: str, port: int, *, collect: bool) -> None:
+def serve(
+    broker: Broker, database: str, name: str, host: str, port: int, *, collect: bool, notify: Settings | None = None
+) -> None:
     """Serve the pages until a signal; beyond the loopback interface only with a token in BENCHD_DASHBOARD_TOKEN.
 
-    Exits with 1 if its collector cannot be kept alive.
+    With `collect` a collector runs beside them, which tells people what `notify` says. Exits with 1 if it cannot be
+    kept alive.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
     if not is_loopback(host) and token is None:
@@ -54,7 +58,7 @@ def serve(broker: Broker, database: str, name: str, host: str, port: int, *, col
         os.kill(os.getpid(), signal.SIGTERM)
 
     store = Store(database)
-    upkeep = Upkeep(broker, database, checked(name), give_up) if collect else None
+    upkeep = Upkeep(broker, database, checked(name), give_up, notify) if collect else None
     try:
         _add_pages(store, broker)
         _add_errors()

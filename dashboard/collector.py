@@ -28,6 +28,7 @@ from benchd.daemon.errors import UsageError
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import READER, TEXT_LIMIT, Row, delivery_key, quarantined, rows
+from benchd.dashboard.notices import Settings, telling
 from benchd.dashboard.queries import Gap
 from benchd.dashboard.store import Store
 
@@ -60,10 +61,11 @@ def checked(name: str) -> str:
     return name
 
 
-def run(broker: Broker, database: str, name: str) -> None:
+def run(broker: Broker, database: str, name: str, notify: Settings | None = None) -> None:
     """Collect until SIGTERM or SIGINT, or until the process that started this one has ended.
 
-    A database that cannot be reached is tried again, as a broker is.
+    With `notify` people are told what is wrong with a device. A database that cannot be reached is tried again, as a
+    broker is.
     """
     checked(name)
     stop = threading.Event()
@@ -78,7 +80,7 @@ def run(broker: Broker, database: str, name: str) -> None:
             sys.stderr.write(f"collector {name}: {error}; trying again\n")
             stop.wait(DATABASE_S)
             continue
-        with closing(store):
+        with closing(store), telling(store, notify, name):
             Collector(store, broker, name).run(stop)
 
 

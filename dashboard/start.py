@@ -4,6 +4,7 @@ import sys
 import uuid
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import NotAvailable, UsageError
@@ -11,24 +12,35 @@ from benchd.daemon.errors import NotAvailable, UsageError
 PARTS = (None, "collector", "pages")
 
 
-def start(broker: Broker, database: str | None, host: str, port: int, name: str | None, only: str | None) -> None:
-    """Run the collector, the pages or both until a signal."""
+def start(
+    broker: Broker,
+    database: str | None,
+    host: str,
+    port: int,
+    name: str | None,
+    only: str | None,
+    notify: Path | None = None,
+) -> None:
+    """Run the collector, the pages or both until a signal; `notify` is the file of a collector's notices."""
     if only not in PARTS:
         raise UsageError(f"--only {only}: expected collector or pages")
+    if notify and only == "pages":
+        raise UsageError("--notify is for the collector: leave it out with --only pages")
     try:
-        from benchd.dashboard import collector  # noqa: PLC0415
+        from benchd.dashboard import collector, notices  # noqa: PLC0415
         from benchd.dashboard.store import default_url  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _missing(error.name) from None
     url, name = database or default_url(), name or collector.default_name()
+    settings = notices.read(notify) if notify else None
     if only == "collector":
-        collector.run(broker, url, name)
+        collector.run(broker, url, name, settings)
         return
     try:
         from benchd.dashboard.app import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _missing(error.name) from None
-    serve(broker, url, name, host, port, collect=only is None)
+    serve(broker, url, name, host, port, collect=only is None, notify=settings)
 
 
 def demonstrate(port: int) -> int:

@@ -5,7 +5,7 @@ Records stay forever, each with its original bytes; telemetry is aggregated to m
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -135,6 +135,12 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
             for name in ("model", "variant", "status", "checked")
         ),
     ),
+    (
+        # what each address of --notify has been told
+        """CREATE TABLE notice(
+            channel TEXT NOT NULL, key TEXT NOT NULL, told_s DOUBLE PRECISION NOT NULL, PRIMARY KEY (channel, key)
+        )""",
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -153,6 +159,7 @@ _KEYS = {
     "arrived": ["device_id", "stream", "seq"],
     "span": ["device_id", "stream", "first"],
 }
+_EXPIRING = (("telemetry_minute", "t_s"), ("event", "arrived_s"), ("notice", "told_s"))
 
 
 def default_url() -> str:
@@ -212,6 +219,29 @@ class Store:
         with self._writing() as connection:
             connection.execute(delete(table).where(table.c.key.in_(list(keys))))
 
+    def claim(self, channel: str, keys: Sequence[str], now_s: float, every_s: float) -> list[str]:
+        """Return which of these notices the caller shall send now, and no other collector.
+
+        None if the channel's last message is younger than `every_s`.
+        """
+        table = self.tables["notice"]
+        with self._writing() as connection:
+            connection.execute(update(_VERSION).values(number=_VERSION.c.number))  # blocks other collectors
+            last_s = connection.execute(select(func.max(table.c.told_s)).where(table.c.channel == channel)).scalar()
+            if last_s is not None and 0 <= now_s - last_s < every_s:
+                return []
+            known = set(connection.execute(select(table.c.key).where(table.c.channel == channel)).scalars())
+            new = [key for key in keys if key not in known]
+            if new:
+                connection.execute(insert(table), [{"channel": channel, "key": key, "told_s": now_s} for key in new])
+            return new
+
+    def unclaim(self, channel: str, keys: Iterable[str]) -> None:
+        """Forget that these notices were sent."""
+        table = self.tables["notice"]
+        with self._writing() as connection:
+            connection.execute(delete(table).where(table.c.channel == channel, table.c.key.in_(list(keys))))
+
     def tidy(self, now_s: float, *, expire: bool = True) -> None:
         """Aggregate telemetry older than an hour to minutes and, if `expire`, delete what has expired."""
         with self._writing() as connection:
@@ -219,7 +249,7 @@ class Store:
             connection.execute(update(_VERSION).values(tidied_s=now_s))
             self._roll_up(connection, now_s - RAW_S)
             self._join(connection)
-            for name, column in (("telemetry_minute", "t_s"), ("event", "arrived_s")) if expire else ():
+            for name, column in _EXPIRING if expire else ():
                 table = self.tables[name]
                 connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
             table = self.tables["quarantine"]

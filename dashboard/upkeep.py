@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import BenchdError
 from benchd.dashboard import collector
+from benchd.dashboard.notices import Settings
 
 ATTEMPTS = 5  # in a row
 LIFE_S = 60.0  # a collector that ends sooner has failed to start
@@ -19,8 +20,10 @@ END_S = 10.0
 class Upkeep:
     """A collector in a process of its own, from now to `close`; calls `give_up` once it cannot be kept alive."""
 
-    def __init__(self, broker: Broker, database: str, name: str, give_up: Callable[[], None]) -> None:
-        self._arguments, self._give_up = (broker, database, name), give_up
+    def __init__(
+        self, broker: Broker, database: str, name: str, give_up: Callable[[], None], notify: Settings | None = None
+    ) -> None:
+        self._arguments, self._give_up = (broker, database, name, notify), give_up
         self._closing = threading.Event()
         self._child = self._start()
         self._thread = threading.Thread(target=self._run, name="benchd.upkeep", daemon=True)
@@ -63,8 +66,8 @@ class Upkeep:
             sys.stderr.write(f"benchd dashboard: cannot start a collector: {error}\n")
 
 
-def _collect(broker: Broker, database: str, name: str) -> None:
+def _collect(broker: Broker, database: str, name: str, notify: Settings | None) -> None:
     try:
-        collector.run(broker, database, name)
+        collector.run(broker, database, name, notify)
     except BenchdError as error:
         sys.exit(f"error: {error}")

@@ -15,7 +15,8 @@ usage() {
 Usage: sudo systemd/broker.sh [--port PORT] DEVICE_ID...
 
 Lets only known users into the mosquitto of this machine: `collector` (dashboards), `reader` (whoever only looks) and one per
-device, whose name is the device's id. Each password is in /etc/mosquitto/benchd/USER, which only root may read.
+device, whose name is the device's id. Each password is in /etc/mosquitto/benchd/USER, which only root may read; one that you
+put there before is taken.
 
 Environment: DESTDIR (write below that folder and restart nothing).
 END
@@ -65,7 +66,7 @@ add_user() {
         say "$1 has a password already"
         return
     fi
-    head -c 24 /dev/urandom | base64 | tr +/ -_ >"$plain"
+    [ -s "$plain" ] || head -c 24 /dev/urandom | base64 | tr +/ -_ >"$plain"
     hashed=$(mktemp)
     printf '%s:%s\n' "$1" "$(cat "$plain")" >"$hashed"
     mosquitto_passwd -U "$hashed"

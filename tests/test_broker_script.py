@@ -89,6 +89,14 @@ def test_a_second_run_adds_and_changes_nobody_s_password(tmp_path):
     assert "listener 1883" in (folder / "conf.d/benchd.conf").read_text()
 
 
+def test_a_password_that_lies_there_is_taken(tmp_path):
+    (tmp_path / "etc/mosquitto/benchd").mkdir(parents=True)
+    (tmp_path / "etc/mosquitto/benchd/collector").write_text("chosen")
+    run(tmp_path, "d1")
+    assert (tmp_path / "etc/mosquitto/benchd/collector").read_text() == "chosen"
+    assert (tmp_path / "etc/mosquitto/benchd/d1").read_text() != "chosen"
+
+
 def test_a_listener_of_the_site_s_own_stays_the_only_one(tmp_path):
     folder = tmp_path / "etc/mosquitto/conf.d"
     folder.mkdir(parents=True)

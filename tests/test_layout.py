@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("daemon", "models", "kernels", "exporters", "dashboard")
 REQUIRED = {*FOLDERS, "systemd", "tests", "docs", ".ci", ".gitignore", "pyproject.toml", "Makefile", "constraints.txt"}
 REQUIRED |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
-ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt"}
+ALLOWED = REQUIRED | {"benchmarks", "results", "constraints-jetson62.txt", "Containerfile", "compose.yaml"}
 RANKS = {
     "benchd.daemon.machine.folders": 0,  # what the kernels keep too
     "benchd.daemon": 1,  # its loose files: records, errors, config and what else belongs to all
@@ -131,7 +131,7 @@ def test_the_wheel_holds_our_code_and_nothing_else(tmp_path):
         f"benchd/{path.relative_to(tree)}"
         for folder in FOLDERS
         for path in (tree / folder).rglob("*")
-        if path.suffix in {".py", ".pyi", ".c", ".css", ".html", ".js", ".safetensors"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pyi", ".c", ".css", ".html", ".js", ".txt", ".safetensors"} or path.name == "py.typed"
     }
     assert {f"benchd/{folder}/py.typed" for folder in FOLDERS} <= code
     assert {name for name in files if ".dist-info/" not in name} == code

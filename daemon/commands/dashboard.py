@@ -1,5 +1,6 @@
 """`benchd dashboard`: the fleet's collector and web pages."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,9 +24,13 @@ def dashboard(
         str | None, typer.Option(help="Name of this collector, unique in the fleet (default: the host's name).")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Run only the `collector` or only the `pages`.")] = None,
+    notify: Annotated[
+        Path | None,
+        typer.Option(help="Tell people about regressions, silent devices and failed checks.", metavar="FILE.toml"),
+    ] = None,
     ca_file: CaFile = None,
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
 ) -> None:
     """Show a fleet live on web pages and store its history."""
-    start(broker(mqtt, ca_file, certificate_file, key_file), database, host, port, collector, only)
+    start(broker(mqtt, ca_file, certificate_file, key_file), database, host, port, collector, only, notify)

@@ -30,7 +30,13 @@ with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
 warning = str(told[-1].message).partition("\\n")[0] if told else None
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu, "warning": warning}))
+facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu, "warning": warning}
+try:
+    import torchvision
+    facts["torchvision"] = torchvision.__version__
+except Exception as error:
+    facts["no_torchvision"] = str(error).partition("\\n")[0]
+print(json.dumps(facts))
 """
 NVIDIA_VENDOR = "0x10de"
 TENSORRT_OF_JETPACK = "sudo apt install python3-libnvinfer; the environment needs --system-site-packages"
@@ -47,6 +53,8 @@ REMEDIES = {
 }
 ELSEWHERE = {"rapl": "Intel's and AMD's processors have it"}  # in place of the remedy where neither is
 INSTALL = "pip install 'benchd[{}]'"
+CPU_PAIR = "pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+"""On x86-64 the torchvision of pip's usual index links CUDA's part of torch, which a CPU-only torch lacks."""
 
 
 class Finding(Struct, frozen=True, rename={"remedy": "cure"}):
@@ -94,6 +102,7 @@ def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Finding]:
         yield Finding("cuda", "runtime", usable=False, detail="torch is not usable", remedy="see torch")
         return
     yield Finding("torch", "runtime", usable=True, detail=str(facts["torch"]))
+    yield _torchvision(facts, root)
     if facts["gpu"]:
         yield Finding("cuda", "runtime", usable=True, detail=f"{facts['cuda']} on {facts['gpu']}")
     else:
@@ -115,6 +124,13 @@ def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
     if done.returncode:
         return None, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     return json.loads(done.stdout.splitlines()[-1]), ""
+
+
+def _torchvision(facts: dict[str, str | None], root: Path) -> Finding:
+    if "torchvision" in facts:
+        return Finding("torchvision", "runtime", usable=True, detail=str(facts["torchvision"]))
+    remedy = install("torchvision", root) if is_tegra(root) or facts["cuda"] else CPU_PAIR
+    return Finding("torchvision", "runtime", usable=False, detail=str(facts["no_torchvision"]), remedy=remedy)
 
 
 def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TextIO, TypeVar
 
 import msgspec
@@ -123,6 +124,8 @@ def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine)
     """Return the case of each side; raise UsageError, or NotAvailable for one that cannot run here."""
     if request.pairs is not None and request.pairs < 2:
         raise UsageError(f"--pairs {request.pairs}: at least 2")
+    for python in request.pythons:
+        _versions(python)
     modules: Sequence[UserModule | None] = _both(request.modules) or [None, None]
     cases = zip(_both(request.cases), modules, strict=True)
     return [_planned(case, own, request, limits, machine) for case, own in cases]
@@ -175,6 +178,7 @@ def _under(python: str, run: Run) -> Run:
     return replace(run, environment=described, tool_version=tool_version)
 
 
+@cache
 def _versions(python: str) -> dict[str, str]:
     """Return the versions installed for another interpreter; raise UsageError if they cannot be read."""
     command = [python, "-c", _VERSIONS, *environment.DISTRIBUTIONS]

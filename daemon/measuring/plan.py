@@ -55,7 +55,6 @@ SUSTAINED_S = 600.0
 COLD_STARTS = 5
 LEAST_RISE = 0.02  # gain in throughput for which a search doubles the batch once more
 MEMORY_SHARE = 0.8  # of memory for twice the peak: beyond it the kernel kills processes, not only ours
-NO_INT8 = "torch has no int8 that benchd runs (its quantisation moved to torchao); use onnxruntime-int8"
 POOL_IMAGES = 256  # measured for accuracy if data and weights are given without a number
 
 
@@ -480,19 +479,14 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
     """Return why this case cannot run on this machine, as far as known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
     entry = catalog.find(case.model)
-    runs_files = variant.backend in FILE_BACKENDS
     lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {
         machine.closed_gpu or "": machine.closed_gpu is not None,
-        "an ONNX file runs on onnxruntime, openvino and tensorrt": user_onnx and not runs_files,
+        "an ONNX file runs on onnxruntime, openvino and tensorrt": user_onnx and variant.backend not in FILE_BACKENDS,
         "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
         "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
         "OpenVINO runs on the CPU here: give --device cpu": variant.backend == "openvino" and machine.device != "cpu",
-        "files are exported in fp32, fp16 and int8 only": variant.backend in ("onnxruntime", "tensorrt")
-        and variant.precision not in ("fp32", "fp16", "int8"),
-        NO_INT8: variant.precision == "int8" and not runs_files and not custom,
-        "there are no int8 kernels of ours; onnxruntime-int8 runs int8 on this machine": variant.precision == "int8"
-        and custom,
+        variant.runs_nowhere or "": variant.runs_nowhere is not None,
         machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
         "the package openvino is not installed: pip install 'benchd[openvino]'": variant.backend == "openvino"
         and not machine.has_openvino,

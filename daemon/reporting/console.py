@@ -15,7 +15,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.records import Energy, Record, Timing, Variant, all_variants, of_range
+from benchd.daemon.records import Energy, Record, Timing, Variant, of_range, usable_variants
 from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
@@ -337,7 +337,7 @@ def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Se
 
 def print_catalog(out: TextIO, as_json: bool) -> None:
     """Print the models with their options, and the names of the variants."""
-    variants = [variant.name for variant in all_variants()]
+    variants = usable_variants()
     known = {**MODELS, **{f"{library}:NAME": model for library, model in LIBRARIES.items()}}
     if as_json:
         models = {name: {"summary": model.summary, "options": _options(model)} for name, model in known.items()}

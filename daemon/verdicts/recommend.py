@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import FILE_BACKENDS, Check, Energy, Record, Timing, all_variants
+from benchd.daemon.records import Check, Energy, Record, Timing, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
 from benchd.daemon.verdicts.figures import energy_error_share, largest_power_w, latency_ms, memory_mib
@@ -512,7 +512,7 @@ def untried(decision: Decision) -> list[str]:
         and variant.precision != "int8"
         and variant.label not in tried
         and variant.backend not in elsewhere
-        if variant.backend not in FILE_BACKENDS or variant.precision in ("fp32", "fp16")
+        and variant.runs_nowhere is None
     ]
 
 

@@ -64,6 +64,8 @@ def folder_of(module: str | None, folder: str) -> Path | None:
 def _message(error: BaseException) -> str:
     """Return the first line, or the last one for TorchScript, which begins with its own traceback."""
     lines = str(error).strip().splitlines() or ["no message"]
+    if lines[0].startswith("operator torchvision::"):
+        return f"{lines[0]}: torchvision is a build for another torch, see `benchd doctor`"
     return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
 
 

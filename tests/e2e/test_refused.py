@@ -74,10 +74,11 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, ar
         (["nowhere", "nowhere"], 2, "nowhere: no such file; give a result file"),
     ],
 )
-def test_a_comparison_that_cannot_be_made_is_named(command, arguments, code, words):
-    done = command("benchd", "compare", *arguments, "--config", "tiny.toml", "--device", "cpu")
+def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, code, words):
+    done = here("benchd", "compare", *arguments, "--config", "tiny.toml", "--device", "cpu")
     assert done.returncode == code
     assert words in done.stderr
+    assert not (tmp_path / "bench-out").exists()
 
 
 def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path):
@@ -146,3 +147,13 @@ def test_help_names_every_option_and_list_every_model(command):
     listed = command("benchd", "list").stdout
     for model in catalog.MODELS:
         assert f"{model}: " in listed
+
+
+def test_what_runs_nowhere_is_not_listed_and_says_why(here):
+    (listed,) = (line for line in here("benchd", "list").stdout.splitlines() if line.startswith("variants: "))
+    assert {"onnxruntime-fp16", "tensorrt-int8", "bf16"} <= set(listed.removeprefix("variants: ").split(", "))
+    nowhere = ["onnxruntime-bf16", "tensorrt-bf16", "int8", "custom-int8"]
+    assert not {*nowhere} & set(listed.split(", "))
+    planned = here("bench-once", "--models", "square", "--variants", ",".join(nowhere), "--dry-run").stdout
+    assert planned.count("not run: ") == len(nowhere)
+    assert "cannot run here: files are exported in fp32, fp16 and int8 only: onnxruntime-bf16" in planned

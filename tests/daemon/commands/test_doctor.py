@@ -62,7 +62,7 @@ def test_every_sampler_runtime_and_program_has_a_line(machine, torch_of):
     out = io.StringIO()
     assert doctor.run(out, machine, as_json=False) == 0
     names = [line.split()[1] for line in out.getvalue().splitlines()]
-    runtimes = ["torch", "cuda", "triton", "onnxruntime", "tensorrt", "cc", "c++", "mosquitto"]
+    runtimes = ["torch", "torchvision", "cuda", "triton", "onnxruntime", "tensorrt", "cc", "c++", "mosquitto"]
     assert names == [*(name for name in SAMPLERS if name != "fake"), *runtimes]
     assert {line.split()[0] for line in out.getvalue().splitlines()} <= {"yes", "no"}
 
@@ -123,6 +123,17 @@ def test_a_torch_that_does_not_import_measures_nothing(source, why, machine, tor
 def test_a_machine_without_a_usable_torch_exits_with_7(machine, torch_of):
     torch_of("raise ImportError('broken')")
     assert doctor.run(io.StringIO(), machine, as_json=False) == 7
+
+
+def test_a_torchvision_of_another_torch_is_told_with_the_pair_that_loads(machine, torch_of, tmp_path):
+    torch_of(cuda=None)
+    error = "raise RuntimeError('operator torchvision::nms does not exist')"
+    write(tmp_path / "children", {"torchvision/__init__.py": error})
+    found = findings(machine)["torchvision"]
+    assert (found.usable, found.detail) == (False, "operator torchvision::nms does not exist")
+    assert "torch torchvision --index-url https://download.pytorch.org/whl/cpu" in found.remedy
+    write(tmp_path / "children", {"torchvision/__init__.py": "__version__ = '9.8.0'"})
+    assert (findings(machine)["torchvision"].usable, findings(machine)["torchvision"].detail) == (True, "9.8.0")
 
 
 def test_why_cuda_cannot_be_used(machine, torch_of):

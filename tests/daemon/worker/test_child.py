@@ -15,6 +15,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 ASSERTION = 'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":3085'
+NMS = "operator torchvision::nms does not exist"
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,26 @@ ASSERTION = 'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/c
         ),
         (RuntimeError("can't allocate 8 bytes"), "failed", "out of memory: can't allocate 8 bytes"),
         (RuntimeError(ASSERTION), "failed", f"RuntimeError: {ASSERTION}"),
+        (
+            RuntimeError(NMS),
+            "failed",
+            f"RuntimeError: {NMS}: torchvision is a build for another torch, see `benchd doctor`",
+        ),
         (KeyError("x"), "failed", "KeyError: 'x'"),
         (DataError("no images"), "failed", "no images"),
     ],
-    ids=["unsupported", "ours", "Python's", "by type", "CUDA's", "allocator", "assertion", "other", "of models"],
+    ids=[
+        "unsupported",
+        "ours",
+        "Python's",
+        "by type",
+        "CUDA's",
+        "allocator",
+        "assertion",
+        "torchvision",
+        "other",
+        "of models",
+    ],
 )
 def test_an_exception_is_a_status_and_a_line(error, status, reason, capsys):
     assert child.diagnose(error) == (status, reason)

@@ -1,0 +1,192 @@
+"""Tells people about regressions, silent devices and failed checks: webhooks, mail and whatever else apprise reaches.
+
+Each address of the configuration is a channel: it hears of everything once, whichever collector sends it, and not more
+often than the configuration says. What is new meanwhile waits for its next message.
+"""
+
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
+
+import jinja2
+import msgspec
+from msgspec import Struct
+from sqlalchemy import select
+
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.dashboard import queries
+from benchd.dashboard.limits import READ
+from benchd.dashboard.messages import Event
+from benchd.dashboard.store import Store
+
+if TYPE_CHECKING:
+    from apprise import Apprise
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Subject = Literal["regression", "silent", "failed check"]
+LOOK_S = 15.0
+NEWS_S = 86400.0  # what is older is no news, as on the day that notices are switched on
+TEMPLATE = Path(__file__).with_name("templates") / "notice.txt"
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of `--notify`. `urls` are apprise's; `silent_s` is how long a device says nothing before it is told.
+
+    `every_s` is the least time between two messages of a channel. `template` is a Jinja file whose first line is the
+    title; it gets `notices`, each with `subject`, `device` and `detail`.
+    """
+
+    urls: Annotated[list[str], msgspec.Meta(min_length=1)]
+    subjects: tuple[Subject, ...] = get_args(Subject)
+    every_s: Annotated[float, msgspec.Meta(ge=0)] = 600.0
+    silent_s: Annotated[float, msgspec.Meta(ge=queries.STALE_S)] = 600.0
+    template: str = str(TEMPLATE)
+
+
+class Notice(NamedTuple):
+    """One thing to tell; the `key` is that of the occurrence, and the same for all collectors."""
+
+    key: str
+    subject: Subject
+    device: str
+    detail: str
+
+
+def read(path: Path) -> Settings:
+    """Return the settings in a TOML file.
+
+    Raises UsageError for a wrong file, address or template, NotAvailable without apprise.
+    """
+    try:
+        settings = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Settings)
+        _message(settings, [Notice("", "silent", "a device", "a detail")])
+    except (OSError, ValueError, jinja2.TemplateError) as error:
+        raise UsageError(f"--notify {path}: {str(error).replace('`$.', '`')}") from error
+    for number, url in enumerate(settings.urls, 1):
+        if not _sender(url):
+            scheme = url.partition(":")[0]
+            raise UsageError(f"--notify {path}: urls, entry {number}: apprise knows no such address ({scheme}:...)")
+    return settings
+
+
+@contextmanager
+def telling(store: Store, settings: Settings | None, collector: str) -> Iterator[None]:
+    """Look for news in a thread of its own while the block runs, if there are settings."""
+    if settings is None:
+        yield
+        return
+    stop = threading.Event()
+    teller = Teller(store, settings, lambda text: sys.stderr.write(f"collector {collector}: {text}\n"))
+    thread = threading.Thread(target=teller.run, args=[stop], name="benchd.notices", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+class Teller:
+    """Sends what is new in `store` to every channel; `say` hears of what could not be sent, which is tried again."""
+
+    def __init__(self, store: Store, settings: Settings, say: Callable[[str], object]) -> None:
+        self._store, self._settings, self._say = store, settings, say
+
+    def run(self, stop: threading.Event) -> None:
+        """Tell until `stop`; a database that is away is the collector's to report."""
+        while not stop.wait(LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            self.tell(time.time())
+        except Exception as error:  # whatever it is, the next look may succeed
+            self._say(f"notices: {type(error).__name__}; trying again")
+
+    def tell(self, now_s: float) -> None:
+        """Send what is new, in one message per channel."""
+        if not (found := {notice.key: notice for notice in news(self._store, self._settings, now_s)}):
+            return
+        for number, url in enumerate(self._settings.urls, 1):
+            channel = hashlib.sha256(url.encode()).hexdigest()[:16]  # not the address: it may hold a password
+            keys = self._store.claim(channel, list(found), now_s, self._settings.every_s)
+            if keys and not _send(url, *_message(self._settings, [found[key] for key in keys])):
+                self._store.unclaim(channel, keys)
+                self._say(f"notices: urls, entry {number} did not take {len(keys)}; trying again")
+
+
+def news(store: Store, settings: Settings, now_s: float) -> Iterator[Notice]:
+    """Yield what happened within a day, at most once per occurrence."""
+    names = queries.names(store)
+    found: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
+        "regression": lambda: _regressions(store, now_s - NEWS_S),
+        "silent": lambda: _silent(store, now_s, settings.silent_s),
+        "failed check": lambda: _failed(store, now_s - NEWS_S),
+    }
+    for subject in settings.subjects:
+        for device_id, occurrence, detail in found[subject]():
+            yield Notice(f"{subject}:{device_id}:{occurrence}", subject, names.get(device_id, device_id), detail)
+
+
+def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
+    table = store.tables["event"]
+    wanted = select(table.c.device_id, table.c.key, table.c.body).where(table.c.arrived_s > since_s)
+    with store.reading() as connection:
+        rows = connection.execute(wanted.order_by(table.c.id.desc()).limit(READ)).all()
+    for device_id, key, body in rows:
+        event = msgspec.json.decode(body, type=Event)
+        if event.event == "regression":
+            yield device_id, key, event.detail
+
+
+def _silent(store: Store, now_s: float, silent_s: float) -> Iterator[tuple[str, str, str]]:
+    table = store.tables["device"]
+    wanted = select(table.c.device_id, table.c.seen_s)
+    wanted = wanted.where(table.c.seen_s < now_s - silent_s, table.c.seen_s > now_s - NEWS_S)
+    with store.reading() as connection:
+        rows = connection.execute(wanted.order_by(table.c.device_id).limit(READ)).all()
+    for device_id, seen_s in rows:
+        yield device_id, repr(seen_s), f"nothing heard for {(now_s - seen_s) / 60:.0f} minutes"
+
+
+def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
+    """Yield each case that failed its check, once per setup of its device."""
+    table = store.tables["result"]
+    columns = [table.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
+    wanted = select(*columns).distinct().where(table.c.checked == "failed", table.c.arrived_s > since_s)
+    with store.reading() as connection:
+        rows = connection.execute(wanted.order_by(*columns).limit(READ)).all()
+    for device_id, case_id, tool_version, fingerprint in rows:
+        yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers are not those of float64"
+
+
+def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
+    """Return the title and the body."""
+    plain = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701 - not HTML
+    template = plain.from_string(Path(settings.template).read_text(encoding="utf-8"))
+    title, _, body = template.render(notices=notices).strip().partition("\n")
+    return title, body.strip() or title
+
+
+def _send(url: str, title: str, body: str) -> bool:
+    return bool(_sender(url).notify(title=title, body=body))
+
+
+def _sender(url: str) -> "Apprise":
+    """Return what sends to this address; it is empty, and so false, if apprise knows no such address."""
+    try:
+        from apprise import Apprise  # noqa: PLC0415 - most collectors tell nobody
+    except ModuleNotFoundError:
+        raise NotAvailable("--notify: apprise is not installed: pip install 'benchd[notify]'") from None
+    sender = Apprise()
+    sender.add(url)
+    return sender

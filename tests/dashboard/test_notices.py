@@ -1,0 +1,180 @@
+"""Notices to a real HTTP server and a real mail server: what is told, how often, and what if nobody listens."""
+
+import json
+import threading
+from contextlib import closing, contextmanager
+from email import message_from_bytes
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from broker import HOST, free_port
+from postgres import running_postgres
+from records_made import WRONG, made
+from waiting import wait_for
+
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import encode
+from benchd.dashboard import notices
+from benchd.dashboard.messages import Row, rows
+from benchd.dashboard.store import Store
+
+pytest.importorskip("apprise", reason="needs apprise, of the extra notify")
+smtp = pytest.importorskip("aiosmtpd.controller", reason="needs aiosmtpd")
+NOW_S = 1_800_000_000.0
+
+
+@contextmanager
+def webhook(code=200, port=0):
+    """Yield the address of a server that answers with `code`, and the messages that it got."""
+    got = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(code)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer((HOST, port), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"json://{HOST}:{server.server_port}/hook", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def mail_server():
+    """Yield the address of a mail server, and the mails that it got."""
+    got = []
+
+    class Take:
+        async def handle_DATA(self, server, session, envelope):  # noqa: N802 - the library's name
+            got.append((envelope.rcpt_tos, message_from_bytes(envelope.content)))
+            return "250 OK"
+
+    controller = smtp.Controller(Take(), hostname=HOST, port=free_port())
+    controller.start()
+    try:
+        yield f"mailto://{HOST}:{controller.port}?from=benchd@example.org&to=lab@example.org", got
+    finally:
+        controller.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request, tmp_path):
+    if request.param == "postgresql":
+        with running_postgres() as server, closing(Store(server.url)) as store:
+            yield store
+        return
+    with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
+        yield store
+
+
+def arrive(store, device_id, leaf, body, at_s=NOW_S):
+    store.add(rows(Arrived(f"benchd/v1/{device_id}/{leaf}", body, at_s, retained=False)))
+
+
+def regression(store, device_id, detail, at_s=NOW_S):
+    arrive(store, device_id, "event", json.dumps({"event": "regression", "detail": detail}).encode(), at_s)
+
+
+def failed(store, device_id, run_id, at_s=NOW_S):
+    record = made(device_id=device_id, run_id=run_id, check=WRONG)
+    arrive(store, device_id, f"result/{run_id}", encode(record), at_s)
+
+
+def teller(store, *urls, said=None, **settings):
+    said = [] if said is None else said
+    return notices.Teller(store, notices.Settings(urls=list(urls), **settings), said.append)
+
+
+def test_each_subject_is_told_once_whichever_collector_looks(store):
+    arrive(store, "orin-2", "info", b'{"name": "Orin 2"}', NOW_S - 3600)
+    regression(store, "orin-1", "vim_tiny,eager,b1: 5 ms against 4 ms")
+    regression(store, "old", "of last week", NOW_S - 7 * 86400)
+    failed(store, "orin-1", "r1")
+    failed(store, "orin-1", "r2")
+    with webhook() as (url, got):
+        one, other = (teller(store, url, every_s=0) for _ in range(2))
+        one.tell(NOW_S)
+        other.tell(NOW_S + 1)
+        (message,) = got
+        assert message["title"] == "benchd: regression on orin-1 and 2 more"
+        assert message["message"].splitlines() == [
+            "regression: orin-1: vim_tiny,eager,b1: 5 ms against 4 ms",
+            "silent: Orin 2 (orin-2): nothing heard for 60 minutes",
+            "failed check: orin-1: vim_tiny,eager,b1: its answers are not those of float64",
+        ]
+        arrive(store, "orin-2", "health", b"{}", NOW_S + 10)
+        other.tell(NOW_S + 20)
+        one.tell(NOW_S + 700)
+        assert got[1]["title"] == "benchd: silent on orin-1 and 1 more"
+        assert len(got) == 2
+
+
+def test_what_is_new_meanwhile_waits_for_the_next_message(store):
+    with webhook() as (url, got):
+        telling = teller(store, url, subjects=("regression",), every_s=600)
+        for second in range(0, 1300, 100):
+            regression(store, "orin-1", f"case {second}", NOW_S + second)
+            telling.tell(NOW_S + second)
+    assert [len(message["message"].splitlines()) for message in got] == [1, 6, 6]
+
+
+def test_a_mail_is_sent_beside_a_webhook_that_fails_and_is_tried_again(store):
+    regression(store, "orin-1", "slower")
+    said = []
+    with mail_server() as (mail, mails), webhook(500) as (url, refused):
+        telling = teller(store, url, mail, said=said, subjects=("regression",))
+        telling.tell(NOW_S)
+        assert (len(refused), len(mails)) == (1, 1)
+        assert said == ["notices: urls, entry 1 did not take 1; trying again"]
+        (to, content) = mails[0]
+        assert (to, content["subject"]) == (["lab@example.org"], "benchd: regression on orin-1")
+        assert "regression: orin-1: slower" in content.as_string()
+        port = int(url.split(":")[2].partition("/")[0])
+    with webhook(port=port) as (url, taken):
+        telling.tell(NOW_S + 5)
+        telling.tell(NOW_S + 2000)
+    assert (len(taken), len(mails)) == (1, 1)
+
+
+def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(notices, "LOOK_S", 0.01)
+    store.add([Row("device", {"device_id": "quiet", "seen_s": NOW_S})])
+    (tmp_path / "site.txt").write_text(
+        "{{ notices|length }} from the lab\n\n{{ notices[0].device }} is {{ notices[0].subject }}"
+    )
+    with webhook() as (url, got):
+        path = tmp_path / "notify.toml"
+        path.write_text(f'urls = ["{url}"]\ntemplate = "{tmp_path}/site.txt"\n')
+        monkeypatch.setattr(notices.time, "time", lambda: NOW_S + 700)
+        with notices.telling(store, notices.read(path), "one"):
+            wait_for(lambda: got)
+    assert (got[0]["title"], got[0]["message"]) == ("1 from the lab", "quiet is silent")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("urls = []", "Expected `array` of length >= 1 - at `urls`"),
+        ('urls = ["nowhere://secret@x"]', "urls, entry 1: apprise knows no such address (nowhere:...)"),
+        ('urls = ["json://x"]\nevery = 3', "unknown field `every`"),
+        ('urls = ["json://x"]\nsubjects = ["weather"]', "Invalid enum value 'weather'"),
+        ('urls = ["json://x"]\ntemplate = "none.txt"', "No such file"),
+        ("urls = [", "--notify "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path, text, words):
+    path = tmp_path / "notify.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        notices.read(path)
+    assert words in str(refused.value)
+    assert "secret" not in str(refused.value)
