@@ -1,5 +1,6 @@
 """What every test may need: a fixed thread count, buffers of NaN for kernels, an environment for children, a broker."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(NEEDS_GPU)
+
+
+def pytest_collection_finish() -> None:
+    # torch and the tests stay to the end: a worker's phases, which run here too, collect before they measure
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

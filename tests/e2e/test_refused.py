@@ -74,8 +74,8 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, ar
         (["nowhere", "nowhere"], 2, "nowhere: no such file; give a result file"),
     ],
 )
-def test_a_comparison_that_cannot_be_made_is_named(command, arguments, code, words):
-    done = command("benchd", "compare", *arguments, "--config", "tiny.toml", "--device", "cpu")
+def test_a_comparison_that_cannot_be_made_is_named(here, arguments, code, words):
+    done = here("benchd", "compare", *arguments, "--config", "tiny.toml", "--device", "cpu")
     assert done.returncode == code
     assert words in done.stderr
 
@@ -139,10 +139,10 @@ def test_accuracy_of_random_weights_is_refused(here, tmp_path):
     assert "accuracy needs trained weights, but these would be random: also give --weights FILE" in done.stderr
 
 
-def test_help_names_every_option_and_list_every_model(command):
-    shown = command("bench-once", "--help").stdout
+def test_help_names_every_option_and_list_every_model(here):
+    shown = here("bench-once", "--help").stdout
     for option in ("--models", "--variants", "--option", "--preset", "--mqtt", "--module", "Example:"):
         assert option in shown
-    listed = command("benchd", "list").stdout
+    listed = here("benchd", "list").stdout
     for model in catalog.MODELS:
         assert f"{model}: " in listed
