@@ -94,9 +94,10 @@ def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    caches = tmp_path_factory.mktemp("caches")
+    base = tmp_path_factory.getbasetemp()
+    caches = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "caches"  # one for all of xdist's workers
     for name in COMPILED:
-        (caches / name).mkdir()
+        (caches / name).mkdir(parents=True, exist_ok=True)
     return caches
 
 
