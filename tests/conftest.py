@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from benchd.daemon.machine import lock
 
+# torch and thousands of tests stay to the end: looking for garbage among them takes a third of the collection
+gc.disable()
 # cuBLAS reads it when a handle is made: without it products refuse the deterministic algorithms asked for below
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Triton reads it when it is first imported: without a GPU, kernels run in its interpreter
@@ -61,9 +63,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # torch and the tests stay to the end: a worker's phases, which run here too, collect before they measure
+    # a worker's phases, which run here too, collect before they measure
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
