@@ -13,7 +13,7 @@ parser = pytest.importorskip("onnx.parser")
 pytest.importorskip("onnxscript", reason="exports")
 pytest.importorskip("onnxruntime", reason="runs what was exported")
 
-SMALL = ("snn_onepass", "--option", "time_steps=2")
+SMALL = ("square", "--option", "size=16")
 
 
 def written(folder):
