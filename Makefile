@@ -24,7 +24,7 @@ FIND_PYTHON_3_10 = python=$$(python3.10 -c 'import sys; print(sys.executable)' 2
 	|| pyenv whence --path python3.10 2>/dev/null | tail -n 1 || true)
 PACKAGES := daemon models kernels exporters dashboard
 
-# One more than there are cores: a third of the time a test waits for what it has started.
+# One more than there are cores, because a test often waits for what it has started.
 PROCESSES = $$(cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from benchd.daemon.machine import lock
 
-# torch and thousands of tests stay to the end: looking for garbage among them takes a third of the collection
+# torch and thousands of tests stay to the end: looking for garbage among them takes nearly a third of the collection
 gc.disable()
 # cuBLAS reads it when a handle is made: without it products refuse the deterministic algorithms asked for below
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
