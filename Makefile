@@ -24,7 +24,9 @@ FIND_PYTHON_3_10 = python=$$(python3.10 -c 'import sys; print(sys.executable)' 2
 	|| pyenv whence --path python3.10 2>/dev/null | tail -n 1 || true)
 PACKAGES := daemon models kernels exporters dashboard
 
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One more than there are cores, because a test often waits for what it has started.
+PROCESSES = $$(cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
 	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
 	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/profiling/test_collecting.py \

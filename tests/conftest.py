@@ -1,5 +1,6 @@
 """What every test may need: a fixed thread count, buffers of NaN for kernels, an environment for children, a broker."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from benchd.daemon.machine import lock
 
+# torch and thousands of tests stay to the end: looking for garbage among them takes nearly a third of the collection
+gc.disable()
 # cuBLAS reads it when a handle is made: without it products refuse the deterministic algorithms asked for below
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Triton reads it when it is first imported: without a GPU, kernels run in its interpreter
@@ -66,6 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(NEEDS_GPU)
 
 
+def pytest_collection_finish() -> None:
+    # a worker's phases, which run here too, collect before they measure
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _two_threads() -> None:
     # sums are split by thread: a count of the machine's own, or of the test before, would make results differ
@@ -94,9 +104,10 @@ def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    caches = tmp_path_factory.mktemp("caches")
+    base = tmp_path_factory.getbasetemp()
+    caches = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "caches"  # one for all of xdist's workers
     for name in COMPILED:
-        (caches / name).mkdir()
+        (caches / name).mkdir(parents=True, exist_ok=True)
     return caches
 
 

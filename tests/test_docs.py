@@ -1,5 +1,6 @@
 """The documents against the code: every field, option, topic and command that is there, and no other."""
 
+import json
 import os
 import re
 import subprocess
@@ -36,11 +37,29 @@ def structs(kind):
         yield from structs(inner)
 
 
-def help_text(command, subcommand):
-    arguments = [Path(sys.executable).parent / command, *subcommand.split(), "--help"]
+HELP = """
+import json, sys
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+from benchd.daemon import cli
+for line in json.loads(sys.argv[1]):
+    program, *words = line.split()
+    sys.argv = [program, *words, "--help"]
+    with redirect_stdout(StringIO()) as said, suppress(SystemExit):
+        getattr(cli, program.replace("-", "_"))()
+    print(json.dumps(said.getvalue()))
+"""
+
+
+@pytest.fixture(scope="module")
+def help_texts():
+    """The help of every command by its line, from one process 100 columns wide."""
+    lines = [f"{command} {subcommand}".strip() for command, inner in COMMANDS.items() for subcommand in inner]
     environment = os.environ | {"COLUMNS": "100", "TERMINAL_WIDTH": "100"}
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
-    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+    python = [sys.executable, "-c", HELP, json.dumps(lines)]
+    done = subprocess.run(python, capture_output=True, text=True, check=True, env=environment)
+    texts = [json.loads(text).strip().splitlines() for text in done.stdout.splitlines()]
+    return {line: "\n".join(map(str.rstrip, text)) for line, text in zip(lines, texts, strict=True)}
 
 
 def test_every_field_of_a_record_is_described():
@@ -49,18 +68,16 @@ def test_every_field_of_a_record_is_described():
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 
-def test_the_help_of_every_command_stands_in_the_documentation():
-    wanted = ["# Commands"]
-    for command, subcommands in COMMANDS.items():
-        for subcommand in subcommands:
-            name = f"{command} {subcommand}".strip()
-            wanted.append(f"## {name}\n\n```\n{help_text(command, subcommand)}\n```")
+def test_the_help_of_every_command_stands_in_the_documentation(help_texts):
+    wanted = ["# Commands", *(f"## {line}\n\n```\n{text}\n```" for line, text in help_texts.items())]
     assert document("commands.md") == "\n\n".join(wanted) + "\n"
 
 
 @pytest.mark.parametrize("group", ["", "baseline"])
-def test_every_subcommand_is_listed(group):
-    listed = re.findall(r"^  ([\w-]+) {2,}\S", help_text("benchd", group).partition("Commands:")[2], re.MULTILINE)
+def test_every_subcommand_is_listed(group, help_texts):
+    listed = re.findall(
+        r"^  ([\w-]+) {2,}\S", help_texts[f"benchd {group}".strip()].partition("Commands:")[2], re.MULTILINE
+    )
     prefix = f"{group} " if group else ""
     inner = [name.removeprefix(prefix) for name in COMMANDS["benchd"] if name.startswith(prefix)]
     assert sorted(listed) == sorted(name for name in inner if name and " " not in name)

@@ -24,6 +24,7 @@ from benchd.daemon.delivery.outbox import _MIGRATIONS, Message, Outbox, of_layou
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "systemd/install.sh"
 NO_CUDA = "raise ImportError('libcudart.so.13: cannot open shared object file')"
+PIP = {"PIP_RETRIES": "0", "PIP_NO_COMPILE": "1"}  # what runs here is compiled when it runs
 BOARD_TORCH = """
 __version__ = "2.8.0"
 class version:
@@ -39,7 +40,7 @@ class Site:
 
     def __init__(self, root, environment):
         self.root, self.home = root, root / "opt/benchd"
-        self.environment = environment | {"DESTDIR": str(root), "PYTHON": sys.executable, "PIP_RETRIES": "0"}
+        self.environment = environment | {"DESTDIR": str(root), "PYTHON": sys.executable} | PIP
 
     def install(self, *arguments, code=0, **environment):
         command, variables = [SCRIPT, *map(str, arguments)], self.environment | environment
@@ -91,7 +92,8 @@ def broken_update(tmp_path, ours):
 
 
 def test_the_life_of_an_installation(site, wheels, broken_update):
-    first = installed(site, wheels)
+    dashboard_alone(site, wheels)
+    first = service_beside_the_dashboard(site, wheels)
     installed_again_and_only_what_differs_changes(site, wheels)
     second = interrupted_or_broken_and_the_first_stays(site, broken_update, first)
     cured_and_switched(site, broken_update, first, second)
@@ -99,10 +101,28 @@ def test_the_life_of_an_installation(site, wheels, broken_update):
     uninstalled(site)
 
 
-def installed(site, wheels):
+DASHBOARD = "etc/systemd/system/benchd-dashboard.service"
+
+
+def dashboard_alone(site, wheels):
+    said = site.install("--wheels", wheels, "--dashboard", "--mqtt", "mqtt://a%40b@h")
+    assert "enable --now benchd-dashboard\n" in said
+    files = site.files()
+    assert files[f"{DASHBOARD}.d/broker.conf"] == '[Service]\nEnvironment="MQTT_URL=mqtt://a%%40b@h"\n'
+    assert "mqtt_password" in files["etc/tmpfiles.d/benchd.conf"]
+    assert not any("benchd.service" in name or name.endswith(".toml") for name in files)
+
+
+def service_beside_the_dashboard(site, wheels):
+    alone, files = site.points_to("current"), site.files()
     said = site.install("--wheels", wheels, "--mqtt", "mqtt://broker.local:1884", "--device-name", "Lab 1")
     assert "yes  torch" in said
-    assert "enable --now benchd" in said
+    assert "enable --now benchd benchd-dashboard\n" in said
+    broker = files.pop(f"{DASHBOARD}.d/broker.conf")
+    assert (files | {f"{DASHBOARD}.d/broker.conf.old": broker}).items() <= site.files().items()
+    assert site.points_to("current") != alone
+    look = [site.home / "current/bin/python", "-c", "import benchd.dashboard.app"]
+    assert subprocess.run(look, check=False, env=site.environment).returncode == 0
     settings = config.read(site.root / "etc/benchd/benchd.toml")
     assert (settings.mqtt.url, settings.device.name) == ("mqtt://broker.local:1884", "Lab 1")
     unit = site.files()["etc/systemd/system/benchd.service"]
@@ -129,7 +149,8 @@ def interrupted_or_broken_and_the_first_stays(site, update, first):
     assert "libcudart.so.13" in said
     assert f"{first} stays" in said
     assert (site.points_to("current"), site.files()) == (first, before)
-    (second,) = {path.name for path in site.home.iterdir() if path.is_dir() and not path.is_symlink()} - {first}
+    known = {first, site.points_to("previous")}
+    (second,) = {path.name for path in site.home.iterdir() if path.is_dir() and not path.is_symlink()} - known
     return second
 
 
@@ -176,6 +197,7 @@ def uninstalled(site):
     assert "Kept: /etc/benchd" in site.install("--uninstall")
     kept = {f"etc/benchd/benchd.toml{end}" for end in ("", ".old")}
     kept |= {f"etc/systemd/system/{name}" for name in ("benchd.service.old", "benchd.service.d/override.conf")}
+    kept |= {f"{DASHBOARD}.d/broker.conf{end}" for end in ("", ".old")}
     assert site.files().keys() == kept
     assert not site.home.exists()
 
@@ -259,25 +281,6 @@ def test_a_board_with_its_own_torch_gets_the_board_s_drop_ins(board, tmp_path, o
     assert not (board.root / "etc/modules-load.d").exists()
     environment = (board.home / "current/pyvenv.cfg").read_text()
     assert "include-system-site-packages = true" in environment
-
-
-def test_the_dashboard_is_installed_alone_and_goes_along_when_the_service_comes(site, wheels):
-    unit = "etc/systemd/system/benchd-dashboard.service"
-    assert "enable --now benchd-dashboard\n" in site.install(
-        "--wheels", wheels, "--dashboard", "--mqtt", "mqtt://a%40b@h"
-    )
-    files = site.files()
-    assert files[f"{unit}.d/broker.conf"] == '[Service]\nEnvironment="MQTT_URL=mqtt://a%%40b@h"\n'
-    assert "mqtt_password" in files["etc/tmpfiles.d/benchd.conf"]
-    assert not any("benchd.service" in name or name.endswith(".toml") for name in files)
-    alone = site.points_to("current")
-    assert "enable --now benchd benchd-dashboard\n" in site.install("--wheels", wheels)
-    assert files.items() <= site.files().items()
-    assert site.points_to("current") != alone
-    look = [site.home / "current/bin/python", "-c", "import benchd.dashboard.app"]
-    assert subprocess.run(look, check=False, env=site.environment).returncode == 0
-    site.install("--uninstall")
-    assert not {unit, "etc/systemd/system/benchd.service"} & site.files().keys()
 
 
 def place(site, text):

@@ -71,12 +71,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     found.software = builds.loaded()  # not before the first run, which a cold start times
     if job.ships:
         packing.refuse(job, workload, first)
-    # before the check, whose reference also takes memory
-    if _counted_by_driver(job):
-        built_s = loaded.runtime.build_s if loaded.runtime else None
-        loaded = replace(
-            loaded, taken=device_memory.taken(at_first, device_memory.own_bytes(found.device_uuid), built_s)
-        )
+    loaded = _counted(job, loaded, at_first, found.device_uuid)  # before the check, whose reference also takes memory
     stages.enter("check")
     if job.deployed:
         golden.refuse_others(Path(job.deployed), workload, loaded)
@@ -345,6 +340,14 @@ def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
 def _counted_by_driver(job: Job) -> bool:
     """Return whether the case's GPU memory is allocated by a runtime beside torch."""
     return job.device == "cuda" and job.case.variant.backend in ("onnxruntime", "tensorrt")
+
+
+def _counted(job: Job, loaded: Loaded, at_first: int | str, device_uuid: str | None) -> Loaded:
+    """Return it with the GPU memory that a runtime beside torch took."""
+    if not _counted_by_driver(job):
+        return loaded
+    built_s = loaded.runtime.build_s if loaded.runtime else None
+    return replace(loaded, taken=device_memory.taken(at_first, device_memory.own_bytes(device_uuid), built_s))
 
 
 def versions() -> dict[str, str]:

@@ -47,8 +47,8 @@ class Source:
     have any structure; `provider` is ONNX Runtime's, None for the device's default. `dla` is the core that TensorRT
     uses, None for the GPU alone, and `build_limit_s` how long it may build. `calibration` returns the images for an
     int8 file, or raises Unsupported. `used` lists the opened files, and `calibrated` the digests of the images that
-    they were calibrated with. `engine` is a TensorRT plan to load instead of building one, and `built` the plan that was
-    loaded and the kernels' times of its build, as a shipped folder calls them.
+    they were calibrated with. `engine` is a TensorRT plan to load instead of building one, and `built` the plan that
+    was loaded and the kernels' times of its build, as a shipped folder calls them.
     """
 
     module: nn.Module

@@ -25,22 +25,27 @@ OPTION = {
 }
 
 
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the tree with all changes, for both tests: neither's files are among the other's."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("daemon", "models", "kernels", "exporters", "dashboard"):
+        shutil.copytree(ROOT / name, folder / "benchd" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (where, added) in (FIELD | OPTION).items():
+        path = folder / "benchd" / name
+        text = path.read_text()
+        assert text.count(where) == 1, name
+        path.write_text(text.replace(where, where + added))
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path, child_environment):
-    """Return a function that copies the tree with changes and runs a command of the copy, and what it printed."""
+def command(copy, tmp_path, child_environment):
+    """Return a function that runs a command of the copy and returns what it printed."""
 
-    def changed(changes):
-        for folder in ("daemon", "models", "kernels", "exporters", "dashboard"):
-            shutil.copytree(ROOT / folder, tmp_path / "benchd" / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, (where, added) in changes.items():
-            path = tmp_path / "benchd" / name
-            text = path.read_text()
-            assert text.count(where) == 1, name
-            path.write_text(text.replace(where, where + added))
-
-    def command(function, *arguments):
+    def run(function, *arguments):
         line = [sys.executable, "-c", RUN.format(function), *arguments]
-        paths = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+        paths = os.pathsep.join([str(copy), child_environment.get("PYTHONPATH", "")])
         done = subprocess.run(
             line,
             cwd=tmp_path,
@@ -53,12 +58,10 @@ def run(tmp_path, child_environment):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    return changed, command
+    return run
 
 
-def test_a_record_field_touches_the_files_that_are_named(run, tmp_path):
-    changed, command = run
-    changed(FIELD)
+def test_a_record_field_touches_the_files_that_are_named(command, tmp_path):
     (tmp_path / "tiny.toml").write_text("[limits]\nwarm_up_cap_s = 0.2\nmeasure_cap_s = 0.3\ncheck_images = 1\n")
     case = ("--models", "square", "--option", "size=16", "--variants", "eager", "--device", "cpu", "--preset", "quick")
     command("bench_once", *case, "--config", "tiny.toml", "--wait")
@@ -70,8 +73,6 @@ def test_a_record_field_touches_the_files_that_are_named(run, tmp_path):
     assert [name for name in FIELD if f"`{name}`" not in named] == []
 
 
-def test_an_option_touches_the_command_alone(run):
-    changed, command = run
-    changed(OPTION)
+def test_an_option_touches_the_command_alone(command):
     command("benchd", "schema", "--answer", "42")
     assert "--answer" in command("benchd", "schema", "--help")

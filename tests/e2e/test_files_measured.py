@@ -13,7 +13,7 @@ parser = pytest.importorskip("onnx.parser")
 pytest.importorskip("onnxscript", reason="exports")
 pytest.importorskip("onnxruntime", reason="runs what was exported")
 
-SMALL = ("snn_onepass", "--option", "time_steps=2")
+SMALL = ("square", "--option", "size=16")
 
 
 def written(folder):
@@ -75,17 +75,17 @@ def test_an_own_file_is_measured(once, tmp_path):
     assert record.artifacts[0].key == "own.onnx"
 
 
-def test_a_damaged_file_of_ones_own_is_told_before_anything_is_measured(once, tmp_path):
+def test_a_damaged_file_of_ones_own_is_told_before_anything_is_measured(here, tmp_path):
     os.truncate(user_onnx(tmp_path), 50)
-    done = once("--onnx", "own.onnx")
+    done = here("bench-once", "--onnx", "own.onnx")
     assert done.returncode == 2
     assert "truncated or not a valid ONNX file" in done.stderr
 
 
-def test_an_own_file_runs_where_files_run(once, tmp_path):
+def test_an_own_file_runs_where_files_run(here, tmp_path):
     user_onnx(tmp_path)
-    missing = once("--onnx", "nowhere.onnx")
+    missing = here("bench-once", "--onnx", "nowhere.onnx")
     assert (missing.returncode, missing.stderr) == (2, "error: --onnx nowhere.onnx: no such file\n")
-    planned = once("--onnx", "own.onnx", "--variants", "compile,onnxruntime", "--dry-run")
+    planned = here("bench-once", "--onnx", "own.onnx", "--variants", "compile,onnxruntime", "--dry-run")
     assert planned.returncode == 0
     assert "an ONNX file runs on onnxruntime and tensorrt" in planned.stdout

@@ -59,7 +59,6 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, ar
         (["--live", CASE], 2, "two cases, or one case and two --python"),
         (["--live", CASE, CASE, CASE], 2, "two cases, or one case and two --python"),
         (["--aa", CASE, CASE], 2, "--aa compares one case with itself"),
-        (["--live", CASE, "--python", "nowhere/python", "--python", sys.executable], 2, "--python nowhere/python: "),
         (["--live", CASE, CASE, "--pairs", "1"], 2, "--pairs 1: at least 2"),
         (["--live", CASE, CASE, "--min-effect", "1"], 2, "--min-effect 1: expected a number with its unit, one of %"),
         (
@@ -79,6 +78,12 @@ def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, co
     assert done.returncode == code
     assert words in done.stderr
     assert not (tmp_path / "bench-out").exists()
+
+
+def test_an_interpreter_that_is_not_there_is_named(command):
+    pythons = ("--python", "nowhere/python", "--python", sys.executable)
+    done = command("benchd", "compare", "--live", CASE, *pythons, "--device", "cpu")
+    assert (done.returncode, "--python nowhere/python: " in done.stderr) == (2, True)
 
 
 def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path):
@@ -140,11 +145,11 @@ def test_accuracy_of_random_weights_is_refused(here, tmp_path):
     assert "accuracy needs trained weights, but these would be random: also give --weights FILE" in done.stderr
 
 
-def test_help_names_every_option_and_list_every_model(command):
-    shown = command("bench-once", "--help").stdout
+def test_help_names_every_option_and_list_every_model(here):
+    shown = here("bench-once", "--help").stdout
     for option in ("--models", "--variants", "--option", "--preset", "--mqtt", "--module", "Example:"):
         assert option in shown
-    listed = command("benchd", "list").stdout
+    listed = here("benchd", "list").stdout
     for model in catalog.MODELS:
         assert f"{model}: " in listed
 

@@ -13,6 +13,7 @@ from benchd.models.stbif import Quantiser, build_snn, convert, settling_steps
 
 LEVEL = 8
 STEP = 3
+NARROW = {"width": 16}  # a sixteenth of the arithmetic, the same layers
 
 
 class SmallQann(nn.Module):
@@ -68,7 +69,7 @@ def dyadic_images(count=16):
 @pytest.fixture(scope="module")
 def qann():
     torch.manual_seed(0)
-    return build("qann_resnet18")
+    return build("qann_resnet18", **NARROW)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -230,7 +231,7 @@ def test_a_dyadic_net_is_equal_in_other_dtypes(dtype):
 @torch.no_grad()
 def test_the_resnets_run_in_half_and_under_autocast(name):
     torch.manual_seed(0)
-    model, images = build(name), torch.randn(4, 3, 32, 32)
+    model, images = build(name, **NARROW), torch.randn(4, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(images).isfinite().all()
     assert model(images[:0]).shape == (0, 10)
@@ -243,7 +244,7 @@ def test_the_resnets_run_in_half_and_under_autocast(name):
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_training_reaches_every_parameter_of_the_spiking_resnet(batch_size):
     torch.manual_seed(0)
-    model = build("snn_stbif_resnet18").train()
+    model = build("snn_stbif_resnet18", **NARROW).train()
     model(torch.randn(batch_size, 3, 32, 32)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all(), name
@@ -252,7 +253,7 @@ def test_training_reaches_every_parameter_of_the_spiking_resnet(batch_size):
 
 def test_training_reaches_every_parameter_of_the_qann():
     torch.manual_seed(0)
-    model = build("qann_resnet18").train()
+    model = build("qann_resnet18", **NARROW).train()
     model(torch.randn(4, 3, 32, 32)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().sum() > 0, name
@@ -351,8 +352,8 @@ def test_custom_kernels_give_a_dyadic_net_bit_for_bit_and_follow_its_weights(dty
 @torch.no_grad()
 def test_custom_kernels_give_the_resnet_s_codes():
     torch.manual_seed(0)
-    plain = build("snn_stbif_resnet18").double()
-    custom = build("snn_stbif_resnet18", kernels="custom").double()
+    plain = build("snn_stbif_resnet18", **NARROW).double()
+    custom = build("snn_stbif_resnet18", kernels="custom", **NARROW).double()
     custom.load_state_dict(plain.state_dict())
     images, seen = torch.randn(2, 3, 32, 32, dtype=torch.float64), ([], [])
     for model, codes in zip((plain, custom), seen, strict=True):
@@ -369,7 +370,7 @@ def test_custom_kernels_give_the_resnet_s_codes():
 @torch.no_grad()
 def test_custom_kernels_give_the_resnet_s_codes_in_float32(monkeypatch):
     torch.manual_seed(0)
-    plain, custom = build("snn_stbif_resnet18"), build("snn_stbif_resnet18", kernels="custom")
+    plain, custom = (build("snn_stbif_resnet18", kernels=kernels, **NARROW) for kernels in ("torch", "custom"))
     custom.load_state_dict(plain.state_dict())
     seen, codes = [], ([], [])
     run = stbif.spike_conv2d
@@ -456,8 +457,8 @@ def test_custom_kernels_refuse_pools_that_they_do_not_have(sizes):
 
 def test_custom_kernels_learn_what_plain_ones_do():
     torch.manual_seed(0)
-    plain = build("snn_stbif_resnet18").double()
-    custom = build("snn_stbif_resnet18", kernels="custom").double()
+    plain = build("snn_stbif_resnet18", **NARROW).double()
+    custom = build("snn_stbif_resnet18", kernels="custom", **NARROW).double()
     custom.load_state_dict(plain.state_dict())
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     for model in (plain, custom):

@@ -47,8 +47,10 @@ def user_module(folder: Path, *, build: str = "pass", forward: str = "pass") -> 
     return f"{path}:build"
 
 
-def job(folder: Path, *, limits: Limits = TINY, module: str | None = None, **fields: object) -> Job:
-    """Return a job on the CPU with one thread; `fields` replace those of the case."""
+def job(
+    folder: Path, *, limits: Limits = TINY, module: str | None = None, probes: bool = False, **fields: object
+) -> Job:
+    """Return a job on the CPU with one thread and without `probes`; `fields` replace those of the case."""
     case = Case(**{"model": "own.net.build" if module else "square"} | fields)
     return Job(
         case=case,
@@ -63,6 +65,7 @@ def job(folder: Path, *, limits: Limits = TINY, module: str | None = None, **fie
         artifacts=str(folder / "artifacts"),
         spawned_ns=time.monotonic_ns(),
         module=module,
+        probes=probes,
     )
 
 

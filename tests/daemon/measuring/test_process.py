@@ -130,6 +130,8 @@ def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
 def test_a_probe_that_does_not_end_costs_the_floor_and_not_the_measurement(fails, tmp_path):
     replaced = f"import os, time; from benchd.daemon.worker import probes; probes.probe = lambda *_: {fails}"
     limits = msgspec.structs.replace(TINY, grace_s=5.0)
-    outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path, build=f"exec({replaced!r}, {{}})")))
+    outcome = run(
+        job(tmp_path, limits=limits, module=user_module(tmp_path, build=f"exec({replaced!r}, {{}})"), probes=True)
+    )
     assert (outcome.process.status, outcome.process.timing is not None) == ("ok", True)
     assert "probe" in outcome.missing["probes"]

@@ -54,10 +54,9 @@ def first_alarm(is_slower):
     return np.inf
 
 
-@pytest.mark.parametrize(("correlation", "pinned"), [(0.0, 5), (0.8, 5), (0.8, 30)])
-def test_at_most_one_install_in_twenty_raises_a_false_regression_in_a_month(correlation, pinned):
-    """Two deviations of 1,000 installs are 1.4 %."""
-    found = np.isfinite(hours_to_alarm(1_000, correlation, pinned)).any(axis=1)
+def test_at_most_one_install_in_twenty_raises_a_false_regression_in_a_month():
+    """Two deviations of 1,000 installs are 1.4 %; other correlations and pins are those of the documentation, below."""
+    found = np.isfinite(hours_to_alarm(1_000, 0.8, 5)).any(axis=1)
     assert found.mean() <= 0.05 + 0.014
 
 

@@ -2,11 +2,14 @@
 
 import re
 
+import msgspec
 import pytest
+import torch
 from worker_jobs import job, run_here
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.worker import child
+from benchd.models import catalog
 from benchd.models.data_named import DataError
 
 
@@ -91,3 +94,13 @@ def test_gradients_as_the_sentence_advises_run(tmp_path):
     mode = "with torch.inference_mode(False), torch.enable_grad()"
     (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=".clone()"))
     assert run_here(job(tmp_path, module=f"{tmp_path}/net.py:Net")).process.status == "ok"
+
+
+def test_weights_that_do_not_fit_name_the_key(tmp_path):
+    state = catalog.build("snn_onepass").state_dict()
+    del state["fc2.bias"]
+    torch.save(state, tmp_path / "weights.pth")
+    options, weights = catalog.entry("snn_onepass").resolve({}), str(tmp_path / "weights.pth")
+    outcome = run_here(msgspec.structs.replace(job(tmp_path, model="snn_onepass"), options=options, weights=weights))
+    assert outcome.process.status == "failed"
+    assert "fc2.bias" in outcome.process.reason

@@ -125,7 +125,7 @@ def test_the_rates_are_probed_before_a_profiler_is_attached(tmp_path, monkeypatc
 
 
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):
-    outcome = run(job(tmp_path))
+    outcome = run(job(tmp_path, probes=True))
     found = outcome.process.probes
     assert found is not None
     assert all(value > 0 for value in msgspec.structs.asdict(found).values() if isinstance(value, float))
@@ -146,7 +146,7 @@ def test_probes_that_fail_cost_the_floor_and_not_the_measurement(raised, told, t
         raise raised
 
     monkeypatch.setattr(torch, "mm", fails)
-    outcome = run_here(job(tmp_path))
+    outcome = run_here(job(tmp_path, probes=True))
     assert outcome.process.status == "ok"
     assert outcome.process.timing is not None
     assert outcome.process.probes is None

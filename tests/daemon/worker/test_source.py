@@ -210,39 +210,35 @@ WEIGHTS = {WEIGHTS!r}
 BOARD = """
 from benchd.daemon.errors import Unsupported
 from benchd.exporters import sessions
-own = source(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
-try:
-    given = own.onnx("fp32", 2, "cpu")
-    images = torch.randn(2, 4)
-    (outputs,) = sessions.open_session(given.path).run(None, {"inputs": images.numpy()})
-    print(given.key, torch.allclose(torch.from_numpy(outputs), own.module(images)))
-except Unsupported as error:
-    print(error)
+for folders in json.loads(sys.argv[1]):
+    own = source(*map(Path, folders))
+    try:
+        given = own.onnx("fp32", 2, "cpu")
+        images = torch.randn(2, 4)
+        (outputs,) = sessions.open_session(given.path).run(None, {"inputs": images.numpy()})
+        print(given.key, torch.allclose(torch.from_numpy(outputs), own.module(images)))
+    except Unsupported as error:
+        print(error)
 """
 
 
-def on_a_board(environment, *folders):
-    """Run the code in a child that has ONNX Runtime and none of the packages that export."""
-    command = [sys.executable, "-c", CHILD + BOARD, *map(str, folders)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
-
-
 def test_a_board_without_an_exporter_runs_a_given_file_and_else_says_how(brought, tmp_path, child_environment):
-    packages = ("onnx", "onnx_ir", "onnxscript")
-    (tmp_path / "packages").mkdir()
-    environment = child_environment | absent.environment(tmp_path / "packages", *packages)
-    assert on_a_board(environment, tmp_path / "own", brought) == f"{key_of(facts_of(2))} True"
+    """In a child that has ONNX Runtime and none of the packages that export."""
+    for name in ("packages", "empty"):
+        (tmp_path / name).mkdir()
+    environment = child_environment | absent.environment(tmp_path / "packages", "onnx", "onnx_ir", "onnxscript")
+    own, empty = str(tmp_path / "own"), str(tmp_path / "empty")
+    command = [sys.executable, "-c", CHILD + BOARD, json.dumps([[own, str(brought)], [own], [own, empty]])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    given, alone, without = done.stdout.splitlines()
+    assert given == f"{key_of(facts_of(2))} True"
     advice = (
         "pip install onnx onnxscript, or run `benchd export` with the same weights on another machine and bring its "
         "folder with --artifacts"
     )
-    alone = on_a_board(environment, tmp_path / "own")
     assert alone.startswith("none can be exported here (")
     assert alone.endswith(f"): {advice}")
-    (tmp_path / "empty").mkdir()
-    assert on_a_board(environment, tmp_path / "own", tmp_path / "empty").startswith(
-        f"{tmp_path / 'empty'} holds no file for this case, and none can be exported here"
-    )
+    assert without.startswith(f"{empty} holds no file for this case, and none can be exported here")
     assert not list(tmp_path.glob("own/*/model.onnx"))
 
 

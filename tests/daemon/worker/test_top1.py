@@ -30,7 +30,7 @@ def write_images(folder, classes=5, per_class=PER_CLASS):
 def asked(tmp_path, forward="return scores", *, count="full", data=None, labels=None, **fields):
     """Return a job of a module that ends in these lines, with its accuracy over the images."""
     module = user_module(tmp_path, forward=RIGHT + forward)
-    a_job = msgspec.structs.replace(job(tmp_path, module=module, **fields), probes=False)
+    a_job = job(tmp_path, module=module, **fields)
     return msgspec.structs.replace(
         a_job, data=f"imagefolder:{data or tmp_path / 'images'}", labels=labels, accuracy=count
     )
@@ -174,7 +174,6 @@ def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
     Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "images" / "2" / "0.png")
     a_job = msgspec.structs.replace(
         job(tmp_path, variant=Variant("onnxruntime"), batch_size=2),
-        probes=False,
         options={},
         onnx=str(tmp_path / "net.onnx"),
         inputs=[InputSpec("x", "float32", [3, 4, 4])],
