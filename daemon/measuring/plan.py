@@ -15,6 +15,7 @@ import msgspec
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
+from benchd.daemon.measuring import loads
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import ImageCount, Limits
 from benchd.daemon.measuring.user_model import UserFile, UserModel
@@ -30,7 +31,7 @@ from benchd.daemon.records import (
     Variant,
     all_variants,
 )
-from benchd.daemon.verdicts.statistics import STOP_RULES
+from benchd.daemon.verdicts.statistics import STOP_RULES, minimum_samples
 from benchd.exporters import sessions
 from benchd.exporters.tegra import install, is_tegra
 from benchd.models import catalog, demo, libraries
@@ -210,16 +211,18 @@ def suite_of(case_id: str, preset: str) -> Suite:
     model, *parts = case_id.split(",")
     model = re.sub(rf"^({'|'.join(catalog.LIBRARIES)})_", r"\1:", model)  # as written in a case_id
     given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": [], "threads": []}
+    given["streams"] = []
     named: dict[str, str] = {}
     for part in parts:
         name, equals, value = part.partition("=")
-        if name == "threads":
-            given["threads"].append(value)
+        if name in ("threads", "streams"):
+            given[name].append(value)
         elif equals:
             named[name] = value
         else:
             given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
-    single = {name: named.pop(name) for name in ("seed", "provider") if name in named}
+    single = loads.named(named)
+    single |= {name: named.pop(name) for name in ("seed", "provider", "percentile", "queue") if name in named}
     fields = {"models": [model], "preset": preset, "options": {name: [value] for name, value in named.items()}}
     try:
         return msgspec.convert(given | fields | single, Suite, strict=False)
@@ -253,12 +256,19 @@ def limited(preset: Limits, config: LimitsConfig) -> Limits:
     return msgspec.structs.replace(preset, **given, rule=rule)
 
 
-def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: LimitsConfig) -> Limits:
-    """Return the limits of a case: a sustained run is one long process, a cold start one run per process."""
-    if scenario == "sustained":
+def _of_scenario(limits: Limits, case: Case, suite: Suite, config: LimitsConfig) -> Limits:
+    """Return the limits of a case: a sustained run is one long process, a cold start one run per process.
+
+    A server runs until its percentile has enough requests.
+    """
+    if case.load and case.load.rate_hz:
+        least_s = minimum_samples(case.load.percentile) / case.load.rate_hz
+        rule = msgspec.structs.replace(limits.rule, cap_s=max(limits.rule.cap_s, least_s))
+        return msgspec.structs.replace(limits, rule=rule)
+    if case.scenario == "sustained":
         rule = msgspec.structs.replace(limits.rule, cap_s=config.measure_cap_s or SUSTAINED_S, half_width=None)
         return msgspec.structs.replace(limits, rule=rule, processes=suite.processes or 1)
-    if scenario == "cold_start":
+    if case.scenario == "cold_start":
         return msgspec.structs.replace(limits, processes=suite.processes or max(COLD_STARTS, limits.processes))
     return limits
 
@@ -267,6 +277,7 @@ def _cases(
     suite: Suite, config: LimitsConfig, machine: Machine, own: UserModel | None, search: bool
 ) -> Iterator[Planned]:
     limits, own = _limits(suite, config), own or _of_suite(suite)
+    loads.refuse(suite)
     is_elsewhere = suite.device is not None and machine.device != suite.device
     machine = replace(machine, device=suite.device) if suite.device else machine
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
@@ -287,8 +298,10 @@ def _cases(
                     search and scenario == "offline" and not suite.batch_sizes and not isinstance(own, UserFile)
                 )
                 sizes = SEARCHED_BATCH_SIZES if is_searched else _batch_sizes(suite, model, own, scenario)
-                combinations = itertools.product(sizes, _options(suite, model, own), threads)
-                for batch_size, options, count in combinations:
+                streams = suite.streams if direction == "inference" and suite.streams else [1]
+                demands = itertools.product(threads, streams, loads.of(suite, scenario))
+                combinations = itertools.product(sizes, _options(suite, model, own), demands)
+                for batch_size, options, (count, stream_count, load) in combinations:
                     case = Case(
                         model=model,
                         variant=variant,
@@ -299,9 +312,11 @@ def _cases(
                         seed=suite.seed,
                         provider=suite.provider if variant.backend == "onnxruntime" else None,
                         threads=count,
+                        streams=stream_count,
+                        load=load,
                     )
                     reason = NOT_ITS_DEVICE if is_elsewhere else why_not(case, machine, isinstance(own, UserFile))
-                    its_limits = _of_scenario(limits, scenario, suite, config)
+                    its_limits = _of_scenario(limits, case, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
                     weights, data = _sources(suite, case, own)
                     yield Planned(

@@ -15,6 +15,7 @@ from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
+    PERCENTILES,
     VERDICTS,
     Case,
     Check,
@@ -28,6 +29,7 @@ from benchd.daemon.records import (
     Probes,
     ProcessResult,
     Record,
+    Requests,
     Sample,
     Status,
     Summary,
@@ -45,8 +47,7 @@ RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for a
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
-PERCENTILES = (90, 95, 99)
-BACK_TO_BACK = ("single_stream", "offline", "sustained")
+BACK_TO_BACK = ("single_stream", "offline", "sustained", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
     """Return how many inputs were answered in the window; runs with pauses are counted by their parts."""
     if process.throughput_per_s is not None:
         return max(1, round(process.throughput_per_s * window.seconds))
+    if process.requests is not None:
+        return max(1, process.requests.answered + process.requests.late) * batch_size
     runs = sum(timing.runs for timing in process.parts.values()) or (process.timing.runs if process.timing else 0)
     return max(1, runs) * batch_size
 
@@ -150,7 +153,8 @@ def record(
     least = _floor(case, model, probes, next(filter(None, (one.synaptic_flops for one in outcomes)), None), reason)
     total = _energy(outcomes)
     is_back_to_back = case.scenario in BACK_TO_BACK
-    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_back_to_back else None
+    is_alone = is_back_to_back and case.streams == 1 and case.scenario != "pipeline"
+    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_alone else None
     return Record(
         run_id=run_id.run_id,
         suite_id=run.suite_id,
@@ -175,6 +179,7 @@ def record(
         throughput_per_s=_throughput(case, timing, outcomes),
         throughput_basis=_throughput_basis(case) if timing and is_back_to_back else None,
         deadlines=_deadlines(outcomes),
+        requests=_requests(outcomes),
         energy=total if isinstance(total, Energy) else None,
         telemetry=telemetry,
         clocks=_ending(telemetry, "_clock_hz"),
@@ -235,6 +240,7 @@ def _combined(timings: Sequence[Timing | None]) -> Timing | None:
         p95_ms=_largest([timing.p95_ms for timing in present]),
         p99_ms=_largest([timing.p99_ms for timing in present]),
         p99_upper_ms=_largest([timing.p99_upper_ms for timing in present]),
+        p999_ms=_largest([timing.p999_ms for timing in present]),
         runs=runs,
         outliers_mild=sum(timing.outliers_mild for timing in present),
         outliers_severe=sum(timing.outliers_severe for timing in present),
@@ -255,13 +261,13 @@ def _parts(outcomes: Sequence[Outcome]) -> dict[str, Timing]:
 
 
 def _throughput_basis(case: Case) -> Literal["measured", "batch_over_median"]:
-    return "measured" if case.scenario == "offline" else "batch_over_median"
+    return "measured" if case.scenario == "offline" or case.streams > 1 else "batch_over_median"
 
 
 def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) -> float | None:
     if timing is None or case.scenario not in BACK_TO_BACK:
         return None
-    if case.scenario != "offline":
+    if _throughput_basis(case) == "batch_over_median":
         return case.batch_size / timing.median_ms * 1e3
     measured = [outcome.process.throughput_per_s for outcome in outcomes if outcome.process.throughput_per_s]
     return statistics.median(measured)
@@ -282,6 +288,24 @@ def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
         )
         for rate_hz, found in of_rate.items()
     ]
+
+
+def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
+    """Return the requests of all processes: the least of their rates, which all of them meet if each one did."""
+    found = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
+    if not found:
+        return None
+    met = [one.met for one in found]
+    return Requests(
+        rate_hz=min(one.rate_hz for one in found),
+        asked=sum(one.asked for one in found),
+        answered=sum(one.answered for one in found),
+        late=sum(one.late for one in found),
+        dropped=sum(one.dropped for one in found),
+        met=False if False in met else None if None in met else True,
+        arrivals_p=min(one.arrivals_p for one in found),
+        busy_share=statistics.median([one.busy_share for one in found]),
+    )
 
 
 def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
@@ -412,16 +436,24 @@ def _missing_energy(total: Energy | str | None) -> dict[str, str]:
     return {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
 
 
-def _missing_timing(case: Case, timing: Timing | None, reason: str | None) -> dict[str, str]:
+def _missing_percentile(least: int, timing: Timing, requests: Requests | None) -> str:
+    if requests and requests.asked >= least:
+        return f"{requests.dropped} of {requests.asked} requests were dropped"
+    return f"needs {least} runs per process, has {timing.runs}"
+
+
+def _missing_timing(case: Case, timing: Timing | None, reason: str | None, requests: Requests | None) -> dict[str, str]:
     missing = {}
     if timing is None:
         missing["timing"] = missing["x_of_floor"] = reason or "not measured"
     else:
-        for q in PERCENTILES:
-            if getattr(timing, f"p{q}_ms") is None:
-                missing[f"timing.p{q}_ms"] = (
-                    f"needs {statistics.minimum_samples(q)} runs per process, has {timing.runs}"
-                )
+        for name, q in PERCENTILES.items():
+            if getattr(timing, name) is None:
+                missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), timing, requests)
+    if case.streams > 1:
+        missing["x_of_floor"] = "several streams share the device"
+    if case.scenario == "pipeline":
+        missing["x_of_floor"] = "the floor is that of the model alone"
     if case.scenario not in BACK_TO_BACK:
         missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
     return missing
@@ -438,7 +470,7 @@ def _missing(
     reason: str | None,
 ) -> dict[str, str]:
     """Return the reason for each null field."""
-    missing = _missing_energy(total) | _missing_timing(case, timing, reason)
+    missing = _missing_energy(total) | _missing_timing(case, timing, reason, _requests(outcomes))
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least
     if not _ending(telemetry, "_clock_hz"):

@@ -30,7 +30,7 @@ class Supervisor:
     plan: Sequence[Planned]
     suite_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     records: list[Record] = field(default_factory=list)
-    _rates: dict[tuple[Precision, int | None], Probes | None] = field(default_factory=dict)
+    _rates: dict[tuple[Precision, int | None, int], Probes | None] = field(default_factory=dict)
 
     def run(self) -> None:
         """Measure every case of the plan, under the machine's lock."""
@@ -153,6 +153,6 @@ def _end_of_search(outcome: Outcome) -> Outcome:
     return msgspec.structs.replace(outcome, process=msgspec.structs.replace(process, status="unsupported"))
 
 
-def _rates_of(case: Case) -> tuple[Precision, int | None]:
+def _rates_of(case: Case) -> tuple[Precision, int | None, int]:
     """Return the settings on which the device's rates depend."""
-    return case.variant.precision, case.threads
+    return case.variant.precision, case.threads, case.streams

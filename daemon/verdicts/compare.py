@@ -347,6 +347,8 @@ def command(record: Record, processes: int | None = None) -> str:
         words += ["--option", f"{name}={value}"]
     words += ["--direction", case.direction] if case.direction != "inference" else []
     words += ["--scenario", case.scenario] if case.scenario != "single_stream" else []
+    words += ["--streams", str(case.streams)] if case.streams > 1 else []
+    words += case.load.options if case.load else []
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []

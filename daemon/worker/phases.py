@@ -3,8 +3,11 @@
 import ctypes
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from array import array
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +18,7 @@ from benchd.daemon.measuring.process import settings
 from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import (
     Memory,
+    Requests,
     Window,
 )
 from benchd.daemon.worker import (
@@ -29,18 +33,24 @@ from benchd.daemon.worker import (
     packing,
     probes,
     scenarios,
+    server,
     steps,
 )
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.child import StageClock
+from benchd.daemon.worker.pipeline import Camera, Pipeline
+from benchd.daemon.worker.streams import Streams, back_to_back
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
 from benchd.daemon.worker.workload import Workload, build
 from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
 DEVICE_PARTS_S = 1.0
+ARRIVALS_P = 0.01
+SHARED = ("eager", "compile")
+PAUSED = ("periodic", "wake_up", "server")
 
 
 def run(job: Job, stages: StageClock, found: Outcome) -> None:
@@ -68,6 +78,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.leave()
     pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
+    others = _other_streams(job, workload, loaded, pool)
     found.software = builds.loaded()  # not before the first run, which a cold start times
     # before the check, whose reference also takes memory
     if _counted_by_driver(job):
@@ -75,6 +86,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         loaded = replace(
             loaded, taken=device_memory.taken(at_first, device_memory.own_bytes(found.device_uuid), built_s)
         )
+    of_streams = [loaded, *others]
     stages.enter("check")
     if job.deployed:
         golden.refuse_others(Path(job.deployed), workload, loaded)
@@ -87,14 +99,15 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")
     found.flags += ["reference_fp32"] if found.check.reference == "float32" else []
     _accuracy(job, workload, loaded, stages, found)
+    camera = workload.camera
     del workload
     if job.case.scenario == "cold_start":
         _cold_start(job, loaded, first_ended_ns, stages, found)
         return
-    met = _timed(job, loaded, pool, right, stages, found)
+    met = _timed(job, of_streams, pool, camera, right, stages, found)
     stages.keep(found)
     _beside(job, loaded, pool, [pool[place] for place in met], stages, found)
-    del loaded, pool
+    del of_streams, others, loaded, pool
     _probed(job, device, stages, found)
 
 
@@ -104,7 +117,7 @@ def open_device(job: Job) -> torch.device:
         raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
     if job.case.direction == "training" and not catalog.trains(job.case.model, job.case.variant.name):
         raise Unsupported(catalog.TRAINING)
-    torch.set_num_threads(job.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(job.threads or max(1, len(os.sched_getaffinity(0)) // job.case.streams))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return torch.device(job.device)
 
@@ -121,6 +134,17 @@ def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[
         loaded = steps.uniform(loaded, output)
         stages.seconds["second_run_s"] = steps.SingleStream(loaded, pool)(0)[0] / 1e9
     return loaded, first, first_ended_ns
+
+
+def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batch]) -> list[Loaded]:
+    """Return the model for each further stream: the same if it is Python, else its own session, engine or graph."""
+    variant, others = job.case.variant, job.case.streams - 1
+    if variant.backend in SHARED:
+        return [loaded] * others
+    example = workload.images[: job.case.batch_size]
+    with torch.inference_mode():
+        made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
+        return [steps.uniform(one, one.run(pool[0].to(loaded.device))) for one in made]
 
 
 def _accuracy(job: Job, workload: Workload, loaded: Loaded, stages: StageClock, found: Outcome) -> None:
@@ -147,39 +171,80 @@ def _cold_start(job: Job, loaded: Loaded, first_ended_ns: int, stages: StageCloc
 
 
 def _timed(
-    job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, stages: StageClock, found: Outcome
+    job: Job,
+    of_streams: list[Loaded],
+    pool: list[Batch],
+    camera: Camera | None,
+    right: Expected | None,
+    stages: StageClock,
+    found: Outcome,
 ) -> list[int]:
-    """Warm up, measure and audit; return the batches that were run."""
+    """Warm up, measure and audit, with a model for each stream; return the batches that were run."""
+    loaded = of_streams[0]
     if not _forget_peaks(loaded.device):
         found.flags.append("rss_peak_since_start")
     known = [place for place in right.outputs if place < len(pool)] if right else []
-    step, mode = _step(job, loaded, pool, known)
+    mode = nullcontext if job.case.direction == "training" else torch.inference_mode
     _rest(job, stages, found)
-    with mode:
+    made = [_step(job, one, pool, known, camera) for one in of_streams]
+    with mode(), Streams(made, loaded.device, mode) as streams:
         stages.enter("warm_up")
-        found.process.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
-        step.sample.clear()
+        found.process.warm_up, *_ = streams.together(partial(measure.warm_up, cap_s=job.limits.warm_up_cap_s))
+        for step in streams.steps:
+            step.sample.clear()
         stages.enter("measure")
-        if job.case.scenario in ("periodic", "wake_up"):
-            _paced(job, loaded, step, stages, found)
+        if job.case.scenario == "server":
+            _serve(job, loaded, streams, stages, found)
+        elif job.case.scenario in ("periodic", "wake_up"):
+            _paced(job, loaded, streams.steps[0], stages, found)
+        elif job.case.streams > 1:
+            _side_by_side(job, loaded, streams, stages, found)
         else:
-            measured = measure.measure(step, job.limits.rule, job.hold_s)
-            _take_peaks(job, loaded, found)
-            _device_parts(job, loaded, pool, found)
-            _rest(job, stages, found, settle_s=job.idle_s / 2)
-            stages.leave()
-            _record(job, step, measured, found)
+            _back_to_back(job, loaded, pool, streams.steps[0], stages, found)
     if right:
-        _audit(step, loaded, right, found)
-    return list(step.sample.met)
+        _audit(streams.steps, loaded, right, found)
+    return list({place: None for step in streams.steps for place in step.sample.met})
 
 
-def _audit(step: steps.Step, loaded: Loaded, right: Expected, found: Outcome) -> None:
+def _back_to_back(
+    job: Job, loaded: Loaded, pool: list[Batch], step: steps.Step, stages: StageClock, found: Outcome
+) -> None:
+    """Run without pauses until the rule says stop, and record that."""
+    measured = measure.measure(step, job.limits.rule, job.hold_s)
+    _take_peaks(job, loaded, found)
+    if job.case.scenario != "pipeline":  # which has parts of its own
+        _device_parts(job, loaded, pool, found)
+    _rest(job, stages, found, settle_s=job.idle_s / 2)
+    stages.leave()
+    _record(job, step, measured, found)
+
+
+def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
+    """Run all streams without pauses and record each; the blocks are those of the first one."""
+    measured, by_stream, values_ns = back_to_back(streams, job.limits.rule, job.hold_s)
+    _take_peaks(job, loaded, found)
+    _rest(job, stages, found, settle_s=job.idle_s / 2)
+    stages.leave()
+    columns = _named_streams(by_stream)
+    found.process.timing = measure.part_timing(values_ns)
+    found.process.parts |= {name: measure.part_timing(column) for name, column in columns.items() if column}
+    found.process.blocks = measure.block_statistics(measured.summary, measured.bounds_ns)
+    found.process.window = measured.window
+    found.process.raw = measure.write_raw({"total": values_ns, **columns}, Path(job.output), job.raw_name)
+    found.process.throughput_per_s = job.case.batch_size * len(values_ns) / measured.window.seconds
+    _flag_unsteady(found)
+
+
+def _named_streams(by_stream: "Sequence[array[int]]") -> "dict[str, array[int]]":
+    return {f"stream_{number}": column for number, column in enumerate(by_stream, start=1)} if by_stream[1:] else {}
+
+
+def _audit(timed: Sequence[steps.Step], loaded: Loaded, right: Expected, found: Outcome) -> None:
     """Compare the answers of the timed runs with the reference too, and those to unseen inputs."""
     if found.check is None:
         raise ValueError("an audit comes after the check")
     was = found.check
-    found.check = audit.audited(was, right, step.sample.answers)
+    found.check = audit.audited(was, right, [answer for step in timed for answer in step.sample.answers])
     with torch.inference_mode():
         found.check = audit.audited_fresh(found.check, right, loaded)
     if found.check.verdict == "failed" != was.verdict:
@@ -195,7 +260,7 @@ def _beside(job: Job, loaded: Loaded, pool: list[Batch], met: list[Batch], stage
         with torch.inference_mode():
             if audit.repeated_is_faster(loaded, met):
                 found.flags.append("repeated_input_faster")
-    if job.case.scenario not in ("periodic", "wake_up") and not job.is_compared:
+    if job.case.scenario not in PAUSED and not job.is_compared:
         _occupied(loaded, pool, found)
 
 
@@ -210,17 +275,17 @@ def _rest(job: Job, stages: StageClock, found: Outcome, settle_s: float = 0.0) -
     found.process.idle.append(Window(start, time.monotonic_ns()))
 
 
-def _step(
-    job: Job, loaded: Loaded, pool: list[Batch], known: list[int]
-) -> tuple[steps.Step, AbstractContextManager[object]]:
-    """Return the step and its mode; the right answers to the `known` batches are known."""
+def _step(job: Job, loaded: Loaded, pool: list[Batch], known: list[int], camera: Camera | None) -> steps.Step:
+    """Return the step of one stream; the right answers to the `known` batches are known."""
+    if camera:
+        return Pipeline(loaded, camera, job.case.batch_size, len(pool), known)
     if job.case.direction == "training":
         if loaded.module is None:
             raise Unsupported("this backend does not train")
-        return steps.Training(loaded.module, loaded.device, pool, job.case.seed), nullcontext()
+        return steps.Training(loaded.module, loaded.device, pool, job.case.seed)
     if job.case.scenario == "offline":
-        return steps.Offline(loaded, pool, _chunk(loaded, pool), known), torch.inference_mode()
-    return steps.SingleStream(loaded, pool, known), torch.inference_mode()
+        return steps.Offline(loaded, pool, _chunk(loaded, pool), known)
+    return steps.SingleStream(loaded, pool, known)
 
 
 def _chunk(loaded: Loaded, pool: list[Batch]) -> int:
@@ -257,6 +322,39 @@ def _paced(job: Job, loaded: Loaded, step: steps.Step, stages: StageClock, found
     found.process.parts |= {part: measure.part_timing(values) for part, values in values_ns.items()}
     found.process.timing = next(iter(found.process.parts.values()))
     found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
+    _flag_unsteady(found)
+
+
+def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
+    """Answer requests as a server and record each one's latency and what became of it."""
+    if job.case.load is None:
+        raise ValueError("a server needs a load")
+    load, seed = job.case.load, f"{job.case.seed} {job.raw_name.rpartition('.')[2]}"
+    clock = server.Monotonic(partial(stages.go_on, None))
+    with measure.no_collection():
+        served, trials = server.run(
+            streams.together, load, job.limits.rule.cap_s, seed, clock, streams=len(streams.steps)
+        )
+    found.process.window = Window(served.start_ns, served.end_ns)
+    _take_peaks(job, loaded, found)
+    _rest(job, stages, found, settle_s=job.idle_s / 2)
+    stages.leave()
+    found.process.timing = measure.request_timing(served.latency_ns, len(served.dropped))
+    columns = {"service": served.service_ns, **_named_streams(served.of_stream_ns)}
+    found.process.parts |= {name: measure.part_timing(column) for name, column in columns.items() if column}
+    found.process.raw = measure.write_raw({"total": served.latency_ns, **columns}, Path(job.output), job.raw_name)
+    found.process.requests = Requests(
+        rate_hz=served.rate_hz,
+        asked=served.asked,
+        answered=len(served.latency_ns) - len(served.late),
+        late=len(served.late),
+        dropped=len(served.dropped),
+        met=server.is_met(served, load),
+        arrivals_p=served.arrivals_p,
+        busy_share=sum(served.service_ns) / (len(streams.steps) * 1e9 * found.process.window.seconds),
+        trials=trials,
+    )
+    found.flags += ["arrivals_off"] if served.arrivals_p < ARRIVALS_P else []
     _flag_unsteady(found)
 
 
