@@ -339,9 +339,10 @@ class Requests(Struct, frozen=True, kw_only=True):
 
     Latency counts from a request's arrival. A `late` one missed the deadline; a `dropped` one found the queue full and
     has no latency. `met` tells whether the deadline is met at the case's percentile, with 99 % confidence: null without
-    a deadline, or if too few requests show either. `arrivals_p` is the p of a Kolmogorov-Smirnov test of the arrivals,
-    when they were seen, against the asked process. `busy_share` is the share of time spent answering. `trials` are the
-    rates of a search.
+    a deadline, or if too few requests show either. `arrivals_p` is the p of a Kolmogorov-Smirnov test of the arrivals
+    against the asked process. `noticed_ms` is the median delay with which an idle stream woke up for a request, a part
+    of its latency; null if none was idle. `busy_share` is the share of time spent answering. `trials` are the rates of
+    a search.
     """
 
     rate_hz: float
@@ -351,6 +352,7 @@ class Requests(Struct, frozen=True, kw_only=True):
     dropped: int
     met: bool | None
     arrivals_p: float
+    noticed_ms: float | None
     busy_share: float
     trials: list[Trial] = []
 

@@ -304,6 +304,7 @@ def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
         dropped=sum(one.dropped for one in found),
         met=False if False in met else None if None in met else True,
         arrivals_p=min(one.arrivals_p for one in found),
+        noticed_ms=max((one.noticed_ms for one in found if one.noticed_ms is not None), default=None),
         busy_share=statistics.median([one.busy_share for one in found]),
     )
 

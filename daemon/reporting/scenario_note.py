@@ -73,6 +73,7 @@ def _server(record: Record) -> str:
             f"{requests.dropped} dropped",
             _percentiles(timing),
             f"busy {100 * requests.busy_share:.3g} %",
+            *([f"woken after {requests.noticed_ms:.3g} ms"] if requests.noticed_ms is not None else []),
             *([_streams(record)] if record.case.streams > 1 else []),
         ]
     )

@@ -21,6 +21,7 @@ from benchd.daemon.records import (
     Requests,
     Window,
 )
+from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker import (
     accuracy,
     audit,
@@ -48,7 +49,6 @@ from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
 DEVICE_PARTS_S = 1.0
-ARRIVALS_P = 0.01
 SHARED = ("eager", "compile")
 PAUSED = ("periodic", "wake_up", "server")
 
@@ -351,10 +351,10 @@ def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found
         dropped=len(served.dropped),
         met=server.is_met(served, load),
         arrivals_p=served.arrivals_p,
+        noticed_ms=median(served.noticed_ns) / 1e6 if served.noticed_ns else None,
         busy_share=sum(served.service_ns) / (len(streams.steps) * 1e9 * found.process.window.seconds),
         trials=trials,
     )
-    found.flags += ["arrivals_off"] if served.arrivals_p < ARRIVALS_P else []
     _flag_unsteady(found)
 
 

@@ -75,8 +75,9 @@ def arrivals(rate_hz: float, count: int, seed: str) -> "array[int]":
 class Queue:
     """A bounded queue before one stream or several; requests are numbered in the order of their arrival.
 
-    At most `bound` requests wait while every stream answers another. With `most_late` no more requests are asked once
-    more than so many are late or dropped: then the deadline cannot be met any more.
+    At most `bound` requests wait while every stream answers another. `asked` have arrived; `noticed_ns` has the delay
+    of each that an idle stream waited for. With `most_late` no more requests are asked once more than so many are late
+    or dropped: then the deadline cannot be met any more.
     """
 
     def __init__(
@@ -92,16 +93,12 @@ class Queue:
         self._deadline_ns, self._most_late = deadline_ns, most_late
         self._waiting: deque[int] = deque()
         self._end = len(arrived_ns)
-        self.seen_ns = array("q")
+        self.asked = 0
+        self.noticed_ns = array("q")
         self.dropped: list[int] = []
         self.late: list[int] = []
         self.started_ns = array("q", bytes(8 * len(arrived_ns)))
         self.ended_ns = array("q", bytes(8 * len(arrived_ns)))
-
-    @property
-    def asked(self) -> int:
-        """Return how many requests have arrived."""
-        return len(self.seen_ns)
 
     @property
     def next_ns(self) -> int | None:
@@ -133,10 +130,12 @@ class Queue:
         self._end = self.asked
 
     def _admit(self, now_ns: int, *, is_awaited: bool) -> None:
-        """Take in what has arrived; an arrival that a stream waited for is seen now, others were at their time."""
+        """Take in what has arrived by now, which an idle stream may have awaited."""
         while (arrived_ns := self.next_ns) is not None and arrived_ns <= now_ns:
             request = self.asked
-            self.seen_ns.append(now_ns if is_awaited else arrived_ns)
+            self.asked += 1
+            if is_awaited:
+                self.noticed_ns.append(now_ns - arrived_ns)
             if len(self._waiting) < self._bound + self._idle:
                 self._waiting.append(request)
             else:
@@ -152,14 +151,16 @@ class Queue:
 class Served:
     """A run of a server: the times in ns of each answered request; latency counts from its arrival.
 
-    `late` and `dropped` are the numbers of requests, `seen_ns` when each request was seen.
+    `arrived_ns` are those of all requests, `late` and `dropped` the numbers of some. `noticed_ns` has the delay with
+    which an idle stream woke up for a request.
     """
 
     rate_hz: float
     latency_ns: "array[int]"
     of_stream_ns: "Sequence[array[int]]"
     service_ns: "array[int]"
-    seen_ns: "array[int]"
+    arrived_ns: Sequence[int]
+    noticed_ns: "array[int]"
     start_ns: int
     end_ns: int
     late: Sequence[int]
@@ -168,7 +169,7 @@ class Served:
     @property
     def asked(self) -> int:
         """Return how many requests arrived."""
-        return len(self.seen_ns)
+        return len(self.arrived_ns)
 
     @property
     def misses(self) -> int:
@@ -178,7 +179,7 @@ class Served:
     @property
     def arrivals_p(self) -> float:
         """Return the p of a Kolmogorov-Smirnov test of the gaps between arrivals against the asked process."""
-        gaps_ns = [after - before for before, after in pairwise([self.start_ns, *self.seen_ns])]
+        gaps_ns = [after - before for before, after in pairwise([self.start_ns, *self.arrived_ns])]
         return statistics.exponential_p(gaps_ns, 1e9 / self.rate_hz)
 
 
@@ -296,7 +297,8 @@ def _served(
         latency_ns=array("q", latency_ns.values()),
         of_stream_ns=[array("q", (latency_ns[request] for request in one)) for one in by_stream],
         service_ns=array("q", (queue.ended_ns[request] - queue.started_ns[request] for request in answered)),
-        seen_ns=queue.seen_ns,
+        arrived_ns=arrived_ns[: queue.asked],
+        noticed_ns=queue.noticed_ns,
         start_ns=start_ns,
         end_ns=max(queue.ended_ns),
         late=queue.late,

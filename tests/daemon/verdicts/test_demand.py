@@ -22,6 +22,7 @@ def server(variant="eager", rate_hz=30.0, median_ms=5.0, *, met=True, is_found=F
         dropped=0,
         met=met,
         arrivals_p=0.5,
+        noticed_ms=0.1,
         busy_share=0.5,
     )
     times = [timing(median_ms * (1 + step / 1000)) for step in range(3)]

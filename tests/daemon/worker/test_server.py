@@ -54,6 +54,7 @@ def test_waiting_is_that_of_theory(share):
     wait_ns = sum(found.latency_ns) / len(found.latency_ns) - 1e6
     assert wait_ns == pytest.approx(1e6 * share / (2 * (1 - share)), rel=0.1)
     assert found.arrivals_p > 0.01
+    assert set(found.noticed_ns) == {0}
 
 
 @pytest.mark.parametrize("rate_hz", [100.0, 990.0, 5000.0])
