@@ -152,6 +152,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     deadline_ms: float | None = None
     percentile: float | None = None
     queue: int | None = None
+    beside: str | None = None
     weights: str | None = None
     data: str | None = None
     labels: str | None = None

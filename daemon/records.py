@@ -147,12 +147,22 @@ class Load(Struct, frozen=True, kw_only=True):
         return words + (["--queue", str(self.queue)] if self.queue != QUEUE else [])
 
 
+class Neighbour(Struct, frozen=True):
+    """Another case that runs at a rate in a process of its own while the measured one is timed."""
+
+    case_id: str
+    rate_hz: float
+
+    def __str__(self) -> str:
+        return f"{self.case_id}:{self.rate_hz:.12g}Hz"
+
+
 class Case(Struct, frozen=True, kw_only=True):
     """What to measure. `options` holds the options that differ from the catalog's defaults, sorted by name.
 
     `provider` is ONNX Runtime's, null for the device's default; `threads` is the number of CPU threads, null for all.
     `streams` run the model at the same time, each with that many threads; null divides the CPUs among them. `load` is
-    that of a `server`.
+    that of a `server`, `beside` a neighbour's.
     """
 
     model: str
@@ -166,6 +176,7 @@ class Case(Struct, frozen=True, kw_only=True):
     threads: int | None = None
     streams: int = 1
     load: Load | None = None
+    beside: Neighbour | None = None
 
     @property
     def case_id(self) -> str:
@@ -182,8 +193,10 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def demand(self) -> list[str]:
-        """Return what identifies the streams and the load in a case_id; nothing for one stream without a load."""
-        return ([f"streams={self.streams}"] if self.streams > 1 else []) + (self.load.words if self.load else [])
+        """Return what identifies streams, load and neighbour in a case_id; nothing for one stream alone."""
+        words = [f"streams={self.streams}"] if self.streams > 1 else []
+        words += self.load.words if self.load else []
+        return words + ([f"beside={self.beside}"] if self.beside else [])
 
 
 def _plain(value: OptionValue) -> str:
@@ -355,6 +368,19 @@ class Requests(Struct, frozen=True, kw_only=True):
     noticed_ms: float | None
     busy_share: float
     trials: list[Trial] = []
+
+
+class NeighbourResult(Struct, frozen=True, kw_only=True):
+    """The neighbour's frames that were released within the window: latency counts from the release.
+
+    Of `releases`, `misses` were not answered before the next one, or not at all; `timing` is null without any answer.
+    """
+
+    case_id: str
+    rate_hz: float
+    releases: int
+    misses: int
+    timing: Timing | None
 
 
 class TimeSlice(Struct, frozen=True, kw_only=True):
@@ -706,6 +732,7 @@ class ProcessResult(Struct, kw_only=True):
     probes: Probes | None = None
     deadlines: list[Deadlines] = []
     requests: Requests | None = None
+    beside: NeighbourResult | None = None
     timeline: list[TimeSlice] = []
 
 
@@ -795,6 +822,7 @@ class Record(Struct, frozen=True, kw_only=True):
     throughput_basis: Literal["measured", "batch_over_median"] | None = None
     deadlines: list[Deadlines] = []
     requests: Requests | None = None
+    beside: NeighbourResult | None = None
     energy: Energy | None = None
     telemetry: dict[str, Summary] = {}
     clocks: dict[str, Summary] = {}

@@ -67,6 +67,9 @@ def once(
     variants: Annotated[str | None, typer.Option(help="Variants, separated by commas.", metavar="A,B")] = None,
     batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.", metavar="1,4")] = None,
     option: Option = None,
+    beside: Annotated[
+        str | None, typer.Option(help="Another case that runs at a rate meanwhile.", metavar="CASE:30Hz")
+    ] = None,
     preset: Annotated[
         str | None, typer.Option(help="quick, standard or thorough (default: the --config's, else quick).")
     ] = None,
@@ -152,6 +155,7 @@ def once(
         "deadline_ms": limit("--deadline", deadline, LATENCY_UNITS),
         "percentile": percentile,
         "queue": queue,
+        "beside": beside,
         "preset": preset,
         "processes": processes,
         "seed": seed,

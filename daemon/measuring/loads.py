@@ -1,5 +1,6 @@
 """Streams and the load of a server from a suite, and what cannot be combined."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
 def refuse(suite: Suite) -> None:
     """Raise UsageError for streams or a load that cannot be, and for a load without a server."""
     _refuse_streams(suite)
+    if suite.beside and "cold_start" in suite.scenarios:
+        raise UsageError("--beside: not with --scenario cold_start, which is over before a neighbour is noticed")
     given = {
         "--rate": bool(suite.rates_hz),
         "--find-rate": suite.find_rate,
@@ -83,3 +86,12 @@ def named(parts: dict[str, str]) -> dict[str, Any]:
     if rate == "highest":
         return found | {"find_rate": True}
     return found | ({"rates_hz": [rate]} if rate else {})
+
+
+def neighbour(text: str | None) -> tuple[str, float]:
+    """Return the case and the rate in Hz of `CASE:30Hz`; raise UsageError for anything else."""
+    case_id, _, rate = (text or "").rpartition(":")
+    found = re.fullmatch(r"(\d+|\d*\.\d+) ?Hz", rate)
+    if not case_id or not found or not 0 < float(found[1]) <= MOST_HZ:
+        raise UsageError(f"--beside {text}: expected a case and its rate, such as vim_tiny,custom:30Hz")
+    return case_id, float(found[1])

@@ -25,6 +25,7 @@ from benchd.daemon.records import (
     Case,
     Direction,
     Environment,
+    Neighbour,
     OptionValue,
     Record,
     Scenario,
@@ -82,6 +83,7 @@ class Planned:
 
     `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
     if the case measures none. `ship_to` is the folder to write its files to, `deployed` the one whose files it runs.
+    `beside` is the plan of its neighbour.
     """
 
     case: Case
@@ -98,6 +100,7 @@ class Planned:
     ship_to: str = ""
     deployed: str = ""
     calibration: str | None = None
+    beside: "Planned | None" = None
 
     @property
     def seconds(self) -> float:
@@ -214,6 +217,8 @@ def suite_of(case_id: str, preset: str) -> Suite:
     given["streams"] = []
     named: dict[str, str] = {}
     for part in parts:
+        if part.startswith("beside="):
+            raise UsageError(f"case {case_id}: a case with a neighbour cannot be named; use bench-once --beside")
         name, equals, value = part.partition("=")
         if name in ("threads", "streams"):
             given[name].append(value)
@@ -280,6 +285,7 @@ def _cases(
     loads.refuse(suite)
     is_elsewhere = suite.device is not None and machine.device != suite.device
     machine = replace(machine, device=suite.device) if suite.device else machine
+    beside = _neighbour(suite, config, machine) if suite.beside else None
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     for model in models:
         if not own:
@@ -314,8 +320,11 @@ def _cases(
                         threads=count,
                         streams=stream_count,
                         load=load,
+                        beside=Neighbour(beside.case.case_id, loads.neighbour(suite.beside)[1]) if beside else None,
                     )
                     reason = NOT_ITS_DEVICE if is_elsewhere else why_not(case, machine, isinstance(own, UserFile))
+                    if beside and beside.reason:
+                        reason = reason or f"its neighbour {beside.case.case_id}: {beside.reason}"
                     its_limits = _of_scenario(limits, case, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
                     weights, data = _sources(suite, case, own)
@@ -332,7 +341,20 @@ def _cases(
                         labels=suite.labels,
                         calibration=suite.calibration,
                         accuracy=_accuracy(suite, weights, data, own),
+                        beside=beside,
                     )
+
+
+def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
+    """Return the one case that runs beside those of a suite; raise UsageError for another number of cases."""
+    text, _ = loads.neighbour(suite.beside)
+    found = plan([suite_of(text, suite.preset)], config, machine)
+    if found[0].case.scenario != "single_stream" or found[0].case.direction != "inference":
+        raise UsageError(f"--beside {text}: the neighbour runs at its rate, so leave out scenario and direction")
+    if len(found) > 1:
+        names = " or ".join(entry.case.case_id for entry in found[:2])
+        raise UsageError(f"--beside {text}: one case runs beside; name the variant, as in {names}")
+    return found[0]
 
 
 def named_weights(named: str) -> str:

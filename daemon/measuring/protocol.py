@@ -87,7 +87,8 @@ class Job(Struct, frozen=True, kw_only=True):
     `reference` is the fp32 file that a user's quantised file was made from. `repeats` tests whether a repeated input is
     answered faster. `accuracy` is None in a process that skips it. With
     `ship_to` the files that are deployed are written to that folder instead of timing anything; `deployed` is the
-    folder whose files this measures, and whose golden answers they must give first.
+    folder whose files this measures, and whose golden answers they must give first. With `neighbour_hz` this process
+    only runs beside another one, at that rate, until SIGTERM.
     """
 
     case: Case
@@ -122,6 +123,7 @@ class Job(Struct, frozen=True, kw_only=True):
     is_compared: bool = False
     ship_to: str = ""
     deployed: str = ""
+    neighbour_hz: float | None = None
 
 
 class Stage(Struct, frozen=True, tag="stage"):

@@ -26,6 +26,7 @@ from benchd.daemon.records import (
     Interference,
     Memory,
     ModelFacts,
+    NeighbourResult,
     Probes,
     ProcessResult,
     Record,
@@ -44,6 +45,7 @@ from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, levels, one_model, roofline, statistics
 
 RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
+OF_NEIGHBOUR = {"busy_machine", "foreign_gpu_process"}  # what a neighbour looks like
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
@@ -153,8 +155,8 @@ def record(
     least = _floor(case, model, probes, next(filter(None, (one.synaptic_flops for one in outcomes)), None), reason)
     total = _energy(outcomes)
     is_back_to_back = case.scenario in BACK_TO_BACK
-    is_alone = is_back_to_back and case.streams == 1 and case.scenario != "pipeline"
-    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_alone else None
+    has_floor = is_back_to_back and _is_alone(case)
+    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and has_floor else None
     return Record(
         run_id=run_id.run_id,
         suite_id=run.suite_id,
@@ -180,6 +182,7 @@ def record(
         throughput_basis=_throughput_basis(case) if timing and is_back_to_back else None,
         deadlines=_deadlines(outcomes),
         requests=_requests(outcomes),
+        beside=_neighbour(outcomes),
         energy=total if isinstance(total, Energy) else None,
         telemetry=telemetry,
         clocks=_ending(telemetry, "_clock_hz"),
@@ -198,6 +201,7 @@ def record(
                 *_moved(probes, outcomes),
                 *_slow_clocks(run.environment, telemetry),
             }
+            - (OF_NEIGHBOUR if case.beside else set())
         ),
         missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
@@ -260,6 +264,11 @@ def _parts(outcomes: Sequence[Outcome]) -> dict[str, Timing]:
     return {name: timing for name, timing in combined.items() if timing}
 
 
+def _is_alone(case: Case) -> bool:
+    """Return whether nothing but inferences of one stream runs."""
+    return case.streams == 1 and case.scenario != "pipeline" and case.beside is None
+
+
 def _throughput_basis(case: Case) -> Literal["measured", "batch_over_median"]:
     return "measured" if case.scenario == "offline" or case.streams > 1 else "batch_over_median"
 
@@ -288,6 +297,21 @@ def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
         )
         for rate_hz, found in of_rate.items()
     ]
+
+
+def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
+    """Return the neighbour's frames beside all processes."""
+    found = [outcome.process.beside for outcome in outcomes if outcome.process.beside]
+    return (
+        found
+        and NeighbourResult(
+            case_id=found[0].case_id,
+            rate_hz=found[0].rate_hz,
+            releases=sum(one.releases for one in found),
+            misses=sum(one.misses for one in found),
+            timing=_combined([one.timing for one in found]),
+        )
+    ) or None
 
 
 def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
@@ -451,10 +475,8 @@ def _missing_timing(case: Case, timing: Timing | None, reason: str | None, reque
         for name, q in PERCENTILES.items():
             if getattr(timing, name) is None:
                 missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), timing, requests)
-    if case.streams > 1:
-        missing["x_of_floor"] = "several streams share the device"
-    if case.scenario == "pipeline":
-        missing["x_of_floor"] = "the floor is that of the model alone"
+    if not _is_alone(case):
+        missing["x_of_floor"] = "the floor is that of the model alone on the device"
     if case.scenario not in BACK_TO_BACK:
         missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
     return missing

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from benchd.daemon.records import Load, ProcessResult, Record, Requests, Timing
+from benchd.daemon.records import Load, NeighbourResult, ProcessResult, Record, Requests, Timing
 from benchd.daemon.verdicts.statistics import median
 
 _PIPELINE = ("decode", "resize", "normalise", "copy", "model", "post")
@@ -19,7 +19,13 @@ def scenario_note(record: Record) -> str | None:
 def scenario_figures(record: Record) -> str | None:
     """Return the figures of a scenario that has more than one, else None."""
     figures = _NOTES.get(record.case.scenario) or (_streams if record.case.streams > 1 else None)
-    return figures(record) if figures else None
+    found = [figures(record)] if figures else []
+    return "; ".join([*found, _neighbour(record.beside)] if record.beside else found) or None
+
+
+def _neighbour(found: NeighbourResult) -> str:
+    times = f", {_percentiles(found.timing)}" if found.timing else ""
+    return f"beside {found.case_id} at {found.rate_hz:.4g} Hz, {found.misses} of {found.releases} missed{times}"
 
 
 def _periodic(record: Record) -> str:

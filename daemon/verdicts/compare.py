@@ -349,6 +349,7 @@ def command(record: Record, processes: int | None = None) -> str:
     words += ["--scenario", case.scenario] if case.scenario != "single_stream" else []
     words += ["--streams", str(case.streams)] if case.streams > 1 else []
     words += case.load.options if case.load else []
+    words += ["--beside", str(case.beside)] if case.beside else []
     words += ["--seed", str(case.seed)] if case.seed else []
     words += ["--provider", case.provider] if case.provider else []
     words += ["--threads", str(case.threads)] if case.threads else []

@@ -171,7 +171,7 @@ def _subject(record: Record, objective: Objective, demand: Demand | None) -> str
     parts += [case.scenario] if case.scenario != "single_stream" and not demand else []
     parts += [f"seed={case.seed}"] if case.seed else []
     parts += [f"threads={case.threads}"] if case.threads else []
-    return " ".join([*parts, *([str(demand)] if demand else case.demand)])
+    return " ".join([*parts, *([f"for {demand}"] if demand else case.demand)])
 
 
 def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import time
 from array import array
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import torch
 
@@ -21,6 +23,7 @@ from benchd.daemon.records import (
     Requests,
     Window,
 )
+from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker import (
     accuracy,
@@ -164,7 +167,7 @@ def _cold_start(job: Job, loaded: Loaded, first_ended_ns: int, stages: StageCloc
     stages.leave()
     found.process.window = Window(job.spawned_ns, first_ended_ns)
     taken_ns = first_ended_ns - job.spawned_ns
-    found.process.timing = measure.timing([taken_ns], None, taken_ns)
+    found.process.timing = timings.timing([taken_ns], None, taken_ns)
     _take_peaks(job, loaded, found)
     found.flags.append("rss_peak_since_start")
     found.missing["probes"] = "a cold start is not compared with a floor"
@@ -192,6 +195,9 @@ def _timed(
         found.process.warm_up, *_ = streams.together(partial(measure.warm_up, cap_s=job.limits.warm_up_cap_s))
         for step in streams.steps:
             step.sample.clear()
+        if job.neighbour_hz:
+            _accompany(job, job.neighbour_hz, streams.steps[0], stages, found)
+            return []
         stages.enter("measure")
         if job.case.scenario == "server":
             _serve(job, loaded, streams, stages, found)
@@ -226,8 +232,8 @@ def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
     columns = _named_streams(by_stream)
-    found.process.timing = measure.part_timing(values_ns)
-    found.process.parts |= {name: measure.part_timing(column) for name, column in columns.items() if column}
+    found.process.timing = timings.part_timing(values_ns)
+    found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
     found.process.blocks = measure.block_statistics(measured.summary, measured.bounds_ns)
     found.process.window = measured.window
     found.process.raw = measure.write_raw({"total": values_ns, **columns}, Path(job.output), job.raw_name)
@@ -298,8 +304,8 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, found: Outco
     """Turn the timed loop into the fields of a record."""
     first, *others = step.parts
     summary = measured.summary
-    found.process.timing = measure.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
-    found.process.parts |= {part: measure.part_timing(measured.values_ns[part]) for part in others}
+    found.process.timing = timings.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
+    found.process.parts |= {part: timings.part_timing(measured.values_ns[part]) for part in others}
     found.process.blocks = measure.block_statistics(summary, measured.bounds_ns)
     found.process.window = measured.window
     found.process.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
@@ -319,7 +325,7 @@ def _paced(job: Job, loaded: Loaded, step: steps.Step, stages: StageClock, found
     found.process.window = Window(start_ns, time.monotonic_ns())
     _take_peaks(job, loaded, found)
     stages.leave()
-    found.process.parts |= {part: measure.part_timing(values) for part, values in values_ns.items()}
+    found.process.parts |= {part: timings.part_timing(values) for part, values in values_ns.items()}
     found.process.timing = next(iter(found.process.parts.values()))
     found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
     _flag_unsteady(found)
@@ -339,9 +345,9 @@ def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found
     _take_peaks(job, loaded, found)
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
-    found.process.timing = measure.request_timing(served.latency_ns, len(served.dropped))
+    found.process.timing = timings.request_timing(served.latency_ns, len(served.dropped))
     columns = {"service": served.service_ns, **_named_streams(served.of_stream_ns)}
-    found.process.parts |= {name: measure.part_timing(column) for name, column in columns.items() if column}
+    found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
     found.process.raw = measure.write_raw({"total": served.latency_ns, **columns}, Path(job.output), job.raw_name)
     found.process.requests = Requests(
         rate_hz=served.rate_hz,
@@ -356,6 +362,16 @@ def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found
         trials=trials,
     )
     _flag_unsteady(found)
+
+
+def _accompany(job: Job, rate_hz: float, step: steps.Step, stages: StageClock, found: Outcome) -> None:
+    """Run as a neighbour until SIGTERM and leave the times of all frames."""
+    is_over = Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    stages.enter("measure")  # which tells the supervisor that it runs
+    values_ns = scenarios.accompany(step, rate_hz, is_over)
+    stages.leave()
+    found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
 
 
 def _flag_unsteady(found: Outcome) -> None:
@@ -387,7 +403,7 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -
     while len(values) < 10 or time.monotonic() < end:
         values.append(step(len(values)))
     columns = zip(step.parts, zip(*values, strict=True), strict=True)
-    found.process.parts |= {part: measure.part_timing(column) for part, column in columns}
+    found.process.parts |= {part: timings.part_timing(column) for part, column in columns}
 
 
 def _probed(job: Job, device: torch.device, stages: StageClock, found: Outcome) -> None:

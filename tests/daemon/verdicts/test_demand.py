@@ -44,7 +44,7 @@ def decided(*records, demand=DEMAND):
 def test_the_fastest_that_meets_the_deadline_ships():
     decision = decided(server(median_ms=5.0), server("amp", median_ms=4.0), server("compile", median_ms=1.0, met=False))
     assert decision.ship == "eager-amp"
-    assert decision.subject == "vim_tiny b1 30 requests per second on 4 streams within 33 ms at p99"
+    assert decision.subject == "vim_tiny b1 for 30 requests per second on 4 streams within 33 ms at p99"
     assert decision.excluded == {
         "compile": "misses 33 ms at p99 at 30 requests per second (100 late and 0 dropped of 1000)"
     }

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import measure, steps
 from benchd.daemon.worker.backends import Loaded
@@ -90,7 +91,7 @@ def test_a_value_that_stands_for_many_runs_counts_for_as_much_time():
 
 def test_percentiles_appear_with_enough_runs_only():
     def timing(count):
-        return measure.timing(array("q", range(1, count + 1)), None, count / 2)
+        return timings.timing(array("q", range(1, count + 1)), None, count / 2)
 
     assert (timing(63).p90_ms, timing(661).p99_ms) == (None, None)
     assert timing(64).p90_ms == pytest.approx(58e-6, rel=0.02)
