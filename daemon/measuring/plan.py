@@ -105,7 +105,7 @@ class Planned:
     @property
     def seconds(self) -> float:
         """Return an upper estimate of how long the case takes, without its accuracy, which depends on the data."""
-        one = START_S + self.limits.warm_up_cap_s + self.limits.rule.cap_s
+        one = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s
         return 0.0 if self.reason else one * self.limits.processes
 
 

@@ -29,6 +29,7 @@ LEAST_SHARE = 1 / 64
 BEAT_S = 10.0
 CAPACITY_S, CAPACITY_MARGIN = 0.5, 1.1
 CONFIRMATIONS = 5
+LEAD_NS = 100_000_000  # to fill the queue's tables before the first request arrives
 
 T = TypeVar("T")
 
@@ -250,7 +251,7 @@ def serve(
 ) -> Served:
     """Ask so many requests at a rate and answer them on all streams; raise BenchdError if any is lost or doubled."""
     drawn = arrivals(rate_hz, count, seed)
-    start_ns = clock.now_ns()
+    start_ns = clock.now_ns() + LEAD_NS
     arrived_ns = array("q", (start_ns + after_ns for after_ns in drawn))
     deadline_ns = None if load.deadline_ms is None else 1e6 * load.deadline_ms
     queue = Queue(arrived_ns, load.queue, streams=streams, deadline_ns=deadline_ns, most_late=most_late)
