@@ -5,6 +5,7 @@ import torch
 from torchvision.transforms import functional
 from worker_jobs import job, run_here, user_module
 
+from benchd.daemon.records import Variant
 from benchd.daemon.worker import pipeline
 
 STAGES = {"decode", "resize", "normalise", "copy", "model", "post"}
@@ -14,9 +15,9 @@ def ran(folder, **fields):
     return run_here(job(folder, module=user_module(folder), scenario="pipeline", **fields))
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_each_stage_is_timed_and_the_answers_are_judged(tmp_path, batch_size):
-    outcome = ran(tmp_path, batch_size=batch_size)
+@pytest.mark.parametrize(("variant", "batch_size"), [("eager", 1), ("onnxruntime", 3), ("bf16", 3)])
+def test_each_stage_is_timed_and_the_answers_are_judged(tmp_path, variant, batch_size):
+    outcome = ran(tmp_path, variant=Variant.parse(variant), batch_size=batch_size)
     process = outcome.process
     assert process.status == "ok", process.reason
     assert outcome.check.passed
