@@ -200,7 +200,9 @@ def run(
     def served(rate_hz: float, seconds: float, *, is_trial: bool) -> Served:
         count = request_count(rate_hz, seconds, load.percentile)
         most_late = statistics.most_misses(count, load.percentile) if is_trial else None
-        return serve(together, load, rate_hz, count, f"{seed} {rate_hz}", clock, streams=streams, most_late=most_late)
+        # a final run draws its own arrivals: those of a trial were chosen by passing
+        drawn = f"{seed} {rate_hz} {'trial' if is_trial else 'final'}"
+        return serve(together, load, rate_hz, count, drawn, clock, streams=streams, most_late=most_late)
 
     if load.rate_hz is not None:
         return served(load.rate_hz, cap_s, is_trial=False), []
