@@ -122,6 +122,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
     `labels` name images on this machine, and `accuracy` is the number of images for top-1. `onnx` is a user's file that
     replaces `models`, and `inputs` gives the sizes that it leaves open, as `--input` does; only `read` accepts it.
+    Each of `rates_hz` is one case of the scenario `server`, or with `find_rate` the highest that meets `deadline_ms`.
     With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are unsupported.
     """
 
@@ -147,6 +148,13 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     provider: Provider | None = None
     dla: Annotated[int, msgspec.Meta(ge=0)] | None = None
     threads: list[int] = []
+    streams: list[int] = []
+    rates_hz: list[float] = []
+    find_rate: bool = False
+    deadline_ms: float | None = None
+    percentile: float | None = None
+    queue: int | None = None
+    beside: str | None = None
     weights: str | None = None
     data: str | None = None
     labels: str | None = None

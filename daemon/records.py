@@ -29,7 +29,7 @@ Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "openvino", "t
 Precision = Literal["fp32", "fp16", "bf16", "amp", "int8"]
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
-Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained"]
+Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained", "server", "pipeline"]
 BytesBy = Literal["torch", "streaming", "reading"]
 ExponentialsBy = Literal["triton", "c", "c_avx512", "c_half", "c_avx512_half", "torch"]
 Provider = Literal["cpu", "cuda", "tensorrt"]
@@ -52,7 +52,7 @@ NO_FILE = "files are exported in fp32, fp16 and int8 only"
 NO_INT8 = "torch has no int8 that benchd runs (its quantisation moved to torchao); use onnxruntime-int8"
 NO_INT8_KERNELS = "there are no int8 kernels of ours; onnxruntime-int8 runs int8 on this machine"
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-SCENARIOS: tuple[Scenario, ...] = ("single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained")
+SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 
 
 class Variant(Struct, frozen=True, order=True):
@@ -131,11 +131,56 @@ def usable_variants() -> list[str]:
     return [variant.name for variant in all_variants() if variant.runs_nowhere is None]
 
 
+PERCENTILE, QUEUE = 99.0, 32
+"""The defaults of a load."""
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """The requests that a `server` gets: Poisson arrivals at `rate_hz`, each of one batch.
+
+    A rate of null asks for the highest one at which the share beyond `percentile` misses the deadline at most. `queue`
+    requests may wait; one that finds them waiting is dropped.
+    """
+
+    rate_hz: float | None = None
+    deadline_ms: float | None = None
+    percentile: float = PERCENTILE
+    queue: int = QUEUE
+
+    @property
+    def words(self) -> list[str]:
+        """Return what identifies the load in a case_id, without default values."""
+        words = [f"rate={'highest' if self.rate_hz is None else f'{self.rate_hz:.12g}'}"]
+        words += [f"deadline={self.deadline_ms:.12g}"] if self.deadline_ms else []
+        words += [f"percentile={self.percentile:.12g}"] if self.percentile != PERCENTILE else []
+        return words + ([f"queue={self.queue}"] if self.queue != QUEUE else [])
+
+    @property
+    def options(self) -> list[str]:
+        """Return the load as options of the command line."""
+        words = ["--find-rate"] if self.rate_hz is None else ["--rate", f"{self.rate_hz:.12g}"]
+        words += ["--deadline", f"{self.deadline_ms:.12g}ms"] if self.deadline_ms else []
+        words += ["--percentile", f"{self.percentile:.12g}"] if self.percentile != PERCENTILE else []
+        return words + (["--queue", str(self.queue)] if self.queue != QUEUE else [])
+
+
+class Neighbour(Struct, frozen=True):
+    """Another case that runs at a rate in a process of its own while the measured one is timed."""
+
+    case_id: str
+    rate_hz: float
+
+    def __str__(self) -> str:
+        return f"{self.case_id}:{self.rate_hz:.12g}Hz"
+
+
 class Case(Struct, frozen=True, kw_only=True):
     """What to measure. `options` holds the options that differ from the catalog's defaults, sorted by name.
 
     `provider` is ONNX Runtime's, null for the device's default; `dla` is the core of a Jetson's DLA that TensorRT uses,
-    null for the GPU alone; `threads` is the number of CPU threads, null for all.
+    null for the GPU alone; `threads` is the number of CPU threads, null for all. `streams` run the model at the same
+    time, each with that many threads; null divides the CPUs among them. `load` is that of a `server`, `beside` a
+    neighbour's.
     """
 
     model: str
@@ -148,6 +193,9 @@ class Case(Struct, frozen=True, kw_only=True):
     provider: Provider | None = None
     dla: int | None = None
     threads: int | None = None
+    streams: int = 1
+    load: Load | None = None
+    beside: Neighbour | None = None
 
     @property
     def case_id(self) -> str:
@@ -160,7 +208,15 @@ class Case(Struct, frozen=True, kw_only=True):
         parts += [f"provider={self.provider}"] if self.provider else []
         parts += [f"dla={self.dla}"] if self.dla is not None else []
         parts += [f"threads={self.threads}"] if self.threads else []
+        parts += self.demand
         return ",".join(re.sub(r"[^A-Za-z0-9_.=-]", "_", part) for part in parts)
+
+    @property
+    def demand(self) -> list[str]:
+        """Return what identifies streams, load and neighbour in a case_id; nothing for one stream alone."""
+        words = [f"streams={self.streams}"] if self.streams > 1 else []
+        words += self.load.words if self.load else []
+        return words + ([f"beside={self.beside}"] if self.beside else [])
 
 
 def _plain(value: OptionValue) -> str:
@@ -257,10 +313,15 @@ class Timing(Struct, frozen=True, kw_only=True):
     p95_ms: float | None = None
     p99_ms: float | None = None
     p99_upper_ms: float | None = None
+    p999_ms: float | None = None
     runs: int
     outliers_mild: int = 0
     outliers_severe: int = 0
     interval_basis: Literal["within_process", "between_processes"] = "within_process"
+
+
+PERCENTILES = {"p90_ms": 90.0, "p95_ms": 95.0, "p99_ms": 99.0, "p999_ms": 99.9}
+"""The percentiles of a Timing."""
 
 
 class Level(Struct, frozen=True):
@@ -297,6 +358,49 @@ class Deadlines(Struct, frozen=True):
     releases: int
     misses: int
     worst_lateness_ms: float
+
+
+class Trial(Struct, frozen=True):
+    """One rate of a search for the highest, and whether the deadline was met there."""
+
+    rate_hz: float
+    met: bool
+
+
+class Requests(Struct, frozen=True, kw_only=True):
+    """The requests of a `server`, each counted once: `asked` are those `answered` in time, `late` and `dropped`.
+
+    Latency counts from a request's arrival. A `late` one missed the deadline; a `dropped` one found the queue full and
+    has no latency. `met` tells whether the deadline is met at the case's percentile, with 99 % confidence: null without
+    a deadline, or if too few requests show either. `arrivals_p` is the p of a Kolmogorov-Smirnov test of the arrivals
+    against the asked process. `noticed_ms` is the median delay with which an idle stream woke up for a request, a part
+    of its latency; null if none was idle. `busy_share` is the share of time spent answering. `trials` are the rates of
+    a search.
+    """
+
+    rate_hz: float
+    asked: int
+    answered: int
+    late: int
+    dropped: int
+    met: bool | None
+    arrivals_p: float
+    noticed_ms: float | None
+    busy_share: float
+    trials: list[Trial] = []
+
+
+class NeighbourResult(Struct, frozen=True, kw_only=True):
+    """The neighbour's frames that were released within the window: latency counts from the release.
+
+    Of `releases`, `misses` were not answered before the next one, or not at all; `timing` is null without any answer.
+    """
+
+    case_id: str
+    rate_hz: float
+    releases: int
+    misses: int
+    timing: Timing | None
 
 
 class TimeSlice(Struct, frozen=True, kw_only=True):
@@ -648,6 +752,8 @@ class ProcessResult(Struct, kw_only=True):
     sampler: SamplerReport | None = None
     probes: Probes | None = None
     deadlines: list[Deadlines] = []
+    requests: Requests | None = None
+    beside: NeighbourResult | None = None
     timeline: list[TimeSlice] = []
 
 
@@ -736,6 +842,8 @@ class Record(Struct, frozen=True, kw_only=True):
     throughput_per_s: float | None = None
     throughput_basis: Literal["measured", "batch_over_median"] | None = None
     deadlines: list[Deadlines] = []
+    requests: Requests | None = None
+    beside: NeighbourResult | None = None
     energy: Energy | None = None
     telemetry: dict[str, Summary] = {}
     clocks: dict[str, Summary] = {}

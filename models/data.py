@@ -32,6 +32,14 @@ _NORMALISATION = {
 _DIGITS_MEAN, _DIGITS_STD = 0.3053, 0.3236  # of the enlarged digits
 _DIGITS_MAX, _DIGITS_CLASSES = 16, 10
 
+
+def normalisation(
+    dataset: str | None, inputs: Literal["unit", "normal"]
+) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Return mean and deviation of each channel that a data set's images are normalised with, None for "unit"."""
+    return _NORMALISATION.get(dataset or "imagenet", _NORMALISATION["imagenet"]) if inputs == "normal" else None
+
+
 Preprocess = Callable[[Any], torch.Tensor]
 """From a PIL image to one input of a model."""
 

@@ -108,6 +108,14 @@ def whole_numbers(option: str, texts: Sequence[str]) -> list[int]:
         raise UsageError(f"{option} {','.join(texts)}: expected whole numbers separated by commas") from None
 
 
+def numbers(option: str, texts: Sequence[str]) -> list[float]:
+    """Return numbers; raise UsageError that names the option."""
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        raise UsageError(f"{option} {','.join(texts)}: expected numbers separated by commas") from None
+
+
 def options(texts: Sequence[str]) -> dict[str, list[str]]:
     """Return the values of each `name=value[,value...]`; the values of a repeated name are joined."""
     found: dict[str, list[str]] = {}

@@ -11,6 +11,7 @@ import typer
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import Version, application
 from benchd.daemon.commands.arguments import (
+    LATENCY_UNITS,
     Calibration,
     Data,
     Device,
@@ -26,7 +27,9 @@ from benchd.daemon.commands.arguments import (
     calibrated_with,
     choices,
     image_count,
+    limit,
     names,
+    numbers,
     options,
     user_model,
     waits,
@@ -64,6 +67,9 @@ def once(
     variants: Annotated[str | None, typer.Option(help="Variants, separated by commas.", metavar="A,B")] = None,
     batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.", metavar="1,4")] = None,
     option: Option = None,
+    beside: Annotated[
+        str | None, typer.Option(help="Another case that runs at a rate meanwhile.", metavar="CASE:30Hz")
+    ] = None,
     preset: Annotated[
         str | None, typer.Option(help="quick, standard or thorough (default: the --config's, else quick).")
     ] = None,
@@ -74,8 +80,24 @@ def once(
     direction: Annotated[str | None, typer.Option(help="inference, training, or both.", metavar="A,B")] = None,
     scenario: Annotated[
         str | None,
-        typer.Option(help="single_stream, offline, periodic, wake_up, cold_start, sustained.", metavar="A,B"),
+        typer.Option(help=f"{', '.join(SCENARIOS)}.", metavar="A,B"),
     ] = None,
+    streams: Annotated[
+        str | None, typer.Option(help="Streams that run one model at the same time.", metavar="1,2,4")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Requests per second of a server, each rate a case.", metavar="30,60")
+    ] = None,
+    find_rate: Annotated[
+        bool, typer.Option("--find-rate", help="Find the highest rate of a server that meets --deadline.")
+    ] = False,
+    deadline: Annotated[
+        str | None, typer.Option(help="Most time from a request's arrival to its answer.", metavar="33ms")
+    ] = None,
+    percentile: Annotated[
+        float | None, typer.Option(help="Share of requests that must meet --deadline (default 99).", metavar="99.9")
+    ] = None,
+    queue: Annotated[int | None, typer.Option(help="Requests that may wait; others are dropped (default 32).")] = None,
     weights: Weights = None,
     data: Data = None,
     labels: Annotated[
@@ -128,6 +150,13 @@ def once(
         "threads": whole_numbers("--threads", names("--threads", threads)),
         "directions": choices("direction", names("--direction", direction), DIRECTIONS),
         "scenarios": choices("scenario", names("--scenario", scenario), SCENARIOS),
+        "streams": whole_numbers("--streams", names("--streams", streams)),
+        "rates_hz": numbers("--rate", names("--rate", rate)),
+        "find_rate": find_rate or None,
+        "deadline_ms": limit("--deadline", deadline, LATENCY_UNITS),
+        "percentile": percentile,
+        "queue": queue,
+        "beside": beside,
         "preset": preset,
         "processes": processes,
         "seed": seed,

@@ -21,9 +21,13 @@ from benchd.daemon.commands.arguments import (
     agreement,
     limit,
 )
+from benchd.daemon.config import Suite
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.measuring import loads
+from benchd.daemon.records import PERCENTILE
 from benchd.daemon.reporting.console import print_decisions
 from benchd.daemon.verdicts import results
+from benchd.daemon.verdicts.demand import Demand, missing
 from benchd.daemon.verdicts.recommend import OBJECTIVES, Requirements, decide
 
 app = application()
@@ -37,6 +41,16 @@ def recommend(
     max_memory: MaxMemory = None,
     min_agreement: MinAgreement = None,
     max_accuracy_drop: MaxAccuracyDrop = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second that it must answer, with --deadline.", metavar="30")
+    ] = None,
+    streams: Annotated[int | None, typer.Option(help="Streams that answer them (default 1).")] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Most time from a request's arrival to its answer.", metavar="33ms")
+    ] = None,
+    percentile: Annotated[
+        float | None, typer.Option(help="Share of requests that must meet --deadline (default 99).", metavar="99.9")
+    ] = None,
     objective: Annotated[str, typer.Option(help="latency, energy or throughput.")] = "latency",
     json: AsJson = False,
 ) -> None:
@@ -52,9 +66,13 @@ def recommend(
         max_memory_bytes=limit("--max-memory", max_memory, MEMORY_UNITS),
         min_agreement=agreement(min_agreement),
         max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
+        demand=_demand(rate, streams, limit("--deadline", deadline, LATENCY_UNITS), percentile),
         objective=objective,
     )
     found = results.read_all(files)
+    lacking = missing(found, requirements.demand) if requirements.demand else None
+    if lacking:
+        raise UsageError(lacking)
     decisions = decide(found, requirements)
     if not decisions:
         raise UsageError("no inference in these records; training is not shipped")
@@ -62,3 +80,16 @@ def recommend(
     sys.stderr.writelines(f"not {case_id}: training is not shipped\n" for case_id in trained)
     print_decisions(sys.stdout, decisions, json)
     raise typer.Exit(0 if all(decision.ship for decision in decisions) else 4)
+
+
+def _demand(
+    rate_hz: float | None, streams: int | None, deadline_ms: float | None, percentile: float | None
+) -> Demand | None:
+    """Return what the options ask for, None without any; raise UsageError unless both rate and deadline are given."""
+    if rate_hz is None and deadline_ms is None and streams is None and percentile is None:
+        return None
+    if rate_hz is None or deadline_ms is None:
+        raise UsageError("give both --rate and --deadline, as in --rate 30 --deadline 33ms")
+    loads.refuse(Suite(scenarios=["server"], rates_hz=[rate_hz], streams=[streams or 1], percentile=percentile))
+    percentile = PERCENTILE if percentile is None else percentile
+    return Demand(rate_hz=rate_hz, streams=streams or 1, deadline_ms=deadline_ms, percentile=percentile)

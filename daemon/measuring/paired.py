@@ -164,6 +164,8 @@ def _planned(
     entry, *others = plan.plan([suite], limits, machine, own)
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")
+    if entry.case.load and entry.case.load.rate_hz is None:
+        raise UsageError(f"{case_id}: latencies at two different rates do not compare; give both sides one, as rate=30")
     if entry.reason:
         raise NotAvailable(f"{case_id}: {entry.reason}")
     return entry

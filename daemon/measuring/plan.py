@@ -15,6 +15,7 @@ import msgspec
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
+from benchd.daemon.measuring import loads
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import ImageCount, Limits
 from benchd.daemon.measuring.user_model import UserFile, UserModel
@@ -25,13 +26,14 @@ from benchd.daemon.records import (
     Case,
     Direction,
     Environment,
+    Neighbour,
     OptionValue,
     Record,
     Scenario,
     Variant,
     all_variants,
 )
-from benchd.daemon.verdicts.statistics import STOP_RULES
+from benchd.daemon.verdicts.statistics import STOP_RULES, minimum_samples
 from benchd.exporters import sessions
 from benchd.exporters.tegra import install, is_tegra
 from benchd.models import catalog, demo, libraries
@@ -84,6 +86,7 @@ class Planned:
     `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
     if the case measures none. `ships`: one that cannot be deployed as files is refused before it is measured. `ship_to`
     is the folder to write its files to, `deployed` the one whose files it runs, and `engine` the TensorRT plan of it.
+    `beside` is the plan of its neighbour.
     """
 
     case: Case
@@ -102,11 +105,12 @@ class Planned:
     deployed: str = ""
     engine: str = ""
     calibration: str | None = None
+    beside: "Planned | None" = None
 
     @property
     def seconds(self) -> float:
         """Return an upper estimate of how long the case takes, without its accuracy, which depends on the data."""
-        one = START_S + self.limits.warm_up_cap_s + self.limits.rule.cap_s
+        one = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s
         return 0.0 if self.reason else one * self.limits.processes
 
 
@@ -217,16 +221,21 @@ def suite_of(case_id: str, preset: str) -> Suite:
     model, *parts = case_id.split(",")
     model = re.sub(rf"^({'|'.join(catalog.LIBRARIES)})_", r"\1:", model)  # as written in a case_id
     given: dict[str, list[str]] = {"variants": [], "batch_sizes": [], "directions": [], "scenarios": [], "threads": []}
+    given["streams"] = []
     named: dict[str, str] = {}
     for part in parts:
+        if part.startswith("beside="):
+            raise UsageError(f"case {case_id}: a case with a neighbour cannot be named; use bench-once --beside")
         name, equals, value = part.partition("=")
-        if name == "threads":
-            given["threads"].append(value)
+        if name in ("threads", "streams"):
+            given[name].append(value)
         elif equals:
             named[name] = value
         else:
             given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
-    single = {name: named.pop(name) for name in ("seed", "provider", "dla") if name in named}
+    single = loads.named(named)
+    given_once = ("seed", "provider", "dla", "percentile", "queue")
+    single |= {name: named.pop(name) for name in given_once if name in named}
     fields = {"models": [model], "preset": preset, "options": {name: [value] for name, value in named.items()}}
     try:
         return msgspec.convert(given | fields | single, Suite, strict=False)
@@ -261,12 +270,19 @@ def limited(preset: Limits, config: LimitsConfig) -> Limits:
     return msgspec.structs.replace(preset, **given, rule=rule)
 
 
-def _of_scenario(limits: Limits, scenario: Scenario, suite: Suite, config: LimitsConfig) -> Limits:
-    """Return the limits of a case: a sustained run is one long process, a cold start one run per process."""
-    if scenario == "sustained":
+def _of_scenario(limits: Limits, case: Case, suite: Suite, config: LimitsConfig) -> Limits:
+    """Return the limits of a case: a sustained run is one long process, a cold start one run per process.
+
+    A server runs until its percentile has enough requests.
+    """
+    if case.load and case.load.rate_hz:
+        least_s = minimum_samples(case.load.percentile) / case.load.rate_hz
+        rule = msgspec.structs.replace(limits.rule, cap_s=max(limits.rule.cap_s, least_s))
+        return msgspec.structs.replace(limits, rule=rule)
+    if case.scenario == "sustained":
         rule = msgspec.structs.replace(limits.rule, cap_s=config.measure_cap_s or SUSTAINED_S, half_width=None)
         return msgspec.structs.replace(limits, rule=rule, processes=suite.processes or 1)
-    if scenario == "cold_start":
+    if case.scenario == "cold_start":
         return msgspec.structs.replace(limits, processes=suite.processes or max(COLD_STARTS, limits.processes))
     return limits
 
@@ -275,18 +291,12 @@ def _cases(
     suite: Suite, config: LimitsConfig, machine: Machine, own: UserModel | None, search: bool
 ) -> Iterator[Planned]:
     limits, own = _limits(suite, config), own or _of_suite(suite)
+    loads.refuse(suite)
     is_elsewhere = suite.device is not None and machine.device != suite.device
     machine = replace(machine, device=suite.device) if suite.device else machine
+    beside = _neighbour(suite, config, machine) if suite.beside else None
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
-    for model in models:
-        if not own:
-            refuse_unknown(model)
-    _refuse_unknown_options(suite, models, own)
-    if not 0 <= suite.seed <= MAX_SEED:
-        raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
-    if suite.dla is not None and not any(name.startswith("tensorrt") for name in suite.variants):
-        raise UsageError(f"--dla {suite.dla}: only TensorRT uses a DLA; add --variants tensorrt-fp16")
-    _refuse_weights(suite, models, own)
+    _refuse(suite, models, own)
     threads = _threads(suite)
     for model in models:
         for variant, direction in _variants(suite, model, machine, own):
@@ -297,8 +307,10 @@ def _cases(
                     search and scenario == "offline" and not suite.batch_sizes and not isinstance(own, UserFile)
                 )
                 sizes = SEARCHED_BATCH_SIZES if is_searched else _batch_sizes(suite, model, own, scenario)
-                combinations = itertools.product(sizes, _options(suite, model, own), threads)
-                for batch_size, options, count in combinations:
+                streams = suite.streams if direction == "inference" and suite.streams else [1]
+                demands = itertools.product(threads, streams, loads.of(suite, scenario))
+                combinations = itertools.product(sizes, _options(suite, model, own), demands)
+                for batch_size, options, (count, stream_count, load) in combinations:
                     case = Case(
                         model=model,
                         variant=variant,
@@ -310,9 +322,14 @@ def _cases(
                         provider=suite.provider if variant.backend == "onnxruntime" else None,
                         dla=suite.dla if variant.backend == "tensorrt" else None,
                         threads=count,
+                        streams=stream_count,
+                        load=load,
+                        beside=Neighbour(beside.case.case_id, loads.neighbour(suite.beside)[1]) if beside else None,
                     )
                     reason = NOT_ITS_DEVICE if is_elsewhere else why_not(case, machine, isinstance(own, UserFile))
-                    its_limits = _of_scenario(limits, scenario, suite, config)
+                    if beside and beside.reason:
+                        reason = reason or f"its neighbour {beside.case.case_id}: {beside.reason}"
+                    its_limits = _of_scenario(limits, case, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
                     weights, data = _sources(suite, case, own)
                     yield Planned(
@@ -328,7 +345,33 @@ def _cases(
                         labels=suite.labels,
                         calibration=suite.calibration,
                         accuracy=_accuracy(suite, weights, data, own),
+                        beside=beside,
                     )
+
+
+def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
+    """Raise UsageError for what no case of these models could mean."""
+    for model in models:
+        if not own:
+            refuse_unknown(model)
+    _refuse_unknown_options(suite, models, own)
+    if not 0 <= suite.seed <= MAX_SEED:
+        raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
+    if suite.dla is not None and not any(name.startswith("tensorrt") for name in suite.variants):
+        raise UsageError(f"--dla {suite.dla}: only TensorRT uses a DLA; add --variants tensorrt-fp16")
+    _refuse_weights(suite, models, own)
+
+
+def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
+    """Return the one case that runs beside those of a suite; raise UsageError for another number of cases."""
+    text, _ = loads.neighbour(suite.beside)
+    found = plan([suite_of(text, suite.preset)], config, machine)
+    if found[0].case.scenario != "single_stream" or found[0].case.direction != "inference":
+        raise UsageError(f"--beside {text}: the neighbour runs at its rate, so leave out scenario and direction")
+    if len(found) > 1:
+        names = " or ".join(entry.case.case_id for entry in found[:2])
+        raise UsageError(f"--beside {text}: one case runs beside; name the variant, as in {names}")
+    return found[0]
 
 
 def named_weights(named: str) -> str:

@@ -99,6 +99,10 @@ class Child(Generic[T]):
             self._process.wait(TERMINATE_GRACE_S)
         self._signal(signal.SIGKILL)
 
+    def ask_to_end(self) -> None:
+        """Signal the process to end by itself and send what it has."""
+        self._process.terminate()
+
     def reap(self) -> int:
         """Wait briefly for a process that has closed its pipe, then kill it; return its exit status."""
         try:

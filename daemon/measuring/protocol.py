@@ -88,7 +88,8 @@ class Job(Struct, frozen=True, kw_only=True):
     answered faster. `accuracy` is None in a process that skips it. `ships` refuses a variant that cannot be deployed as
     files before it is measured. With `ship_to` those files are written to that folder instead of timing anything;
     `deployed` is the folder whose files this measures, and whose golden answers they must give first; `engine` is a
-    TensorRT plan to load instead of building one.
+    TensorRT plan to load instead of building one. With `neighbour_hz` this process only runs beside another one, at
+    that rate, until SIGTERM.
     """
 
     case: Case
@@ -125,6 +126,7 @@ class Job(Struct, frozen=True, kw_only=True):
     ship_to: str = ""
     deployed: str = ""
     engine: str = ""
+    neighbour_hz: float | None = None
 
 
 class Stage(Struct, frozen=True, tag="stage"):

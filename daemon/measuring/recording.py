@@ -15,6 +15,7 @@ from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
+    PERCENTILES,
     VERDICTS,
     Case,
     Check,
@@ -25,9 +26,11 @@ from benchd.daemon.records import (
     Interference,
     Memory,
     ModelFacts,
+    NeighbourResult,
     Probes,
     ProcessResult,
     Record,
+    Requests,
     Sample,
     Status,
     Summary,
@@ -42,11 +45,11 @@ from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, levels, one_model, roofline, statistics
 
 RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
+OF_NEIGHBOUR = {"busy_machine", "foreign_gpu_process"}  # what a neighbour looks like
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
-PERCENTILES = (90, 95, 99)
-BACK_TO_BACK = ("single_stream", "offline", "sustained")
+BACK_TO_BACK = ("single_stream", "offline", "sustained", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
     """Return how many inputs were answered in the window; runs with pauses are counted by their parts."""
     if process.throughput_per_s is not None:
         return max(1, round(process.throughput_per_s * window.seconds))
+    if process.requests is not None:
+        return max(1, process.requests.answered + process.requests.late) * batch_size
     runs = sum(timing.runs for timing in process.parts.values()) or (process.timing.runs if process.timing else 0)
     return max(1, runs) * batch_size
 
@@ -150,7 +155,8 @@ def record(
     least = _floor(case, model, probes, next(filter(None, (one.synaptic_flops for one in outcomes)), None), reason)
     total = _energy(outcomes)
     is_back_to_back = case.scenario in BACK_TO_BACK
-    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and is_back_to_back else None
+    has_floor = is_back_to_back and _is_alone(case)
+    x_of_floor = timing.median_ms / least.floor_ms if timing and isinstance(least, Floor) and has_floor else None
     return Record(
         run_id=run_id.run_id,
         suite_id=run.suite_id,
@@ -175,6 +181,8 @@ def record(
         throughput_per_s=_throughput(case, timing, outcomes),
         throughput_basis=_throughput_basis(case) if timing and is_back_to_back else None,
         deadlines=_deadlines(outcomes),
+        requests=_requests(outcomes),
+        beside=_neighbour(outcomes),
         energy=total if isinstance(total, Energy) else None,
         telemetry=telemetry,
         clocks=_ending(telemetry, "_clock_hz"),
@@ -193,6 +201,7 @@ def record(
                 *_moved(probes, outcomes),
                 *_slow_clocks(run.environment, telemetry),
             }
+            - (OF_NEIGHBOUR if case.beside else set())
         ),
         missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
@@ -235,6 +244,7 @@ def _combined(timings: Sequence[Timing | None]) -> Timing | None:
         p95_ms=_largest([timing.p95_ms for timing in present]),
         p99_ms=_largest([timing.p99_ms for timing in present]),
         p99_upper_ms=_largest([timing.p99_upper_ms for timing in present]),
+        p999_ms=_largest([timing.p999_ms for timing in present]),
         runs=runs,
         outliers_mild=sum(timing.outliers_mild for timing in present),
         outliers_severe=sum(timing.outliers_severe for timing in present),
@@ -254,14 +264,19 @@ def _parts(outcomes: Sequence[Outcome]) -> dict[str, Timing]:
     return {name: timing for name, timing in combined.items() if timing}
 
 
+def _is_alone(case: Case) -> bool:
+    """Return whether nothing but inferences of one stream runs."""
+    return case.streams == 1 and case.scenario != "pipeline" and case.beside is None
+
+
 def _throughput_basis(case: Case) -> Literal["measured", "batch_over_median"]:
-    return "measured" if case.scenario == "offline" else "batch_over_median"
+    return "measured" if case.scenario == "offline" or case.streams > 1 else "batch_over_median"
 
 
 def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) -> float | None:
     if timing is None or case.scenario not in BACK_TO_BACK:
         return None
-    if case.scenario != "offline":
+    if _throughput_basis(case) == "batch_over_median":
         return case.batch_size / timing.median_ms * 1e3
     measured = [outcome.process.throughput_per_s for outcome in outcomes if outcome.process.throughput_per_s]
     return statistics.median(measured)
@@ -282,6 +297,40 @@ def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
         )
         for rate_hz, found in of_rate.items()
     ]
+
+
+def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
+    """Return the neighbour's frames beside all processes."""
+    found = [outcome.process.beside for outcome in outcomes if outcome.process.beside]
+    return (
+        found
+        and NeighbourResult(
+            case_id=found[0].case_id,
+            rate_hz=found[0].rate_hz,
+            releases=sum(one.releases for one in found),
+            misses=sum(one.misses for one in found),
+            timing=_combined([one.timing for one in found]),
+        )
+    ) or None
+
+
+def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
+    """Return the requests of all processes: the least of their rates, which all of them meet if each one did."""
+    found = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
+    if not found:
+        return None
+    met = [one.met for one in found]
+    return Requests(
+        rate_hz=min(one.rate_hz for one in found),
+        asked=sum(one.asked for one in found),
+        answered=sum(one.answered for one in found),
+        late=sum(one.late for one in found),
+        dropped=sum(one.dropped for one in found),
+        met=False if False in met else None if None in met else True,
+        arrivals_p=min(one.arrivals_p for one in found),
+        noticed_ms=max((one.noticed_ms for one in found if one.noticed_ms is not None), default=None),
+        busy_share=statistics.median([one.busy_share for one in found]),
+    )
 
 
 def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
@@ -412,16 +461,22 @@ def _missing_energy(total: Energy | str | None) -> dict[str, str]:
     return {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
 
 
-def _missing_timing(case: Case, timing: Timing | None, reason: str | None) -> dict[str, str]:
+def _missing_percentile(least: int, timing: Timing, requests: Requests | None) -> str:
+    if requests and requests.asked >= least:
+        return f"{requests.dropped} of {requests.asked} requests were dropped"
+    return f"needs {least} runs per process, has {timing.runs}"
+
+
+def _missing_timing(case: Case, timing: Timing | None, reason: str | None, requests: Requests | None) -> dict[str, str]:
     missing = {}
     if timing is None:
         missing["timing"] = missing["x_of_floor"] = reason or "not measured"
     else:
-        for q in PERCENTILES:
-            if getattr(timing, f"p{q}_ms") is None:
-                missing[f"timing.p{q}_ms"] = (
-                    f"needs {statistics.minimum_samples(q)} runs per process, has {timing.runs}"
-                )
+        for name, q in PERCENTILES.items():
+            if getattr(timing, name) is None:
+                missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), timing, requests)
+    if not _is_alone(case):
+        missing["x_of_floor"] = "the floor is that of the model alone on the device"
     if case.scenario not in BACK_TO_BACK:
         missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
     return missing
@@ -438,7 +493,7 @@ def _missing(
     reason: str | None,
 ) -> dict[str, str]:
     """Return the reason for each null field."""
-    missing = _missing_energy(total) | _missing_timing(case, timing, reason)
+    missing = _missing_energy(total) | _missing_timing(case, timing, reason, _requests(outcomes))
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least
     if not _ending(telemetry, "_clock_hz"):

@@ -152,7 +152,7 @@ class Session:
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
         """Return the sampler, started if necessary, on a CPU that the plan's cases leave free."""
         cpus, device = os.sched_getaffinity(0), self.machine.device
-        threads = max((entry.case.threads or len(cpus) for entry in plan), default=len(cpus))
+        threads = max(((entry.case.threads or len(cpus)) * entry.case.streams for entry in plan), default=len(cpus))
         cpu = spare_cpu(cpus, device, threads)
         if self._sampler and cpu != self._sampler_cpu:
             self._started.close()

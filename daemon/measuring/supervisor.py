@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from benchd.daemon.measuring import plan, recording
+from benchd.daemon.measuring import neighbours, plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.process import Worker
-from benchd.daemon.measuring.protocol import ImageCount, Outcome, StageName, unmeasured
+from benchd.daemon.measuring.protocol import ImageCount, Job, Outcome, StageName, unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import Case, Precision, Probes, Record, Status
@@ -30,7 +30,7 @@ class Supervisor:
     plan: Sequence[Planned]
     suite_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     records: list[Record] = field(default_factory=list)
-    _rates: dict[tuple[Precision, int | None], Probes | None] = field(default_factory=dict)
+    _rates: dict[tuple[Precision, int | None, int], Probes | None] = field(default_factory=dict)
 
     def run(self) -> None:
         """Measure every case of the plan, under the machine's lock."""
@@ -93,19 +93,37 @@ class Supervisor:
             spawned_ns=time.monotonic_ns(),
             hold_s=energy.hold_s(power, period_s),
             idle_s=energy.idle_s(power, period_s),
-            probes=self._is_to_probe(planned, index),
+            probes=self._is_to_probe(planned, index) and not planned.beside,
             repeats=not is_compared or index == 0,
             is_compared=is_compared,
             accuracy=accuracy,
         )
         try:
-            with Worker(job, session.output / "logs" / f"{name}.log", python) as worker:
-                samples.watch(worker.pid)
-                ended_by, reason = self._wait(worker, planned, index)
-                outcome = worker.outcome(ended_by, reason)
+            outcome = self._accompanied(job, planned, index, python)
         except OSError as error:  # no free process, descriptor or inode, a disk that is full or read-only
             outcome = unmeasured("failed", f"the worker could not be run: {error.strerror}")
         return recording.with_samples(outcome, planned.case, samples, session.machine, period_s)
+
+    def _run(self, job: Job, planned: Planned, index: int, python: str) -> Outcome:
+        """Run one worker to its end."""
+        with Worker(job, self.session.output / "logs" / f"{job.raw_name}.log", python) as worker:
+            self.session.sampler(self.plan).watch(worker.pid)
+            ended_by, reason = self._wait(worker, planned, index)
+            return worker.outcome(ended_by, reason)
+
+    def _accompanied(self, job: Job, planned: Planned, index: int, python: str) -> Outcome:
+        """Run one worker to its end, beside a neighbour if the case has one."""
+        if planned.beside is None or planned.case.beside is None:
+            return self._run(job, planned, index, python)
+        beside = msgspec.structs.replace(
+            self.session.job(planned.beside, self.suite_id),
+            raw_name=f"{job.raw_name}.beside",
+            spawned_ns=time.monotonic_ns(),
+            probes=False,
+            repeats=False,
+            neighbour_hz=planned.case.beside.rate_hz,
+        )
+        return neighbours.accompanied(self.session, beside, lambda: self._run(job, planned, index, python))
 
     def _is_to_probe(self, planned: Planned, index: int) -> bool:
         """Return whether this process probes the device's rates: the first and the last with the same settings do.
@@ -117,7 +135,8 @@ class Supervisor:
             return True
         if planned.is_searched or self._rates[rates] is None:
             return planned.is_searched
-        probing = [entry for entry in self.plan if not entry.reason and entry.case.scenario != "cold_start"]
+        alone = [entry for entry in self.plan if not entry.reason and not entry.beside]
+        probing = [entry for entry in alone if entry.case.scenario != "cold_start"]
         last = [entry for entry in probing if _rates_of(entry.case) == rates][-1]
         return planned == last and index == planned.limits.processes - 1
 
@@ -153,6 +172,6 @@ def _end_of_search(outcome: Outcome) -> Outcome:
     return msgspec.structs.replace(outcome, process=msgspec.structs.replace(process, status="unsupported"))
 
 
-def _rates_of(case: Case) -> tuple[Precision, int | None]:
+def _rates_of(case: Case) -> tuple[Precision, int | None, int]:
     """Return the settings on which the device's rates depend."""
-    return case.variant.precision, case.threads
+    return case.variant.precision, case.threads, case.streams

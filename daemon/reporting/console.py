@@ -135,7 +135,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
     measured = [record for record in records if record.timing]
     notes += _accuracy_notes(measured)
     notes += [note for record in measured if (note := scenario_note(record))]
-    if any(record.timing and record.timing.p99_ms is None for record in measured):
+    dropping = [record for record in measured if record.requests and record.requests.dropped]
+    if any(record.timing and record.timing.p99_ms is None for record in measured if record not in dropping):
         notes.append("p99: shown only with at least 662 runs per process")
     notes += _file_notes(measured)
     notes += _energy_notes(measured)

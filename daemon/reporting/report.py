@@ -10,7 +10,7 @@ from typing import TextIO
 import msgspec
 
 from benchd.daemon.errors import NotAvailable
-from benchd.daemon.records import Record, of_range
+from benchd.daemon.records import Record, Requests, of_range
 from benchd.daemon.reporting.console import print_decisions
 from benchd.daemon.reporting.results_table import energy_and_error, machine, median_and_interval
 from benchd.daemon.reporting.tables import escaped, markdown_table
@@ -82,6 +82,8 @@ COLUMNS = {
     "scenario": "scenario",
     "median_ms": "median ms [95 %]",
     "p99_ms": "p99 ms",
+    "p999_ms": "p99.9 ms",
+    "requests": "requests",
     "clean_ms": "ms undisturbed",
     "throughput_per_s": "per second",
     "energy_per_inference_j": "energy mJ",
@@ -101,6 +103,8 @@ def cells(record: Record) -> list[str]:
     """Return a record's cells as a person sees them."""
     flat = row(record)
     flat |= {
+        "scenario": " ".join([record.case.scenario, *record.case.demand]),
+        "requests": _requests(record.requests),
         "median_ms": median_and_interval(record),
         "energy_per_inference_j": energy_and_error(record),
         "processes": f"{sum(process.timing is not None for process in record.processes)}",
@@ -108,6 +112,13 @@ def cells(record: Record) -> list[str]:
     if record.accuracy:
         flat |= {"accuracy_top1": accuracy.top1(record.accuracy), "accuracy_drop": accuracy.drop(record.accuracy)}
     return [_cell(flat[name]) for name in COLUMNS]
+
+
+def _requests(found: Requests | None) -> str | None:
+    """Return how many requests were asked, at which rate, and how many of them were not answered in time."""
+    if found is None:
+        return None
+    return f"{found.asked} at {found.rate_hz:.4g} per second: {found.late} late, {found.dropped} dropped"
 
 
 def _cell(value: Cell) -> str:

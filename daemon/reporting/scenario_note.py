@@ -1,17 +1,31 @@
 """The figures of a scenario that the table's one median does not show, in one line."""
 
+import math
 from collections.abc import Callable, Sequence
 
-from benchd.daemon.records import ProcessResult, Record
+from benchd.daemon.records import Load, NeighbourResult, ProcessResult, Record, Requests, Timing
 from benchd.daemon.verdicts.statistics import median
 
+_PIPELINE = ("decode", "resize", "normalise", "copy", "model", "post")
 _STAGES = ("spawn", "import", "build", "load", "first_run", "second_run")
 
 
 def scenario_note(record: Record) -> str | None:
     """Return the line of a record whose scenario has more than one figure, else None."""
-    note = _NOTES.get(record.case.scenario)
-    return f"{record.case.scenario}: {record.case_id}: {note(record)}" if note else None
+    figures = scenario_figures(record)
+    return f"{record.case.scenario}: {record.case_id}: {figures}" if figures else None
+
+
+def scenario_figures(record: Record) -> str | None:
+    """Return the figures of a scenario that has more than one, else None."""
+    figures = _NOTES.get(record.case.scenario) or (_streams if record.case.streams > 1 else None)
+    found = [figures(record)] if figures else []
+    return "; ".join([*found, _neighbour(record.beside)] if record.beside else found) or None
+
+
+def _neighbour(found: NeighbourResult) -> str:
+    times = f", {_percentiles(found.timing)}" if found.timing else ""
+    return f"beside {found.case_id} at {found.rate_hz:.4g} Hz, {found.misses} of {found.releases} missed{times}"
 
 
 def _periodic(record: Record) -> str:
@@ -43,9 +57,57 @@ def _sustained(record: Record) -> str:
     return ", ".join([f"{first.median_ms:.4g} ms at start, {last.median_ms:.4g} ms at {last.end_s:.0f} s", *changes])
 
 
+def _streams(record: Record) -> str:
+    named = {name: timing for name, timing in record.parts.items() if name.startswith("stream_")}
+    found = [f"{name.replace('_', ' ')} {_percentiles(timing)}" for name, timing in sorted(named.items())]
+    return ", ".join(found)
+
+
+def _percentiles(timing: Timing) -> str:
+    """Return the percentiles that enough runs back."""
+    known = {"p50": timing.median_ms, "p90": timing.p90_ms, "p99": timing.p99_ms, "p99.9": timing.p999_ms}
+    return f"{' '.join(f'{name} {ms:.4g}' for name, ms in known.items() if ms is not None)} ms"
+
+
+def _server(record: Record) -> str:
+    requests, load, timing = record.requests, record.case.load, record.timing
+    if requests is None or load is None or timing is None:
+        return "no requests"
+    return ", ".join(
+        [
+            f"{_rate(requests, load)}: {requests.asked} asked = {requests.answered} in time + {requests.late} late + "
+            f"{requests.dropped} dropped",
+            _percentiles(timing),
+            f"busy {100 * requests.busy_share:.3g} %",
+            *([f"woken after {requests.noticed_ms:.3g} ms"] if requests.noticed_ms is not None else []),
+            *([_streams(record)] if record.case.streams > 1 else []),
+        ]
+    )
+
+
+def _rate(requests: Requests, load: Load) -> str:
+    """Return the rate and what became of its deadline."""
+    rate = f"{requests.rate_hz:.4g} requests per second"
+    if load.deadline_ms is None:
+        return rate
+    goal = f"{load.deadline_ms:.4g} ms at p{load.percentile:g}"
+    verdict = {True: "meet", False: "miss", None: "are too few to judge"}[requests.met]
+    if load.rate_hz is None and requests.met:
+        return f"at most {rate} meet {goal}"
+    return f"no rate found, {rate} do not meet {goal}" if load.rate_hz is None else f"{rate} {verdict} {goal}"
+
+
+def _pipeline(record: Record) -> str:
+    total_ms = record.timing.median_ms if record.timing else math.inf
+    stages = {name: record.parts[name].median_ms for name in _PIPELINE if name in record.parts}
+    return ", ".join(f"{name} {ms:.4g} ms ({100 * ms / total_ms:.3g} %)" for name, ms in stages.items())
+
+
 _NOTES: dict[str, Callable[[Record], str]] = {
     "periodic": _periodic,
     "wake_up": _wake_up,
     "cold_start": _cold_start,
     "sustained": _sustained,
+    "server": _server,
+    "pipeline": _pipeline,
 }

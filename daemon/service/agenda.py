@@ -148,7 +148,7 @@ class Agenda:
 
     def _ids(self, suite: Suite) -> list[str]:
         lists: list[Sequence[object]] = [suite.models, suite.variants, suite.batch_sizes]
-        lists += [suite.directions, suite.scenarios, *suite.options.values()]
+        lists += [suite.directions, suite.scenarios, suite.streams, suite.rates_hz, *suite.options.values()]
         product = math.prod([len(values) or 1 for values in lists])
         if product > MAX_PRODUCT:
             raise UsageError(f"the lists multiply to {product} cases; at most {MAX_PRODUCT} are allowed")

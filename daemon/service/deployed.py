@@ -101,7 +101,7 @@ def better(shipped: Manifest, records: Sequence[Record]) -> str:
 
 def _is_alike(record: Record, shipped: Manifest) -> bool:
     case, mine = record.case, shipped.case
-    same = (case.model, case.batch_size, case.options, case.scenario, case.direction, case.seed)
+    same = (case.model, case.batch_size, case.options, case.scenario, case.direction, case.seed, case.demand)
     weights = record.model.weights_sha256 if record.model else ""
     return weights == shipped.weights_sha256 and same == (
         mine.model,
@@ -110,6 +110,7 @@ def _is_alike(record: Record, shipped: Manifest) -> bool:
         mine.scenario,
         mine.direction,
         mine.seed,
+        mine.demand,
     )
 
 

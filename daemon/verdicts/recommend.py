@@ -11,12 +11,16 @@ from msgspec import Struct
 
 from benchd.daemon.records import Check, Energy, Record, Timing, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
+from benchd.daemon.verdicts.demand import Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
 from benchd.daemon.verdicts.figures import energy_error_share, largest_power_w, latency_ms, memory_mib
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import Interval
 
 Objective = Literal["latency", "energy", "throughput"]
+RATE_SHARE = 0.02
+"""A server's search for the highest rate ends when it is known within this share."""
+
 MIN_AGREEMENT = 0.98
 """The least share of images, except ties, for which a shipped variant gives float64's class."""
 
@@ -57,6 +61,7 @@ class Requirements(Struct, frozen=True, kw_only=True):
     max_memory_bytes: float | None = None
     min_agreement: float | None = None
     max_accuracy_drop: float | None = None
+    demand: Demand | None = None
     objective: Objective = "latency"
 
 
@@ -99,11 +104,13 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     which replaces latency in `offline`. Training is left out: it is not shipped.
     """
     known = [record for record in records if record.case.direction == "inference"]
-    found = newest(known)
+    demand = requirements.demand
+    found = answering(in_time(known), demand) if demand else newest(known)
     where = place_names(found)
     groups: dict[str, list[Record]] = {}
     for record in found:
-        groups.setdefault(_subject(record, requirements.objective) + where[place(record)], []).append(record)
+        subject = _subject(record, requirements.objective, demand) + where[place(record)]
+        groups.setdefault(subject, []).append(record)
     decisions = [_decide(subject, group, requirements) for subject, group in groups.items()]
     return [
         msgspec.structs.replace(decision, excluded=decision.excluded | _superseded(group, known))
@@ -148,18 +155,24 @@ def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _is_by_throughput(record: Record, objective: Objective) -> bool:
-    return objective == "throughput" or (objective == "latency" and record.case.scenario == "offline")
+    is_of_rates = record.case.scenario == "offline" or _is_by_rate(record)
+    return objective == "throughput" or (objective == "latency" and is_of_rates)
 
 
-def _subject(record: Record, objective: Objective) -> str:
+def _is_by_rate(record: Record) -> bool:
+    """Return whether this is a server that found its highest rate, which then ranks it, and not the latency there."""
+    return record.case.load is not None and record.case.load.rate_hz is None and record.requests is not None
+
+
+def _subject(record: Record, objective: Objective, demand: Demand | None) -> str:
     """Return the name of what all competing variants share."""
     case = record.case
     parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
     parts += [] if _is_by_throughput(record, objective) else [f"b{case.batch_size}"]
-    parts += [case.scenario] if case.scenario != "single_stream" else []
+    parts += [case.scenario] if case.scenario != "single_stream" and not demand else []
     parts += [f"seed={case.seed}"] if case.seed else []
     parts += [f"threads={case.threads}"] if case.threads else []
-    return " ".join(parts)
+    return " ".join([*parts, *([f"for {demand}"] if demand else case.demand)])
 
 
 def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:
@@ -225,6 +238,8 @@ def _process_figures(record: Record, objective: Objective) -> list[float]:
     if objective == "energy":
         return [process.energy.gross_per_inference_j for process in record.processes if process.energy]
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
+    if _is_by_rate(record):
+        return [1e3 * share / process.requests.rate_hz for process in record.processes if process.requests]
     return [time_ms * share for time_ms in process_medians_ms([record])]
 
 
@@ -284,6 +299,7 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
     """Return the first reason why the record cannot be shipped, else None."""
     reasons = (
         disqualified(record),
+        shortfall(record, requirements.demand) if requirements.demand else None,
         _too_slow(record, requirements.max_latency_ms),
         _above("power", largest_power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
@@ -298,12 +314,29 @@ def disqualified(record: Record) -> str | None:
     """Return why the record cannot win whatever the requirements, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
-    return impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
+    found = impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
+    return found or _missed(record)
+
+
+def _missed(record: Record) -> str | None:
+    """Return why a server does not meet the deadline of its load, else None."""
+    load, requests = record.case.load, record.requests
+    if load is None or load.deadline_ms is None or requests is None or requests.met:
+        return None
+    goal = f"{load.deadline_ms:.4g} ms at p{load.percentile:g}"
+    counts = f"{requests.late} late and {requests.dropped} dropped of {requests.asked}"
+    if requests.met is None:
+        return f"too few requests show whether it meets {goal} ({counts}): {LONGER}"
+    return f"misses {goal} at {requests.rate_hz:.4g} requests per second ({counts})"
 
 
 def unfit(record: Record) -> str | None:
     """Return why the time of a successful record is not that of the requested case, else None; also for `compare`."""
-    return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
+    return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None) or _at_own_rate(record)
+
+
+def _at_own_rate(record: Record) -> str | None:
+    return "found its rate itself: give both the same --rate" if _is_by_rate(record) else None
 
 
 def impossible(record: Record) -> str | None:
@@ -375,7 +408,7 @@ def _disagrees(record: Record, least: float | None) -> str | None:
 def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
     """Return a reason if the interval is missing or wider than the time itself, which leaves the time unknown."""
     timing = record.timing
-    if timing is None:
+    if timing is None or _is_by_rate(record):
         return None
     if timing.low_ms is None or timing.high_ms is None:
         return f"has no interval: {LONGER}" if rivals > 1 and objective != "energy" else None
@@ -417,7 +450,16 @@ def _figure(record: Record, objective: Objective) -> _Figure:
     if record.timing is None:
         raise ValueError(f"{record.case_id} was not timed")
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
+    if record.requests and _is_by_rate(record):
+        times = [1e3 * share / rate_hz for rate_hz in (record.requests.rate_hz, *_bounds_hz(record))]
+        return _Figure(times[0], times[2], times[1])
     return _scaled(record.timing, share)
+
+
+def _bounds_hz(record: Record) -> tuple[float, float]:
+    """Return the least and the highest rate that the processes found, a step of the search apart at least."""
+    rates = [process.requests.rate_hz for process in record.processes if process.requests]
+    return min(rates) * (1 - RATE_SHARE), max(rates) * (1 + RATE_SHARE)
 
 
 def _scaled(timing: Timing, share: float) -> _Figure:
@@ -518,6 +560,9 @@ def untried(decision: Decision) -> list[str]:
 
 def _figures(record: Record) -> list[str]:
     latency = f"{record.timing.median_ms:.4g} ms" if record.timing else ""
+    if record.requests:
+        at_rate = f"{record.requests.rate_hz:.4g} requests per second"
+        latency = at_rate if _is_by_rate(record) else f"{latency} at {at_rate}"
     share = [f"top-1 {accuracy.top1(record.accuracy)} %"] if record.accuracy else []
     return [latency, _energy(record.energy), f"check ok{agreement(record.check)}", *share]
 

@@ -15,6 +15,7 @@ def row(record: Record) -> Row:
     """Return the record as one flat row; a value that was not measured is None."""
     case, timing, check = record.case, record.timing, record.check
     environment, energy, top1 = record.environment, record.energy, record.accuracy
+    load, requests = case.load, record.requests
     found = disturbed(record.processes)
     return {
         "device_id": record.device_id,
@@ -44,11 +45,19 @@ def row(record: Record) -> Row:
         "low_ms": timing.low_ms if timing else None,
         "high_ms": timing.high_ms if timing else None,
         "p99_ms": timing.p99_ms if timing else None,
+        "p999_ms": timing.p999_ms if timing else None,
         "disturbed_blocks": found.disturbed if found else 0,
         "clean_ms": found.clean_ms if found else None,
         "as_experienced_ms": found.as_experienced_ms if found else None,
         "latency_upper_ms": latency_ms(record),
         "runs": timing.runs if timing else None,
+        "streams": case.streams,
+        "rate_hz": requests.rate_hz if requests else load.rate_hz if load else None,
+        "deadline_ms": load.deadline_ms if load else None,
+        "deadline_met": requests.met if requests else None,
+        "requests": requests.asked if requests else None,
+        "late": requests.late if requests else None,
+        "dropped": requests.dropped if requests else None,
         "throughput_per_s": record.throughput_per_s,
         "energy_per_inference_j": energy.gross_per_inference_j if energy else None,
         "energy_error_share": energy_error_share(energy),

@@ -290,6 +290,40 @@ def share_upper_bound(successes: int, trials: int, confidence: float = 0.95) -> 
     return high
 
 
+def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | None:
+    """Return whether at most the share beyond `percentile` misses a deadline; None if too few requests show either.
+
+    Each answer holds with 99 % confidence, as in MLPerf's early stopping: misses count as independent.
+    """
+    if misses <= most_misses(requests, percentile):
+        return True
+    return False if _binomial_at_most(misses - 1, requests, _tail(percentile)) >= 0.99 else None
+
+
+def most_misses(requests: int, percentile: float) -> int:
+    """Return with how many misses of so many requests `deadline_is_met` is true; -1 if with none."""
+    tail, allowed = _tail(percentile), -1
+    odds = _binomial(0, requests, tail)
+    while odds <= 0.01:
+        allowed += 1
+        odds += _binomial(allowed + 1, requests, tail)
+    return allowed
+
+
+def exponential_p(gaps: Sequence[float], mean: float) -> float:
+    """Return the p of a Kolmogorov-Smirnov test of one value or more against the exponential law of this mean.
+
+    By the limiting law with the correction of M. A. Stephens, JRSS B 32, 1970: within 0.01 from 20 values on.
+    """
+    count, ordered = len(gaps), sorted(gaps)
+    below = [-math.expm1(-gap / mean) for gap in ordered]
+    distance = max(max((i + 1) / count - share, share - i / count) for i, share in enumerate(below))
+    reach = (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count)) * distance
+    if reach < 0.2:  # where the series converges slowly, and p is 1 to ten digits
+        return 1.0
+    return min(1.0, 2.0 * math.fsum((-1) ** (k - 1) * math.exp(-2.0 * (k * reach) ** 2) for k in range(1, 50)))
+
+
 def _tail(percentile: float) -> float:
     if not 1.0 <= percentile < 100.0:
         raise ValueError(f"percentile {percentile}: give it in percent, at least 1 and below 100, such as 99.9")

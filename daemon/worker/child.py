@@ -110,8 +110,8 @@ class StageClock:
         self._current, self._started_ns = name, time.monotonic_ns()
         send(self._pipe, Stage(name))
 
-    def go_on(self, percent: int) -> None:
-        """Say that so much of the stage is done: its deadline begins anew."""
+    def go_on(self, percent: int | None) -> None:
+        """Say that so much of the stage is done, None if unknown: its deadline begins anew."""
         if self._current:
             send(self._pipe, Stage(self._current, percent))
 

@@ -2,19 +2,18 @@
 
 import gc
 import hashlib
-import math
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from benchd.daemon.records import BlockStatistics, Level, RawFile, Timing, WarmUp, Window
+from benchd.daemon.records import BlockStatistics, Level, RawFile, WarmUp, Window
 from benchd.daemon.verdicts import levels, statistics
-from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, Interval, StopRule
+from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, StopRule
 from benchd.daemon.worker.steps import Step
 
 WARM_UP_BLOCK_S = 0.1
@@ -23,12 +22,13 @@ WARM_UP_BLOCK_RUNS = 10
 
 @dataclass(frozen=True)
 class Measured:
-    """A timed loop's result: nanoseconds of each part in run order, the blocks and the exact window."""
+    """A timed loop's result: nanoseconds of each part in run order, when each ended, the blocks and the window."""
 
     values_ns: dict[str, "array[int]"]
     summary: BlockSummary
     window: Window
     bounds_ns: list[int]
+    ended_ns: "array[int]"
 
 
 def warm_up(step: Step, cap_s: float) -> WarmUp:
@@ -76,7 +76,7 @@ def measure(step: Step, rule: StopRule, hold_s: float = 0.0) -> Measured:
         _hold(step, hold_s)
     summary = blocks.summary()
     bounds = [start, *(ended_ns[last - 1] for last in summary.ends)]
-    return Measured(values_ns, summary, Window(start, end), bounds)
+    return Measured(values_ns, summary, Window(start, end), bounds, ended_ns)
 
 
 def _hold(step: Step, seconds: float) -> None:
@@ -95,34 +95,6 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: float) -> Timing:
-    """Return the statistics of one part; a percentile is null with too few runs."""
-    ordered = sorted(float(value) for value in values_ns)
-    mild, severe = statistics.tukey_outliers(ordered)
-    return Timing(
-        median_ms=median_ns / 1e6,
-        low_ms=max(0.0, interval_ns.low / 1e6) if interval_ns else None,
-        high_ms=interval_ns.high / 1e6 if interval_ns else None,
-        mean_ms=math.fsum(ordered) / len(ordered) / 1e6,
-        min_ms=ordered[0] / 1e6,
-        max_ms=ordered[-1] / 1e6,
-        p90_ms=_ms(statistics.backed_percentile(ordered, 90)),
-        p95_ms=_ms(statistics.backed_percentile(ordered, 95)),
-        p99_ms=_ms(statistics.backed_percentile(ordered, 99)),
-        p99_upper_ms=_ms(statistics.percentile_upper_bound(ordered, 99)),
-        runs=len(ordered),
-        outliers_mild=mild,
-        outliers_severe=severe,
-    )
-
-
-def part_timing(values_ns: Sequence[int]) -> Timing:
-    """Return the statistics of a part that did not decide the stop: its blocks are tenths of the loop's runs."""
-    size = max(1, len(values_ns) // 10)
-    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
-    return timing(values_ns, statistics.median_interval(medians), math.fsum(medians) / len(medians))
 
 
 def block_statistics(summary: BlockSummary, bounds_ns: list[int]) -> BlockStatistics:
@@ -152,7 +124,3 @@ def write_raw(values_ns: dict[str, "array[int]"], folder: Path, name: str) -> di
         path.write_bytes(body)
         files[part] = RawFile(str(path.relative_to(folder)), hashlib.sha256(body).hexdigest(), len(values))
     return files
-
-
-def _ms(value_ns: float | None) -> float | None:
-    return None if value_ns is None else value_ns / 1e6

@@ -2,10 +2,15 @@
 
 import ctypes
 import os
+import signal
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from array import array
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import torch
 
@@ -15,8 +20,11 @@ from benchd.daemon.measuring.process import settings
 from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import (
     Memory,
+    Requests,
     Window,
 )
+from benchd.daemon.verdicts import timings
+from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker import (
     accuracy,
     audit,
@@ -29,29 +37,30 @@ from benchd.daemon.worker import (
     packing,
     probes,
     scenarios,
+    server,
     steps,
 )
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.child import StageClock
+from benchd.daemon.worker.pipeline import Camera, Pipeline
+from benchd.daemon.worker.streams import Streams, back_to_back
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
 from benchd.daemon.worker.workload import Workload, build
 from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
 DEVICE_PARTS_S = 1.0
+SHARED = ("eager", "compile")
+PAUSED = ("periodic", "wake_up", "server")
 
 
 def run(job: Job, stages: StageClock, found: Outcome) -> None:
     """Run every phase of the job, writing each result into `found`, so that a later error loses nothing."""
     found.versions = versions()
     found.variables = variables(os.environ, settings(job.device, job.cache))
-    device = open_device(job)
-    found.threads = torch.get_num_threads()
-    if device.type == "cuda":
-        found.device_name = torch.cuda.get_device_name()
-        found.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
+    device = _opened(job, found)
     at_first = device_memory.own_bytes(found.device_uuid) if _counted_by_driver(job) else 0
     stages.enter("build")
     workload = build(job)
@@ -68,10 +77,12 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.leave()
     pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
+    others = _other_streams(job, workload, loaded, pool)
     found.software = builds.loaded()  # not before the first run, which a cold start times
     if job.ships:
         packing.refuse(job, workload, first)
     loaded = _counted(job, loaded, at_first, found.device_uuid)  # before the check, whose reference also takes memory
+    of_streams = [loaded, *others]
     stages.enter("check")
     if job.deployed:
         golden.refuse_others(Path(job.deployed), workload, loaded)
@@ -84,17 +95,29 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")
     found.flags += ["reference_fp32"] if found.check.reference == "float32" else []
     _accuracy(job, workload, loaded, stages, found)
+    camera = workload.camera
     del workload
     if job.case.scenario == "cold_start":
         _cold_start(job, loaded, first_ended_ns, stages, found)
         return
-    met = _timed(job, loaded, pool, right, stages, found)
+    met = _timed(job, of_streams, pool, camera, right, stages, found)
     stages.keep(found)
     stages.enter("probe")
     _repeated(job, loaded, [pool[place] for place in met], found)
+    del of_streams, others
     _probed(job, device, found)
     _occupied(job, loaded, pool, found)  # last: its profiler stays attached and slows every later launch
     stages.leave()
+
+
+def _opened(job: Job, found: Outcome) -> torch.device:
+    """Return the job's device, which `found` then names."""
+    device = open_device(job)
+    found.threads = torch.get_num_threads()
+    if device.type == "cuda":
+        found.device_name = torch.cuda.get_device_name()
+        found.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
+    return device
 
 
 def open_device(job: Job) -> torch.device:
@@ -103,7 +126,7 @@ def open_device(job: Job) -> torch.device:
         raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
     if job.case.direction == "training" and not catalog.trains(job.case.model, job.case.variant.name):
         raise Unsupported(catalog.TRAINING)
-    torch.set_num_threads(job.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(job.threads or max(1, len(os.sched_getaffinity(0)) // job.case.streams))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return torch.device(job.device)
 
@@ -120,6 +143,17 @@ def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[
         loaded = steps.uniform(loaded, output)
         stages.seconds["second_run_s"] = steps.SingleStream(loaded, pool)(0)[0] / 1e9
     return loaded, first, first_ended_ns
+
+
+def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batch]) -> list[Loaded]:
+    """Return the model for each further stream: the same if it is Python, else its own session, engine or graph."""
+    variant, others = job.case.variant, job.case.streams - 1
+    if variant.backend in SHARED:
+        return [loaded] * others
+    example = workload.images[: job.case.batch_size]
+    with torch.inference_mode():
+        made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
+        return [steps.uniform(one, one.run(pool[0].to(loaded.device))) for one in made]
 
 
 def _accuracy(job: Job, workload: Workload, loaded: Loaded, stages: StageClock, found: Outcome) -> None:
@@ -139,48 +173,92 @@ def _cold_start(job: Job, loaded: Loaded, first_ended_ns: int, stages: StageCloc
     stages.leave()
     found.process.window = Window(job.spawned_ns, first_ended_ns)
     taken_ns = first_ended_ns - job.spawned_ns
-    found.process.timing = measure.timing([taken_ns], None, taken_ns)
+    found.process.timing = timings.timing([taken_ns], None, taken_ns)
     _take_peaks(job, loaded, found)
     found.flags.append("rss_peak_since_start")
     found.missing["probes"] = "a cold start is not compared with a floor"
 
 
 def _timed(
-    job: Job, loaded: Loaded, pool: list[Batch], right: Expected | None, stages: StageClock, found: Outcome
+    job: Job,
+    of_streams: list[Loaded],
+    pool: list[Batch],
+    camera: Camera | None,
+    right: Expected | None,
+    stages: StageClock,
+    found: Outcome,
 ) -> list[int]:
-    """Warm up, measure and audit; return the batches that were run."""
+    """Warm up, measure and audit, with a model for each stream; return the batches that were run."""
+    loaded = of_streams[0]
     if not _forget_peaks(loaded.device):
         found.flags.append("rss_peak_since_start")
     known = [place for place in right.outputs if place < len(pool)] if right else []
-    step, mode = _step(job, loaded, pool, known)
+    mode = nullcontext if job.case.direction == "training" else torch.inference_mode
     _rest(job, stages, found)
-    with mode:
+    made = [_step(job, one, pool, known, camera) for one in of_streams]
+    with mode(), Streams(made, loaded.device, mode) as streams:
         stages.enter("warm_up")
-        found.process.warm_up = measure.warm_up(step, job.limits.warm_up_cap_s)
-        step.sample.clear()
+        found.process.warm_up, *_ = streams.together(partial(measure.warm_up, cap_s=job.limits.warm_up_cap_s))
+        for step in streams.steps:
+            step.sample.clear()
+        if job.neighbour_hz:
+            _accompany(job, job.neighbour_hz, streams.steps[0], stages, found)
+            return []
         stages.enter("measure")
-        if job.case.scenario in ("periodic", "wake_up"):
-            _paced(job, loaded, step, stages, found)
+        if job.case.scenario == "server":
+            _serve(job, loaded, streams, stages, found)
+        elif job.case.scenario in ("periodic", "wake_up"):
+            _paced(job, loaded, streams.steps[0], stages, found)
+        elif job.case.streams > 1:
+            _side_by_side(job, loaded, streams, stages, found)
         else:
-            measured = measure.measure(step, job.limits.rule, job.hold_s)
-            _take_peaks(job, loaded, found)
-            if isinstance(step, steps.Offline) and step.waits():
-                found.flags.append("one_in_flight")
-            _device_parts(job, loaded, pool, found)
-            _rest(job, stages, found, settle_s=job.idle_s / 2)
-            stages.leave()
-            _record(job, step, measured, found)
+            _back_to_back(job, loaded, pool, streams.steps[0], stages, found)
     if right:
-        _audit(step, loaded, right, found)
-    return list(step.sample.met)
+        _audit(streams.steps, loaded, right, found)
+    return list({place: None for step in streams.steps for place in step.sample.met})
 
 
-def _audit(step: steps.Step, loaded: Loaded, right: Expected, found: Outcome) -> None:
+def _back_to_back(
+    job: Job, loaded: Loaded, pool: list[Batch], step: steps.Step, stages: StageClock, found: Outcome
+) -> None:
+    """Run without pauses until the rule says stop, and record that."""
+    measured = measure.measure(step, job.limits.rule, job.hold_s)
+    _take_peaks(job, loaded, found)
+    if isinstance(step, steps.Offline) and step.waits():
+        found.flags.append("one_in_flight")
+    if job.case.scenario != "pipeline":  # which has parts of its own
+        _device_parts(job, loaded, pool, found)
+    _rest(job, stages, found, settle_s=job.idle_s / 2)
+    stages.leave()
+    _record(job, step, measured, found)
+
+
+def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
+    """Run all streams without pauses and record each; the blocks are those of the first one."""
+    measured, by_stream, values_ns = back_to_back(streams, job.limits.rule, job.hold_s)
+    _take_peaks(job, loaded, found)
+    _rest(job, stages, found, settle_s=job.idle_s / 2)
+    stages.leave()
+    columns = _named_streams(by_stream)
+    found.process.timing = timings.part_timing(values_ns)
+    found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
+    found.process.blocks = measure.block_statistics(measured.summary, measured.bounds_ns)
+    found.process.window = measured.window
+    found.process.raw = measure.write_raw({"total": values_ns, **columns}, Path(job.output), job.raw_name)
+    found.process.throughput_per_s = job.case.batch_size * len(values_ns) / measured.window.seconds
+    _flag_unsteady(found)
+
+
+def _named_streams(by_stream: "Sequence[array[int]]") -> "dict[str, array[int]]":
+    return {f"stream_{number}": column for number, column in enumerate(by_stream, start=1)} if by_stream[1:] else {}
+
+
+def _audit(timed: Sequence[steps.Step], loaded: Loaded, right: Expected, found: Outcome) -> None:
     """Compare the answers of the timed runs with the reference too, and those to unseen inputs."""
     if found.check is None:
         raise ValueError("an audit comes after the check")
     was = found.check
-    found.check = audit.audited(was, right, step.sample.answers)
+    found.check = audit.audited(was, right, [answer for step in timed for answer in step.sample.answers])
     with torch.inference_mode():
         found.check = audit.audited_fresh(found.check, right, loaded)
     if found.check.verdict == "failed" != was.verdict:
@@ -207,17 +285,17 @@ def _rest(job: Job, stages: StageClock, found: Outcome, settle_s: float = 0.0) -
     found.process.idle.append(Window(start, time.monotonic_ns()))
 
 
-def _step(
-    job: Job, loaded: Loaded, pool: list[Batch], known: list[int]
-) -> tuple[steps.Step, AbstractContextManager[object]]:
-    """Return the step and its mode; the right answers to the `known` batches are known."""
+def _step(job: Job, loaded: Loaded, pool: list[Batch], known: list[int], camera: Camera | None) -> steps.Step:
+    """Return the step of one stream; the right answers to the `known` batches are known."""
+    if camera:
+        return Pipeline(loaded, camera, job.case.batch_size, len(pool), known)
     if job.case.direction == "training":
         if loaded.module is None:
             raise Unsupported("this backend does not train")
-        return steps.Training(loaded.module, loaded.device, pool, job.case.seed), nullcontext()
+        return steps.Training(loaded.module, loaded.device, pool, job.case.seed)
     if job.case.scenario == "offline":
-        return steps.Offline(loaded, pool, _chunk(loaded, pool), known), torch.inference_mode()
-    return steps.SingleStream(loaded, pool, known), torch.inference_mode()
+        return steps.Offline(loaded, pool, _chunk(loaded, pool), known)
+    return steps.SingleStream(loaded, pool, known)
 
 
 def _chunk(loaded: Loaded, pool: list[Batch]) -> int:
@@ -230,8 +308,8 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, found: Outco
     """Turn the timed loop into the fields of a record."""
     first, *others = step.parts
     summary = measured.summary
-    found.process.timing = measure.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
-    found.process.parts |= {part: measure.part_timing(measured.values_ns[part]) for part in others}
+    found.process.timing = timings.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
+    found.process.parts |= {part: timings.part_timing(measured.values_ns[part]) for part in others}
     found.process.blocks = measure.block_statistics(summary, measured.bounds_ns)
     found.process.window = measured.window
     found.process.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
@@ -251,10 +329,53 @@ def _paced(job: Job, loaded: Loaded, step: steps.Step, stages: StageClock, found
     found.process.window = Window(start_ns, time.monotonic_ns())
     _take_peaks(job, loaded, found)
     stages.leave()
-    found.process.parts |= {part: measure.part_timing(values) for part, values in values_ns.items()}
+    found.process.parts |= {part: timings.part_timing(values) for part, values in values_ns.items()}
     found.process.timing = next(iter(found.process.parts.values()))
     found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
     _flag_unsteady(found)
+
+
+def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
+    """Answer requests as a server and record each one's latency and what became of it."""
+    if job.case.load is None:
+        raise ValueError("a server needs a load")
+    load, seed = job.case.load, f"{job.case.seed} {job.raw_name.rpartition('.')[2]}"
+    clock = server.Monotonic(partial(stages.go_on, None))
+    with measure.no_collection():
+        served, trials = server.run(
+            streams.together, load, job.limits.rule.cap_s, seed, clock, streams=len(streams.steps)
+        )
+    found.process.window = Window(served.start_ns, served.end_ns)
+    _take_peaks(job, loaded, found)
+    _rest(job, stages, found, settle_s=job.idle_s / 2)
+    stages.leave()
+    found.process.timing = timings.request_timing(served.latency_ns, len(served.dropped))
+    columns = {"service": served.service_ns, **_named_streams(served.of_stream_ns)}
+    found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
+    found.process.raw = measure.write_raw({"total": served.latency_ns, **columns}, Path(job.output), job.raw_name)
+    found.process.requests = Requests(
+        rate_hz=served.rate_hz,
+        asked=served.asked,
+        answered=len(served.latency_ns) - len(served.late),
+        late=len(served.late),
+        dropped=len(served.dropped),
+        met=server.is_met(served, load),
+        arrivals_p=served.arrivals_p,
+        noticed_ms=median(served.noticed_ns) / 1e6 if served.noticed_ns else None,
+        busy_share=sum(served.service_ns) / (len(streams.steps) * 1e9 * found.process.window.seconds),
+        trials=trials,
+    )
+    _flag_unsteady(found)
+
+
+def _accompany(job: Job, rate_hz: float, step: steps.Step, stages: StageClock, found: Outcome) -> None:
+    """Run as a neighbour until SIGTERM and leave the times of all frames."""
+    is_over = Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    stages.enter("measure")  # which tells the supervisor that it runs
+    values_ns = scenarios.accompany(step, rate_hz, is_over)
+    stages.leave()
+    found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
 
 
 def _flag_unsteady(found: Outcome) -> None:
@@ -266,7 +387,7 @@ def _occupied(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -> No
     """On a GPU, measure the occupancy in separate runs; a refused profiler costs only that figure."""
     if loaded.device.type != "cuda" or job.case.direction == "training" or found.process.timing is None:
         return
-    if job.case.scenario in ("periodic", "wake_up") or job.is_compared:
+    if job.case.scenario in PAUSED or job.is_compared:
         return
     try:
         occupied = occupancy.measure(steps.SingleStream(loaded, pool), found.device_uuid)
@@ -288,7 +409,7 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -
     while len(values) < 10 or time.monotonic() < end:
         values.append(step(len(values)))
     columns = zip(step.parts, zip(*values, strict=True), strict=True)
-    found.process.parts |= {part: measure.part_timing(column) for part, column in columns}
+    found.process.parts |= {part: timings.part_timing(column) for part, column in columns}
 
 
 def _probed(job: Job, device: torch.device, found: Outcome) -> None:

@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Iterator
+from threading import Event
 
 from benchd.daemon.records import Deadlines, TimeSlice, Window
 from benchd.daemon.verdicts.statistics import median
@@ -45,6 +46,25 @@ def _frames(step: Step, period_ns: int, releases: int) -> Iterator[int]:
         end_ns = time.monotonic_ns()
         yield end_ns - release_ns
         frame = max(frame + 1, (end_ns - start_ns) // period_ns)
+
+
+def accompany(step: Step, rate_hz: float, is_over: Event) -> Values:
+    """Run frames at a rate until `is_over`; return when each was released and its latency from then, in ns.
+
+    Of the frames released during a run the newest is used, as in `periodic`.
+    """
+    released_ns, latency_ns = array("q"), array("q")
+    period_ns = 1e9 / rate_hz
+    start_ns, frame = time.monotonic_ns(), 0
+    while True:
+        release_ns = start_ns + round(frame * period_ns)
+        if is_over.wait(max(0, release_ns - time.monotonic_ns()) / 1e9):
+            return {"released": released_ns, "latency": latency_ns}
+        step(frame)
+        end_ns = time.monotonic_ns()
+        released_ns.append(release_ns)
+        latency_ns.append(end_ns - release_ns)
+        frame = max(frame + 1, int((end_ns - start_ns) / period_ns))
 
 
 def wake_up(step: Step, cap_s: float) -> Values:

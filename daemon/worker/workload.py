@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
-from benchd.daemon.worker import user_code, user_module
+from benchd.daemon.worker import pipeline, user_code, user_module
 from benchd.daemon.worker.source import Calibration, Source
 from benchd.daemon.worker.structures import Batch, Tensors, dtype_of, values
 from benchd.exporters import code
@@ -35,8 +35,8 @@ BUILD_SHARE = 0.9  # of the deadline: a build that ends itself keeps what it has
 class Workload:
     """The source for backends, a pool of inputs (N, ...) with floats as float32, and labels (N,) if there are any.
 
-    `dataset` is the pool's data set, None if it is random. `plain` is the same model with the same weights on plain
-    PyTorch kernels, the reference of checks, in batches of `reference_batch`.
+    `dataset` is the pool's data set, None if it is random; `camera` has the frames of a pipeline's pool. `plain` is the
+    same model with the same weights on plain PyTorch kernels, the reference of checks, in batches of `reference_batch`.
     """
 
     source: Source
@@ -47,6 +47,7 @@ class Workload:
     images: Batch
     labels: Tensor | None
     dataset: data.ImageSet | None
+    camera: pipeline.Camera | None = None
 
     def reference(self) -> nn.Module:
         """Return the plain model in float64."""
@@ -71,7 +72,7 @@ def build(job: Job) -> Workload:
     source = replace(_source(job, module, pool.images, facts, judged_by), calibration=calibration)
     # an output of a whole batch, such as a loss, depends on the batch size
     batch = job.case.batch_size if job.module or job.onnx else REFERENCE_BATCH
-    return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of)
+    return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of, pool.camera)
 
 
 def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
@@ -185,6 +186,7 @@ class _Pool:
     source: str
     labels: Tensor | None = None
     of: data.ImageSet | None = None
+    camera: pipeline.Camera | None = None
 
 
 def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
@@ -192,6 +194,8 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
     entry = None if job.module or job.onnx else catalog.entry(job.case.model)
     kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
     batch, shape = job.case.batch_size, tuple(specs[0].shape)
+    if job.case.scenario == "pipeline":
+        return _frames(job, specs, data.normalisation(entry.dataset if entry else None, kind))
     if job.data:
         _refuse_images(job, specs)
         found = data.open_data(
@@ -212,6 +216,19 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
     pool = Tensors(drawn) if len(drawn) > 1 else next(iter(drawn.values()))
     kinds = {kind if dtype_of(spec).is_floating_point else "0 and 1": None for spec in specs}
     return _Pool(pool, f"random {', '.join(kinds)}, seed {job.case.seed}")
+
+
+def _frames(
+    job: Job, specs: Sequence[InputSpec], normalisation: tuple[Sequence[float], Sequence[float]] | None
+) -> _Pool:
+    """Return the pool that a pipeline makes of its frames."""
+    if len(specs) > 1:
+        raise UsageError(f"--scenario pipeline feeds one input, but {job.case.model} reads {len(specs)}")
+    count = max(pipeline.FRAMES, job.case.batch_size, job.limits.check_images)
+    device = torch.device(job.device)
+    found = pipeline.camera(job.data, tuple(specs[0].shape), normalisation, count, device, job.case.seed)
+    images = found.images()
+    return _Pool(images[torch.arange(count) % len(images)], found.source, camera=found)
 
 
 def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Calibration:

@@ -8,6 +8,7 @@ import msgspec
 from nicegui import ui
 
 from benchd.daemon.records import PROFILED, Energy, ProcessResult, Record
+from benchd.daemon.reporting.scenario_note import scenario_figures
 from benchd.daemon.verdicts.compare import command
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_path, notice, record_path, result_path
@@ -85,7 +86,10 @@ def _result(result: Result, record: Record) -> dict[str, object]:
     share = error_share(result)
     return {
         "median": f"{time(result)} ({100 * timing.confidence:.3g} %, {timing.interval_basis.replace('_', ' ')})",
-        "p90, p99": ", ".join(rounded(value, share, "ms") for value in (timing.p90_ms, timing.p99_ms) if value),
+        "p90, p99, p99.9": ", ".join(
+            rounded(value, share, "ms") for value in (timing.p90_ms, timing.p99_ms, timing.p999_ms) if value
+        ),
+        record.case.scenario: scenario_figures(record),
         "fastest, slowest": f"{figure(timing.min_ms, 'ms')}, {figure(timing.max_ms, 'ms')}",
         "runs": timing.runs,
         "throughput": rounded(record.throughput_per_s, share, "/s") if record.throughput_per_s else None,

@@ -9,7 +9,21 @@ from records_made import ENVIRONMENT, timing
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
-from benchd.daemon.records import Case, Check, Deadlines, Memory, ModelFacts, Probes, ProcessResult, Summary
+from benchd.daemon.records import (
+    Case,
+    Check,
+    Deadlines,
+    Load,
+    Memory,
+    ModelFacts,
+    Neighbour,
+    NeighbourResult,
+    Probes,
+    ProcessResult,
+    Requests,
+    Summary,
+    Window,
+)
 from benchd.models.cost import cost, parameters
 
 SHARED = Run("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
@@ -227,3 +241,57 @@ def test_a_scenario_with_pauses_has_neither_throughput_nor_floor_and_adds_up_its
     assert (paced.throughput_per_s, paced.throughput_basis, paced.x_of_floor) == (None, None, None)
     assert paced.missing["x_of_floor"] == paced.missing["throughput_per_s"] == "periodic does not run back to back"
     assert paced.deadlines == [Deadlines(30, 120, 4, 6.0)]
+
+
+def requests(rate_hz, *, met=True, late=0, dropped=0):
+    answered = 1000 - late - dropped
+    counts = {"asked": 1000, "answered": answered, "late": late, "dropped": dropped}
+    return Requests(rate_hz=rate_hz, met=met, arrivals_p=rate_hz / 100, noticed_ms=0.1, busy_share=0.5, **counts)
+
+
+SERVER = Case(model="square", scenario="server", load=Load(deadline_ms=3.0))
+
+
+@pytest.mark.parametrize(
+    ("met", "of_all"), [((True, True), True), ((True, None), None), ((None, False), False), ((True, False), False)]
+)
+def test_the_requests_of_processes_add_up_and_the_least_rate_counts(met, of_all):
+    each = [requests(30.0, met=met[0], late=3), requests(20.0, met=met[1], dropped=7)]
+    found = record(*(outcome(timing=timing(5.0), requests=one) for one in each), case=SERVER)
+    total = found.requests
+    assert (total.rate_hz, total.met, total.arrivals_p) == (20.0, of_all, 0.2)
+    assert (total.asked, total.answered, total.late, total.dropped) == (2000, 1990, 3, 7)
+    assert (found.throughput_per_s, found.x_of_floor) == (None, None)
+
+
+def test_a_percentile_that_dropped_requests_hide_says_so():
+    found = record(outcome(timing=timing(5.0), requests=requests(30.0, dropped=200)), case=SERVER)
+    assert found.missing["timing.p99_ms"] == "200 of 1000 requests were dropped"
+    assert found.missing["timing.p999_ms"] == "needs 6636 runs per process, has 700"
+
+
+def test_energy_is_per_answered_request_and_of_a_batch_per_input():
+    process = outcome(timing=timing(5.0), requests=requests(30.0, dropped=200), parts={"service": timing(1.0)}).process
+    assert recording._inferences(process, Window(0, 10**9), 4) == 3200
+
+
+def test_several_streams_count_their_throughput_and_have_no_floor():
+    case = Case(model="vim_tiny", streams=2)
+    found = record(outcome(timing=timing(5.0), throughput_per_s=300.0, model=VIM, probes=probes()), case=case)
+    assert found.floor is not None
+    assert found.missing["x_of_floor"] == "the floor is that of the model alone on the device"
+    assert (found.throughput_per_s, found.throughput_basis, found.x_of_floor) == (300.0, "measured", None)
+
+
+def test_a_neighbour_s_frames_add_up_and_it_is_no_foreign_load():
+    case = Case(model="square", beside=Neighbour("vim_tiny,eager,b1", 30.0))
+    telemetry = {
+        "cpu_utilization_percent": Summary(minimum=90, mean=90, maximum=90, samples=9, source="procfs"),
+        "process_cpu_percent": Summary(minimum=90, mean=90, maximum=90, samples=9, source="procfs"),
+    }
+    beside = NeighbourResult(case_id="vim_tiny,eager,b1", rate_hz=30.0, releases=30, misses=2, timing=timing(9.0))
+    ended = outcome(timing=timing(5.0), beside=beside, telemetry=telemetry)
+    found = record(ended, ended, case=case)
+    assert (found.beside.releases, found.beside.misses, found.beside.timing.runs) == (60, 4, 1400)
+    assert "busy_machine" not in found.flags
+    assert "busy_machine" in record(ended, case=Case(model="square")).flags

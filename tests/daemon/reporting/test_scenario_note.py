@@ -1,9 +1,20 @@
 """The line that says of a scenario what one median does not."""
 
+import msgspec
 import pytest
 from records_made import made, timing
 
-from benchd.daemon.records import Case, Deadlines, ProcessResult, Stages, TimeSlice
+from benchd.daemon.records import (
+    Case,
+    Deadlines,
+    Load,
+    Neighbour,
+    NeighbourResult,
+    ProcessResult,
+    Requests,
+    Stages,
+    TimeSlice,
+)
 from benchd.daemon.reporting.scenario_note import scenario_note
 
 STAGES = Stages(spawn_s=0.1, import_s=2.0, build_s=0.5, load_s=0.2, first_run_s=0.3, second_run_s=0.01)
@@ -43,6 +54,49 @@ COURSE = [
 def test_each_scenario_tells_its_figures(scenario, fields, words):
     record = made(case=Case(model="vim_tiny", scenario=scenario), **fields)
     assert scenario_note(record) == f"{scenario}: vim_tiny,eager,b1,{scenario}: {words}"
+
+
+REQUESTS = Requests(
+    rate_hz=30.0, asked=700, answered=690, late=6, dropped=4, met=False, arrivals_p=0.5, noticed_ms=0.25, busy_share=0.4
+)
+COUNTS = "700 asked = 690 in time + 6 late + 4 dropped, p50 5 p90 6 ms, busy 40 %, woken after 0.25 ms"
+
+
+@pytest.mark.parametrize(
+    ("load", "met", "words"),
+    [
+        (Load(rate_hz=30.0), None, "30 requests per second"),
+        (Load(rate_hz=30.0, deadline_ms=33.0), True, "30 requests per second meet 33 ms at p99"),
+        (Load(rate_hz=30.0, deadline_ms=33.0), False, "30 requests per second miss 33 ms at p99"),
+        (Load(rate_hz=30.0, deadline_ms=33.0), None, "30 requests per second are too few to judge 33 ms at p99"),
+        (Load(deadline_ms=33.0, percentile=90.0), True, "at most 30 requests per second meet 33 ms at p90"),
+        (Load(deadline_ms=33.0), False, "no rate found, 30 requests per second do not meet 33 ms at p99"),
+    ],
+)
+def test_a_server_tells_its_rate_and_what_became_of_each_request(load, met, words):
+    record = made(
+        case=Case(model="vim_tiny", scenario="server", load=load),
+        requests=msgspec.structs.replace(REQUESTS, met=met),
+        timing=timing(5.0, p90_ms=6.0),
+    )
+    assert scenario_note(record).endswith(f": {words}: {COUNTS}")
+
+
+def test_each_stream_and_the_neighbour_tell_their_percentiles():
+    record = made(
+        case=Case(model="vim_tiny", streams=2, beside=Neighbour("square,eager,b1", 30.0)),
+        parts={"stream_1": timing(4.0, p90_ms=5.0), "stream_2": timing(6.0), "compute": timing(1.0)},
+        beside=NeighbourResult(case_id="square,eager,b1", rate_hz=30.0, releases=90, misses=1, timing=timing(7.0)),
+    )
+    assert scenario_note(record).endswith(
+        ": stream 1 p50 4 p90 5 ms, stream 2 p50 6 ms; beside square,eager,b1 at 30 Hz, 1 of 90 missed, p50 7 ms"
+    )
+
+
+def test_a_pipeline_tells_the_share_of_each_stage():
+    parts = {"decode": timing(6.0), "model": timing(4.0), "copy": timing(0.0)}
+    record = made(case=Case(model="vim_tiny", scenario="pipeline"), timing=timing(10.0), parts=parts)
+    assert scenario_note(record).endswith(": decode 6 ms (60 %), copy 0 ms (0 %), model 4 ms (40 %)")
 
 
 def test_a_plain_scenario_has_nothing_to_add():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import measure, steps
 from benchd.daemon.worker.backends import Loaded
@@ -90,13 +91,24 @@ def test_a_value_that_stands_for_many_runs_counts_for_as_much_time():
 
 def test_percentiles_appear_with_enough_runs_only():
     def timing(count):
-        return measure.timing(array("q", range(1, count + 1)), None, count / 2)
+        return timings.timing(array("q", range(1, count + 1)), None, count / 2)
 
     assert (timing(63).p90_ms, timing(661).p99_ms) == (None, None)
     assert timing(64).p90_ms == pytest.approx(58e-6, rel=0.02)
     assert timing(662).p99_ms == pytest.approx(655e-6, rel=0.01)
     assert timing(662).p99_ms <= timing(662).p99_upper_ms <= timing(662).max_ms
     assert timing(10).low_ms is None
+    assert timing(6635).p999_ms is None
+    assert timing(6636).p999_ms == pytest.approx(6629e-6, rel=0.01)
+
+
+def test_dropped_requests_are_later_than_every_answer():
+    """Of 1000 requests 60 are dropped: p90 is that of all, p95 is beyond the answers."""
+    found = timings.request_timing(array("q", range(1, 941)), 60)
+    assert found.p90_ms == pytest.approx(900e-6, rel=0.01)
+    assert (found.p95_ms, found.p99_ms, found.p99_upper_ms) == (None, None, None)
+    assert (found.runs, found.max_ms) == (940, 940e-6)
+    assert timings.request_timing(array("q", range(1, 941)), 0) == timings.part_timing(range(1, 941))
 
 
 def test_raw_times_are_little_endian_int64_with_their_hash(tmp_path):

@@ -1,0 +1,97 @@
+"""Streams and the load of a server from a suite, and what cannot be combined."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from benchd.daemon.config import Suite
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import PERCENTILE, QUEUE, Load, Scenario
+
+MOST_HZ = 1e6
+MOST_QUEUED = 100_000
+MOST_STREAMS = 64
+WITH_STREAMS = ("single_stream", "server")
+LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
+
+
+def refuse(suite: Suite) -> None:
+    """Raise UsageError for streams or a load that cannot be, and for a load without a server."""
+    _refuse_streams(suite)
+    if suite.beside and "cold_start" in suite.scenarios:
+        raise UsageError("--beside: not with --scenario cold_start, which is over before a neighbour is noticed")
+    given = {
+        "--rate": bool(suite.rates_hz),
+        "--find-rate": suite.find_rate,
+        "--deadline": suite.deadline_ms is not None,
+        "--percentile": suite.percentile is not None,
+        "--queue": suite.queue is not None,
+    }
+    stray = next((name for name, is_given in given.items() if is_given), None)
+    if "server" not in suite.scenarios:
+        if stray:
+            raise UsageError(f"{stray} is for requests that arrive by chance: also give --scenario server")
+        return
+    if suite.find_rate and suite.rates_hz:
+        raise UsageError("--rate and --find-rate: give only one of them")
+    if suite.find_rate and suite.deadline_ms is None:
+        raise UsageError("--find-rate: also give what the rate must meet, such as --deadline 33ms")
+    if not (suite.find_rate or suite.rates_hz):
+        raise UsageError("--scenario server: give --rate 30, requests per second, or --find-rate with --deadline 33ms")
+    _refuse_values(suite)
+
+
+def _refuse_streams(suite: Suite) -> None:
+    for streams in suite.streams:
+        if not 1 <= streams <= MOST_STREAMS:
+            raise UsageError(f"--streams {streams}: at least 1 and at most {MOST_STREAMS}")
+    if all(streams == 1 for streams in suite.streams):
+        return
+    other = next((scenario for scenario in suite.scenarios if scenario not in WITH_STREAMS), None)
+    if other:
+        raise UsageError(f"--streams: with --scenario {' or '.join(WITH_STREAMS)}, not {other}")
+
+
+def _refuse_values(suite: Suite) -> None:
+    """Raise UsageError for a value out of its range."""
+    for rate_hz in suite.rates_hz:
+        if not 0 < rate_hz <= MOST_HZ:
+            raise UsageError(f"--rate {rate_hz:g}: above 0 and at most {MOST_HZ:,.0f} requests per second")
+    if suite.deadline_ms is not None and not 0 < suite.deadline_ms <= 1e9:
+        raise UsageError(f"--deadline {suite.deadline_ms:g}ms: above 0")
+    if suite.percentile is not None and not LOWEST_PERCENTILE <= suite.percentile <= HIGHEST_PERCENTILE:
+        raise UsageError(
+            f"--percentile {suite.percentile:g}: at least {LOWEST_PERCENTILE:g} and at most {HIGHEST_PERCENTILE:g}"
+        )
+    if suite.queue is not None and not 1 <= suite.queue <= MOST_QUEUED:
+        raise UsageError(f"--queue {suite.queue}: at least 1 and at most {MOST_QUEUED:,} waiting requests")
+
+
+def of(suite: Suite, scenario: Scenario) -> Sequence[Load | None]:
+    """Return the loads of a suite's cases in this scenario, [None] for one that is no server."""
+    if scenario != "server":
+        return [None]
+    percentile = PERCENTILE if suite.percentile is None else suite.percentile
+    queue = QUEUE if suite.queue is None else suite.queue
+    rates_hz: list[float] | list[None] = [None] if suite.find_rate else suite.rates_hz
+    return [
+        Load(rate_hz=rate_hz, deadline_ms=suite.deadline_ms, percentile=percentile, queue=queue) for rate_hz in rates_hz
+    ]
+
+
+def named(parts: dict[str, str]) -> dict[str, Any]:
+    """Take the rate and the deadline out of the parts of a case_id; return them as fields of a suite."""
+    found: dict[str, Any] = {"deadline_ms": parts.pop("deadline")} if "deadline" in parts else {}
+    rate = parts.pop("rate", None)
+    if rate == "highest":
+        return found | {"find_rate": True}
+    return found | ({"rates_hz": [rate]} if rate else {})
+
+
+def neighbour(text: str | None) -> tuple[str, float]:
+    """Return the case and the rate in Hz of `CASE:30Hz`; raise UsageError for anything else."""
+    case_id, _, rate = (text or "").rpartition(":")
+    found = re.fullmatch(r"(\d+|\d*\.\d+) ?Hz", rate)
+    if not case_id or not found or not 0 < float(found[1]) <= MOST_HZ:
+        raise UsageError(f"--beside {text}: expected a case and its rate, such as vim_tiny,custom:30Hz")
+    return case_id, float(found[1])

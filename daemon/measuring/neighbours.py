@@ -1,0 +1,87 @@
+"""A neighbour: another case in a process of its own, started before the measured one and ended after it."""
+
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.measuring.process import Worker
+from benchd.daemon.measuring.protocol import Job, Outcome, StageName, unmeasured
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.records import NeighbourResult, ProcessResult, Window
+from benchd.daemon.verdicts import timings
+
+END_S = 60.0
+
+
+def accompanied(session: Session, job: Job, measured: Callable[[], Outcome]) -> Outcome:
+    """Return the outcome of `measured` with a neighbour beside it, failed unless that ran all the time."""
+    with Worker(job, session.output / "logs" / f"{job.raw_name}.log") as worker:
+        ended = _until(session, worker, "measure")
+        if ended is None:
+            outcome = measured()
+            worker.ask_to_end()
+            ended = _until(session, worker, None)
+        else:
+            outcome = unmeasured("ok", None)
+    if ended is None or outcome.process.status != "ok":
+        return outcome
+    if ended.process.status != "ok":
+        return unmeasured(ended.process.status, f"its neighbour {job.case.case_id}: {ended.process.reason}")
+    found = _with_frames(outcome.process, ended.process, job)
+    return msgspec.structs.replace(outcome, process=found)
+
+
+def _until(session: Session, worker: Worker, stage: StageName | None) -> Outcome | None:
+    """Wait until the neighbour is in a stage, or for its end; return how it ended, None if it goes on."""
+    end = time.monotonic() + END_S
+    while worker.stage != stage:
+        remaining_s = worker.remaining_s() if stage else end - time.monotonic()
+        if remaining_s <= 0:
+            worker.stop()
+            return worker.outcome("timeout", f"stage {worker.stage} took too long")
+        is_ready = session.wait(worker, remaining_s)
+        reason = session.reason_to_end()
+        if reason:
+            worker.stop()
+            return worker.outcome("aborted", reason)
+        if is_ready and worker.receive():
+            return worker.outcome(None, None)
+    return None
+
+
+def _with_frames(process: ProcessResult, beside: ProcessResult, job: Job) -> ProcessResult:
+    """Return the measured process with the neighbour's frames of its window."""
+    if process.window is None or job.neighbour_hz is None:
+        return process
+    released_ns, latency_ns = (_read(Path(job.output) / beside.raw[name].path) for name in ("released", "latency"))
+    within = [
+        latency
+        for release, latency in zip(released_ns, latency_ns, strict=True)
+        if process.window.start_ns <= release < process.window.end_ns
+    ]
+    found = NeighbourResult(
+        case_id=job.case.case_id,
+        rate_hz=job.neighbour_hz,
+        releases=(releases := _releases(process.window, released_ns, job.neighbour_hz)),
+        misses=releases - sum(latency <= 1e9 / job.neighbour_hz for latency in within),
+        timing=timings.part_timing(within) if within else None,
+    )
+    raw = {f"beside_{name}": file for name, file in beside.raw.items()}
+    return msgspec.structs.replace(process, beside=found, raw=process.raw | raw)
+
+
+def _releases(window: Window, released_ns: "array[int]", rate_hz: float) -> int:
+    """Return how many frames were due in the window, those that were dropped included."""
+    if not released_ns:
+        return int(window.seconds * rate_hz)
+    first, end = (-((released_ns[0] - bound_ns) * rate_hz // 1e9) for bound_ns in (window.start_ns, window.end_ns))
+    return int(end - first)
+
+
+def _read(path: Path) -> "array[int]":
+    values = array("q")
+    values.frombytes(path.read_bytes())
+    return values

@@ -1,0 +1,84 @@
+"""What a deployed model must take, and which records of servers answer for it; pure."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.records import PERCENTILE, Load, Record
+
+
+class Demand(Struct, frozen=True, kw_only=True):
+    """Requests per second on so many streams; all but the share beyond `percentile` end within the deadline."""
+
+    rate_hz: float
+    deadline_ms: float
+    streams: int = 1
+    percentile: float = PERCENTILE
+
+    def __str__(self) -> str:
+        streams = f" on {self.streams} streams" if self.streams > 1 else ""
+        return (
+            f"{self.rate_hz:.4g} requests per second{streams} within {self.deadline_ms:.4g} ms at p{self.percentile:g}"
+        )
+
+    @property
+    def command(self) -> str:
+        """Return the options of `bench-once` that measure it."""
+        load = Load(rate_hz=self.rate_hz, deadline_ms=self.deadline_ms, percentile=self.percentile)
+        streams = ["--streams", str(self.streams)] if self.streams > 1 else []
+        return " ".join(["bench-once --scenario server", *streams, *load.options])
+
+
+def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
+    """Return one record per case and place on these streams: the one at the lowest rate that shows it, else the newest.
+
+    `records` are in order of time. A rate that was found counts as one that was asked.
+    """
+    chosen: dict[tuple[str, ...], Record] = {}
+    for record in map(_at_its_rate, records):
+        if record.case.scenario != "server" or record.case.streams != demand.streams or record.requests is None:
+            continue
+        case = msgspec.structs.replace(record.case, load=None)
+        key = (record.device_id, record.environment.device, record.environment.power_mode or "", case.case_id)
+        held = chosen.get(key)
+        if held is None or _rank(record, demand) <= _rank(held, demand):
+            chosen[key] = record
+    return list(chosen.values())
+
+
+def _at_its_rate(record: Record) -> Record:
+    load, requests = record.case.load, record.requests
+    if load is None or requests is None or load.rate_hz is not None:
+        return record
+    load = msgspec.structs.replace(load, rate_hz=requests.rate_hz)
+    return msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, load=load))
+
+
+def _rank(record: Record, demand: Demand) -> tuple[bool, float]:
+    """Return what orders the records of one case: those that meet the demand first, by their rates."""
+    is_short = shortfall(record, demand) is not None
+    return is_short, 0.0 if is_short or record.requests is None else record.requests.rate_hz
+
+
+def shortfall(record: Record, demand: Demand) -> str | None:
+    """Return why the record does not show that the demand is met, else None."""
+    load, requests = record.case.load, record.requests
+    if load is None or requests is None:
+        return "was not measured as a server"
+    if load.deadline_ms is None or load.deadline_ms > demand.deadline_ms or load.percentile < demand.percentile:
+        goal = "no deadline" if load.deadline_ms is None else f"{load.deadline_ms:.4g} ms at p{load.percentile:g}"
+        return f"was measured for {goal}, not for {demand.deadline_ms:.4g} ms at p{demand.percentile:g}"
+    if not requests.met:
+        return f"does not meet {load.deadline_ms:.4g} ms at {requests.rate_hz:.4g} requests per second"
+    if requests.rate_hz < demand.rate_hz:
+        return f"meets {load.deadline_ms:.4g} ms only up to the measured {requests.rate_hz:.4g} requests per second"
+    return None
+
+
+def missing(records: Sequence[Record], demand: Demand) -> str | None:
+    """Return what to measure if no record is of a server with so many streams, else None."""
+    if answering(records, demand):
+        return None
+    streams = "one stream" if demand.streams == 1 else f"{demand.streams} streams"
+    return f"no record of a server with {streams}; measure one: {demand.command}"

@@ -1,0 +1,48 @@
+"""The statistics of run times as a record has them; pure."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from benchd.daemon.records import PERCENTILES, Timing
+from benchd.daemon.verdicts import statistics
+from benchd.daemon.verdicts.statistics import Interval
+
+
+def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: float) -> Timing:
+    """Return the statistics of one part; a percentile is null with too few runs."""
+    ordered = sorted(float(value) for value in values_ns)
+    mild, severe = statistics.tukey_outliers(ordered)
+    found = Timing(
+        median_ms=median_ns / 1e6,
+        low_ms=max(0.0, interval_ns.low / 1e6) if interval_ns else None,
+        high_ms=interval_ns.high / 1e6 if interval_ns else None,
+        mean_ms=math.fsum(ordered) / len(ordered) / 1e6,
+        min_ms=ordered[0] / 1e6,
+        max_ms=ordered[-1] / 1e6,
+        runs=len(ordered),
+        outliers_mild=mild,
+        outliers_severe=severe,
+    )
+    return msgspec.structs.replace(found, **_percentiles(ordered))
+
+
+def _percentiles(ordered_ns: Sequence[float]) -> dict[str, float | None]:
+    """Return the percentiles of ascending values in ms, None for one with too few values or beyond all that end."""
+    found = {name: statistics.backed_percentile(ordered_ns, q) for name, q in PERCENTILES.items()}
+    found["p99_upper_ms"] = statistics.percentile_upper_bound(ordered_ns, 99)
+    return {name: value / 1e6 if value is not None and math.isfinite(value) else None for name, value in found.items()}
+
+
+def part_timing(values_ns: Sequence[int]) -> Timing:
+    """Return the statistics of a part that did not decide the stop: its blocks are tenths of the loop's runs."""
+    size = max(1, len(values_ns) // 10)
+    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
+    return timing(values_ns, statistics.median_interval(medians), math.fsum(medians) / len(medians))
+
+
+def request_timing(latencies_ns: Sequence[int], dropped: int) -> Timing:
+    """Return the statistics of answered requests; in the percentiles, those dropped count as later than any answer."""
+    ordered = sorted(map(float, latencies_ns)) + [math.inf] * dropped
+    return msgspec.structs.replace(part_timing(latencies_ns), **_percentiles(ordered))

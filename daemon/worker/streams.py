@@ -1,0 +1,99 @@
+"""Several streams of one model: threads of one process that run at the same time, the main thread being the first."""
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
+from threading import Event
+from typing import TypeVar
+
+import torch
+
+from benchd.daemon.records import Window
+from benchd.daemon.verdicts.statistics import StopRule
+from benchd.daemon.worker import measure
+from benchd.daemon.worker.measure import Measured
+from benchd.daemon.worker.steps import Step
+
+T = TypeVar("T")
+
+
+class Streams:
+    """A step for each stream, run in `mode`; on a GPU each thread launches on a CUDA stream of its own.
+
+    A thread lives as long as this is open, because libraries keep threads and memory for each thread that calls them.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], device: torch.device, mode: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self.steps, self._mode, self._opened = steps, mode, ExitStack()
+        self._cuda = [torch.cuda.Stream() if device.type == "cuda" and len(steps) > 1 else None for _ in steps]
+        self._threads = [self._opened.enter_context(ThreadPoolExecutor(1)) for _ in steps[1:]]
+
+    def __enter__(self) -> "Streams":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def together(self, work: Callable[[Step], T]) -> list[T]:
+        """Run `work` with the step of every stream at once and return the results; raise the first error."""
+        beside = zip(self._threads, self.steps[1:], self._cuda[1:], strict=True)
+        others = [thread.submit(self._run, work, step, stream) for thread, step, stream in beside]
+        try:
+            first = self._run(work, self.steps[0], self._cuda[0])
+        finally:
+            for other in others:
+                other.exception()
+        return [first, *(other.result() for other in others)]
+
+    def _run(self, work: Callable[[Step], T], step: Step, stream: "torch.cuda.Stream | None") -> T:
+        with self._mode(), torch.cuda.stream(stream) if stream else nullcontext():
+            return work(step)
+
+
+def back_to_back(streams: Streams, rule: StopRule, hold_s: float) -> tuple[Measured, "list[array[int]]", "array[int]"]:
+    """Time the first stream until the rule says stop, while the others run without pauses too.
+
+    Return its result, the runs of each stream that lie within its window, and those of all in the order of their ends.
+    """
+    is_over = Event()
+
+    def work(step: Step) -> Measured | tuple["array[int]", "array[int]"]:
+        if step is not streams.steps[0]:
+            return _until(is_over, step)
+        try:
+            return measure.measure(step, rule, hold_s)
+        finally:
+            is_over.set()
+
+    first, *others = streams.together(work)
+    if not isinstance(first, Measured):
+        raise TypeError("the first stream is the measured one")
+    own = (first.ended_ns, first.values_ns[streams.steps[0].parts[0]])
+    runs = [_within(first.window, *one) for one in (own, *others) if not isinstance(one, Measured)]
+    return first, [_values(one) for one in runs], _values(sorted(chain.from_iterable(runs)))
+
+
+def _values(runs: Sequence[tuple[int, int]]) -> "array[int]":
+    return array("q", (value for _, value in runs))
+
+
+def _until(is_over: Event, step: Step) -> tuple["array[int]", "array[int]"]:
+    """Run without pauses; return when each run ended and how long it took, in ns."""
+    ended_ns, values_ns = array("q"), array("q")
+    while not is_over.is_set():
+        values_ns.append(step(len(values_ns))[0])
+        ended_ns.append(time.monotonic_ns())
+    return ended_ns, values_ns
+
+
+def _within(window: Window, ended_ns: "array[int]", values_ns: "array[int]") -> list[tuple[int, int]]:
+    return [
+        (end, value)
+        for end, value in zip(ended_ns, values_ns, strict=True)
+        if window.start_ns <= end - value and end <= window.end_ns
+    ]

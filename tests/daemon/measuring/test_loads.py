@@ -1,0 +1,123 @@
+"""Streams and loads in a plan: which cases they make, how they are named and repeated, and what is refused."""
+
+import pytest
+
+from benchd.daemon.commands import once
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import paired, plan
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.records import Case, Load
+from benchd.daemon.verdicts import compare
+from benchd.daemon.verdicts.statistics import minimum_samples
+
+CPU = Machine("cpu", has_cxx=True)
+
+
+def planned(**fields):
+    return plan.plan([Suite(models=["square"], variants=["eager"], preset="quick", **fields)], LimitsConfig(), CPU)
+
+
+def test_rates_and_streams_multiply_into_cases():
+    cases = planned(scenarios=["server"], rates_hz=[30, 12.5], streams=[1, 4], deadline_ms=33, queue=8)
+    assert [entry.case.case_id for entry in cases] == [
+        "square,eager,b1,server,rate=30,deadline=33,queue=8",
+        "square,eager,b1,server,rate=12.5,deadline=33,queue=8",
+        "square,eager,b1,server,streams=4,rate=30,deadline=33,queue=8",
+        "square,eager,b1,server,streams=4,rate=12.5,deadline=33,queue=8",
+    ]
+
+
+def test_a_load_is_of_a_server_alone_and_streams_of_inference_alone():
+    cases = planned(
+        scenarios=["single_stream", "server"], rates_hz=[30], streams=[2], directions=["inference", "training"]
+    )
+    assert [entry.case.case_id for entry in cases] == [
+        "square,eager,b1,streams=2",
+        "square,eager,b1,server,streams=2,rate=30",
+        "square,eager,b1,training",
+    ]
+
+
+def test_a_server_runs_until_its_percentile_has_enough_requests():
+    (slow,) = planned(scenarios=["server"], rates_hz=[10])
+    assert slow.limits.rule.cap_s == minimum_samples(99) / 10
+    assert slow.limits.asked()["cap_s"] == slow.limits.rule.cap_s
+    (fast,) = planned(scenarios=["server"], rates_hz=[1000], percentile=90)
+    assert fast.limits.rule.cap_s == plan.PRESETS["quick"].rule.cap_s
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "square,eager,b1,streams=4",
+        "square,eager,b1,server,rate=30",
+        "square,eager,b1,server,threads=1,streams=2,rate=33.3333333333,deadline=0.5,percentile=99.9,queue=1",
+        "square,eager,b1,server,rate=highest,deadline=33",
+        "own.net,eager,b1,pipeline",
+    ],
+)
+def test_a_case_id_names_its_load(case_id):
+    model = case_id.partition(",")[0]
+    suite = plan.suite_of(case_id.replace(model, "square"), "quick")
+    (entry,) = plan.plan([suite], LimitsConfig(), CPU)
+    assert entry.case.case_id == case_id.replace(model, "square")
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (Load(rate_hz=30.0), "--rate 30"),
+        (Load(deadline_ms=33.0), "--find-rate --deadline 33ms"),
+        (
+            Load(rate_hz=12.5, deadline_ms=0.5, percentile=99.9, queue=4),
+            "--rate 12.5 --deadline 0.5ms --percentile 99.9 --queue 4",
+        ),
+    ],
+)
+def test_the_command_that_measures_it_again(load, words):
+    from records_made import made
+
+    record = made(case=Case(model="square", scenario="server", streams=2, load=load))
+    assert f"--scenario server --streams 2 {words}" in compare.command(record)
+
+
+SERVER = {"scenarios": ["server"], "rates_hz": [30.0]}
+FOUND = {"scenarios": ["server"], "find_rate": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rates_hz": [30.0]}, "--rate is for requests that arrive by chance: also give --scenario server"),
+        ({"find_rate": True, "deadline_ms": 3.0}, "--find-rate is for requests"),
+        ({"deadline_ms": 3.0, "scenarios": ["periodic"]}, "--deadline is for requests"),
+        ({"scenarios": ["server"]}, "give --rate 30, requests per second, or --find-rate with --deadline 33ms"),
+        (FOUND, "--find-rate: also give what the rate must meet, such as --deadline 33ms"),
+        ({**FOUND, **SERVER, "deadline_ms": 3.0}, "--rate and --find-rate: give only one"),
+        ({**SERVER, "rates_hz": [0.0]}, "--rate 0: above 0"),
+        ({**SERVER, "rates_hz": [float("nan")]}, "--rate nan: above 0"),
+        ({**SERVER, "rates_hz": [float("inf")]}, "--rate inf: above 0"),
+        ({**SERVER, "deadline_ms": -1.0}, "--deadline -1ms: above 0"),
+        ({**SERVER, "percentile": 100.0}, "--percentile 100: at least 50 and at most 99.99"),
+        ({**SERVER, "queue": 0}, "--queue 0: at least 1"),
+        ({"streams": [0]}, "--streams 0: at least 1 and at most 64"),
+        (
+            {"streams": [1, 2], "scenarios": ["single_stream", "offline"]},
+            "--streams: with --scenario single_stream or server, not offline",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields, words):
+    with pytest.raises(UsageError, match=words):
+        planned(**fields)
+
+
+def test_a_found_rate_is_not_compared_live():
+    request = paired.Request(["square,eager,b1,server,rate=highest,deadline=3"], "quick", min_effect=0.01)
+    with pytest.raises(UsageError, match="give both sides one, as rate=30"):
+        paired.planned_sides(request, LimitsConfig(), CPU)
+
+
+def test_the_help_names_every_scenario():
+    assert "pipeline" in once.once.__annotations__["scenario"].__metadata__[0].help

@@ -1,0 +1,110 @@
+"""A neighbour beside a measured case: real processes, its frames cut to the window, and what happens if it fails."""
+
+import threading
+import time
+from array import array
+
+import pytest
+from sessions_made import session
+from worker_jobs import TINY, job, user_module
+
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import neighbours, plan
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.measuring.protocol import unmeasured
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import Window, decode, encode
+from benchd.daemon.reporting.scenario_note import scenario_note
+from benchd.daemon.worker import scenarios
+
+CPU = Machine("cpu", has_cxx=True)
+
+
+def planned(**fields):
+    given = {"models": ["square"], "variants": ["eager"], "options": {"size": ["16"]}, "preset": "quick"}
+    limits = LimitsConfig(warm_up_cap_s=0.2, measure_cap_s=0.5, check_images=1)
+    return plan.plan([Suite(**given | fields)], limits, CPU)
+
+
+def test_a_case_is_measured_beside_another(tmp_path):
+    plans = planned(beside="square,eager:50Hz", threads=[1])
+    assert plans[0].case.case_id == "square,eager,b1,size=16,threads=1,beside=square_eager_b1_50Hz"
+    with session(tmp_path) as opened:
+        supervisor = Supervisor(opened, plans)
+        supervisor.run()
+    (record,) = supervisor.records
+    assert record.status == "ok", record.reason
+    found = record.beside
+    assert (found.case_id, found.rate_hz) == ("square,eager,b1", 50.0)
+    assert found.releases == pytest.approx(50 * record.processes[0].window.seconds, abs=1)
+    assert found.timing.runs <= found.releases
+    assert found.misses >= found.releases - found.timing.runs
+    assert record.processes[0].raw["beside_latency"].count >= found.timing.runs
+    assert record.x_of_floor is None
+    assert "x_of_floor" in record.missing
+    assert "busy_machine" not in record.flags
+    assert f"beside square,eager,b1 at 50 Hz, {found.misses} of {found.releases} missed" in scenario_note(record)
+    assert decode(encode(record)) == record
+
+
+def test_a_neighbour_that_fails_fails_the_case(tmp_path):
+    broken = job(tmp_path, module=user_module(tmp_path, build="raise ValueError('broke')"), limits=TINY)
+    with session(tmp_path) as opened, opened.measuring():
+        outcome = neighbours.accompanied(opened, broken, lambda: pytest.fail("nothing is measured then"))
+    assert outcome.process.status == "failed"
+    assert "its neighbour own.net.build,eager,b1: " in outcome.process.reason
+    assert "broke" in outcome.process.reason
+
+
+def test_a_neighbour_that_cannot_run_here_is_the_reason():
+    (entry,) = planned(beside="square,cudagraph:30Hz")
+    assert entry.reason == "its neighbour square,cudagraph,b1: CUDA graphs need an NVIDIA GPU"
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ("vim_tiny,eager", "expected a case and its rate, such as vim_tiny,custom:30Hz"),
+        (":30Hz", "expected a case and its rate"),
+        ("square,eager:0Hz", "expected a case and its rate"),
+        ("square,eager:30fps", "expected a case and its rate"),
+        ("snn_onepass:30Hz", "one case runs beside; name the variant, as in snn_onepass,eager,b64 or"),
+        ("squore,eager:30Hz", "did you mean 'square'"),
+        ("square,eager,offline:30Hz", "leave out scenario and direction"),
+    ],
+)
+def test_what_is_no_neighbour_is_refused(beside, words):
+    with pytest.raises(UsageError, match=words):
+        planned(beside=beside)
+
+
+def test_a_cold_start_has_no_neighbour():
+    with pytest.raises(UsageError, match="not with --scenario cold_start"):
+        planned(beside="square,eager:30Hz", scenarios=["cold_start"])
+
+
+def test_frames_go_on_until_the_end_and_the_newest_is_used():
+    class Slow:
+        def __call__(self, index):
+            time.sleep(0.03)
+            return (1,)
+
+    is_over = threading.Event()
+    threading.Timer(0.3, is_over.set).start()
+    values = scenarios.accompany(Slow(), 100.0, is_over)
+    assert 2 <= len(values["released"]) == len(values["latency"]) <= 10
+    gaps = [after - before for before, after in zip(values["released"], values["released"][1:], strict=False)]
+    assert all(gap % 10_000_000 == 0 and gap >= 20_000_000 for gap in gaps)
+    assert min(values["latency"]) >= 30_000_000
+
+
+@pytest.mark.parametrize(("start", "end", "due"), [(0, 1, 10), (0.05, 1.05, 10), (0.01, 0.09, 0), (0.1, 0.2, 1)])
+def test_the_frames_due_in_a_window_are_those_of_the_rate(start, end, due):
+    window = Window(round(start * 1e9) + 10**9, round(end * 1e9) + 10**9)
+    assert neighbours._releases(window, array("q", [10**9, 10**9 + 5 * 10**8]), 10.0) == due
+
+
+def test_nothing_is_added_to_a_case_that_was_not_measured(tmp_path):
+    outcome = unmeasured("failed", "broke")
+    assert neighbours._with_frames(outcome.process, outcome.process, job(tmp_path)) is outcome.process

@@ -1,0 +1,106 @@
+"""Which variant to ship for a rate, streams and a deadline, from the records of servers."""
+
+import pytest
+from records_made import PASSED, made, timing
+
+from benchd.daemon.records import Case, Load, ProcessResult, Requests, Variant
+from benchd.daemon.verdicts.demand import Demand, answering, missing, shortfall
+from benchd.daemon.verdicts.recommend import Requirements, decide, line
+
+DEMAND = Demand(rate_hz=30.0, deadline_ms=33.0, streams=4)
+
+
+def server(variant="eager", rate_hz=30.0, median_ms=5.0, *, met=True, is_found=False, streams=4, run_id="r", **load):
+    """Return the record of a server with three processes."""
+    given = Load(**{"rate_hz": None if is_found else rate_hz, "deadline_ms": 33.0} | load)
+    misses = 0 if met else 100
+    requests = Requests(
+        rate_hz=rate_hz,
+        asked=1000,
+        answered=1000 - misses,
+        late=misses,
+        dropped=0,
+        met=met,
+        arrivals_p=0.5,
+        noticed_ms=0.1,
+        busy_share=0.5,
+    )
+    times = [timing(median_ms * (1 + step / 1000)) for step in range(3)]
+    return made(
+        run_id=run_id,
+        case=Case(model="vim_tiny", variant=Variant.parse(variant), scenario="server", streams=streams, load=given),
+        timing=times[1],
+        requests=requests,
+        check=PASSED,
+        processes=[ProcessResult(status="ok", timing=one, requests=requests) for one in times],
+    )
+
+
+def decided(*records, demand=DEMAND):
+    (decision,) = decide(records, Requirements(demand=demand))
+    return decision
+
+
+def test_the_fastest_that_meets_the_deadline_ships():
+    decision = decided(server(median_ms=5.0), server("amp", median_ms=4.0), server("compile", median_ms=1.0, met=False))
+    assert decision.ship == "eager-amp"
+    assert decision.subject == "vim_tiny b1 for 30 requests per second on 4 streams within 33 ms at p99"
+    assert decision.excluded == {
+        "compile": "misses 33 ms at p99 at 30 requests per second (100 late and 0 dropped of 1000)"
+    }
+    assert "4.004 ms at 30 requests per second" in line(decision)
+
+
+def test_a_higher_rate_or_a_found_one_answers_too():
+    decision = decided(server(rate_hz=60.0), server("amp", rate_hz=45.0, median_ms=4.0, is_found=True))
+    assert decision.ship == "eager-amp"
+    assert decision.excluded == {}
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (server(rate_hz=20.0), "meets 33 ms only up to the measured 20 requests per second"),
+        (server(rate_hz=20.0, is_found=True), "meets 33 ms only up to the measured 20 requests per second"),
+        (server(deadline_ms=50.0), "was measured for 50 ms at p99, not for 33 ms at p99"),
+        (server(percentile=90.0), "was measured for 33 ms at p90, not for 33 ms at p99"),
+        (server(deadline_ms=None), "was measured for no deadline, not for 33 ms at p99"),
+    ],
+)
+def test_what_does_not_answer_says_why(record, words):
+    decision = decided(record)
+    assert decision.ship is None
+    assert decision.excluded == {"eager": words}
+
+
+def test_of_several_records_the_one_at_the_least_sufficient_rate_counts():
+    records = [server(rate_hz=rate_hz, run_id=f"{rate_hz}") for rate_hz in (90.0, 20.0, 31.0, 60.0)]
+    assert [record.requests.rate_hz for record in answering(records, DEMAND)] == [31.0]
+    late = [server(rate_hz=30.0, met=False), server(rate_hz=60.0)]
+    assert [record.requests.rate_hz for record in answering(late, DEMAND)] == [60.0]
+
+
+def test_records_of_other_streams_and_scenarios_do_not_answer():
+    records = [server(streams=1), made()]
+    assert answering(records, DEMAND) == []
+    assert missing(records, DEMAND) == (
+        "no record of a server with 4 streams; measure one: "
+        "bench-once --scenario server --streams 4 --rate 30 --deadline 33ms"
+    )
+    assert missing([server()], DEMAND) is None
+    assert shortfall(made(), DEMAND) == "was not measured as a server"
+
+
+def test_without_a_demand_found_rates_rank_the_variants_and_not_their_latencies():
+    fast, slow = server(rate_hz=60.0, median_ms=9.0, is_found=True), server("amp", rate_hz=30.0, is_found=True)
+    (decision,) = decide([fast, slow], Requirements())
+    assert decision.tied == ["eager b1"]
+    assert "eager b1  60 requests per second" in line(decision)
+    assert "2x" in line(decision)
+
+
+def test_a_server_that_misses_its_own_deadline_never_ships():
+    (decision,) = decide([server(met=False), server("amp", met=None)], Requirements())
+    assert decision.ship is None
+    assert set(decision.excluded) == {"eager", "eager-amp"}
+    assert "too few requests show whether it meets 33 ms at p99" in decision.excluded["eager-amp"]
