@@ -27,7 +27,9 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d, spike_linear
+from benchd.kernels.exact_conv2d import native
+from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
+from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.models import encoders
 from benchd.models.synapses import Synapses
@@ -132,19 +134,20 @@ class QuantisedResNet18(ResNet):  # type: ignore[misc]
         return [module for module in self.modules() if isinstance(module, Quantiser)]
 
 
-def build_qann(*, name: str, kernels: Literal["torch", "custom"], level: int, width: int = 64) -> QuantisedResNet18:
+def build_qann(
+    *, name: str, kernels: Literal["torch", "custom"], level: int, width: int = 64
+) -> QuantisedResNet18 | FoldedNetwork:
     """Return the quantised ResNet-18 in eval mode with random weights, calibrated on seeded random images.
 
     Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are those of the
-    calibration images, so that no layer is silent or saturated. Raises benchd.kernels.dispatch.Unavailable for
-    `kernels` "custom": a QANN has no op of ours.
+    calibration images, so that no layer is silent or saturated. With `kernels` "custom", which has the same state-dict
+    keys, batch norms are folded and codes are convolved in integers; raises benchd.kernels.dispatch.Unavailable if the
+    default device is no CPU or has no instructions for that.
     """
-    if kernels != "torch":
-        raise Unavailable(f"{name} has no custom kernels: it is convolutions and one elementwise quantiser")
     model = QuantisedResNet18(level, width)
     _calibrate(model)
     model.eval()
-    return model
+    return model if kernels == "torch" else fold(model, name)
 
 
 @torch.no_grad()
@@ -174,6 +177,25 @@ def build_snn(
     "custom" has no implementation on the default device.
     """
     return convert(build_qann(name=name, kernels="torch", level=level, width=width), time_steps, kernels=kernels)
+
+
+def fold(qann: nn.Module, name: str) -> FoldedNetwork:
+    """Return the form of `qann` with folded batch norms whose convolutions of codes are sums of integers, in eval mode.
+
+    `qann` stays as it was; `name` is that of the model in errors. Raises ValueError as `convert` does, and
+    benchd.kernels.dispatch.Unavailable if the default device is no CPU or lacks the instructions.
+    """
+    device = torch.get_default_device().type
+    if device != "cpu":
+        raise Unavailable(f"{name} has custom kernels for a CPU only, not for {device}")
+    if not native.paths():
+        raise Unavailable(f"{name}: the custom kernels need a CPU with AMX, VNNI or Arm's dot product of bytes")
+    body = copy.deepcopy(qann).to(memory_format=torch.channels_last)
+    graph = _trace(body)
+    neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
+    _fold_layers(body, graph, dict.fromkeys(graph.nodes, "still"), 0, 0, custom=True)
+    _introduce(body, graph)
+    return FoldedNetwork(body, graph, neurons).eval()
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
@@ -221,6 +243,7 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
     _fold_layers(body, graph, zones, time_steps, step, custom=implementation != "torch")
     _cross_zones(graph, zones, time_steps, step)
     _spike(body, graph, zones, time_steps, implementation)
+    _introduce(body, graph)
     return SpikingNetwork(body, graph, neurons, time_steps, step).eval()
 
 
@@ -369,6 +392,21 @@ def _absorbed(
     return current, bias, residual
 
 
+def _introduce(body: nn.Module, graph: fx.Graph) -> None:
+    """Tell each folded layer whose codes it reads, if it reads those of one layer of neurons and nothing else."""
+    on_the_way = (nn.Flatten, nn.Identity, nn.MaxPool2d, _MaxPoolOfSum)
+    for node in graph.nodes:
+        layer = _module(body, node)
+        if not isinstance(layer, _Folded):
+            continue
+        source = node.args[0]
+        while source.target in {torch.flatten, _steps} or isinstance(_module(body, source), on_the_way):
+            source = source.args[0]
+        sender = _module(body, source)
+        if isinstance(sender, (Quantiser, StBif)):
+            layer.reads(sender)
+
+
 class _TakenBias(nn.Module):
     """The bias schedule of a folded layer, for the neurons that add it in its place."""
 
@@ -475,8 +513,9 @@ class _Folded(nn.Module):
     ) -> None:
         super().__init__()
         self.adds_bias = True
-        self._sizes = _square_sizes(layer) if custom and schedule is not None else None
-        self._packed = Packed()
+        self._sizes = _square_sizes(layer) if custom else None
+        self._convolve = SpikeConvolution((*layer.weight.shape, 1, 1) if isinstance(layer, nn.Linear) else None)
+        self._senders: tuple[Quantiser | StBif, ...] = ()
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
         self._schedule = schedule
@@ -500,6 +539,10 @@ class _Folded(nn.Module):
         """Whether the layer runs in the spiking zone, on T steps with a bias for each."""
         return self._schedule is not None
 
+    def reads(self, sender: Quantiser | StBif) -> None:
+        """Take what arrives for codes of `sender`, which the kernel still checks."""
+        self._senders = (sender,)
+
     @property
     def layer(self) -> nn.Conv2d | nn.Linear:
         """The convolution or linear layer that this one stands for."""
@@ -518,18 +561,22 @@ class _Folded(nn.Module):
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer = self._sources[0]
-        if self._sizes is not None and skips_zeros_in(x):
-            return self._apply_to_spikes(x, *self._sizes)
+        if self._sizes is not None and (self.scheduled or self._senders) and skips_zeros_in(x):
+            return self._apply_to_spikes(x, bias, *self._sizes)
         if isinstance(layer, nn.Conv2d):
             y: torch.Tensor = layer._conv_forward(x, weight, bias)
             return y
         return functional.linear(x, weight, bias)
 
-    def _apply_to_spikes(self, x: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-        packed = self._packed(self.weight)
+    def _apply_to_spikes(self, x: torch.Tensor, bias: torch.Tensor | None, stride: int, padding: int) -> torch.Tensor:
+        # a neuron emits one spike per step, and the pool of a running sum moves by no more
+        grid = None
+        if self._senders:
+            (sender,) = self._senders
+            grid = Grid(sender.scale, 1 if self._schedule else sender.pos_max)
         if self.weight.dim() == 2:
-            return spike_linear(x, self.weight, packed=packed)
-        return spike_conv2d(x, self.weight, stride=stride, padding=padding, packed=packed)
+            return self._convolve(x[:, :, None, None], self.weight, bias, grid=grid).flatten(1)
+        return self._convolve(x, self.weight, bias, stride=stride, padding=padding, grid=grid)
 
     def _tensors(self) -> list[torch.Tensor | None]:
         layer, norm = self._sources
@@ -573,12 +620,11 @@ def _identity(tensor: torch.Tensor) -> tuple[int, int]:
     return id(tensor), -1 if tensor.is_inference() else tensor._version
 
 
-class SpikingNetwork(nn.Module):
-    """What `convert` makes: images (B, ...) to the sum over T of the outputs (B, classes)."""
+class FoldedNetwork(nn.Module):
+    """What `fold` makes, and what a spiking network shares with it: `body` run by a graph over folded weights."""
 
-    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
+    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str]) -> None:
         super().__init__()
-        self.time_steps, self.step = time_steps, step
         self.input_shape: tuple[int, ...] = getattr(body, "input_shape", ())
         self._neuron_names = neurons
         # the QANN's children under their own names, and a forward that finds them there: the same state dict
@@ -589,26 +635,22 @@ class SpikingNetwork(nn.Module):
         self._refresh(force=True)
 
     def neurons(self) -> list[nn.Module]:
-        """Return the ST-BIF layers, whose outputs are scale * codes (T, B, ...), in forward order."""
+        """Return the layers of neurons, whose outputs are scale * codes (B, ...) or (T, B, ...), in forward order."""
         return [self.get_submodule(name) for name in self._neuron_names]
 
-    def synapses(self) -> list[Synapses]:
-        """Return the layers of weights in forward order."""
-        return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
-
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the outputs summed over T; a compiled or exported graph takes the folded weights as they are."""
+        """Return the outputs, summed over T; a compiled or exported graph takes the folded weights as they are."""
         if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
             self._refresh(force=False)
         return self._run(self, images)
 
-    def train(self, mode: bool = True) -> SpikingNetwork:
+    def train(self, mode: bool = True) -> FoldedNetwork:
         """Set the mode, and fold what training may have changed."""
         super().train(mode)
         self._refresh(force=True)
         return self
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> SpikingNetwork:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FoldedNetwork:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._refresh(force=True)
         return self
@@ -621,5 +663,17 @@ class SpikingNetwork(nn.Module):
         return cast("Iterator[_Folded]", self.get_submodule(_FOLDED).children())
 
 
-def _refresh_after_load(network: SpikingNetwork, _: object) -> None:
+class SpikingNetwork(FoldedNetwork):
+    """What `convert` makes: images (B, ...) to the sum over T of the outputs (B, classes)."""
+
+    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
+        super().__init__(body, graph, neurons)
+        self.time_steps, self.step = time_steps, step
+
+    def synapses(self) -> list[Synapses]:
+        """Return the layers of weights in forward order."""
+        return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
+
+
+def _refresh_after_load(network: FoldedNetwork, _: object) -> None:
     network._refresh(force=True)

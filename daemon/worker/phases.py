@@ -56,8 +56,6 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.enter("build")
     workload = build(job)
     found.model = workload.facts
-    if job.case.variant.kernels == "custom":
-        found.kernels_ran = "triton" if device.type == "cuda" else "c"
     found.artifacts = workload.source.used
     stages.enter("export")
     backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
@@ -68,6 +66,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.leave()
     pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
+    found.kernels_ran = builds.kernels_ran(job.case.variant, device)
     found.software = builds.loaded()  # not before the first run, which a cold start times
     # before the check, whose reference also takes memory
     if _counted_by_driver(job):

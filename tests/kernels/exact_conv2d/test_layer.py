@@ -1,0 +1,59 @@
+"""Which kernel computes a layer of spikes, and what says so."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from benchd.kernels.exact_conv2d import exact_conv2d, layer, native
+from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
+from benchd.kernels.spike_conv2d import spike_conv2d
+
+GRID = Grid(torch.tensor(0.5), 1)
+
+pytestmark = pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Return what ran in the test alone."""
+    counted = Counter()
+    monkeypatch.setattr(layer, "_ran", counted)
+    return counted
+
+
+def spikes(density):
+    torch.manual_seed(0)
+    return (torch.rand(8, 64, 8, 8) < density) * 0.5
+
+
+@torch.no_grad()
+def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran):
+    convolve, weight, path = SpikeConvolution(), torch.randn(32, 64, 3, 3), native.paths()[0]
+    dense, sparse = spikes(0.9), spikes(0.001)
+    assert layer.ran() == "c"
+    want = exact_conv2d(dense, weight, padding=1, scale=0.5, largest=1)
+    assert torch.equal(convolve(dense, weight, padding=1, grid=GRID), want)
+    assert layer.ran() == f"c, {path}"
+    assert torch.equal(convolve(sparse, weight, padding=1, grid=GRID), spike_conv2d(sparse, weight, padding=1))
+    assert torch.equal(convolve(dense, weight, padding=1), spike_conv2d(dense, weight, padding=1))
+    assert layer.ran() == f"c, {path} in 33%"
+    assert ran == {path: 1, "c": 2}
+
+
+@torch.no_grad()
+def test_what_has_no_exact_sums_runs_over_its_nonzeros(ran):
+    weight, x = torch.randn(4, 64, 3, 3), spikes(0.9)
+    off_grid, infinite = x + (x > 0) * 0.1, weight.clone()
+    infinite[0, 0, 0, 0] = torch.inf
+    convolve = SpikeConvolution()
+    for values, taps, grid in ((off_grid, weight, GRID), (x, infinite, GRID), (x, weight, Grid(GRID.scale, 127))):
+        y = convolve(values, taps, padding=1, grid=grid)
+        torch.testing.assert_close(y, spike_conv2d(values, taps, padding=1), rtol=0, atol=0, equal_nan=True)
+    assert ran == {"c": 3}
+
+
+def test_a_refusal_of_tiles_stands_in_what_ran(ran, monkeypatch):
+    ran["avx512_vnni"] = 19
+    monkeypatch.setattr(native, "refused", lambda: ("amx_int8",))
+    assert layer.ran() == "c, avx512_vnni (amx_int8 refused)"
