@@ -31,6 +31,7 @@ from benchd.kernels.exact_conv2d import native
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
 from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.kernels.stbif import max_pool_delta, stbif_block
+from benchd.kernels.stbif.native import spikes
 from benchd.models import encoders
 from benchd.models.synapses import Synapses
 from benchd.models.weights import WeightsError
@@ -234,6 +235,8 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
     """
     implementation = _implementation(kernels)
     body = copy.deepcopy(qann)
+    if implementation != "torch":
+        body = body.to(memory_format=torch.channels_last)
     graph = _trace(body)
     step = _step(body, graph)
     if time_steps < step:
@@ -415,9 +418,10 @@ class _TakenBias(nn.Module):
         self._layer = (layer,)  # a tuple keeps it out of this module's own children
 
     def forward(self) -> torch.Tensor | None:
-        """Return (T, 1, out, ...), derived anew where autograd records."""
+        """Return (T, out), derived anew where autograd records."""
         (layer,) = self._layer
-        return layer._derive()[1] if _learns() else layer.bias
+        bias = layer._derive()[1] if _learns() else layer.bias
+        return None if bias is None else bias.flatten(1)
 
 
 def _learns() -> bool:
@@ -438,11 +442,14 @@ class StBif(nn.Module):
     ) -> torch.Tensor:
         """Return scale times the codes -1, 0 and 1, in the shape and dtype of `current` (T, B, ...).
 
-        `bias` (T, 1, C, ...) and `residual` (T, B, ...) are added to the current.
+        `bias` (T, C) and `residual` (T, B, ...) are added to the current.
         """
+        if self.implementation != "torch" and skips_zeros_in(current):
+            # the layers before it give what `stbif_block` would check
+            return spikes(current, bias, residual, self.scale, self.pos_max, self.neg_min)
         return stbif_block(
             current,
-            bias=None if bias is None else bias.flatten(1),
+            bias=bias,
             residual=residual,
             threshold=self.scale,
             pos_max=self.pos_max,
@@ -519,6 +526,10 @@ class _Folded(nn.Module):
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
         self._schedule = schedule
+        self._held = [(layer, layer._parameters, name) for name in ("weight", "bias")]
+        if norm is not None:
+            self._held += [(norm, norm._parameters, name) for name in ("weight", "bias")]
+            self._held += [(norm, norm._buffers, name) for name in ("running_mean", "running_var")]
         self._derived_from: list[tuple[int, int]] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
@@ -579,9 +590,8 @@ class _Folded(nn.Module):
         return self._convolve(x, self.weight, bias, stride=stride, padding=padding, grid=grid)
 
     def _tensors(self) -> list[torch.Tensor | None]:
-        layer, norm = self._sources
-        own = [layer.weight, layer.bias]
-        return own if norm is None else [*own, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+        # a module's own look-up would cost as much as the comparison; a parametrised weight is made by it
+        return [held[name] if name in held else getattr(module, name) for module, held, name in self._held]
 
     def _derive(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the folded weight and the bias (out,), or its schedule (T, 1, out, ...), in the weight's dtype."""

