@@ -526,7 +526,9 @@ class _Folded(nn.Module):
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
         self._schedule = schedule
-        self._held = [(layer, layer._parameters, name) for name in ("weight", "bias")]
+        self._held: list[tuple[nn.Module, Mapping[str, torch.Tensor | None], str]] = [
+            (layer, layer._parameters, name) for name in ("weight", "bias")
+        ]
         if norm is not None:
             self._held += [(norm, norm._parameters, name) for name in ("weight", "bias")]
             self._held += [(norm, norm._buffers, name) for name in ("running_mean", "running_var")]

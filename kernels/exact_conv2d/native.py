@@ -115,8 +115,7 @@ def _plan(
     group = max(1, min(images, _GATHERED // (pixels * depth)))
     rows = -(-group * pixels // _ROWS) * _ROWS
     sizes = {"codes": math.prod(shape), "rows": rows * depth, "sums": 4 * rows, "used": rows * depth // _DEPTH // _ROWS}
-    starts = accumulate((-(-size // _DEPTH) * _DEPTH for size in sizes.values()), initial=0)
-    *starts, end = starts
+    *starts, end = accumulate((-(-size // _DEPTH) * _DEPTH for size in sizes.values()), initial=0)
     problem = _Problem(
         images=images, channels=channels, height=height, width=width, out_channels=out_channels,
         window_height=window_height, window_width=window_width, stride=stride, padding=padding, out_height=out_height,

@@ -28,8 +28,9 @@ def spikes(density):
 
 
 @torch.no_grad()
-def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran):
+def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkeypatch):
     convolve, weight, path = SpikeConvolution(), torch.randn(32, 64, 3, 3), native.paths()[0]
+    monkeypatch.setitem(layer.LEAST_DENSITY, path, (0.25, 0.0))
     dense, sparse = spikes(0.9), spikes(0.001)
     assert layer.ran() == "c"
     want = exact_conv2d(dense, weight, padding=1, scale=0.5, largest=1)
@@ -39,6 +40,9 @@ def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran):
     assert torch.equal(convolve(dense, weight, padding=1), spike_conv2d(dense, weight, padding=1))
     assert layer.ran() == f"c, {path} in 33%"
     assert ran == {path: 1, "c": 2}
+    pixel = (torch.arange(64).view(1, 64, 1, 1) == 3) * 0.5
+    convolve(pixel, weight[..., :1, :1].contiguous(), grid=GRID)
+    assert ran == {path: 2, "c": 2}, "a picture of one pixel waits for weights"
 
 
 @torch.no_grad()
