@@ -650,6 +650,10 @@ class FoldedNetwork(nn.Module):
         """Return the layers of neurons, whose outputs are scale * codes (B, ...) or (T, B, ...), in forward order."""
         return [self.get_submodule(name) for name in self._neuron_names]
 
+    def synapses(self) -> list[Synapses]:
+        """Return the layers of weights in forward order."""
+        return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the outputs, summed over T; a compiled or exported graph takes the folded weights as they are."""
         if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
@@ -681,10 +685,6 @@ class SpikingNetwork(FoldedNetwork):
     def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
         super().__init__(body, graph, neurons)
         self.time_steps, self.step = time_steps, step
-
-    def synapses(self) -> list[Synapses]:
-        """Return the layers of weights in forward order."""
-        return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
 
 
 def _refresh_after_load(network: FoldedNetwork, _: object) -> None:

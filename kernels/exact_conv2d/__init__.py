@@ -3,9 +3,9 @@
     y[n,o,i,j] = scale unit[o] (sum over c, k, l of whole[o,c,k,l] code[n,c,i*stride+k-padding,j*stride+l-padding])
 
 x = scale * code: the codes of quantisers, spikes of either sign, counts of spikes. weight = unit * whole up to unit/2,
-where unit[o] is at most 2^-22 of the channel's largest weight (with one piece 1/127). A whole weight is three digits of
-8 bits (or one), codes are bytes, and sums of their products in 32 bits have no rounding, so that y does not depend on
-their order or on the number of threads. Only a whole sum is rounded, to a float.
+where unit[o] is at most 2^-22 of the channel's largest weight. A whole weight is three digits of 8 bits, codes are
+bytes, and sums of their products in 32 bits have no rounding, so that y does not depend on their order or on the number
+of threads. Only a whole sum is rounded, to a float.
 
 On a CPU the native kernel uses AMX, VNNI or Arm's dot product. It multiplies zeros as well, unlike
 `benchd.kernels.spike_conv2d`; `SpikeConvolution` chooses between the two.
@@ -41,7 +41,6 @@ def exact_conv2d(
     largest: int,
     stride: int = 1,
     padding: int = 0,
-    pieces: int = 3,
     least_density: float = 0.0,
     packed: Digits | None = None,
     implementation: str = "auto",
@@ -49,21 +48,21 @@ def exact_conv2d(
     """Return y (N, O, H', W') in float32, channels last from "native", or None.
 
     x (N, C, H, W) in float32 is fastest channels last, weight is (O, C, kh, kw), bias (O,), scale a positive number or
-    a tensor of one element. It is None if a number of x is not `scale` times a whole number up to `largest`, or if
-    fewer of them than the share `least_density` are not 0. `pieces` is 3 or 1; `packed` is `pack(weight, pieces)`.
-    Inference only. Raises ValueError for a wrong shape, a weight that is not finite or sums that could overflow (see
-    `fits`), TypeError for another dtype, and dispatch.Unavailable where the implementation cannot run here.
+    a tensor of one element; `packed` is `pack(weight)`. It is None if a number of x is not `scale` times a whole number
+    up to `largest`, or if fewer of them than the share `least_density` are not 0, by a sample of 64 to 127 rows in
+    "native". Inference only. Raises ValueError for a wrong shape, a weight that is not finite or sums that could
+    overflow (see `fits`), TypeError for another dtype, and dispatch.Unavailable where the implementation cannot run.
     """
     _check(x, weight, bias)
-    if stride < 1 or padding < 0 or pieces not in (1, 3) or not 1 <= largest <= 127:
-        given = f"{stride}, {padding}, {pieces} and {largest}"
-        raise ValueError(f"exact_conv2d: expected stride >= 1, padding >= 0, 1 or 3 pieces, codes to 127, not {given}")
+    if stride < 1 or padding < 0 or not 1 <= largest <= 127:
+        given = f"{stride}, {padding} and {largest}"
+        raise ValueError(f"exact_conv2d: expected stride >= 1, padding >= 0 and codes up to 127, not {given}")
     if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
         raise ValueError(f"exact_conv2d: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
     if not fits(weight, largest):
         raise ValueError(f"exact_conv2d: sums of codes up to {largest} times {tuple(weight.shape)} could overflow")
     module = _implementation(implementation, x.device)
-    digits = pack(weight, pieces) if packed is None else packed
+    digits = pack(weight) if packed is None else packed
     step = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
     y: torch.Tensor | None = module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding, least_density)
     return y

@@ -21,8 +21,9 @@
 #define ROWS 16  /* output pixels of a block */
 #define DEPTH 64 /* codes of a block's row */
 #define LANES 16 /* output channels of a tile of digits */
-#define TILES 3  /* tiles that a block of rows meets at once: the three digits of a weight, or 48 channels of one */
+#define TILES 3  /* the digits of a weight, each with a tile of its own */
 #define TILE_BYTES (DEPTH * LANES)
+#define SAMPLED 64 /* rows of pictures that tell how many codes are not zero */
 #define ON_GRID 0x1p-10f /* so near to a whole number, a float is one */
 #define ROUND 12582912.0f /* (x + ROUND) - ROUND is the nearest whole number */
 
@@ -47,7 +48,7 @@ typedef struct {
     uint8_t *used;
     int32_t *sums;
     int64_t images, channels, height, width, out_channels, window_height, window_width, stride, padding, out_height,
-        out_width, largest, pieces, group, path, threads;
+        out_width, largest, group, path, threads;
     double least_density;
     int64_t status;
 } problem;
@@ -62,19 +63,18 @@ static int64_t depth_of(const problem *p) {
     return blocks_of(p->window_height * p->window_width * p->channels, DEPTH) * DEPTH;
 }
 
-/* Writes x / scale to codes; returns how many are not zero, or -1 if one of them is no whole number up to `largest`. */
-static int64_t encode(const float *restrict x, int8_t *restrict codes, int64_t n, float scale, float largest) {
+/* Writes x / scale to codes; returns whether all of them are whole numbers up to `largest`. */
+static int encode(const float *restrict x, int8_t *restrict codes, int64_t n, float scale, float largest) {
     float inverse = 1 / scale;
-    int32_t count = 0, wrong = 0;
-#pragma omp simd reduction(+ : count) reduction(| : wrong)
+    int32_t wrong = 0;
+#pragma omp simd reduction(| : wrong)
     for (int64_t i = 0; i < n; i++) {
         float value = x[i] * inverse, nearest = (value + ROUND) - ROUND, off = value - nearest;
         int32_t right = off <= ON_GRID && off >= -ON_GRID && nearest <= largest && nearest >= -largest;
         wrong |= !right;
         codes[i] = (int8_t)(right ? (int32_t)nearest : 0);
-        count += nearest != 0;
     }
-    return wrong ? -1 : count;
+    return !wrong;
 }
 
 /* memcpy and memset of what is mostly whole lines, without their calls */
@@ -142,12 +142,11 @@ static void gather_block(int64_t block, int64_t origin, int64_t images, const pr
         for (int64_t r = 0; r < ROWS; r++) p->sums[block * ROWS + r] = sum_of(rows + r * depth, depth);
 }
 
-/* Blocks of rows, one or two below each other, times `tiles` tiles of digits: `step` bytes lie between two tiles,
-   `stride` between those of a depth and of the next. */
+/* Blocks of rows, one or two below each other, times the digits of 16 channels. */
 typedef struct {
     const int8_t *rows, *digits;
     const uint8_t *used;
-    int64_t blocks, depth, step, stride;
+    int64_t blocks, depth;
 } product;
 
 static int is_used(const product *m, int64_t k) {
@@ -176,12 +175,12 @@ static void lay_out_tiles(void) {
 
 /* sums in tiles 0 to 2 of the first block and 3 to 5 of the second, codes in 6, digits in 7; from the second to the
    first tile of digits and back, so that one is used twice */
-INLINE void multiply_tiles(block_sums sums, const product *m, int tiles, int blocks) {
+INLINE void multiply_tiles(block_sums sums, const product *m, int blocks) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); _tile_zero(4); _tile_zero(5);
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
         if (!is_used(m, k)) continue;
         const int8_t *codes = m->rows + k * DEPTH, *second = codes + ROWS * m->depth;
-        const int8_t *digits = m->digits + k * m->stride;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES;
         _tile_loadd(6, codes, m->depth);
         _tile_loadd(7, digits, DEPTH);
         PRODUCT(0, 6, 7);
@@ -189,21 +188,17 @@ INLINE void multiply_tiles(block_sums sums, const product *m, int tiles, int blo
             _tile_loadd(6, second, m->depth);
             PRODUCT(3, 6, 7);
         }
-        if (tiles > 1) {
-            _tile_loadd(7, digits + m->step, DEPTH);
-            if (blocks == 2) {
-                PRODUCT(4, 6, 7);
-                _tile_loadd(6, codes, m->depth);
-            }
-            PRODUCT(1, 6, 7);
+        _tile_loadd(7, digits + TILE_BYTES, DEPTH);
+        if (blocks == 2) {
+            PRODUCT(4, 6, 7);
+            _tile_loadd(6, codes, m->depth);
         }
-        if (tiles > 2) {
-            _tile_loadd(7, digits + 2 * m->step, DEPTH);
-            PRODUCT(2, 6, 7);
-            if (blocks == 2) {
-                _tile_loadd(6, second, m->depth);
-                PRODUCT(5, 6, 7);
-            }
+        PRODUCT(1, 6, 7);
+        _tile_loadd(7, digits + 2 * TILE_BYTES, DEPTH);
+        PRODUCT(2, 6, 7);
+        if (blocks == 2) {
+            _tile_loadd(6, second, m->depth);
+            PRODUCT(5, 6, 7);
         }
     }
     STORE(0, sums[0][0]); STORE(1, sums[0][1]); STORE(2, sums[0][2]);
@@ -211,86 +206,77 @@ INLINE void multiply_tiles(block_sums sums, const product *m, int tiles, int blo
     STORE(3, sums[1][0]); STORE(4, sums[1][1]); STORE(5, sums[1][2]);
 }
 
-static void multiply_amx(block_sums sums, const product *m, int tiles) {
-    if (m->blocks == 2 && tiles == 3) multiply_tiles(sums, m, 3, 2);
-    else if (m->blocks == 2) multiply_tiles(sums, m, tiles, 2);
-    else multiply_tiles(sums, m, tiles, 1);
+static void multiply_amx(block_sums sums, const product *m) {
+    if (m->blocks == 2) multiply_tiles(sums, m, 2);
+    else multiply_tiles(sums, m, 1);
 }
 #endif
 
 #if defined(__AVX512VNNI__)
-/* eight rows times `tiles` vectors of sums stay in registers */
-INLINE void multiply_vnni512(int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int tiles) {
+/* eight rows times three vectors of sums stay in registers */
+INLINE void multiply_vnni512(int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row) {
     __m512i kept[8][TILES], sign = _mm512_set1_epi8(-128);
     for (int r = 0; r < 8; r++)
-        for (int t = 0; t < tiles; t++) kept[r][t] = _mm512_setzero_si512();
+        for (int t = 0; t < TILES; t++) kept[r][t] = _mm512_setzero_si512();
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
         if (!m->used[block * (m->depth / DEPTH) + k]) continue;
         const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
-        const int8_t *digits = m->digits + k * m->stride;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES;
         for (int four = 0; four < DEPTH; four += 4) {
             __m512i weights[TILES];
-            for (int t = 0; t < tiles; t++)
-                weights[t] = _mm512_xor_si512(_mm512_loadu_si512(digits + t * m->step + four * LANES), sign);
+            for (int t = 0; t < TILES; t++)
+                weights[t] = _mm512_xor_si512(_mm512_loadu_si512(digits + t * TILE_BYTES + four * LANES), sign);
 #pragma GCC unroll 8
             for (int r = 0; r < 8; r++) {
                 int32_t word;
                 memcpy(&word, codes + r * m->depth + four, sizeof word);
-                for (int t = 0; t < tiles; t++)
+                for (int t = 0; t < TILES; t++)
                     kept[r][t] = _mm512_dpbusd_epi32(kept[r][t], weights[t], _mm512_set1_epi32(word));
             }
         }
     }
     for (int r = 0; r < 8; r++)
-        for (int t = 0; t < tiles; t++) _mm512_storeu_si512(sums[t][row + r], kept[r][t]);
+        for (int t = 0; t < TILES; t++) _mm512_storeu_si512(sums[t][row + r], kept[r][t]);
 }
 
-static void multiply_avx512_vnni(block_sums sums, const product *m, int tiles) {
+static void multiply_avx512_vnni(block_sums sums, const product *m) {
     for (int64_t block = 0; block < m->blocks; block++)
-        for (int64_t row = 0; row < ROWS; row += 8) {
-            if (tiles == 3) multiply_vnni512(sums[block], m, block, row, 3);
-            else if (tiles == 2) multiply_vnni512(sums[block], m, block, row, 2);
-            else multiply_vnni512(sums[block], m, block, row, 1);
-        }
+        for (int64_t row = 0; row < ROWS; row += 8) multiply_vnni512(sums[block], m, block, row);
 }
 #endif
 
 #if defined(__AVXVNNI__)
 /* four rows times half a tile each: 12 sums, 3 weights and a code in 16 registers */
 INLINE void multiply_vnni256(
-    int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int half, int tiles) {
+    int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int half) {
     __m256i kept[4][TILES], sign = _mm256_set1_epi8(-128);
     for (int r = 0; r < 4; r++)
-        for (int t = 0; t < tiles; t++) kept[r][t] = _mm256_setzero_si256();
+        for (int t = 0; t < TILES; t++) kept[r][t] = _mm256_setzero_si256();
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
         if (!m->used[block * (m->depth / DEPTH) + k]) continue;
         const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
-        const int8_t *digits = m->digits + k * m->stride + half * 32;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES + half * 32;
         for (int four = 0; four < DEPTH; four += 4) {
             __m256i weights[TILES];
-            for (int t = 0; t < tiles; t++)
-                weights[t] = _mm256_xor_si256(*(const __m256i_u *)(digits + t * m->step + four * LANES), sign);
+            for (int t = 0; t < TILES; t++)
+                weights[t] = _mm256_xor_si256(*(const __m256i_u *)(digits + t * TILE_BYTES + four * LANES), sign);
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++) {
                 int32_t word;
                 memcpy(&word, codes + r * m->depth + four, sizeof word);
-                for (int t = 0; t < tiles; t++)
+                for (int t = 0; t < TILES; t++)
                     kept[r][t] = _mm256_dpbusd_avx_epi32(kept[r][t], weights[t], _mm256_set1_epi32(word));
             }
         }
     }
     for (int r = 0; r < 4; r++)
-        for (int t = 0; t < tiles; t++) _mm256_storeu_si256((__m256i *)(sums[t][row + r] + half * 8), kept[r][t]);
+        for (int t = 0; t < TILES; t++) _mm256_storeu_si256((__m256i *)(sums[t][row + r] + half * 8), kept[r][t]);
 }
 
-static void multiply_avx_vnni(block_sums sums, const product *m, int tiles) {
+static void multiply_avx_vnni(block_sums sums, const product *m) {
     for (int64_t block = 0; block < m->blocks; block++)
         for (int64_t row = 0; row < ROWS; row += 4)
-            for (int half = 0; half < 2; half++) {
-                if (tiles == 3) multiply_vnni256(sums[block], m, block, row, half, 3);
-                else if (tiles == 2) multiply_vnni256(sums[block], m, block, row, half, 2);
-                else multiply_vnni256(sums[block], m, block, row, half, 1);
-            }
+            for (int half = 0; half < 2; half++) multiply_vnni256(sums[block], m, block, row, half);
 }
 #endif
 
@@ -303,7 +289,7 @@ static void multiply_rows4(int32_t (*sums)[LANES], const product *m, int64_t blo
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
         if (!m->used[block * (m->depth / DEPTH) + k]) continue;
         const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
-        const int8_t *digits = m->digits + k * m->stride + tile * m->step;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES + tile * TILE_BYTES;
         for (int four = 0; four < DEPTH; four += 4) {
             int8x16_t weights[4];
             for (int c = 0; c < 4; c++) weights[c] = vld1q_s8(digits + four * LANES + 16 * c);
@@ -320,36 +306,35 @@ static void multiply_rows4(int32_t (*sums)[LANES], const product *m, int64_t blo
         for (int c = 0; c < 4; c++) vst1q_s32(sums[row + r] + 4 * c, kept[r][c]);
 }
 
-static void multiply_dotprod(block_sums sums, const product *m, int tiles) {
+static void multiply_dotprod(block_sums sums, const product *m) {
     for (int64_t block = 0; block < m->blocks; block++)
-        for (int t = 0; t < tiles; t++)
+        for (int t = 0; t < TILES; t++)
             for (int64_t row = 0; row < ROWS; row += 4) multiply_rows4(sums[block][t], m, block, row, t);
 }
 #endif
 
-static void multiply(block_sums sums, const product *m, int tiles, int64_t path) {
+static void multiply(block_sums sums, const product *m, int64_t path) {
     switch (path) {
 #if defined(__AMX_INT8__)
-    case AMX: multiply_amx(sums, m, tiles); break;
+    case AMX: multiply_amx(sums, m); break;
 #endif
 #if defined(__AVX512VNNI__)
-    case AVX512_VNNI: multiply_avx512_vnni(sums, m, tiles); break;
+    case AVX512_VNNI: multiply_avx512_vnni(sums, m); break;
 #endif
 #if defined(__AVXVNNI__)
-    case AVX_VNNI: multiply_avx_vnni(sums, m, tiles); break;
+    case AVX_VNNI: multiply_avx_vnni(sums, m); break;
 #endif
 #if defined(__ARM_FEATURE_DOTPROD)
-    case DOTPROD: multiply_dotprod(sums, m, tiles); break;
+    case DOTPROD: multiply_dotprod(sums, m); break;
 #endif
     }
 }
 
 INLINE wrapping at(const int32_t *sums) { return (wrapping)*(const whole *)sums; }
 
-/* Sums of one digit, or of three, to numbers: `fill` is what VNNI has added to each. All but the rounding to
+/* Sums of the three digits to numbers: `fill` is what VNNI has added to each. All but the rounding to
    float is exact; bits above the 32nd cancel out. */
 INLINE lanes number(const int32_t *high, const int32_t *middle, const int32_t *low, uint32_t fill) {
-    if (!middle) return __builtin_convertvector((whole)(at(high) - fill), lanes);
     whole upper = (whole)((at(high) << 8) + at(middle) - 257 * fill), lower = (whole)(at(low) - fill);
     return __builtin_convertvector(upper, lanes) * 256.0f + __builtin_convertvector(lower, lanes);
 }
@@ -364,49 +349,39 @@ INLINE void emit(float *restrict y, lanes values, lanes factor, const float *res
     for (int64_t i = 0; i < n; i++) y[i] = bias ? values[i] + bias[i] : values[i];
 }
 
-/* Writes the outputs of a block of rows for the 16 channels from `channel` on, whose sums are in `tile`. */
+/* Writes the outputs of a block of rows for the 16 channels from `channel` on. */
 static void emit_block(
-    int32_t (*sums)[ROWS][LANES], int tile, int64_t block, int64_t origin, int64_t images, int64_t channel,
-    const problem *p) {
+    int32_t (*sums)[ROWS][LANES], int64_t block, int64_t origin, int64_t images, int64_t channel, const problem *p) {
     int64_t out_pixels = p->out_height * p->out_width, n = at_most(images * out_pixels - block * ROWS, ROWS);
     int64_t width = at_most(p->out_channels - channel, LANES), image = block * ROWS % images;
     int64_t pixel = block * ROWS / images;
     lanes factor = *(const lanes *)(p->unit + channel) * *p->scale;
     for (int64_t r = 0; r < n; r++) {
         uint32_t fill = p->path & UNSIGNED ? 128 * (uint32_t)p->sums[block * ROWS + r] : 0;
-        lanes values = p->pieces == 1 ? number(sums[tile][r], 0, 0, fill)
-                                      : number(sums[0][r], sums[1][r], sums[2][r], fill);
+        lanes values = number(sums[0][r], sums[1][r], sums[2][r], fill);
         float *y = p->y + ((origin + image) * out_pixels + pixel) * p->out_channels + channel;
         emit(y, values, factor, p->bias ? p->bias + channel : 0, width);
         if (++image == images) image = 0, pixel++;
     }
 }
 
-/* All rows from block `first` to `last` times panel number `panel`: 16 channels of three digits, or 48 of one. */
+/* All rows from block `first` to `last` times the 16 channels of number `panel`. */
 static void multiply_panel(
     int64_t panel, int64_t first, int64_t last, int64_t origin, int64_t images, const problem *p) {
-    int64_t depth = depth_of(p), blocks = depth / DEPTH, wide = p->pieces == 1 ? TILES : 1;
-    int64_t block_bytes = depth * LANES * p->pieces;
-    int tiles = p->pieces == 1 ? (int)at_most(blocks_of(p->out_channels, LANES) - panel * wide, TILES) : TILES;
+    int64_t depth = depth_of(p);
+    const int8_t *digits = p->digits + panel * TILES * depth * LANES;
     block_sums sums;
     for (int64_t block = first; block < last; block += 2) {
         product m = {
-            p->rows + block * ROWS * depth, p->digits + panel * wide * block_bytes, p->used + block * blocks,
-            at_most(last - block, 2), depth, p->pieces == 1 ? block_bytes : TILE_BYTES, TILE_BYTES * p->pieces};
-        multiply(sums, &m, tiles, p->path);
-        for (int64_t i = 0; i < m.blocks; i++)
-            for (int64_t t = 0; t < (p->pieces == 1 ? tiles : 1); t++)
-                emit_block(sums[i], (int)t, block + i, origin, images, (panel * wide + t) * LANES, p);
+            p->rows + block * ROWS * depth, digits, p->used + block * (depth / DEPTH), at_most(last - block, 2), depth};
+        multiply(sums, &m, p->path);
+        for (int64_t i = 0; i < m.blocks; i++) emit_block(sums[i], block + i, origin, images, panel * LANES, p);
     }
-}
-
-static int64_t panels_of(const problem *p) {
-    return blocks_of(blocks_of(p->out_channels, LANES), p->pieces == 1 ? TILES : 1);
 }
 
 /* The part of a thread in the convolution of `images` pictures from `origin` on. */
 static void convolve(int64_t origin, int64_t images, const problem *p) {
-    int64_t blocks = blocks_of(images * p->out_height * p->out_width, ROWS), panels = panels_of(p);
+    int64_t blocks = blocks_of(images * p->out_height * p->out_width, ROWS), panels = blocks_of(p->out_channels, LANES);
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) gather_block(block, origin, images, p);
     int64_t parts = at_most(blocks_of(p->threads, panels), blocks_of(blocks, 2));
@@ -430,20 +405,30 @@ static void convolve_groups(const problem *p) {
 #endif
 }
 
+/* Whether fewer than `least_density` of the codes are not zero, by a sample of the rows of all pictures. */
+static int is_sparse(const problem *p) {
+    int64_t lines = p->images * p->height, length = p->width * p->channels, seen = 0, count = 0;
+    if (p->least_density <= 0) return 0;
+    for (int64_t i = 0; i < lines; i += lines / SAMPLED + 1, seen += length)
+        for (int64_t j = 0; j < length; j++) count += p->x[i * length + j] != 0;
+    return (double)count < p->least_density * (double)seen;
+}
+
 /* Leaves y as it is unless p->status becomes DONE. */
 PUBLIC void exact_conv2d(problem *p) {
-    int64_t lines = p->images * p->height, line = p->width * p->channels, count = 0, wrong = 0;
+    int64_t lines = p->images * p->height, length = p->width * p->channels, wrong = 0;
     int threads = (int)p->threads;
+    if (is_sparse(p)) {
+        p->status = TOO_SPARSE;
+        return;
+    }
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static) reduction(+ : count, wrong)
-        for (int64_t i = 0; i < lines; i++) {
-            int64_t found = encode(p->x + i * line, p->codes + i * line, line, *p->scale, (float)p->largest);
-            if (found < 0) wrong++;
-            else count += found;
-        }
+#pragma omp for schedule(static) reduction(+ : wrong)
+        for (int64_t i = 0; i < lines; i++)
+            wrong += !encode(p->x + i * length, p->codes + i * length, length, *p->scale, (float)p->largest);
 #pragma omp single
-        p->status = wrong ? NOT_WHOLE : (double)count < p->least_density * (double)(lines * line) ? TOO_SPARSE : DONE;
+        p->status = wrong ? NOT_WHOLE : DONE;
         if (p->status == DONE) convolve_groups(p);
     }
 }

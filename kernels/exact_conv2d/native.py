@@ -86,7 +86,7 @@ class _Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("codes", "rows", "used", "sums")),
         *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width", "out_channels")),
         *((name, ctypes.c_int64) for name in ("window_height", "window_width", "stride", "padding")),
-        *((name, ctypes.c_int64) for name in ("out_height", "out_width", "largest", "pieces", "group", "path")),
+        *((name, ctypes.c_int64) for name in ("out_height", "out_width", "largest", "group", "path")),
         ("threads", ctypes.c_int64),
         ("least_density", ctypes.c_double),
         ("status", ctypes.c_int64),
@@ -105,7 +105,7 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _plan(
-    shape: tuple[int, int, int, int], window: tuple[int, int, int], pieces: int, stride: int, padding: int, largest: int
+    shape: tuple[int, int, int, int], window: tuple[int, int, int], stride: int, padding: int, largest: int
 ) -> _Plan:
     images, channels, height, width = shape
     out_channels, window_height, window_width = window
@@ -119,7 +119,7 @@ def _plan(
     problem = _Problem(
         images=images, channels=channels, height=height, width=width, out_channels=out_channels,
         window_height=window_height, window_width=window_width, stride=stride, padding=padding, out_height=out_height,
-        out_width=out_width, largest=largest, pieces=pieces, group=group,
+        out_width=out_width, largest=largest, group=group,
     )  # fmt: skip
     strides = pixels * out_channels, 1, out_width * out_channels, out_channels
     y_shape = images, out_channels, out_height, out_width
@@ -163,7 +163,7 @@ def _convolved(
     least_density: float,
 ) -> torch.Tensor:
     window = out_channels, window_height, window_width
-    plan = _plan(x.shape, window, digits.shape[2], stride, padding, largest)
+    plan = _plan(x.shape, window, stride, padding, largest)
     images = x.contiguous(memory_format=torch.channels_last)
     shift = None if bias is None else compiler.dense(bias)
     y = torch.empty_strided(plan.shape, plan.strides)

@@ -17,14 +17,14 @@ def exact_conv2d(
     padding: int,
     least_density: float,
 ) -> torch.Tensor | None:
-    """Return y (N, O, H', W'), None as the public op; only the number of pieces is read from `packed`."""
+    """Return y (N, O, H', W'), None as the public op; nothing is read from `packed`."""
     codes = codes_of(x, scale, largest, least_density)
     if codes is None:
         return None
-    numbers, unit = whole(weight, packed.pieces)
+    numbers, unit = whole(weight)
     padded = functional.pad(codes.to(torch.int64), [padding] * 4)
     sums, low = (_sums(padded, part.to(torch.int64), stride) for part in (numbers, lowest(numbers)))
-    y = number(sums, low, unit * scale, packed.pieces)
+    y = number(sums, low, unit * scale)
     return y if bias is None else y + bias[:, None, None]
 
 

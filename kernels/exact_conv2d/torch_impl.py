@@ -17,11 +17,11 @@ def exact_conv2d(
     padding: int,
     least_density: float,
 ) -> torch.Tensor | None:
-    """Return y (N, O, H', W'), None as the public op; only the number of pieces is read from `packed`."""
+    """Return y (N, O, H', W'), None as the public op; nothing is read from `packed`."""
     codes = codes_of(x, scale, largest, least_density)
     if codes is None:
         return None
-    numbers, unit = whole(weight, packed.pieces)
+    numbers, unit = whole(weight)
     sums, low = (functional.conv2d(codes, part, None, stride, padding) for part in (numbers, lowest(numbers)))
-    y = number(sums, low, unit * scale, packed.pieces)
+    y = number(sums, low, unit * scale)
     return y if bias is None else y + bias[:, None, None]

@@ -39,13 +39,12 @@ def problem(shape, density=0.3, scale=0.37):
     return (codes * torch.tensor(scale), weight, bias), sizes
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_equation_is_that_of_conv2d_with_whole_weights(shape, pieces):
+def test_the_equation_is_that_of_conv2d_with_whole_weights(shape):
     (x, weight, bias), sizes = problem(shape)
-    want = exact_conv2d(x, weight, bias, **sizes, pieces=pieces, implementation="reference")
-    assert torch.equal(exact_conv2d(x, weight, bias, **sizes, pieces=pieces, implementation="torch"), want)
-    numbers, unit = whole(weight, pieces)
+    want = exact_conv2d(x, weight, bias, **sizes, implementation="reference")
+    assert torch.equal(exact_conv2d(x, weight, bias, **sizes, implementation="torch"), want)
+    numbers, unit = whole(weight)
     rounded = numbers * unit.double()[:, None, None, None]
     placed = sizes["stride"], sizes["padding"]
     exact = functional.conv2d((x / sizes["scale"]).round().double(), rounded, None, *placed) * sizes["scale"]
@@ -55,8 +54,7 @@ def test_the_equation_is_that_of_conv2d_with_whole_weights(shape, pieces):
 @needs_instructions
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("path", EVERY)
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_all_instructions_and_threads_give_the_reference_bit_for_bit(path, threads, pieces, monkeypatch):
+def test_all_instructions_and_threads_give_the_reference_bit_for_bit(path, threads, monkeypatch):
     monkeypatch.setattr(native, "paths", lambda: (path,))
     monkeypatch.setattr(native.compiler, "threads", lambda: threads)
     monkeypatch.setattr(native, "_GATHERED", 2**15)  # some images at a time
@@ -64,8 +62,8 @@ def test_all_instructions_and_threads_give_the_reference_bit_for_bit(path, threa
     for shape in SHAPES:
         (x, weight, bias), sizes = problem(shape)
         for shift in (bias, None):
-            want = exact_conv2d(x, weight, shift, **sizes, pieces=pieces, implementation="torch")
-            got = exact_conv2d(x, weight, shift, **sizes, pieces=pieces, packed=pack(weight, pieces))
+            want = exact_conv2d(x, weight, shift, **sizes, implementation="torch")
+            got = exact_conv2d(x, weight, shift, **sizes, packed=pack(weight))
             assert torch.equal(got, want), shape
 
 
@@ -91,13 +89,13 @@ def test_sums_at_the_bound_do_not_overflow(path, monkeypatch):
 def test_a_weight_is_rounded_to_22_bits_of_its_channel_s_largest():
     weight = torch.randn(40, 7, 3, 3) * torch.logspace(-30, 30, 40)[:, None, None, None]
     weight[3] = 0
-    numbers, unit = whole(weight, 3)
+    numbers, unit = whole(weight)
     largest = weight.abs().amax((1, 2, 3)).double()
     off = (numbers * unit.double()[:, None, None, None] - weight.double()).abs().amax((1, 2, 3))
     assert (off <= largest * 2.0**-22).all()
     assert (unit.frexp().mantissa == 0.5).all(), "powers of two keep the weights that are sums of them"
     dyadic = torch.randint(-64, 65, (5, 4, 3, 3)) / 16
-    numbers, unit = whole(dyadic, 3)
+    numbers, unit = whole(dyadic)
     assert torch.equal((numbers * unit[:, None, None, None]).float(), dyadic)
     with pytest.raises(ValueError, match="a weight that is not finite"):
         pack(torch.full((1, 1, 1, 1), torch.inf))
@@ -147,8 +145,7 @@ def test_wrong_arguments_are_refused():
         ((x[0], weight), {}, r"x must be \(N, C, H, W\)"),
         ((x, weight[:, :1]), {}, r"weight must be \(O, 2, kh, kw\), not \(4, 1, 3, 3\)"),
         ((x, weight, torch.zeros(3)), {}, r"bias must be \(4,\), not \(3,\)"),
-        ((x, weight), {"stride": 0}, "stride >= 1, padding >= 0, 1 or 3 pieces, codes to 127, not 0, 0, 3 and 1"),
-        ((x, weight), {"pieces": 2}, "1 or 3 pieces"),
+        ((x, weight), {"stride": 0}, "stride >= 1, padding >= 0 and codes up to 127, not 0, 0 and 1"),
         ((x[..., :2], weight), {}, r"a window \(3, 3\) does not fit in \(3, 2\)"),
     ):
         with pytest.raises(ValueError, match=words):
