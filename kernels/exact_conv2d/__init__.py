@@ -3,9 +3,9 @@
     y[n,o,i,j] = scale unit[o] (sum over c, k, l of whole[o,c,k,l] code[n,c,i*stride+k-padding,j*stride+l-padding])
 
 x = scale * code: the codes of quantisers, spikes of either sign, counts of spikes. weight = unit * whole up to unit/2,
-where unit[o] is at most 2^-22 of the channel's largest weight. A whole weight is three digits of 8 bits, codes are
-bytes, and sums of their products in 32 bits have no rounding, so that y does not depend on their order or on the number
-of threads. Only a whole sum is rounded, to a float.
+which is less than 2^-22 of the channel's largest weight. A whole weight is three digits of 8 bits, codes are bytes, and
+sums of their products in 32 bits have no rounding, so that y does not depend on their order or on the number of
+threads. Only a whole sum is rounded, to a float.
 
 On a CPU the native kernel uses AMX, VNNI or Arm's dot product. It multiplies zeros as well, unlike
 `benchd.kernels.spike_conv2d`; `SpikeConvolution` chooses between the two.

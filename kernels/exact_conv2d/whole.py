@@ -31,8 +31,8 @@ class Digits(NamedTuple):
 def whole(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `weight` (O, ...) as whole numbers in float64, and the unit (O,) in float32 that each is times.
 
-    The unit is a power of two, at most 2^-22 of the channel's largest weight, so that sums of powers of two stay what
-    they are. Raises ValueError for a weight that is not finite.
+    The unit is a power of two, so that sums of powers of two stay what they are, and half of it, which a weight may be
+    off by, is less than 2^-22 of the channel's largest. Raises ValueError for a weight that is not finite.
     """
     wide = weight.detach().double()
     if not wide.isfinite().all():
