@@ -149,10 +149,6 @@ typedef struct {
     int64_t blocks, depth;
 } product;
 
-static int is_used(const product *m, int64_t k) {
-    return m->used[k] | (m->blocks > 1 ? m->used[m->depth / DEPTH + k] : 0);
-}
-
 #if defined(__AMX_INT8__)
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
@@ -162,6 +158,10 @@ typedef struct {
     uint16_t row_bytes[16];
     uint8_t rows[16];
 } tile_layout;
+
+static int is_used(const product *m, int64_t k) {
+    return m->used[k] | (m->blocks > 1 ? m->used[m->depth / DEPTH + k] : 0);
+}
 
 /* eight tiles of 16 rows of 64 bytes */
 static void lay_out_tiles(void) {
@@ -330,17 +330,16 @@ static void multiply(block_sums sums, const product *m, int64_t path) {
     }
 }
 
-INLINE wrapping at(const int32_t *sums) { return (wrapping)*(const whole *)sums; }
+#define AT(sums) ((wrapping)*(const whole *)(sums))
 
-/* Sums of the three digits to numbers: `fill` is what VNNI has added to each. All but the rounding to
-   float is exact; bits above the 32nd cancel out. */
-INLINE lanes number(const int32_t *high, const int32_t *middle, const int32_t *low, uint32_t fill) {
-    whole upper = (whole)((at(high) << 8) + at(middle) - 257 * fill), lower = (whole)(at(low) - fill);
-    return __builtin_convertvector(upper, lanes) * 256.0f + __builtin_convertvector(lower, lanes);
-}
-
-INLINE void emit(float *restrict y, lanes values, lanes factor, const float *restrict bias, int64_t n) {
-    values *= factor;
+/* The sums of a row to numbers, where `fill` is what VNNI has added to each. All but the rounding to float is exact;
+   bits above the 32nd cancel out. */
+INLINE void emit(
+    float *restrict y, const int32_t *high, const int32_t *middle, const int32_t *low, uint32_t fill,
+    const float *restrict factor, const float *restrict bias, int64_t n) {
+    whole upper = (whole)((AT(high) << 8) + AT(middle) - 257 * fill), lower = (whole)(AT(low) - fill);
+    lanes values = __builtin_convertvector(upper, lanes) * 256.0f + __builtin_convertvector(lower, lanes);
+    values *= *(const lanes *)factor;
     if (n == LANES) {
         if (bias) values += *(const lanes *)bias;
         *(lanes *)y = values;
@@ -355,12 +354,12 @@ static void emit_block(
     int64_t out_pixels = p->out_height * p->out_width, n = at_most(images * out_pixels - block * ROWS, ROWS);
     int64_t width = at_most(p->out_channels - channel, LANES), image = block * ROWS % images;
     int64_t pixel = block * ROWS / images;
-    lanes factor = *(const lanes *)(p->unit + channel) * *p->scale;
+    float factor[LANES];
+    for (int i = 0; i < LANES; i++) factor[i] = p->unit[channel + i] * *p->scale;
     for (int64_t r = 0; r < n; r++) {
         uint32_t fill = p->path & UNSIGNED ? 128 * (uint32_t)p->sums[block * ROWS + r] : 0;
-        lanes values = number(sums[0][r], sums[1][r], sums[2][r], fill);
         float *y = p->y + ((origin + image) * out_pixels + pixel) * p->out_channels + channel;
-        emit(y, values, factor, p->bias ? p->bias + channel : 0, width);
+        emit(y, sums[0][r], sums[1][r], sums[2][r], fill, factor, p->bias ? p->bias + channel : 0, width);
         if (++image == images) image = 0, pixel++;
     }
 }
