@@ -57,13 +57,11 @@ class SpikeConvolution:
 
 
 def ran() -> str:
-    """Return what computed the layers of this process so far: "c", and the instructions of those in integers."""
+    """Return what has computed the layers of this process: "c", instructions of those in integers, and refusals."""
     exact = sorted(set(_ran) - {"c"})
-    if not exact:
-        return "c"
-    share = f" in {sum(_ran[path] for path in exact) / _ran.total():.0%}" if _ran["c"] else ""
-    refusal = f" ({', '.join(native.refused())} refused)" if native.refused() else ""
-    return f"c, {', '.join(exact)}{share}{refusal}"
+    share = f" in {sum(_ran[path] for path in exact) / _ran.total():.0%}" if exact and _ran["c"] else ""
+    refusal = f" ({', '.join(native.refused())} refused)" if _ran and native.refused() else ""
+    return ", ".join(["c", *exact]) + share + refusal
 
 
 def _digits(weight: torch.Tensor) -> Digits | None:

@@ -1,6 +1,9 @@
 """Which kernel computes a layer of spikes, and what says so."""
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from benchd.kernels.exact_conv2d import exact_conv2d, layer, native
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
 from benchd.kernels.spike_conv2d import spike_conv2d
 
+ROOT = Path(__file__).parents[3]
 GRID = Grid(torch.tensor(0.5), 1)
 
 pytestmark = pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
@@ -57,7 +61,37 @@ def test_what_has_no_exact_sums_runs_over_its_nonzeros(ran):
     assert ran == {"c": 3}
 
 
-def test_a_refusal_of_tiles_stands_in_what_ran(ran, monkeypatch):
-    ran["avx512_vnni"] = 19
-    monkeypatch.setattr(native, "refused", lambda: ("amx_int8",))
-    assert layer.ran() == "c, avx512_vnni (amx_int8 refused)"
+@torch.no_grad()
+def test_a_profiler_sees_the_op_that_nobody_else_pays_for():
+    convolve, weight = SpikeConvolution(), torch.randn(32, 64, 3, 3)
+    with torch.profiler.profile() as profile:
+        convolve(spikes(0.9), weight, padding=1, grid=GRID)
+    assert "benchd::exact_conv2d" in {event.key for event in profile.key_averages()}
+
+
+SMALL_STACK = """
+import ctypes
+
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("bytes", ctypes.c_size_t)]
+
+memory = ctypes.create_string_buffer(4096)
+ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None)
+"""
+CONVOLVE = """
+import torch
+from benchd.kernels.exact_conv2d import layer
+
+with torch.no_grad():
+    x, grid = torch.ones(8, 64, 4, 4), layer.Grid(torch.tensor(1.0), 1)
+    layer.SpikeConvolution()(x, torch.randn(32, 64, 3, 3), padding=1, grid=grid)
+print(layer.ran())
+"""
+
+
+@pytest.mark.skipif(native.paths()[:1] != ("amx_int8",), reason="needs a CPU with AMX")
+def test_a_process_that_is_refused_tiles_uses_vnni_and_says_so():
+    # Linux refuses them to a process whose stack for signals cannot hold them
+    command = [sys.executable, "-c", SMALL_STACK + CONVOLVE]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "c, avx512_vnni (amx_int8 refused)\n"
