@@ -275,7 +275,8 @@ def _spike_conv2d(shape: Sequence[int], dtype: torch.dtype, device: torch.device
     weight = _normal(out, channels, kernel, kernel, dtype=dtype, device=device, scale=(channels * kernel**2) ** -0.5)
     arguments = {"x": x.contiguous(memory_format=torch.channels_last), "weight": weight, "padding": kernel // 2}
     spikes = float(x.sum())
-    return Problem(spike_conv2d, arguments, flops=2.0 * spikes * out * kernel**2)
+    others = {"in integers": peers.integers}
+    return Problem(spike_conv2d, arguments, flops=2.0 * spikes * out * kernel**2, peers=others)
 
 
 _VIM = ((1, 197, 384, 16), (4, 197, 384, 16), (64, 197, 384, 16))
@@ -300,6 +301,9 @@ OPS: Mapping[str, Op] = {
         _max_pool_delta, "T,batch,channels,height,width", ((T, 1, 64, 16, 16), (T, 32, 64, 16, 16)), place=1
     ),
     "spike_conv2d": Op(
-        _spike_conv2d, "images,channels,height,width,out,kernel,percent", ((512, 64, 16, 16, 128, 3, 19),), rows=T
+        _spike_conv2d,
+        "images,channels,height,width,out,kernel,percent",
+        ((512, 64, 16, 16, 128, 3, 19), (8, 64, 8, 8, 64, 3, 21), (8, 256, 2, 2, 256, 3, 21)),
+        rows=T,
     ),
 }

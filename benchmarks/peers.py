@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchd.kernels.exact_conv2d import exact_conv2d, native, pack
+
 Arguments = Mapping[str, Any]
 Call = Callable[[], Any]
 Prepare = Callable[[Arguments], Call]
@@ -225,6 +227,14 @@ def plain_lif_pool(arguments: Arguments) -> Call:
         return pooled
 
     return run
+
+
+def integers(arguments: Arguments) -> Call:
+    """Our convolution of the same spikes in integers, with its weight packed."""
+    if not native.paths():
+        raise Missing("the CPU has no AMX, VNNI or dot product of bytes")
+    grid = {"scale": torch.ones(()), "largest": 1, "packed": pack(arguments["weight"])}
+    return lambda: exact_conv2d(**arguments, **grid)
 
 
 def plain_stbif(arguments: Arguments) -> Call:

@@ -77,9 +77,10 @@ class Model:
     built module says it. `inputs` says how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard
     normal (a normalised image).
     Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
-    combination of options makes no sense, else None. `custom_kernels` says that the model can run ours, and
-    `custom_training` that they have gradients. `cost` names the formula of `cost.py` that counts its operations.
-    `is_planned` says that a plan which names no model has it, and `batch_size` is that of a plan which names none.
+    combination of options makes no sense, else None. `custom_kernels` are the devices on which the
+    model can run ours, and `custom_training` says that they have gradients. `cost` names the formula of `cost.py` that
+    counts its operations. `is_planned` says that a plan which names no model has it, and `batch_size` is that of a plan
+    which names none.
     """
 
     summary: str
@@ -90,7 +91,7 @@ class Model:
     dataset: Literal["imagenet", "cifar10", "none"] = "none"
     options: Mapping[str, Option] = field(default_factory=dict)
     refuse: Callable[[Mapping[str, Any]], str | None] = lambda options: None
-    custom_kernels: bool = False
+    custom_kernels: tuple[Literal["cpu", "cuda"], ...] = ()
     custom_training: bool = False
     cost: str = ""
     is_planned: bool = False
@@ -155,6 +156,9 @@ def _patch_too_large(options: Mapping[str, Any]) -> str | None:
     return f"patch_size={options['patch_size']} is larger than the image, {options['image_size']} pixels"
 
 
+_BOTH: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
+
+
 def _vim(size: str, dim: int, parameters: str, **more: Any) -> Model:
     return Model(
         f"Vision Mamba {size}, {parameters} parameters, 224x224 ImageNet",
@@ -165,7 +169,7 @@ def _vim(size: str, dim: int, parameters: str, **more: Any) -> Model:
         "imagenet",
         {"dim": Option(dim, "channels per token", minimum=1), **_VIM_OPTIONS},
         _patch_too_large,
-        custom_kernels=True,
+        custom_kernels=_BOTH,
         cost="vim",
         **more,
     )
@@ -184,7 +188,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "codes",
             "cifar10",
             _ONEPASS_OPTIONS,
-            custom_kernels=True,
+            custom_kernels=_BOTH,
             cost="onepass",
             is_planned=True,
             batch_size=64,
@@ -197,6 +201,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "codes",
             "cifar10",
             _RESNET_OPTIONS,
+            custom_kernels=("cpu",),
             cost="resnet",
         ),
         "snn_stbif_resnet18": Model(
@@ -208,7 +213,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "cifar10",
             _RESNET_OPTIONS | {"time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
             _too_few_steps,
-            custom_kernels=True,
+            custom_kernels=_BOTH,
             custom_training=True,
             cost="resnet",
             is_planned=True,

@@ -29,5 +29,7 @@ def analog(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
     """
     if time_steps < step:
         raise ValueError(f"time_steps {time_steps} is less than step {step}: part of the input would never arrive")
-    quiet = charge.new_zeros((time_steps - step, *charge.shape))
-    return torch.cat([repeat(charge / step, step), quiet])
+    share = charge / step
+    # one after the other, images keep their layout
+    steps = torch.cat([share] * step + [torch.zeros_like(share)] * (time_steps - step))
+    return steps.view(time_steps, *charge.shape)

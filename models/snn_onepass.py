@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
 from benchd.kernels.lif import lif_pool
-from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d
+from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.models import encoders
 from benchd.models.synapses import Synapses
 from benchd.models.weights import WeightsError
@@ -23,10 +24,13 @@ PUBLISHED_NAMES = {r"^head\.1\.": "fc1.", r"^head\.3\.": "fc2."}
 """Patterns of the keys of the sources' checkpoints, and what ours are named."""
 
 
+_COUNTS = Grid(torch.tensor(0.25), 4)  # what leaves pooled neurons: the number of spikes in a window, 0 to 4
+
+
 class PooledLif(nn.Module):
     """LIF neurons whose spikes leave as 2x2 averages: currents (T, B, C, H, W) to (T, B, C, H//2, W//2)."""
 
-    scale = 0.25  # of what leaves: the number of spikes in a window, 0 to 4
+    scale = 0.25
 
     def __init__(self, decay: float, threshold: float, reset: Literal["zero", "subtract"], implementation: str) -> None:
         super().__init__()
@@ -44,34 +48,32 @@ class PooledLif(nn.Module):
 
 
 class SpikeConv2d(nn.Conv2d):
-    """A convolution of spikes that skips the zeros where `skips_zeros_in` says so, and is a plain one elsewhere."""
+    """A convolution of pooled spikes by our kernels where `skips_zeros_in` says so, and a plain one elsewhere."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size, padding=padding)
-        self._sides, self._packed = padding, Packed()
+        self._sides, self._convolve = padding, SpikeConvolution()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for `x` (N, C, H, W)."""
         if not skips_zeros_in(x):
             return super().forward(x)
-        return spike_conv2d(x, self.weight, self.bias, padding=self._sides, packed=self._packed(self.weight))
+        return self._convolve(x, self.weight, self.bias, padding=self._sides, grid=_COUNTS)
 
 
 class SpikeLinear(nn.Linear):
-    """A linear layer over pictures of spikes (N, C, H, W) that skips the zeros where `SpikeConv2d` does."""
+    """A linear layer over pictures of pooled spikes (N, C, H, W), by our kernels where `SpikeConv2d` is."""
 
     def __init__(self, channels: int, side: int, out_features: int) -> None:
         super().__init__(channels * side * side, out_features)
-        self._shape = (out_features, channels, side, side)
-        self._packed = Packed(self._shape)
+        self._convolve = SpikeConvolution((out_features, channels, side, side))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output (N, out) for `x` (N, C, H, W)."""
         if not skips_zeros_in(x):
             return super().forward(x.flatten(1))
         # one window as large as the picture: a channels-last one need not be flattened into the weight's order
-        weight = self.weight.view(self._shape)
-        return spike_conv2d(x, weight, self.bias, packed=self._packed(self.weight)).flatten(1)
+        return self._convolve(x, self.weight, self.bias, grid=_COUNTS).flatten(1)
 
 
 class OnePass(nn.Module):

@@ -27,8 +27,11 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.spike_conv2d import Packed, skips_zeros_in, spike_conv2d, spike_linear
+from benchd.kernels.exact_conv2d import native
+from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
+from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.kernels.stbif import max_pool_delta, stbif_block
+from benchd.kernels.stbif.native import spikes
 from benchd.kernels.stbif.torch_impl import running_sums
 from benchd.models import encoders
 from benchd.models.synapses import Synapses
@@ -133,19 +136,20 @@ class QuantisedResNet18(ResNet):  # type: ignore[misc]
         return [module for module in self.modules() if isinstance(module, Quantiser)]
 
 
-def build_qann(*, name: str, kernels: Literal["torch", "custom"], level: int, width: int = 64) -> QuantisedResNet18:
+def build_qann(
+    *, name: str, kernels: Literal["torch", "custom"], level: int, width: int = 64
+) -> QuantisedResNet18 | FoldedNetwork:
     """Return the quantised ResNet-18 in eval mode with random weights, calibrated on seeded random images.
 
     Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are those of the
-    calibration images, so that no layer is silent or saturated. Raises benchd.kernels.dispatch.Unavailable for
-    `kernels` "custom": a QANN has no op of ours.
+    calibration images, so that no layer is silent or saturated. With `kernels` "custom", which has the same state-dict
+    keys, batch norms are folded and codes are convolved in integers; raises benchd.kernels.dispatch.Unavailable if the
+    default device is no CPU or has no instructions for that.
     """
-    if kernels != "torch":
-        raise Unavailable(f"{name} has no custom kernels: it is convolutions and one elementwise quantiser")
     model = QuantisedResNet18(level, width)
     _calibrate(model)
     model.eval()
-    return model
+    return model if kernels == "torch" else fold(model, name)
 
 
 @torch.no_grad()
@@ -175,6 +179,25 @@ def build_snn(
     "custom" has no implementation on the default device.
     """
     return convert(build_qann(name=name, kernels="torch", level=level, width=width), time_steps, kernels=kernels)
+
+
+def fold(qann: nn.Module, name: str) -> FoldedNetwork:
+    """Return the form of `qann` with folded batch norms whose convolutions of codes are sums of integers, in eval mode.
+
+    `qann` stays as it was; `name` is that of the model in errors. Raises ValueError as `convert` does, and
+    benchd.kernels.dispatch.Unavailable if the default device is no CPU or lacks the instructions.
+    """
+    device = torch.get_default_device().type
+    if device != "cpu":
+        raise Unavailable(f"{name} has custom kernels for a CPU only, not for {device}")
+    if not native.paths():
+        raise Unavailable(f"{name}: the custom kernels need a CPU with AMX, VNNI or Arm's dot product of bytes")
+    body = copy.deepcopy(qann).to(memory_format=torch.channels_last)
+    graph = _trace(body)
+    neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
+    _fold_layers(body, graph, dict.fromkeys(graph.nodes, "still"), 0, 0, custom=True)
+    _introduce(body, graph)
+    return FoldedNetwork(body, graph, neurons).eval()
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
@@ -213,6 +236,8 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
     """
     implementation = _implementation(kernels)
     body = copy.deepcopy(qann)
+    if implementation != "torch":
+        body = body.to(memory_format=torch.channels_last)
     graph = _trace(body)
     step = _step(body, graph)
     if time_steps < step:
@@ -222,6 +247,7 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
     _fold_layers(body, graph, zones, time_steps, step, custom=implementation != "torch")
     _cross_zones(graph, zones, time_steps, step)
     _spike(body, graph, zones, time_steps, implementation)
+    _introduce(body, graph)
     return SpikingNetwork(body, graph, neurons, time_steps, step).eval()
 
 
@@ -370,6 +396,21 @@ def _absorbed(
     return current, bias, residual
 
 
+def _introduce(body: nn.Module, graph: fx.Graph) -> None:
+    """Tell each folded layer whose codes it reads, if it reads those of one layer of neurons and nothing else."""
+    on_the_way = (nn.Flatten, nn.Identity, nn.MaxPool2d, _MaxPoolOfSum)
+    for node in graph.nodes:
+        layer = _module(body, node)
+        if not isinstance(layer, _Folded):
+            continue
+        source = node.args[0]
+        while source.target in {torch.flatten, _steps} or isinstance(_module(body, source), on_the_way):
+            source = source.args[0]
+        sender = _module(body, source)
+        if isinstance(sender, (Quantiser, StBif)):
+            layer.reads(sender)
+
+
 class _TakenBias(nn.Module):
     """The bias schedule of a folded layer, for the neurons that add it in its place."""
 
@@ -378,9 +419,10 @@ class _TakenBias(nn.Module):
         self._layer = (layer,)  # a tuple keeps it out of this module's own children
 
     def forward(self) -> torch.Tensor | None:
-        """Return (T, 1, out, ...), derived anew where autograd records."""
+        """Return (T, out), derived anew where autograd records."""
         (layer,) = self._layer
-        return layer._derive()[1] if _learns() else layer.bias
+        bias = layer._derive()[1] if _learns() else layer.bias
+        return None if bias is None else bias.flatten(1)
 
 
 def _learns() -> bool:
@@ -401,11 +443,14 @@ class StBif(nn.Module):
     ) -> torch.Tensor:
         """Return scale times the codes -1, 0 and 1, in the shape and dtype of `current` (T, B, ...).
 
-        `bias` (T, 1, C, ...) and `residual` (T, B, ...) are added to the current.
+        `bias` (T, C) and `residual` (T, B, ...) are added to the current.
         """
+        if self.implementation != "torch" and skips_zeros_in(current):
+            # the layers before it give what `stbif_block` would check
+            return spikes(current, bias, residual, self.scale, self.pos_max, self.neg_min)
         return stbif_block(
             current,
-            bias=None if bias is None else bias.flatten(1),
+            bias=bias,
             residual=residual,
             threshold=self.scale,
             pos_max=self.pos_max,
@@ -475,11 +520,18 @@ class _Folded(nn.Module):
     ) -> None:
         super().__init__()
         self.adds_bias = True
-        self._sizes = _square_sizes(layer) if custom and schedule is not None else None
-        self._packed = Packed()
+        self._sizes = _square_sizes(layer) if custom else None
+        self._convolve = SpikeConvolution((*layer.weight.shape, 1, 1) if isinstance(layer, nn.Linear) else None)
+        self._senders: tuple[Quantiser | StBif, ...] = ()
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
         self._schedule = schedule
+        self._held: list[tuple[nn.Module, Mapping[str, torch.Tensor | None], str]] = [
+            (layer, layer._parameters, name) for name in ("weight", "bias")
+        ]
+        if norm is not None:
+            self._held += [(norm, norm._parameters, name) for name in ("weight", "bias")]
+            self._held += [(norm, norm._buffers, name) for name in ("running_mean", "running_var")]
         self._derived_from: list[tuple[int, int]] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
@@ -500,6 +552,10 @@ class _Folded(nn.Module):
         """Whether the layer runs in the spiking zone, on T steps with a bias for each."""
         return self._schedule is not None
 
+    def reads(self, sender: Quantiser | StBif) -> None:
+        """Take what arrives for codes of `sender`, which the kernel still checks."""
+        self._senders = (sender,)
+
     @property
     def layer(self) -> nn.Conv2d | nn.Linear:
         """The convolution or linear layer that this one stands for."""
@@ -518,23 +574,26 @@ class _Folded(nn.Module):
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer = self._sources[0]
-        if self._sizes is not None and skips_zeros_in(x):
-            return self._apply_to_spikes(x, *self._sizes)
+        if self._sizes is not None and (self.scheduled or self._senders) and skips_zeros_in(x):
+            return self._apply_to_spikes(x, bias, *self._sizes)
         if isinstance(layer, nn.Conv2d):
             y: torch.Tensor = layer._conv_forward(x, weight, bias)
             return y
         return functional.linear(x, weight, bias)
 
-    def _apply_to_spikes(self, x: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-        packed = self._packed(self.weight)
+    def _apply_to_spikes(self, x: torch.Tensor, bias: torch.Tensor | None, stride: int, padding: int) -> torch.Tensor:
+        # a neuron emits one spike per step, and the pool of a running sum moves by no more
+        grid = None
+        if self._senders:
+            (sender,) = self._senders
+            grid = Grid(sender.scale, 1 if self._schedule else sender.pos_max)
         if self.weight.dim() == 2:
-            return spike_linear(x, self.weight, packed=packed)
-        return spike_conv2d(x, self.weight, stride=stride, padding=padding, packed=packed)
+            return self._convolve(x[:, :, None, None], self.weight, bias, grid=grid).flatten(1)
+        return self._convolve(x, self.weight, bias, stride=stride, padding=padding, grid=grid)
 
     def _tensors(self) -> list[torch.Tensor | None]:
-        layer, norm = self._sources
-        own = [layer.weight, layer.bias]
-        return own if norm is None else [*own, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+        # a module's own look-up would cost as much as the comparison; a parametrised weight is made by it
+        return [held[name] if name in held else getattr(module, name) for module, held, name in self._held]
 
     def _derive(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the folded weight and the bias (out,), or its schedule (T, 1, out, ...), in the weight's dtype."""
@@ -573,12 +632,11 @@ def _identity(tensor: torch.Tensor) -> tuple[int, int]:
     return id(tensor), -1 if tensor.is_inference() else tensor._version
 
 
-class SpikingNetwork(nn.Module):
-    """What `convert` makes: images (B, ...) to the sum over T of the outputs (B, classes)."""
+class FoldedNetwork(nn.Module):
+    """What `fold` makes, and what a spiking network shares with it: `body` run by a graph over folded weights."""
 
-    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
+    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str]) -> None:
         super().__init__()
-        self.time_steps, self.step = time_steps, step
         self.input_shape: tuple[int, ...] = getattr(body, "input_shape", ())
         self._neuron_names = neurons
         # the QANN's children under their own names, and a forward that finds them there: the same state dict
@@ -589,7 +647,7 @@ class SpikingNetwork(nn.Module):
         self._refresh(force=True)
 
     def neurons(self) -> list[nn.Module]:
-        """Return the ST-BIF layers, whose outputs are scale * codes (T, B, ...), in forward order."""
+        """Return the layers of neurons, whose outputs are scale * codes (B, ...) or (T, B, ...), in forward order."""
         return [self.get_submodule(name) for name in self._neuron_names]
 
     def synapses(self) -> list[Synapses]:
@@ -597,18 +655,18 @@ class SpikingNetwork(nn.Module):
         return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the outputs summed over T; a compiled or exported graph takes the folded weights as they are."""
+        """Return the outputs, summed over T; a compiled or exported graph takes the folded weights as they are."""
         if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
             self._refresh(force=False)
         return self._run(self, images)
 
-    def train(self, mode: bool = True) -> SpikingNetwork:
+    def train(self, mode: bool = True) -> FoldedNetwork:
         """Set the mode, and fold what training may have changed."""
         super().train(mode)
         self._refresh(force=True)
         return self
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> SpikingNetwork:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FoldedNetwork:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._refresh(force=True)
         return self
@@ -621,5 +679,13 @@ class SpikingNetwork(nn.Module):
         return cast("Iterator[_Folded]", self.get_submodule(_FOLDED).children())
 
 
-def _refresh_after_load(network: SpikingNetwork, _: object) -> None:
+class SpikingNetwork(FoldedNetwork):
+    """What `convert` makes: images (B, ...) to the sum over T of the outputs (B, classes)."""
+
+    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
+        super().__init__(body, graph, neurons)
+        self.time_steps, self.step = time_steps, step
+
+
+def _refresh_after_load(network: FoldedNetwork, _: object) -> None:
     network._refresh(force=True)

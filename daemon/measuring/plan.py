@@ -459,7 +459,7 @@ def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     """Return the variants worth their time: for quick those that ship most often, else all that can run here."""
     on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
-    has_custom = catalog.entry(model).custom_kernels
+    has_custom = machine.device in catalog.entry(model).custom_kernels
     names = ["eager", *(["fp16"] if on_gpu else [])]
     names += ["custom"] if has_custom and machine.has_cc and (machine.has_triton or not on_gpu) else []
     names += ["compile", "compile-amp"] if whole else []
@@ -542,6 +542,9 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         and variant.precision == "fp32",
         "the provider cpu runs on the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
         f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
+        f"{case.model} has custom kernels for a CPU only": custom
+        and entry is not None
+        and machine.device not in entry.custom_kernels,
         f"custom kernels need the package triton on a GPU: {install('triton')}": custom and lacks_triton,
         f"torch.compile needs the package triton on a GPU: {install('triton')}": variant.backend == "compile"
         and lacks_triton,

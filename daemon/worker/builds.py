@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from benchd.daemon.machine.environment import SOURCES
+from benchd.daemon.records import Variant
 from benchd.exporters import code
 from benchd.kernels import compiler
+from benchd.kernels.exact_conv2d import layer
 
 _PARTS = {
     "mkl": r"Math Kernel Library Version (\S+)",
@@ -34,6 +36,13 @@ def loaded() -> dict[str, str]:
         SOURCES: code.sha256("daemon", "models", "kernels", "exporters")[:12],
         **_runtimes(),
     }
+
+
+def kernels_ran(variant: Variant, device: torch.device) -> str | None:
+    """Return which custom kernels this process has run: "triton", or "c" and what computed in integers."""
+    if variant.kernels == "torch":
+        return None
+    return "triton" if device.type == "cuda" else layer.ran()
 
 
 def _runtimes() -> dict[str, str]:

@@ -65,8 +65,6 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.enter("build")
     workload = build(job)
     found.model = workload.facts
-    if job.case.variant.kernels == "custom":
-        found.kernels_ran = "triton" if device.type == "cuda" else "c"
     found.artifacts = workload.source.used
     stages.enter("export")
     backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
@@ -78,6 +76,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
     others = _other_streams(job, workload, loaded, pool)
+    found.kernels_ran = builds.kernels_ran(job.case.variant, device)
     found.software = builds.loaded()  # not before the first run, which a cold start times
     if job.ships:
         packing.refuse(job, workload, first)

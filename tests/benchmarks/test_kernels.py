@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchd.kernels.exact_conv2d import native
 from benchmarks import rows
 from benchmarks.kernels import app
 from benchmarks.paired import FEWEST_ROUNDS, Dropped, race
@@ -63,6 +64,13 @@ def test_the_scan_of_onnxruntime_computes_the_same(kernels):
     done, rows = kernels("--op", "selective_scan", "--shape", "2,5,16,4", "--no-compile")
     assert done.exit_code == 0, done.output
     assert rows["onnxruntime Scan"]["right"], rows["onnxruntime Scan"]
+
+
+@pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
+def test_spikes_are_also_raced_in_integers(kernels):
+    done, rows = kernels("--op", "spike_conv2d", "--shape", "2,3,4,4,5,3,50", "--no-compile")
+    assert done.exit_code == 0, done.output
+    assert rows["in integers"]["right"], rows["in integers"]
 
 
 @pytest.mark.parametrize("op", ["lif_pool", "lif_pool_repeat", "stbif"])

@@ -85,7 +85,8 @@ def test_every_model_gives_a_valid_record_that_arrives_over_a_real_broker(once, 
     for record in kept.values():
         assert_complete(record, tmp_path)
     ran = [(record.case.model, record.kernels_ran) for record in kept.values() if record.case.direction == "inference"]
-    assert ran == [(model, None) for model in EAGER] + [(model, "c") for model in CUSTOM]
+    assert ran[: len(EAGER)] == [(model, None) for model in EAGER]
+    assert [(model, names.split(",")[0]) for model, names in ran[len(EAGER) :]] == [(model, "c") for model in CUSTOM]
     (training,) = (record for record in kept.values() if record.case.direction == "training")
     assert training.parts["forward"].median_ms < training.timing.median_ms
     assert training.parts["backward"].median_ms < training.timing.median_ms

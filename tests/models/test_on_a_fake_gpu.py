@@ -28,7 +28,7 @@ OTHERS = {"vim_tiny": [{"depth": 1, "scan": "two_level"}], "snn_onepass": [{"enc
 VARIANTS = [
     (model, kernels, precision, options)
     for model, given in OPTIONS.items()
-    for kernels in (("torch", "custom") if catalog.MODELS[model].custom_kernels else ("torch",))
+    for kernels in (("torch", "custom") if "cuda" in catalog.MODELS[model].custom_kernels else ("torch",))
     for precision in eager.DTYPES
     for options in (given, *OTHERS.get(model, []))
 ]

@@ -1,15 +1,16 @@
 """The quantised ResNet-18, its conversion, and the equality of the two."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.models import stbif
+from benchd.kernels.exact_conv2d import layer, native
 from benchd.models.catalog import build
-from benchd.models.stbif import Quantiser, build_snn, convert, settling_steps
+from benchd.models.stbif import Quantiser, build_snn, convert, fold, settling_steps
 
 LEVEL = 8
 STEP = 3
@@ -372,20 +373,19 @@ def test_custom_kernels_give_the_resnet_s_codes_in_float32(monkeypatch):
     torch.manual_seed(0)
     plain, custom = (build("snn_stbif_resnet18", kernels=kernels, **NARROW) for kernels in ("torch", "custom"))
     custom.load_state_dict(plain.state_dict())
-    seen, codes = [], ([], [])
-    run = stbif.spike_conv2d
-    monkeypatch.setattr(stbif, "spike_conv2d", lambda x, *rest, **sizes: seen.append(x) or run(x, *rest, **sizes))
+    codes, ran = ([], []), Counter()
+    monkeypatch.setattr(layer, "_ran", ran)
     for model, kept in zip((plain, custom), codes, strict=True):
         for neuron in model.neurons():
             neuron.register_forward_hook(lambda _module, _inputs, output, kept=kept: kept.append(output.flatten()))
         model(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)))
-    assert len(seen) == 19, "all convolutions but the first one skip zeros"
+    assert ran == {(*native.paths(), "c")[0]: 19}, "all convolutions but the first one read spikes"
     # sums in another order may move a neuron over its threshold, and with it those behind it
     assert (torch.cat(codes[0]) != torch.cat(codes[1])).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize(
-    ("layer", "skips"),
+    ("synapses", "reads"),
     [
         (nn.Linear(4, 3), 1),
         (nn.Conv2d(4, 3, 3, stride=2, padding=1, bias=False), 1),
@@ -400,16 +400,14 @@ def test_custom_kernels_give_the_resnet_s_codes_in_float32(monkeypatch):
     ids=str,
 )
 @torch.no_grad()
-def test_custom_kernels_skip_zeros_in_every_layer_that_they_can_be(layer, skips, monkeypatch):
-    called = []
-    for name in ("spike_conv2d", "spike_linear"):
-        run = getattr(stbif, name)
-        monkeypatch.setattr(stbif, name, lambda *a, run=run, **sizes: called.append(a) or run(*a, **sizes))
+def test_custom_kernels_read_spikes_in_every_layer_that_they_can_be(synapses, reads, monkeypatch):
+    ran = Counter()
+    monkeypatch.setattr(layer, "_ran", ran)
     torch.manual_seed(0)
-    qann = nn.Sequential(Quantiser(LEVEL), layer, Quantiser(LEVEL)).eval()
-    images = torch.randn(2, 4) if isinstance(layer, nn.Linear) else torch.randn(2, 4, 6, 6)
+    qann = nn.Sequential(Quantiser(LEVEL), synapses, Quantiser(LEVEL)).eval()
+    images = torch.randn(2, 4) if isinstance(synapses, nn.Linear) else torch.randn(2, 4, 6, 6)
     torch.testing.assert_close(convert(qann, 9, kernels="custom")(images), convert(qann, 9)(images))
-    assert len(called) == skips
+    assert ran.total() == reads
 
 
 @torch.no_grad()
@@ -482,6 +480,43 @@ def test_custom_kernels_learn_in_float32_and_compute_the_same_afterwards():
         assert torch.equal(network(images), small_qann()(images))
 
 
-def test_a_qann_has_no_custom_kernels():
-    with pytest.raises(Unavailable, match="qann_resnet18 has no custom kernels"):
+@pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
+@torch.inference_mode()
+def test_a_custom_qann_convolves_its_codes_in_integers(monkeypatch):
+    ran = Counter()
+    monkeypatch.setattr(layer, "_ran", ran)
+    torch.manual_seed(0)
+    plain, custom = build("qann_resnet18"), build("qann_resnet18", kernels="custom")
+    custom.load_state_dict(plain.state_dict())
+    assert custom.state_dict().keys() == plain.state_dict().keys()
+    codes = ([], [])
+    for model, kept in zip((plain, custom), codes, strict=True):
+        for neuron in model.neurons():
+            neuron.register_forward_hook(lambda _module, _inputs, output, kept=kept: kept.append(output.flatten()))
+    images = torch.randn(4, 3, 32, 32)
+    for batch in (images, images[:1]):
+        plain(batch), custom(batch)
+    assert ran == {native.paths()[0]: 2 * 19}, "all convolutions but the first one read codes"
+    assert (torch.cat(codes[0]) != torch.cat(codes[1])).float().mean() < 1e-3
+    double = custom.double()(images.double())
+    torch.testing.assert_close(double, plain.double()(images.double()), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
+@torch.no_grad()
+def test_a_folded_dyadic_net_is_equal_bit_for_bit_and_traced_whole():
+    folded, images = fold(small_qann(), "small"), dyadic_images()
+    want = small_qann()(images)
+    assert torch.equal(folded(images), want)
+    assert torch.equal(copy.deepcopy(folded)(images), want)
+    assert torch.equal(torch.compile(folded, fullgraph=True, backend="aot_eager")(images), want)
+    folded.load_state_dict(other_qann().state_dict())
+    assert torch.equal(folded(images), other_qann()(images))
+
+
+def test_a_custom_qann_is_refused_without_the_instructions_and_for_a_gpu(monkeypatch):
+    with torch.device("meta"), pytest.raises(Unavailable, match="qann_resnet18 has custom kernels for a CPU only"):
+        fold(small_qann(), "qann_resnet18")
+    monkeypatch.setattr(native, "paths", tuple)
+    with pytest.raises(Unavailable, match="need a CPU with AMX, VNNI or Arm's dot product of bytes"):
         build("qann_resnet18", kernels="custom")

@@ -23,7 +23,7 @@ def changed(
     except UsageError:
         return None
     entry = catalog.find(case.model)
-    runs = variant.kernels == "torch" or (entry is not None and entry.custom_kernels)
+    runs = variant.kernels == "torch" or (entry is not None and profile.device in entry.custom_kernels)
     trains = profile.workload != "train" or catalog.trains(case.model, variant.name)
     return variant.name if variant != case.variant and runs and trains else None
 

@@ -10,7 +10,7 @@ import torch
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import Collected, ProfileJob
-from benchd.daemon.worker import child, phases
+from benchd.daemon.worker import builds, child, phases
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.work import Work, open_work
@@ -49,7 +49,7 @@ def collected(job: ProfileJob) -> Collected:
     found = {} if job.capture else _results(work)
     return Collected(
         model=work.facts,
-        kernels_ran=_kernels_ran(work),
+        kernels_ran=builds.kernels_ran(job.case.variant, work.device),
         device_name=torch.cuda.get_device_name() if work.device.type == "cuda" else None,
         versions=phases.versions(),
         missing=work.missing,
@@ -87,12 +87,6 @@ def _capture(work: Work) -> None:
                 work.step()
         work.synchronize()
         torch.cuda.profiler.stop()
-
-
-def _kernels_ran(work: Work) -> str | None:
-    if work.job.case.variant.kernels == "torch":
-        return None
-    return "triton" if work.device.type == "cuda" else "c"
 
 
 if __name__ == "__main__":

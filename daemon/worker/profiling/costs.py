@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.models.cost import LIF, NORM, QUANTISER, SILU, ST_BIF, Cost
 from benchd.models.snn_onepass import PooledLif
-from benchd.models.stbif import Quantiser, SpikingNetwork, StBif
+from benchd.models.stbif import FoldedNetwork, Quantiser, StBif
 from benchd.models.vim import Mixer, RmsNorm, Vim
 
 ELEMENTWISE = {PooledLif: LIF, StBif: ST_BIF, Quantiser: QUANTISER, RmsNorm: NORM}
@@ -25,7 +25,7 @@ ELEMENTWISE = {PooledLif: LIF, StBif: ST_BIF, Quantiser: QUANTISER, RmsNorm: NOR
 
 def count(module: nn.Module, forward: Callable[[], object], batch_size: int, segments: Segments) -> dict[Path, Cost]:
     """Return the cost of each part of one forward pass; a part that only joins others has none."""
-    stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, SpikingNetwork) else {}
+    stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, FoldedNetwork) else {}
     costs: dict[Path, list[Cost]] = defaultdict(list)
     begun: list[int] = []
 

@@ -20,7 +20,7 @@ from torch import nn
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.models import vim
 from benchd.models.snn_onepass import OnePass
-from benchd.models.stbif import SpikingNetwork
+from benchd.models.stbif import FoldedNetwork, SpikingNetwork
 
 Path = tuple[str, ...]
 
@@ -64,7 +64,7 @@ def of(module: nn.Module) -> Segments:
         return _onepass(module)
     if isinstance(module, SpikingNetwork):
         return _spiking(module)
-    return Segments(_by_name(module))
+    return Segments(_folded(module) if isinstance(module, FoldedNetwork) else _by_name(module))
 
 
 def component(path: Path) -> Path:
@@ -89,13 +89,18 @@ def _onepass(module: OnePass) -> Segments:
 
 
 def _spiking(module: SpikingNetwork) -> Segments:
-    synapses, last_neuron = module.synapses(), module.neurons()[-1]
-    folded = {inner for each in synapses for inner in each.module.modules()}
-    paths = {inner: path for inner, path in _by_name(module).items() if inner not in folded}
-    paths |= {each.module: paths[each.layer] for each in synapses}
+    synapses, last_neuron, paths = module.synapses(), module.neurons()[-1], _folded(module)
     if synapses[0].receives == "spikes":
         return Segments(paths, {last_neuron: OUTPUT}, begins=ENCODING)
     return Segments(paths, {synapses[0].module: ENCODING, last_neuron: OUTPUT})
+
+
+def _folded(module: FoldedNetwork) -> dict[nn.Module, Path]:
+    """Return the paths of the module by name, those of folded layers under the names of what they stand for."""
+    synapses = module.synapses()
+    folded = {inner for each in synapses for inner in each.module.modules()}
+    paths = {inner: path for inner, path in _by_name(module).items() if inner not in folded}
+    return paths | {each.module: paths[each.layer] for each in synapses}
 
 
 def _by_name(module: nn.Module) -> dict[nn.Module, Path]:

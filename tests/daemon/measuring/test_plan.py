@@ -150,6 +150,11 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         (Suite(variants=["tensorrt"]), CPU, "TensorRT needs an NVIDIA GPU"),
         (Suite(models=["square"], variants=["custom"]), CPU, "square has no custom kernels"),
         (
+            Suite(models=["qann_resnet18"], variants=["custom"]),
+            Machine("cuda", True),
+            "qann_resnet18 has custom kernels for a CPU only",
+        ),
+        (
             Suite(models=["snn_onepass"], variants=["custom"]),
             Machine("cuda", True, has_triton=False),
             "need the package triton on a GPU",

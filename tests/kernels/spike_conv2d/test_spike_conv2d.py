@@ -206,7 +206,7 @@ def test_wrong_arguments_are_refused():
 
 @torch.no_grad()
 def test_a_kept_packing_follows_its_weight():
-    packed, weight = Packed(), torch.nn.Parameter(torch.randn(5, 3, 2, 2))
+    packed, weight = Packed(pack), torch.nn.Parameter(torch.randn(5, 3, 2, 2))
     first = packed(weight)
     assert torch.equal(first, pack(weight))
     assert packed(weight) is first
@@ -221,12 +221,12 @@ def test_a_kept_packing_follows_its_weight():
     assert torch.equal(packed(other), pack(other))
     assert torch.equal(copy.deepcopy(packed)(weight), pack(weight))
     pictures = torch.randn(5, 12)
-    assert torch.equal(Packed((5, 3, 2, 2))(pictures), pack(pictures.view(5, 3, 2, 2)))
+    assert torch.equal(Packed(pack, (5, 3, 2, 2))(pictures), pack(pictures.view(5, 3, 2, 2)))
 
 
 def test_a_packing_made_in_inference_mode_outlives_it():
     weight = torch.nn.Parameter(torch.randn(5, 3, 1, 1))
-    packed = Packed()
+    packed = Packed(pack)
     with torch.inference_mode():
         assert not packed(weight).is_inference()
         assert packed(torch.randn(2, 3)).shape == (16 * 3,)

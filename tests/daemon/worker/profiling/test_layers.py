@@ -63,6 +63,7 @@ WORKS = {
     "stbif": lambda: catalogued("snn_stbif_resnet18"),
     "stbif custom": lambda: catalogued("snn_stbif_resnet18", "custom"),
     "qann": lambda: catalogued("qann_resnet18"),
+    "qann custom": lambda: catalogued("qann_resnet18", "custom"),
     "vim": lambda: small_vim("torch"),
     "vim custom": lambda: small_vim("auto"),
     "own": lambda: work_of(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.rand(3, 8)),
@@ -124,6 +125,11 @@ def test_the_shares_of_each_breakdown_are_the_whole_and_those_of_a_group_its_own
         if parts:
             assert sum(part.ns for part in parts) == pytest.approx(group.ns)
             assert sum(part.bytes or 0 for part in parts) == (group.bytes or 0)
+
+
+def test_a_folded_qann_has_the_stages_of_the_plain_one():
+    folded, plain = (names(top(run_of(name)[1].layers)) for name in ("qann custom", "qann"))
+    assert sorted(folded) == sorted(plain)
 
 
 def test_names_tell_the_rows_apart_and_times_lie_within_their_runs(profiled):

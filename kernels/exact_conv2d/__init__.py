@@ -1,0 +1,79 @@
+"""Convolution of small whole numbers in integers, exact for weights of 22 bits.
+
+    y[n,o,i,j] = scale unit[o] (sum over c, k, l of whole[o,c,k,l] code[n,c,i*stride+k-padding,j*stride+l-padding])
+
+x = scale * code: the codes of quantisers, spikes of either sign, counts of spikes. weight = unit * whole up to unit/2,
+which is less than 2^-22 of the channel's largest weight. A whole weight is three digits of 8 bits, codes are bytes, and
+sums of their products in 32 bits have no rounding, so that y does not depend on their order or on the number of
+threads. Only a whole sum is rounded, to a float.
+
+On a CPU the native kernel uses AMX, VNNI or Arm's dot product. It multiplies zeros as well, unlike
+`benchd.kernels.spike_conv2d`; `SpikeConvolution` chooses between the two.
+"""
+
+import math
+
+import torch
+
+from benchd.kernels.dispatch import Implementations
+from benchd.kernels.exact_conv2d import native, reference, torch_impl
+from benchd.kernels.exact_conv2d.whole import Digits, pack
+
+__all__ = ["MOST_PRODUCTS", "Digits", "exact_conv2d", "fits", "pack"]
+
+MOST_PRODUCTS = (2**31 - 1) // (2**15 + 2**7)
+"""So many products of a code of 1 with the upper two digits of a weight fit into 32 bits."""
+
+_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+
+
+def fits(weight: torch.Tensor, largest: int) -> bool:
+    """Return whether no sum of codes up to `largest` times `weight` (O, C, kh, kw) can overflow."""
+    return largest * math.prod(weight.shape[1:]) <= MOST_PRODUCTS
+
+
+def exact_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: torch.Tensor | float,
+    largest: int,
+    stride: int = 1,
+    padding: int = 0,
+    least_density: float = 0.0,
+    packed: Digits | None = None,
+    implementation: str = "auto",
+) -> torch.Tensor | None:
+    """Return y (N, O, H', W') in float32, channels last from "native", or None.
+
+    x (N, C, H, W) in float32 is fastest channels last, weight is (O, C, kh, kw), bias (O,), scale a positive number or
+    a tensor of one element; `packed` is `pack(weight)`. It is None if a number of x is not `scale` times a whole number
+    up to `largest`, or if fewer of them than the share `least_density` are not 0, by a sample of 64 to 127 rows in
+    "native". Inference only. Raises ValueError for a wrong shape, a weight that is not finite or sums that could
+    overflow (see `fits`), TypeError for another dtype, and dispatch.Unavailable where the implementation cannot run.
+    """
+    _check(x, weight, bias)
+    if stride < 1 or padding < 0 or not 1 <= largest <= 127:
+        given = f"{stride}, {padding} and {largest}"
+        raise ValueError(f"exact_conv2d: expected stride >= 1, padding >= 0 and codes up to 127, not {given}")
+    if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
+        raise ValueError(f"exact_conv2d: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
+    if not fits(weight, largest):
+        raise ValueError(f"exact_conv2d: sums of codes up to {largest} times {tuple(weight.shape)} could overflow")
+    module = _implementation(implementation, x.device)
+    digits = pack(weight) if packed is None else packed
+    step = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
+    y: torch.Tensor | None = module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding, least_density)
+    return y
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    if x.dtype != torch.float32:
+        raise TypeError(f"exact_conv2d: x must be float32, not {x.dtype}")
+    if x.dim() != 4 or 0 in x.shape[1:]:
+        raise ValueError(f"exact_conv2d: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
+    if weight.dim() != 4 or weight.shape[1] != x.shape[1] or 0 in weight.shape:
+        raise ValueError(f"exact_conv2d: weight must be (O, {x.shape[1]}, kh, kw), not {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"exact_conv2d: bias must be ({len(weight)},), not {tuple(bias.shape)}")

@@ -1,0 +1,69 @@
+"""A layer's convolution of spikes by the kernel that suits them: in integers, or over the nonzeros in float32."""
+
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+
+from benchd.kernels.exact_conv2d import MOST_PRODUCTS, Digits, native, pack
+from benchd.kernels.spike_conv2d import pack as pack_floats
+from benchd.kernels.spike_conv2d import spike_conv2d
+from benchd.kernels.spike_conv2d.packed_weights import Packed
+
+LEAST_DENSITY = {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.4, 0.15), "avx_vnni": (0.65, 0.2), "dotprod": (0.65, 0.2)}
+"""The share of nonzeros from which integers are faster, by instructions, then with pictures of one pixel: there a layer
+waits for its weights, which have three bytes in place of four. Arm's is that of AVX-VNNI, as wide for as many bytes."""
+
+_ran: Counter[str] = Counter()
+
+
+class Grid(NamedTuple):
+    """What a layer reads: `scale`, a tensor of one element, times whole numbers up to `largest`."""
+
+    scale: torch.Tensor
+    largest: int
+
+
+class SpikeConvolution:
+    """One layer's convolution, which keeps its weight packed; one used in another shape is seen in `shape`."""
+
+    def __init__(self, shape: tuple[int, ...] | None = None) -> None:
+        self._shape = shape
+        self._floats: Packed[torch.Tensor] = Packed(pack_floats, shape)
+        self._digits: Packed[Digits | None] = Packed(_digits, shape)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        grid: Grid | None = None,
+    ) -> torch.Tensor:
+        """Return y (N, O, H', W') for float32 x (N, C, H, W) on a CPU; without a `grid` nothing is taken for whole."""
+        digits = None if grid is None else self._digits(weight)
+        if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
+            path = native.paths()[0]
+            least = LEAST_DENSITY[path][x.shape[2] * x.shape[3] == 1]
+            y = native.convolved(x, bias, digits, grid.scale, grid.largest, stride, padding, least)
+            if y is not None:
+                _ran[path] += 1
+                return y
+        _ran["c"] += 1
+        taps = weight if self._shape is None else weight.view(self._shape)
+        return spike_conv2d(x, taps, bias, stride=stride, padding=padding, packed=self._floats(weight))
+
+
+def ran() -> str:
+    """Return what has computed the layers of this process: "c", instructions of those in integers, and refusals."""
+    exact = sorted(set(_ran) - {"c"})
+    share = f" in {sum(_ran[path] for path in exact) / _ran.total():.0%}" if exact and _ran["c"] else ""
+    refusal = f" ({', '.join(native.refused())} refused)" if _ran and native.refused() else ""
+    return ", ".join(["c", *exact]) + share + refusal
+
+
+def _digits(weight: torch.Tensor) -> Digits | None:
+    """Return `pack` of `weight`, None if this CPU or this weight has no exact form."""
+    return pack(weight) if native.paths() and weight.isfinite().all() else None

@@ -1,0 +1,451 @@
+/* Convolution of small whole numbers in integers. The codes of an output pixel's window are one row of a matrix, the
+   weights are another one of digits of 8 bits, and sums of products of bytes in 32 bits are exact in any order.
+
+   VNNI multiplies bytes with a sign by bytes without one: it adds 128 to each digit, and the sum of a row's codes takes
+   that away again. Rows with the same place in their pictures are neighbours, so that blocks of them that lie outside
+   all pictures are zeros as a whole, and are left out as any such block. */
+
+#define _GNU_SOURCE /* syscall */
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+#define PUBLIC __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+#define ROWS 16  /* output pixels of a block */
+#define DEPTH 64 /* codes of a block's row */
+#define LANES 16 /* output channels of a tile of digits */
+#define TILES 3  /* the digits of a weight, each with a tile of its own */
+#define TILE_BYTES (DEPTH * LANES)
+#define SAMPLED 64 /* rows of pictures that tell how many codes are not zero */
+#define ON_GRID 0x1p-10f /* so near to a whole number, a float is one */
+#define ROUND 12582912.0f /* (x + ROUND) - ROUND is the nearest whole number */
+
+enum path { AMX = 1, AVX512_VNNI = 2, AVX_VNNI = 4, DOTPROD = 8, UNSIGNED = AVX512_VNNI | AVX_VNNI };
+enum status { DONE, NOT_WHOLE, TOO_SPARSE };
+
+typedef int32_t whole __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(sizeof(int32_t))));
+typedef uint32_t wrapping __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(sizeof(int32_t))));
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
+typedef int8_t line __attribute__((vector_size(DEPTH), aligned(1)));
+typedef uint64_t words __attribute__((vector_size(DEPTH), aligned(1)));
+typedef int32_t block_sums[2][TILES][ROWS][LANES];
+
+/* x (images, height, width, channels) and y (images, out_height, out_width, out_channels) dense; digits and unit as
+   `pack` of native.py makes them; bias (out_channels,) or null. Scratch: `codes` as x, and for `group` images `rows`
+   (blocks of 16 pixels, 16, depth), `used` (blocks, depth / 64) and, for VNNI, `sums` (blocks, 16). */
+typedef struct {
+    const float *x, *scale, *unit, *bias;
+    const int8_t *digits;
+    float *y;
+    int8_t *codes, *rows;
+    uint8_t *used;
+    int32_t *sums;
+    int64_t images, channels, height, width, out_channels, window_height, window_width, stride, padding, out_height,
+        out_width, largest, group, path, threads;
+    double least_density;
+    int64_t status;
+} problem;
+
+static int64_t clipped(int64_t at, int64_t end) { return at < 0 ? 0 : at < end ? at : end; }
+
+static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
+
+static int64_t blocks_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+static int64_t depth_of(const problem *p) {
+    return blocks_of(p->window_height * p->window_width * p->channels, DEPTH) * DEPTH;
+}
+
+/* Writes x / scale to codes; returns whether all of them are whole numbers up to `largest`. */
+static int encode(const float *restrict x, int8_t *restrict codes, int64_t n, float scale, float largest) {
+    float inverse = 1 / scale;
+    int32_t wrong = 0;
+#pragma omp simd reduction(| : wrong)
+    for (int64_t i = 0; i < n; i++) {
+        float value = x[i] * inverse, nearest = (value + ROUND) - ROUND, off = value - nearest;
+        int32_t right = off <= ON_GRID && off >= -ON_GRID && nearest <= largest && nearest >= -largest;
+        wrong |= !right;
+        codes[i] = (int8_t)(right ? (int32_t)nearest : 0);
+    }
+    return !wrong;
+}
+
+/* memcpy and memset of what is mostly whole lines, without their calls */
+INLINE void copy(int8_t *restrict to, const int8_t *restrict from, int64_t n) {
+    int64_t i = 0;
+    for (; i + DEPTH <= n; i += DEPTH) *(line *)(to + i) = *(const line *)(from + i);
+    if (i < n) memcpy(to + i, from + i, (size_t)(n - i));
+}
+
+INLINE void clear(int8_t *restrict to, int64_t n) {
+    int64_t i = 0;
+    for (; i + DEPTH <= n; i += DEPTH) *(line *)(to + i) = (line){0};
+    if (i < n) memset(to + i, 0, (size_t)(n - i));
+}
+
+/* The codes of one row of an output pixel's window, with zeros where it hangs over the picture's edge. */
+INLINE void gather_line(int8_t *restrict to, const int8_t *restrict from, int64_t left, const problem *p) {
+    int64_t first = clipped(left, p->width), last = clipped(left + p->window_width, p->width);
+    int64_t before = (first - left) * p->channels, n = last > first ? (last - first) * p->channels : 0;
+    if (!n) before = 0;
+    clear(to, before);
+    copy(to + before, from + first * p->channels, n);
+    clear(to + before + n, p->window_width * p->channels - before - n);
+}
+
+static void gather_row(int8_t *restrict row, int64_t image, int64_t pixel, const problem *p) {
+    int64_t top = pixel / p->out_width * p->stride - p->padding, pitch = p->width * p->channels;
+    int64_t left = pixel % p->out_width * p->stride - p->padding, part = p->window_width * p->channels;
+    for (int64_t k = 0; k < p->window_height; k++) {
+        int64_t y = top + k;
+        if (y < 0 || y >= p->height) clear(row + k * part, part);
+        else gather_line(row + k * part, p->codes + (image * p->height + y) * pitch, left, p);
+    }
+    int64_t filled = p->window_height * part;
+    clear(row + filled, depth_of(p) - filled);
+}
+
+/* Says of each 16 x 64 codes of a block of rows whether one of them is not zero. */
+static void find_used(uint8_t *restrict used, const int8_t *restrict rows, int64_t depth) {
+    for (int64_t at = 0; at < depth; at += DEPTH) {
+        words any = {0};
+        for (int r = 0; r < ROWS; r++) any |= *(const words *)(rows + r * depth + at);
+        uint64_t all = 0;
+        for (int i = 0; i < DEPTH / 8; i++) all |= any[i];
+        used[at / DEPTH] = all != 0;
+    }
+}
+
+static int32_t sum_of(const int8_t *codes, int64_t n) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += codes[i];
+    return sum;
+}
+
+static void gather_block(int64_t block, int64_t origin, int64_t images, const problem *p) {
+    int64_t depth = depth_of(p), pixels = images * p->out_height * p->out_width;
+    int8_t *rows = p->rows + block * ROWS * depth;
+    for (int64_t r = 0; r < ROWS; r++) {
+        int64_t at = block * ROWS + r;
+        if (at < pixels) gather_row(rows + r * depth, origin + at % images, at / images, p);
+        else clear(rows + r * depth, depth);
+    }
+    find_used(p->used + block * (depth / DEPTH), rows, depth);
+    if (p->path & UNSIGNED)
+        for (int64_t r = 0; r < ROWS; r++) p->sums[block * ROWS + r] = sum_of(rows + r * depth, depth);
+}
+
+/* Blocks of rows, one or two below each other, times the digits of 16 channels. */
+typedef struct {
+    const int8_t *rows, *digits;
+    const uint8_t *used;
+    int64_t blocks, depth;
+} product;
+
+#if defined(__AMX_INT8__)
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_layout;
+
+static int is_used(const product *m, int64_t k) {
+    return m->used[k] | (m->blocks > 1 ? m->used[m->depth / DEPTH + k] : 0);
+}
+
+/* eight tiles of 16 rows of 64 bytes */
+static void lay_out_tiles(void) {
+    tile_layout layout = {.palette = 1};
+    for (int i = 0; i < 8; i++) layout.row_bytes[i] = DEPTH, layout.rows[i] = ROWS;
+    _tile_loadconfig(&layout);
+}
+
+#define PRODUCT(sum, a, b) _tile_dpbssd(sum, a, b)
+#define STORE(sum, to) _tile_stored(sum, to, LANES * sizeof(int32_t))
+
+/* sums in tiles 0 to 2 of the first block and 3 to 5 of the second, codes in 6, digits in 7; from the second to the
+   first tile of digits and back, so that one is used twice */
+INLINE void multiply_tiles(block_sums sums, const product *m, int blocks) {
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); _tile_zero(4); _tile_zero(5);
+    for (int64_t k = 0; k < m->depth / DEPTH; k++) {
+        if (!is_used(m, k)) continue;
+        const int8_t *codes = m->rows + k * DEPTH, *second = codes + ROWS * m->depth;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES;
+        _tile_loadd(6, codes, m->depth);
+        _tile_loadd(7, digits, DEPTH);
+        PRODUCT(0, 6, 7);
+        if (blocks == 2) {
+            _tile_loadd(6, second, m->depth);
+            PRODUCT(3, 6, 7);
+        }
+        _tile_loadd(7, digits + TILE_BYTES, DEPTH);
+        if (blocks == 2) {
+            PRODUCT(4, 6, 7);
+            _tile_loadd(6, codes, m->depth);
+        }
+        PRODUCT(1, 6, 7);
+        _tile_loadd(7, digits + 2 * TILE_BYTES, DEPTH);
+        PRODUCT(2, 6, 7);
+        if (blocks == 2) {
+            _tile_loadd(6, second, m->depth);
+            PRODUCT(5, 6, 7);
+        }
+    }
+    STORE(0, sums[0][0]); STORE(1, sums[0][1]); STORE(2, sums[0][2]);
+    if (blocks == 1) return;
+    STORE(3, sums[1][0]); STORE(4, sums[1][1]); STORE(5, sums[1][2]);
+}
+
+static void multiply_amx(block_sums sums, const product *m) {
+    if (m->blocks == 2) multiply_tiles(sums, m, 2);
+    else multiply_tiles(sums, m, 1);
+}
+#endif
+
+#if defined(__AVX512VNNI__)
+/* eight rows times three vectors of sums stay in registers */
+INLINE void multiply_vnni512(int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row) {
+    __m512i kept[8][TILES], sign = _mm512_set1_epi8(-128);
+    for (int r = 0; r < 8; r++)
+        for (int t = 0; t < TILES; t++) kept[r][t] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < m->depth / DEPTH; k++) {
+        if (!m->used[block * (m->depth / DEPTH) + k]) continue;
+        const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES;
+        for (int four = 0; four < DEPTH; four += 4) {
+            __m512i weights[TILES];
+            for (int t = 0; t < TILES; t++)
+                weights[t] = _mm512_xor_si512(_mm512_loadu_si512(digits + t * TILE_BYTES + four * LANES), sign);
+#pragma GCC unroll 8
+            for (int r = 0; r < 8; r++) {
+                int32_t word;
+                memcpy(&word, codes + r * m->depth + four, sizeof word);
+                for (int t = 0; t < TILES; t++)
+                    kept[r][t] = _mm512_dpbusd_epi32(kept[r][t], weights[t], _mm512_set1_epi32(word));
+            }
+        }
+    }
+    for (int r = 0; r < 8; r++)
+        for (int t = 0; t < TILES; t++) _mm512_storeu_si512(sums[t][row + r], kept[r][t]);
+}
+
+static void multiply_avx512_vnni(block_sums sums, const product *m) {
+    for (int64_t block = 0; block < m->blocks; block++)
+        for (int64_t row = 0; row < ROWS; row += 8) multiply_vnni512(sums[block], m, block, row);
+}
+#endif
+
+#if defined(__AVXVNNI__)
+/* four rows times half a tile each: 12 sums, 3 weights and a code in 16 registers */
+INLINE void multiply_vnni256(
+    int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int half) {
+    __m256i kept[4][TILES], sign = _mm256_set1_epi8(-128);
+    for (int r = 0; r < 4; r++)
+        for (int t = 0; t < TILES; t++) kept[r][t] = _mm256_setzero_si256();
+    for (int64_t k = 0; k < m->depth / DEPTH; k++) {
+        if (!m->used[block * (m->depth / DEPTH) + k]) continue;
+        const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES + half * 32;
+        for (int four = 0; four < DEPTH; four += 4) {
+            __m256i weights[TILES];
+            for (int t = 0; t < TILES; t++)
+                weights[t] = _mm256_xor_si256(*(const __m256i_u *)(digits + t * TILE_BYTES + four * LANES), sign);
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                int32_t word;
+                memcpy(&word, codes + r * m->depth + four, sizeof word);
+                for (int t = 0; t < TILES; t++)
+                    kept[r][t] = _mm256_dpbusd_avx_epi32(kept[r][t], weights[t], _mm256_set1_epi32(word));
+            }
+        }
+    }
+    for (int r = 0; r < 4; r++)
+        for (int t = 0; t < TILES; t++) _mm256_storeu_si256((__m256i *)(sums[t][row + r] + half * 8), kept[r][t]);
+}
+
+static void multiply_avx_vnni(block_sums sums, const product *m) {
+    for (int64_t block = 0; block < m->blocks; block++)
+        for (int64_t row = 0; row < ROWS; row += 4)
+            for (int half = 0; half < 2; half++) multiply_vnni256(sums[block], m, block, row, half);
+}
+#endif
+
+#if defined(__ARM_FEATURE_DOTPROD)
+/* four rows times a tile: 16 sums in registers */
+static void multiply_rows4(int32_t (*sums)[LANES], const product *m, int64_t block, int64_t row, int tile) {
+    int32x4_t kept[4][4];
+    for (int r = 0; r < 4; r++)
+        for (int c = 0; c < 4; c++) kept[r][c] = vdupq_n_s32(0);
+    for (int64_t k = 0; k < m->depth / DEPTH; k++) {
+        if (!m->used[block * (m->depth / DEPTH) + k]) continue;
+        const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
+        const int8_t *digits = m->digits + k * TILES * TILE_BYTES + tile * TILE_BYTES;
+        for (int four = 0; four < DEPTH; four += 4) {
+            int8x16_t weights[4];
+            for (int c = 0; c < 4; c++) weights[c] = vld1q_s8(digits + four * LANES + 16 * c);
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                int32_t word;
+                memcpy(&word, codes + r * m->depth + four, sizeof word);
+                int8x16_t code = vreinterpretq_s8_s32(vdupq_n_s32(word));
+                for (int c = 0; c < 4; c++) kept[r][c] = vdotq_s32(kept[r][c], weights[c], code);
+            }
+        }
+    }
+    for (int r = 0; r < 4; r++)
+        for (int c = 0; c < 4; c++) vst1q_s32(sums[row + r] + 4 * c, kept[r][c]);
+}
+
+static void multiply_dotprod(block_sums sums, const product *m) {
+    for (int64_t block = 0; block < m->blocks; block++)
+        for (int t = 0; t < TILES; t++)
+            for (int64_t row = 0; row < ROWS; row += 4) multiply_rows4(sums[block][t], m, block, row, t);
+}
+#endif
+
+static void multiply(block_sums sums, const product *m, int64_t path) {
+    switch (path) {
+#if defined(__AMX_INT8__)
+    case AMX: multiply_amx(sums, m); break;
+#endif
+#if defined(__AVX512VNNI__)
+    case AVX512_VNNI: multiply_avx512_vnni(sums, m); break;
+#endif
+#if defined(__AVXVNNI__)
+    case AVX_VNNI: multiply_avx_vnni(sums, m); break;
+#endif
+#if defined(__ARM_FEATURE_DOTPROD)
+    case DOTPROD: multiply_dotprod(sums, m); break;
+#endif
+    }
+}
+
+#define AT(sums) ((wrapping)*(const whole *)(sums))
+
+/* The sums of a row to numbers, where `fill` is what VNNI has added to each. All but the rounding to float is exact;
+   bits above the 32nd cancel out. */
+INLINE void emit(
+    float *restrict y, const int32_t *high, const int32_t *middle, const int32_t *low, uint32_t fill,
+    const float *restrict factor, const float *restrict bias, int64_t n) {
+    whole upper = (whole)((AT(high) << 8) + AT(middle) - 257 * fill), lower = (whole)(AT(low) - fill);
+    lanes values = __builtin_convertvector(upper, lanes) * 256.0f + __builtin_convertvector(lower, lanes);
+    values *= *(const lanes *)factor;
+    if (n == LANES) {
+        if (bias) values += *(const lanes *)bias;
+        *(lanes *)y = values;
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) y[i] = bias ? values[i] + bias[i] : values[i];
+}
+
+/* Writes the outputs of a block of rows for the 16 channels from `channel` on. */
+static void emit_block(
+    int32_t (*sums)[ROWS][LANES], int64_t block, int64_t origin, int64_t images, int64_t channel, const problem *p) {
+    int64_t out_pixels = p->out_height * p->out_width, n = at_most(images * out_pixels - block * ROWS, ROWS);
+    int64_t width = at_most(p->out_channels - channel, LANES), image = block * ROWS % images;
+    int64_t pixel = block * ROWS / images;
+    float factor[LANES];
+    for (int i = 0; i < LANES; i++) factor[i] = p->unit[channel + i] * *p->scale;
+    for (int64_t r = 0; r < n; r++) {
+        uint32_t fill = p->path & UNSIGNED ? 128 * (uint32_t)p->sums[block * ROWS + r] : 0;
+        float *y = p->y + ((origin + image) * out_pixels + pixel) * p->out_channels + channel;
+        emit(y, sums[0][r], sums[1][r], sums[2][r], fill, factor, p->bias ? p->bias + channel : 0, width);
+        if (++image == images) image = 0, pixel++;
+    }
+}
+
+/* All rows from block `first` to `last` times the 16 channels of number `panel`. */
+static void multiply_panel(
+    int64_t panel, int64_t first, int64_t last, int64_t origin, int64_t images, const problem *p) {
+    int64_t depth = depth_of(p);
+    const int8_t *digits = p->digits + panel * TILES * depth * LANES;
+    block_sums sums;
+    for (int64_t block = first; block < last; block += 2) {
+        product m = {
+            p->rows + block * ROWS * depth, digits, p->used + block * (depth / DEPTH), at_most(last - block, 2), depth};
+        multiply(sums, &m, p->path);
+        for (int64_t i = 0; i < m.blocks; i++) emit_block(sums[i], block + i, origin, images, panel * LANES, p);
+    }
+}
+
+/* The part of a thread in the convolution of `images` pictures from `origin` on. */
+static void convolve(int64_t origin, int64_t images, const problem *p) {
+    int64_t blocks = blocks_of(images * p->out_height * p->out_width, ROWS), panels = blocks_of(p->out_channels, LANES);
+#pragma omp for schedule(static)
+    for (int64_t block = 0; block < blocks; block++) gather_block(block, origin, images, p);
+    int64_t parts = at_most(blocks_of(p->threads, panels), blocks_of(blocks, 2));
+    int64_t part = blocks_of(blocks_of(blocks, parts), 2) * 2;
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < panels * parts; task++) {
+        int64_t first = task % parts * part;
+        multiply_panel(task / parts, first, at_most(first + part, blocks), origin, images, p);
+    }
+}
+
+static void convolve_groups(const problem *p) {
+#if defined(__AMX_INT8__)
+    tile_layout others; /* libraries that use tiles on this thread may count on their own layout */
+    if (p->path == AMX) _tile_storeconfig(&others), lay_out_tiles();
+#endif
+    for (int64_t origin = 0; origin < p->images; origin += p->group)
+        convolve(origin, at_most(p->images - origin, p->group), p);
+#if defined(__AMX_INT8__)
+    if (p->path == AMX) _tile_loadconfig(&others);
+#endif
+}
+
+/* Whether fewer than `least_density` of the codes are not zero, by a sample of the rows of all pictures. */
+static int is_sparse(const problem *p) {
+    int64_t lines = p->images * p->height, length = p->width * p->channels, seen = 0, count = 0;
+    if (p->least_density <= 0) return 0;
+    for (int64_t i = 0; i < lines; i += lines / SAMPLED + 1, seen += length)
+        for (int64_t j = 0; j < length; j++) count += p->x[i * length + j] != 0;
+    return (double)count < p->least_density * (double)seen;
+}
+
+/* Leaves y as it is unless p->status becomes DONE. */
+PUBLIC void exact_conv2d(problem *p) {
+    int64_t lines = p->images * p->height, length = p->width * p->channels, wrong = 0;
+    int threads = (int)p->threads;
+    if (is_sparse(p)) {
+        p->status = TOO_SPARSE;
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static) reduction(+ : wrong)
+        for (int64_t i = 0; i < lines; i++)
+            wrong += !encode(p->x + i * length, p->codes + i * length, length, *p->scale, (float)p->largest);
+#pragma omp single
+        p->status = wrong ? NOT_WHOLE : DONE;
+        if (p->status == DONE) convolve_groups(p);
+    }
+}
+
+/* Writes which paths this CPU has and the system permits, and which it has but are refused: tiles need permission. */
+PUBLIC void exact_paths(int64_t *found, int64_t *refused) {
+    *found = *refused = 0;
+#if defined(__AVX512VNNI__)
+    *found |= AVX512_VNNI;
+#endif
+#if defined(__AVXVNNI__)
+    *found |= AVX_VNNI;
+#endif
+#if defined(__ARM_FEATURE_DOTPROD)
+    *found |= DOTPROD;
+#endif
+#if defined(__AMX_INT8__)
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) *refused |= AMX;
+    else *found |= AMX;
+#endif
+}

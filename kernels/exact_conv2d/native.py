@@ -1,0 +1,186 @@
+"""The exact convolution in C on a CPU with instructions that multiply bytes: AMX, VNNI or Arm's dot product."""
+
+import ctypes
+import math
+from functools import cache, lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from benchd.kernels import compiler
+from benchd.kernels.dispatch import Unavailable, require_inference
+from benchd.kernels.exact_conv2d.whole import Digits
+from benchd.kernels.op import computes, is_watched, op
+
+# `path` of native.c by the name of the instructions, the fastest first
+_PATHS = {"amx_int8": 1, "avx512_vnni": 2, "avx_vnni": 4, "dotprod": 8}
+# so many bytes of gathered codes, where one image does not need more: they stay in the second-level cache
+_GATHERED = 2**19
+_DEPTH, _ROWS = 64, 16
+
+
+def exact_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    packed: Digits,
+    scale: torch.Tensor,
+    largest: int,
+    stride: int,
+    padding: int,
+    least_density: float,
+) -> torch.Tensor | None:
+    """Return y, channels last, or None as the public op; Unavailable for a gradient, a GPU or an old CPU."""
+    require_inference("exact_conv2d", "native", x, weight, bias)
+    if not paths():
+        raise Unavailable("exact_conv2d: this CPU has no AMX, VNNI or dot product of bytes")
+    return convolved(x, bias, packed, scale, largest, stride, padding, least_density)
+
+
+def convolved(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    packed: Digits,
+    scale: torch.Tensor,
+    largest: int,
+    stride: int,
+    padding: int,
+    least_density: float,
+) -> torch.Tensor | None:
+    """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
+    sizes = *packed.window, stride, padding, largest, least_density
+    run = _op["native"] if is_watched() else _convolved
+    y: torch.Tensor = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
+    return y if y.shape[0] == x.shape[0] else None
+
+
+@cache
+def paths() -> tuple[str, ...]:
+    """Return the instructions that this CPU has and the system permits, the fastest first."""
+    return _named(_found()[0])
+
+
+@cache
+def refused() -> tuple[str, ...]:
+    """Return the instructions that this CPU has and the system refuses to this process."""
+    return _named(_found()[1])
+
+
+def _named(bits: int) -> tuple[str, ...]:
+    return tuple(name for name, bit in _PATHS.items() if bits & bit)
+
+
+@cache
+def _found() -> tuple[int, int]:
+    found, refused = ctypes.c_int64(), ctypes.c_int64()
+    _library().exact_paths(ctypes.byref(found), ctypes.byref(refused))
+    return found.value, refused.value
+
+
+class _Problem(ctypes.Structure):
+    """`problem` of native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "scale", "unit", "bias", "digits", "y")),
+        *((name, ctypes.c_void_p) for name in ("codes", "rows", "used", "sums")),
+        *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width", "out_channels")),
+        *((name, ctypes.c_int64) for name in ("window_height", "window_width", "stride", "padding")),
+        *((name, ctypes.c_int64) for name in ("out_height", "out_width", "largest", "group", "path")),
+        ("threads", ctypes.c_int64),
+        ("least_density", ctypes.c_double),
+        ("status", ctypes.c_int64),
+    )
+
+
+class _Plan(NamedTuple):
+    """What calls of the same sizes share: the sizes in `problem`, the layout of y, and where scratch memory begins."""
+
+    problem: bytes
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+    scratch: dict[str, int]
+    scratch_bytes: int
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    shape: tuple[int, int, int, int], window: tuple[int, int, int], stride: int, padding: int, largest: int
+) -> _Plan:
+    images, channels, height, width = shape
+    out_channels, window_height, window_width = window
+    out_height = (height + 2 * padding - window_height) // stride + 1
+    out_width = (width + 2 * padding - window_width) // stride + 1
+    pixels, depth = out_height * out_width, -(-channels * window_height * window_width // _DEPTH) * _DEPTH
+    group = max(1, min(images, _GATHERED // (pixels * depth)))
+    rows = -(-group * pixels // _ROWS) * _ROWS
+    sizes = {"codes": math.prod(shape), "rows": rows * depth, "sums": 4 * rows, "used": rows * depth // _DEPTH // _ROWS}
+    *starts, end = accumulate((-(-size // _DEPTH) * _DEPTH for size in sizes.values()), initial=0)
+    problem = _Problem(
+        images=images, channels=channels, height=height, width=width, out_channels=out_channels,
+        window_height=window_height, window_width=window_width, stride=stride, padding=padding, out_height=out_height,
+        out_width=out_width, largest=largest, group=group,
+    )  # fmt: skip
+    strides = pixels * out_channels, 1, out_width * out_channels, out_channels
+    y_shape = images, out_channels, out_height, out_width
+    return _Plan(bytes(problem), y_shape, strides, dict(zip(sizes, starts, strict=True)), end)
+
+
+@op("exact_conv2d")
+def _op(
+    x: torch.Tensor,
+    digits: torch.Tensor,
+    unit: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_channels: int,
+    window_height: int,
+    window_width: int,
+    stride: int,
+    padding: int,
+    largest: int,
+    least_density: float,
+) -> torch.Tensor:
+    height = (x.shape[2] + 2 * padding - window_height) // stride + 1
+    width = (x.shape[3] + 2 * padding - window_width) // stride + 1
+    strides = height * width * out_channels, 1, width * out_channels, out_channels
+    return torch.empty_strided((len(x), out_channels, height, width), strides, dtype=x.dtype, device=x.device)
+
+
+@computes(_op, "native")
+def _convolved(
+    x: torch.Tensor,
+    digits: torch.Tensor,
+    unit: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_channels: int,
+    window_height: int,
+    window_width: int,
+    stride: int,
+    padding: int,
+    largest: int,
+    least_density: float,
+) -> torch.Tensor:
+    window = out_channels, window_height, window_width
+    plan = _plan(x.shape, window, stride, padding, largest)
+    images = x.contiguous(memory_format=torch.channels_last)
+    shift = None if bias is None else compiler.dense(bias)
+    y = torch.empty_strided(plan.shape, plan.strides)
+    scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8)
+    problem, start = _Problem.from_buffer_copy(plan.problem), scratch.data_ptr()
+    problem.x, problem.scale, problem.unit = images.data_ptr(), scale.data_ptr(), unit.data_ptr()
+    problem.bias = None if shift is None else shift.data_ptr()
+    problem.digits, problem.y = digits.data_ptr(), y.data_ptr()
+    for name, offset in plan.scratch.items():
+        setattr(problem, name, start + offset)
+    problem.path, problem.threads, problem.least_density = _PATHS[paths()[0]], compiler.threads(), least_density
+    _library().exact_conv2d(ctypes.byref(problem))
+    # no picture in place of some that were not computed
+    return y[:0] if problem.status else y
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    pointer = ctypes.c_void_p
+    return compiler.functions(__file__, compiler.EXACT, exact_conv2d=[pointer], exact_paths=[pointer, pointer])

@@ -1,0 +1,97 @@
+"""Which kernel computes a layer of spikes, and what says so."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchd.kernels.exact_conv2d import exact_conv2d, layer, native
+from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
+from benchd.kernels.spike_conv2d import spike_conv2d
+
+ROOT = Path(__file__).parents[3]
+GRID = Grid(torch.tensor(0.5), 1)
+
+pytestmark = pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Return what ran in the test alone."""
+    counted = Counter()
+    monkeypatch.setattr(layer, "_ran", counted)
+    return counted
+
+
+def spikes(density):
+    torch.manual_seed(0)
+    return (torch.rand(8, 64, 8, 8) < density) * 0.5
+
+
+@torch.no_grad()
+def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkeypatch):
+    convolve, weight, path = SpikeConvolution(), torch.randn(32, 64, 3, 3), native.paths()[0]
+    monkeypatch.setitem(layer.LEAST_DENSITY, path, (0.25, 0.0))
+    dense, sparse = spikes(0.9), spikes(0.001)
+    assert layer.ran() == "c"
+    want = exact_conv2d(dense, weight, padding=1, scale=0.5, largest=1)
+    assert torch.equal(convolve(dense, weight, padding=1, grid=GRID), want)
+    assert layer.ran() == f"c, {path}"
+    assert torch.equal(convolve(sparse, weight, padding=1, grid=GRID), spike_conv2d(sparse, weight, padding=1))
+    assert torch.equal(convolve(dense, weight, padding=1), spike_conv2d(dense, weight, padding=1))
+    assert layer.ran() == f"c, {path} in 33%"
+    assert ran == {path: 1, "c": 2}
+    pixel = (torch.arange(64).view(1, 64, 1, 1) == 3) * 0.5
+    convolve(pixel, weight[..., :1, :1].contiguous(), grid=GRID)
+    assert ran == {path: 2, "c": 2}, "a picture of one pixel waits for weights"
+
+
+@torch.no_grad()
+def test_what_has_no_exact_sums_runs_over_its_nonzeros(ran):
+    weight, x = torch.randn(4, 64, 3, 3), spikes(0.9)
+    off_grid, infinite = x + (x > 0) * 0.1, weight.clone()
+    infinite[0, 0, 0, 0] = torch.inf
+    convolve = SpikeConvolution()
+    for values, taps, grid in ((off_grid, weight, GRID), (x, infinite, GRID), (x, weight, Grid(GRID.scale, 127))):
+        y = convolve(values, taps, padding=1, grid=grid)
+        torch.testing.assert_close(y, spike_conv2d(values, taps, padding=1), rtol=0, atol=0, equal_nan=True)
+    assert ran == {"c": 3}
+
+
+@torch.no_grad()
+def test_a_profiler_sees_the_op_that_nobody_else_pays_for():
+    convolve, weight = SpikeConvolution(), torch.randn(32, 64, 3, 3)
+    with torch.profiler.profile() as profile:
+        convolve(spikes(0.9), weight, padding=1, grid=GRID)
+    assert "benchd::exact_conv2d" in {event.key for event in profile.key_averages()}
+
+
+SMALL_STACK = """
+import ctypes
+
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("bytes", ctypes.c_size_t)]
+
+memory = ctypes.create_string_buffer(4096)
+ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None)
+"""
+CONVOLVE = """
+import torch
+from benchd.kernels.exact_conv2d import layer
+
+with torch.no_grad():
+    x, grid = torch.ones(8, 64, 4, 4), layer.Grid(torch.tensor(1.0), 1)
+    layer.SpikeConvolution()(x, torch.randn(32, 64, 3, 3), padding=1, grid=grid)
+print(layer.ran())
+"""
+
+
+@pytest.mark.skipif(native.paths()[:1] != ("amx_int8",), reason="needs a CPU with AMX")
+def test_a_process_that_is_refused_tiles_uses_vnni_and_says_so():
+    # Linux refuses them to a process whose stack for signals cannot hold them
+    command = [sys.executable, "-c", SMALL_STACK + CONVOLVE]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "c, avx512_vnni (amx_int8 refused)\n"
