@@ -233,8 +233,8 @@ def integers(arguments: Arguments) -> Call:
     """Our convolution of the same spikes in integers, with its weight packed."""
     if not native.paths():
         raise Missing("the CPU has no AMX, VNNI or dot product of bytes")
-    grid = {"scale": torch.ones(()), "largest": 1, "packed": pack(arguments["weight"])}
-    return lambda: exact_conv2d(**arguments, **grid)
+    scale, packed = torch.ones(()), pack(arguments["weight"])
+    return lambda: exact_conv2d(**arguments, scale=scale, largest=1, packed=packed)
 
 
 def plain_stbif(arguments: Arguments) -> Call:
