@@ -94,7 +94,7 @@ def _rate(requests: Requests, load: Load) -> str:
     verdict = {True: "meet", False: "miss", None: "are too few to judge"}[requests.met]
     if load.rate_hz is None and requests.met:
         return f"at most {rate} meet {goal}"
-    return f"no rate found, {rate} do not meet {goal}" if load.rate_hz is None else f"{rate} {verdict} {goal}"
+    return f"{'no rate found, ' if load.rate_hz is None else ''}{rate} {verdict} {goal}"
 
 
 def _pipeline(record: Record) -> str:

@@ -70,7 +70,7 @@ COUNTS = "700 asked = 690 in time + 6 late + 4 dropped, p50 5 p90 6 ms, busy 40 
         (Load(rate_hz=30.0, deadline_ms=33.0), False, "30 requests per second miss 33 ms at p99"),
         (Load(rate_hz=30.0, deadline_ms=33.0), None, "30 requests per second are too few to judge 33 ms at p99"),
         (Load(deadline_ms=33.0, percentile=90.0), True, "at most 30 requests per second meet 33 ms at p90"),
-        (Load(deadline_ms=33.0), False, "no rate found, 30 requests per second do not meet 33 ms at p99"),
+        (Load(deadline_ms=33.0), False, "no rate found, 30 requests per second miss 33 ms at p99"),
     ],
 )
 def test_a_server_tells_its_rate_and_what_became_of_each_request(load, met, words):

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from contextlib import nullcontext
+from itertools import pairwise
 
 import pytest
 import torch
@@ -188,6 +189,27 @@ def test_a_search_finds_the_highest_rate():
     assert len(trials) <= 8
     assert meets(0.97 * rate_hz, 100_000)
     assert not meets(1.1 * rate_hz, 100_000)
+
+
+def test_a_found_rate_that_is_not_confirmed_is_lowered_in_growing_steps(monkeypatch):
+    """The trials meet the deadline and the longer final runs do not, as on a machine that became busy."""
+    load, clock = Load(deadline_ms=20.0, percentile=90.0, queue=1000), Simulated(lambda: 1_000_000)
+    monkeypatch.setattr(server, "capacity_hz", lambda together: 1000.0)
+    real, finals = server.serve, []
+
+    def serve(together, load, rate_hz, count, seed, clock, **others):
+        if seed.endswith("final"):
+            finals.append(rate_hz)
+            clock.service_ns = lambda: 1_300_000
+        return real(together, load, rate_hz, count, seed, clock, **others)
+
+    monkeypatch.setattr(server, "serve", serve)
+    found, trials = server.run(lambda work: [work(clock)], load, 10.0, "0", clock)
+    assert server.is_met(found, load)
+    assert found.rate_hz == trials[-1].rate_hz == finals[-1] < 1000 / 1.3
+    assert [after / before for before, after in pairwise(finals)] == pytest.approx(
+        [0.98, 0.96, 0.92, 0.84][: len(finals) - 1]
+    )
 
 
 def test_a_search_without_a_rate_ends():
