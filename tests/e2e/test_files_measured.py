@@ -88,4 +88,4 @@ def test_an_own_file_runs_where_files_run(here, tmp_path):
     assert (missing.returncode, missing.stderr) == (2, "error: --onnx nowhere.onnx: no such file\n")
     planned = here("bench-once", "--onnx", "own.onnx", "--variants", "compile,onnxruntime", "--dry-run")
     assert planned.returncode == 0
-    assert "an ONNX file runs on onnxruntime and tensorrt" in planned.stdout
+    assert "an ONNX file runs on onnxruntime, openvino and tensorrt" in planned.stdout
