@@ -121,7 +121,8 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     `every`, `at` or `cron` schedules it in the service, delayed by up to `random_delay_s` (constant per device); no
     case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
     `labels` name images on this machine, and `accuracy` is the number of images for top-1. `onnx` is a user's file that
-    replaces `models`, and `inputs` gives the sizes that it leaves open, as `--input` does; only `read` accepts it.
+    replaces `models`, or `module` the package.module:FUNCTION of an installed package; `inputs` gives what they leave
+    open, as `--input` does. Only `read` accepts them.
     Each of `rates_hz` is one case of the scenario `server`, or with `find_rate` the highest that meets `deadline_ms`.
     With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are unsupported.
     """
@@ -136,6 +137,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     device: Literal["cuda"] | None = None
     models: list[str] = []
     onnx: str | None = None
+    module: str | None = None
     inputs: list[str] = []
     variants: list[str] = []
     batch_sizes: list[int] = []
@@ -167,12 +169,19 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
         if self.name and not re.fullmatch(NAME, self.name):
             raise UsageError(f"suite.name {self.name!r}: use at most 40 letters, digits, '.', '-' and '_'")
 
-        if self.onnx is not None and (self.models or self.options):
-            raise UsageError("suite.onnx: the file replaces models and options; remove these")
+        if self.own and (self.models or self.options or (self.onnx and self.module)):
+            raise UsageError(f"suite.{self.own}: your own model replaces models and options; remove these")
+        if self.module is not None and not re.fullmatch(r"[^\W\d][\w.]*(?<!\.py):[^\W\d]\w*", self.module):
+            raise UsageError(f"suite.module {self.module!r}: give package.module:FUNCTION of an installed package")
         if self.onnx is not None and not Path(self.onnx).is_absolute():
             raise UsageError(f"suite.onnx {self.onnx!r}: give an absolute path, beginning with /")
-        if self.inputs and self.onnx is None:
-            raise UsageError("suite.inputs: only for suite.onnx; a model defines its own inputs")
+        if self.inputs and not self.own:
+            raise UsageError("suite.inputs: only for suite.onnx and suite.module; a model defines its own inputs")
+
+    @property
+    def own(self) -> str | None:
+        """Return the key that names the user's own model, None without one."""
+        return "onnx" if self.onnx is not None else "module" if self.module is not None else None
 
     def trigger(self) -> Trigger | None:
         """Return when the service starts it, None if only a command does."""
@@ -234,9 +243,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         if again:
             raise UsageError(f"shipped.name {again!r}: used twice; give one of them another name")
         files = {suite.onnx: Path(suite.onnx).stem for suite in self.suite if suite.onnx}
-        alike = next((stem for stem in files.values() if list(files.values()).count(stem) > 1), None)
-        if alike:  # records and retained topics are identified by the file's name
-            raise UsageError(f"suite.onnx: two files are called {alike!r}; rename one")
+        modules = {suite.module: suite.module.rpartition(".")[2] for suite in self.suite if suite.module}
+        for key, called_by in (("onnx: two files", files), ("module: two functions", modules)):
+            names = list(called_by.values())
+            alike = next((name for name in names if names.count(name) > 1), None)
+            if alike:  # records and retained topics are identified by this name
+                raise UsageError(f"suite.{key} are called {alike!r}; rename one")
 
 
 def _to_stderr(line: str) -> None:
@@ -258,7 +270,8 @@ def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
         for key in _without_unknown_keys(data):
             warn(f"configuration {path}: ignored the key {key}, which this version of benchd does not know")
         found = msgspec.convert(data, Config)
-        loaded = "suite.onnx" if any(suite.onnx for suite in found.suite) else "shipped" if found.shipped else None
+        own = next((f"suite.{suite.own}" for suite in found.suite if suite.own), None)
+        loaded = own or ("shipped" if found.shipped else None)
         if loaded:
             _refuse_foreign(path, status, loaded)
         return found

@@ -18,7 +18,7 @@ from benchd.daemon.machine import environment, gpu, sandbox
 from benchd.daemon.measuring import loads
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import ImageCount, Limits
-from benchd.daemon.measuring.user_model import UserFile, UserModel
+from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import (
     DIRECTIONS,
     FILE_BACKENDS,
@@ -413,12 +413,14 @@ def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserMode
     return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
 
 
-def _of_suite(suite: Suite) -> UserFile | None:
-    """Return the ONNX file that a configuration names instead of models."""
+def _of_suite(suite: Suite) -> UserModel | None:
+    """Return the user's own model that a configuration names instead of models."""
     try:
+        if suite.module:
+            return UserModule.installed(suite.module, suite.inputs)
         return UserFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
     except UsageError as error:
-        raise UsageError(f"suite.onnx: {error}") from error
+        raise UsageError(f"suite.{suite.own}: {error}") from error
 
 
 def _threads(suite: Suite) -> Sequence[int | None]:

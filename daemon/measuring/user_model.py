@@ -28,15 +28,12 @@ class UserModule:
     def at(cls, module: str, given: Sequence[str]) -> "UserModule":
         """Return the module that `--module` and `--input` describe; raise UsageError if it is invalid."""
         file, colon, function = module.rpartition(":")
-        inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
-        unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
-        if unfit:
-            raise UsageError(f"--input {unfit}: not a valid argument name; give the name of one of forward's arguments")
+        inputs = _arguments(given)
         if not colon or not function.isidentifier():
             raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
         if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
-            package = file.partition(".")[0]
-            if PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+            if _found(file, [str(Path.cwd()), *sys.path]) is None:
+                package = file.partition(".")[0]
                 raise UsageError(f"--module {module}: no module {package!r} in this folder or environment")
             return cls(module, inputs, str(Path.cwd()))
         if not Path(file).is_file():
@@ -45,6 +42,15 @@ class UserModule:
             raise UsageError(f"--module {module}: {file} is not a .py file")
         user_python.refuse(Path(file), function)
         return cls(f"{Path(file).resolve()}:{function}", inputs)
+
+    @classmethod
+    def installed(cls, module: str, given: Sequence[str]) -> "UserModule":
+        """Return package.module:FUNCTION of this environment, not of the current folder; raise UsageError if absent."""
+        package = module.partition(":")[0].partition(".")[0]
+        place = _found(package, [entry for entry in sys.path if Path(entry).is_absolute()])
+        if place is None:
+            raise UsageError(f"{module}: no package {package!r} in this environment; pip install it")
+        return cls(module, _arguments(given), place)
 
     @property
     def model(self) -> str:
@@ -105,6 +111,21 @@ def _referred(found: UserFile, reference: Path) -> UserFile:
 
 
 UserModel = UserModule | UserFile
+
+
+def _arguments(given: Sequence[str]) -> list[InputSpec]:
+    """Return the inputs of a module as `--input` gives them; raise UsageError for a name that is no argument's."""
+    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
+    unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
+    if unfit:
+        raise UsageError(f"--input {unfit}: not a valid argument name; give the name of one of forward's arguments")
+    return inputs
+
+
+def _found(module: str, places: Sequence[str]) -> str | None:
+    """Return the first of these folders that has the module's package, None if none has."""
+    package = module.partition(".")[0]
+    return next((place for place in places if PathFinder.find_spec(package, [place])), None)
 
 
 def _is_argument(name: str) -> bool:

@@ -161,7 +161,7 @@ class Agenda:
 def _refuse_too_large(suite: Suite) -> None:
     """Raise UsageError if the images of one batch take more than a share of memory: the model needs many times that."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for model in suite.models or (() if suite.onnx else plan.DEFAULT_MODELS):
+    for model in suite.models or (() if suite.own else plan.DEFAULT_MODELS):
         values = {name: _largest(given) for name, given in suite.options.items()}
         shape = catalog.entry(model).image_shape(values) or LARGE_IMAGE
         most = int(IMAGES_SHARE * memory_bytes / (VALUE_BYTES * math.prod(shape)))

@@ -43,6 +43,19 @@ def net(folder, turns, imports=""):
     return f"{folder.name}/net.py:build"
 
 
+def test_a_configuration_names_a_function_of_an_installed_package_and_not_of_the_current_folder(once, tmp_path):
+    net(tmp_path / "site", 1)
+    net(tmp_path, 2)  # is not taken
+    with (tmp_path / "tiny.toml").open("a") as configuration:
+        configuration.write('[[suite]]\nmodule = "net:build"\nvariants = ["eager"]\npreset = "quick"\n')
+    done = once(PYTHONPATH=str(tmp_path / "site"))
+    (record,) = written(tmp_path)
+    assert (record.case.case_id, record.check.passed) == ("own.net.build,eager,b1", True), done.stdout
+    done = once()
+    assert done.returncode == 2
+    assert "suite.module: net:build: no package 'net' in this environment" in done.stderr
+
+
 @pytest.fixture
 def run(command, once, tmp_path):
     """Return a function that runs a program and returns the records that it wrote, all checks passed."""
