@@ -55,6 +55,21 @@ names = [output.name for output in session.get_outputs()]
 def run(inputs):
     return dict(zip(names, session.run(names, inputs)))"""
 
+_OPENVINO = """import os
+
+import numpy
+import openvino
+
+settings = {{
+    {settings},
+}}
+model = openvino.Core().compile_model("model.onnx", "CPU", settings)
+names = [output.any_name for output in model.outputs]
+
+
+def run(inputs):
+    return dict(zip(names, model(list(inputs.values())).values()))"""
+
 _TORCH = """import os
 import sys
 
@@ -162,7 +177,7 @@ def code(manifest: Manifest) -> str:
         tolerances=manifest.golden.tolerances,
         rows_off=manifest.golden.rows_off,
     )
-    texts = {"onnxruntime": _onnx, "tensorrt": _tensorrt}
+    texts = {"onnxruntime": _onnx, "openvino": _openvino, "tensorrt": _tensorrt}
     return texts.get(manifest.case.variant.backend, _torch)(manifest) + golden
 
 
@@ -172,6 +187,18 @@ def _threads(manifest: Manifest) -> str:
 
 def _onnx(manifest: Manifest) -> str:
     return _ONNX.format(threads=_threads(manifest), provider=manifest.provider)
+
+
+def _openvino(manifest: Manifest) -> str:
+    formats = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+    hint = formats.get(manifest.case.variant.precision)
+    settings = [f'"INFERENCE_PRECISION_HINT": "{hint}"'] if hint else []
+    settings += [
+        '"PERFORMANCE_HINT": "LATENCY"',
+        '"NUM_STREAMS": "1"',
+        f'"INFERENCE_NUM_THREADS": {_threads(manifest)}',
+    ]
+    return _OPENVINO.format(settings=",\n    ".join(settings))
 
 
 def _tensorrt(manifest: Manifest) -> str:

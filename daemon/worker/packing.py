@@ -16,7 +16,7 @@ from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import FILE_BACKENDS
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX, WEIGHTS, Golden, Packed, Tensor
-from benchd.daemon.worker import truth, user_code, user_module
+from benchd.daemon.worker import backends, truth, user_code, user_module
 from benchd.daemon.worker.agreement import Rule
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import number_format
@@ -24,7 +24,6 @@ from benchd.daemon.worker.observe import observe, uniforms
 from benchd.daemon.worker.structures import ONLY, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import sessions
-from benchd.exporters.files import Target
 
 GOLDEN_ROWS = 8
 """About how many inputs are golden, in whole batches of at least two."""
@@ -61,9 +60,7 @@ def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
 
 def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], list[str]]:
     """Copy the ONNX file that ran, and the plan built of it; return the names of its inputs and outputs."""
-    on_gpu: Target = "tensorrt" if job.case.variant.backend == "tensorrt" else "cuda"
-    target: Target = "cpu" if job.device == "cpu" else on_gpu
-    artifact = workload.source.onnx(job.case.variant.precision, job.case.batch_size, target)
+    artifact = backends.file(job.case.variant, workload.source, torch.device(job.device), job.case.batch_size)
     for name, path in {ONNX: artifact.path, **workload.source.built}.items():
         shutil.copyfile(path, folder / name)
     session = sessions.open_session(folder / ONNX, "cpu", optimised=False)
@@ -181,6 +178,8 @@ def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
     if job.case.variant.backend == "tensorrt" and loaded.runtime:
         built_by = loaded.runtime.provider.partition(" ")[2]
         return {"numpy": version("numpy"), "torch": version("torch"), "tensorrt": built_by}
+    if job.case.variant.backend == "openvino":
+        return {name: version(name) for name in ("numpy", "openvino")}
     library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
     wanted = ["numpy", "torch", "safetensors", *([] if job.module else ["benchd"]), *([library] if library else [])]
     return {name: version(name) for name in wanted}

@@ -50,7 +50,7 @@ warm_up_cap_s = 0.1
 measure_cap_s = 0.1
 check_images = 2
 """
-TORCH = ("eager", "fp16", "bf16", "amp", "compile", "compile-amp")
+OTHERS = ("eager", "fp16", "bf16", "amp", "compile", "compile-amp", "openvino", "openvino-bf16")
 OURS = ("eager", "custom", "custom-bf16", "custom-compile", "onnxruntime-int8")
 OWN = ("--module", "two.py:build", "--input", "4x4x4")
 SHORT = ("--config", "tiny.toml", "--device", "cpu", "--wait")
@@ -246,7 +246,7 @@ def installed_alone(folder, tmp_path):
     return fresh.python(tmp_path, line.split())
 
 
-@pytest.mark.parametrize("variant", ["onnxruntime", *(pytest.param(name, marks=pytest.mark.slow) for name in TORCH)])
+@pytest.mark.parametrize("variant", ["onnxruntime", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_load_runs_with_its_packages_alone_and_finds_other_answers(shipped, tmp_path, variant):
     folder = copy_of(shipped(variant), tmp_path)
     python = installed_alone(folder, tmp_path)

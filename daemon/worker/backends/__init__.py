@@ -2,8 +2,8 @@
 
 A backend's module has `load(source, precision, device, example) -> Loaded`, whose `run` takes the tensors of an example
 as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to another. A
-backend that runs a file also has `prepare(source, precision, device, batch)`, which makes that file, so that exporting
-and loading are timed separately.
+backend that runs a file also has `file(source, precision, device, batch)`, which returns that file, made if it does not
+exist, so that exporting and loading are timed separately.
 """
 
 import importlib
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchd.daemon.records import RuntimeFacts, Variant
+from benchd.daemon.records import FILE_BACKENDS, RuntimeFacts, Variant
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, spread
+from benchd.exporters.artifacts import Artifact
 
 BACKENDS = {
     "eager": "benchd.daemon.worker.backends.eager",
@@ -51,9 +52,14 @@ class Loaded:
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:
     """Make the variant's file, if it runs one."""
-    make = getattr(_module(variant), "prepare", None)
-    if make:
-        make(source, variant.precision, device, batch)
+    if variant.backend in FILE_BACKENDS:
+        file(variant, source, device, batch)
+
+
+def file(variant: Variant, source: Source, device: torch.device, batch: int) -> Artifact:
+    """Return the ONNX file that a variant of FILE_BACKENDS runs, exported now if it does not exist."""
+    found: Artifact = _module(variant).file(source, variant.precision, device, batch)
+    return found
 
 
 def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> Loaded:

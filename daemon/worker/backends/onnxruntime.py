@@ -37,14 +37,14 @@ _CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 _ENGINE_FOLDERS = 16
 
 
-def prepare(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
+def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
     """Return the file that `load` opens, exported now if it does not exist."""
     return source.onnx(precision, batch, "cpu" if device.type == "cpu" else "cuda")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the file ready to run on the provider of this device, and on no other."""
-    artifact = prepare(source, precision, device, len(example))
+    artifact = file(source, precision, device, len(example))
     provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
     options = _options(provider, precision, artifact)
     start = time.monotonic()

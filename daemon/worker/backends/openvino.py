@@ -15,6 +15,7 @@ from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, float_type, values
 from benchd.exporters.artifacts import Artifact
+from benchd.exporters.files import ONLY_OUTPUT
 
 _FORMATS: dict[Precision, set[str]] = {
     "fp32": {"f32"},
@@ -29,14 +30,19 @@ _PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "MatMul")
 _NO_COMPUTATION = ("Const", "Input", "Output", "Reorder")
 
 
-def prepare(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
+def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
     """Return the file that `load` opens, exported now if it does not exist; fp16 and bf16 are made of an fp32 one."""
-    return source.onnx("int8" if precision == "int8" else "fp32", batch, "openvino")
+    written: Precision = "int8" if precision == "int8" else "fp32"
+    if source.own and precision == "fp16":
+        from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
+
+        written = user_onnx.precision(source.own)
+    return source.onnx(written, batch, "openvino")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the file compiled for this CPU, in this precision or not at all."""
-    artifact = prepare(source, precision, device, len(example))
+    artifact = file(source, precision, device, len(example))
     openvino, start = _openvino(), time.monotonic()
     try:
         core = openvino.Core()
@@ -102,7 +108,7 @@ class _Bound:
     def __init__(self, openvino: Any, compiled: Any, source: Source) -> None:
         self._tensor, self._request, self._source = openvino.Tensor, compiled.create_infer_request(), source
         self.dtype = float_type(_dtype(port) for port in compiled.inputs)
-        self._outputs = [(next(iter(port.names)), _dtype(port), _shape(port)) for port in compiled.outputs]
+        self._outputs = [(_name(port), _dtype(port), _shape(port)) for port in compiled.outputs]
 
     def __call__(self, *given: Tensor) -> Batch:
         """Return the outputs."""
@@ -116,6 +122,11 @@ class _Bound:
 
     def _shared(self, value: Tensor) -> Any:
         return self._tensor(value.numpy(), shared_memory=True)
+
+
+def _name(port: Any) -> str:
+    """Return the output's name in the file, of several the one that an export gives."""
+    return ONLY_OUTPUT if ONLY_OUTPUT in port.names else min(port.names)
 
 
 def _dtype(port: Any) -> torch.dtype:

@@ -41,13 +41,18 @@ DTYPES = {
 }
 
 
+def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
+    """Return the file that the engine is built from, exported now if it does not exist."""
+    return source.onnx(precision, batch, target="tensorrt")
+
+
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the engine ready to run; without a working CUDA device TensorRT is not even imported."""
     if device.type != "cuda":
         raise Unsupported("TensorRT needs a CUDA device")
     try:
         trt = tensorrt.load()
-        onnx = source.onnx(precision, len(example), target="tensorrt")
+        onnx = file(source, precision, device, len(example))
         start = time.monotonic()
         engine, artifact, built, notes = _engine(trt, source, onnx, precision, len(example))
     except (tensorrt.Unavailable, tensorrt.OutOfMemory, tensorrt.NoLayerOnDla) as error:

@@ -214,6 +214,15 @@ def test_an_own_file_may_compute_with_other_types(backend, graph, dtype, tmp_pat
     assert torch.equal(found, built.plain(built.images[:2]))
 
 
+def test_openvino_takes_a_file_in_half_precision_as_it_is_written(tmp_path):
+    built = user_onnx(tmp_path, "g (float16[2,4] x) => (float16[2,4] y) { y = Relu(x) }")
+    loaded = openvino.load(built.source, "fp16", CPU, built.images[:2])
+    assert loaded.dtype == torch.float16
+    assert torch.equal(loaded.run(built.images[:2].half()), built.images[:2].half().relu())
+    with pytest.raises(Unsupported, match="is written in fp16"):
+        openvino.load(built.source, "bf16", CPU, built.images[:2])
+
+
 def test_an_output_that_is_no_number_makes_the_case_unsupported(backend, tmp_path):
     built = user_onnx(tmp_path, "g (float[2,4] x) => (string[2,4] y) { y = Cast<to = 8>(x) }")
     with pytest.raises(Unsupported, match=r"y in the file is a tensor\(string\)|Unsupported operation .* name: y"):
