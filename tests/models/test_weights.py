@@ -250,7 +250,7 @@ def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
     with pytest.raises(UnknownName, match="stride"):
         weights.load("vim_tiny", tmp_path / "w.pth", strid=4)
     with pytest.raises(Unavailable):
-        weights.build("qann_resnet18", tensors, kernels="custom")
+        weights.build("square", {}, kernels="custom")
 
 
 def test_a_custom_model_is_built_for_the_state_of_the_plain_one(state):
