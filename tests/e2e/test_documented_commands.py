@@ -163,7 +163,8 @@ def interrupted(line):
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    with subprocess.Popen(["bash", "-ec", line], env=environment, start_new_session=True, **streams) as process:
+    shell = ["env", "--default-signal=INT", "bash", "-ec", line]  # tests that run in the background ignore it
+    with subprocess.Popen(shell, env=environment, start_new_session=True, **streams) as process:
         os.close(theirs)
         said = os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
