@@ -72,8 +72,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     the reason for each other variant. `ratio` is the runner-up's figure over the best one's, with its 95 % interval if
     both have at least three processes. With fewer, or with any `unsettled`, nothing ships: `fastest` is then the best
     one, if the intervals within processes tell it apart. `unsettled` are variants excluded because they lack a usable
-    interval or ran at another rate, although they could be better than the best one. `mixed` is the reason if the variants are not all of one
-    model: then nothing ships.
+    interval or ran at another rate, although they could be better than the best one. `mixed` is the reason if the
+    variants are not all of one model: then nothing ships.
     """
 
     subject: str

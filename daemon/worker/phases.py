@@ -234,7 +234,7 @@ def _back_to_back(
 
 def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
     """Run all streams without pauses and record each; the blocks are those of the first one."""
-    measured, by_stream, values_ns = back_to_back(streams, job.limits.rule, job.hold_s)
+    measured, by_stream, values_ns, held = back_to_back(streams, job.limits.rule, job.hold_s)
     _take_peaks(job, loaded, found)
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
@@ -244,7 +244,7 @@ def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock
     found.process.blocks = measure.block_statistics(measured.summary, measured.bounds_ns)
     found.process.window = measured.window
     found.process.raw = measure.write_raw({"total": values_ns, **columns}, Path(job.output), job.raw_name)
-    found.process.throughput_per_s = job.case.batch_size * len(values_ns) / measured.window.seconds
+    found.process.throughput_per_s = job.case.batch_size * held / measured.window.seconds
     _flag_unsteady(found)
 
 

@@ -5,8 +5,8 @@ import pytest
 from records_made import PASSED, made, timing
 
 from benchd.daemon.records import Case, Load, Neighbour, ProcessResult, Requests, Variant
-from benchd.daemon.verdicts.demand import Demand, answering, missing, shortfall
 from benchd.daemon.verdicts.compare import compare
+from benchd.daemon.verdicts.demand import Demand, answering, missing, shortfall
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
 from benchd.daemon.verdicts.rows import row
 
