@@ -10,9 +10,10 @@ def latency_ms(record: Record) -> float | None:
 
     If requests were dropped only p99 counts, because the interval is that of the answered ones.
     """
-    if record.timing is None or record.timing.p99_ms:
-        return record.timing and record.timing.p99_ms
-    return None if record.requests and record.requests.dropped else record.timing.high_ms
+    if record.timing is None:
+        return None
+    has_dropped = record.requests is not None and record.requests.dropped > 0
+    return record.timing.p99_ms or (None if has_dropped else record.timing.high_ms)
 
 
 def energy_error_share(energy: Energy | None) -> float | None:
