@@ -63,6 +63,10 @@ Wait = Annotated[
 MaxLatency = Annotated[
     str | None, typer.Option(help="Limit of p99, or of the median's upper bound if p99 is missing.", metavar="33ms")
 ]
+Deadline = Annotated[str | None, typer.Option(help="Most time from a request's arrival to its answer.", metavar="33ms")]
+Percentile = Annotated[
+    float | None, typer.Option(help="Share of requests that must meet --deadline (default 99).", metavar="99.9")
+]
 MaxPower = Annotated[str | None, typer.Option(help="Limit of the mean input power.", metavar="10W")]
 MaxMemory = Annotated[str | None, typer.Option(help="Limit of peak memory.", metavar="2GiB")]
 MinAgreement = Annotated[

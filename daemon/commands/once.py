@@ -14,10 +14,12 @@ from benchd.daemon.commands.arguments import (
     LATENCY_UNITS,
     Calibration,
     Data,
+    Deadline,
     Device,
     Inputs,
     Module,
     Option,
+    Percentile,
     Publish,
     Wait,
     Weights,
@@ -91,12 +93,8 @@ def once(
     find_rate: Annotated[
         bool, typer.Option("--find-rate", help="Find the highest rate of a server that meets --deadline.")
     ] = False,
-    deadline: Annotated[
-        str | None, typer.Option(help="Most time from a request's arrival to its answer.", metavar="33ms")
-    ] = None,
-    percentile: Annotated[
-        float | None, typer.Option(help="Share of requests that must meet --deadline (default 99).", metavar="99.9")
-    ] = None,
+    deadline: Deadline = None,
+    percentile: Percentile = None,
     queue: Annotated[int | None, typer.Option(help="Requests that may wait; others are dropped (default 32).")] = None,
     weights: Weights = None,
     data: Data = None,

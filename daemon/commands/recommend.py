@@ -11,12 +11,14 @@ from benchd.daemon.commands.arguments import (
     MEMORY_UNITS,
     POWER_UNITS,
     AsJson,
+    Deadline,
     Files,
     MaxAccuracyDrop,
     MaxLatency,
     MaxMemory,
     MaxPower,
     MinAgreement,
+    Percentile,
     accuracy_drop,
     agreement,
     limit,
@@ -45,12 +47,8 @@ def recommend(
         float | None, typer.Option(help="Requests per second that it must answer, with --deadline.", metavar="30")
     ] = None,
     streams: Annotated[int | None, typer.Option(help="Streams that answer them (default 1).")] = None,
-    deadline: Annotated[
-        str | None, typer.Option(help="Most time from a request's arrival to its answer.", metavar="33ms")
-    ] = None,
-    percentile: Annotated[
-        float | None, typer.Option(help="Share of requests that must meet --deadline (default 99).", metavar="99.9")
-    ] = None,
+    deadline: Deadline = None,
+    percentile: Percentile = None,
     objective: Annotated[str, typer.Option(help="latency, energy or throughput.")] = "latency",
     json: AsJson = False,
 ) -> None:

@@ -19,10 +19,13 @@ from benchd.daemon.config import NAME, Commands, Suite
 from benchd.daemon.delivery.outbox import LAST_SEQ
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.records import Direction, OptionValue, Scenario
+from benchd.daemon.records import Direction, OptionValue
 
 Verb = Literal["run", "cancel", "list", "reload", "status", "replay"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
+WithoutLoad = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained", "pipeline"]
+"""The scenarios that a command can list; only a configured suite has the load of a `server`."""
+
 MAX_BYTES = 64 * 1024
 MAX_AGE_S = 60.0  # of `sent_s` on arrival
 REMEMBER_S = 86400.0
@@ -54,7 +57,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batch_sizes: list[int] = []
     options: dict[str, list[OptionValue]] = {}
     directions: list[Direction] = []
-    scenarios: list[Scenario] = []
+    scenarios: list[WithoutLoad] = []
     preset: str = "quick"
 
     def as_suite(self) -> Suite:
@@ -65,7 +68,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             batch_sizes=self.batch_sizes,
             options=self.options,
             directions=self.directions,
-            scenarios=self.scenarios,
+            scenarios=[*self.scenarios],
             preset=self.preset,
         )
 

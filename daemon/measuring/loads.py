@@ -47,6 +47,8 @@ def _refuse_streams(suite: Suite) -> None:
             raise UsageError(f"--streams {streams}: at least 1 and at most {MOST_STREAMS}")
     if all(streams == 1 for streams in suite.streams):
         return
+    if suite.directions == ["training"]:
+        raise UsageError("--streams: of inference only; leave out --direction training")
     other = next((scenario for scenario in suite.scenarios if scenario not in WITH_STREAMS), None)
     if other:
         raise UsageError(f"--streams: with --scenario {' or '.join(WITH_STREAMS)}, not {other}")

@@ -366,8 +366,9 @@ def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
     """Return the one case that runs beside those of a suite; raise UsageError for another number of cases."""
     text, _ = loads.neighbour(suite.beside)
     found = plan([suite_of(text, suite.preset)], config, machine)
-    if found[0].case.scenario != "single_stream" or found[0].case.direction != "inference":
-        raise UsageError(f"--beside {text}: the neighbour runs at its rate, so leave out scenario and direction")
+    case = found[0].case
+    if (case.scenario, case.direction, case.streams) != ("single_stream", "inference", 1):
+        raise UsageError(f"--beside {text}: one stream runs at that rate: leave out scenario, direction and streams")
     if len(found) > 1:
         names = " or ".join(entry.case.case_id for entry in found[:2])
         raise UsageError(f"--beside {text}: one case runs beside; name the variant, as in {names}")

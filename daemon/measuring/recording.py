@@ -461,20 +461,31 @@ def _missing_energy(total: Energy | str | None) -> dict[str, str]:
     return {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
 
 
-def _missing_percentile(least: int, timing: Timing, requests: Requests | None) -> str:
-    if requests and requests.asked >= least:
+def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
+    """Return why a percentile is missing: each process needs so many runs, requests that were dropped included."""
+    fewest = min((_runs(outcome.process) for outcome in outcomes if outcome.process.timing), default=0)
+    requests = _requests(outcomes)
+    if requests and requests.dropped and fewest >= least:
         return f"{requests.dropped} of {requests.asked} requests were dropped"
-    return f"needs {least} runs per process, has {timing.runs}"
+    return f"needs {least} runs per process, has {fewest}"
 
 
-def _missing_timing(case: Case, timing: Timing | None, reason: str | None, requests: Requests | None) -> dict[str, str]:
+def _runs(process: ProcessResult) -> int:
+    if process.requests:
+        return process.requests.asked
+    return process.timing.runs if process.timing else 0
+
+
+def _missing_timing(
+    case: Case, timing: Timing | None, reason: str | None, outcomes: Sequence[Outcome]
+) -> dict[str, str]:
     missing = {}
     if timing is None:
         missing["timing"] = missing["x_of_floor"] = reason or "not measured"
     else:
         for name, q in PERCENTILES.items():
             if getattr(timing, name) is None:
-                missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), timing, requests)
+                missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), outcomes)
     if not _is_alone(case):
         missing["x_of_floor"] = "the floor is that of the model alone on the device"
     if case.scenario not in BACK_TO_BACK:
@@ -493,7 +504,7 @@ def _missing(
     reason: str | None,
 ) -> dict[str, str]:
     """Return the reason for each null field."""
-    missing = _missing_energy(total) | _missing_timing(case, timing, reason, _requests(outcomes))
+    missing = _missing_energy(total) | _missing_timing(case, timing, reason, outcomes)
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least
     if not _ending(telemetry, "_clock_hz"):

@@ -33,11 +33,13 @@ class Demand(Struct, frozen=True, kw_only=True):
 def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
     """Return one record per case and place on these streams: the one at the lowest rate that shows it, else the newest.
 
-    `records` are in order of time. A rate that was found counts as one that was asked.
+    `records` are in order of time. A rate that was found counts as one that was asked; a record with a neighbour does
+    not answer.
     """
     chosen: dict[tuple[str, ...], Record] = {}
-    for record in map(_at_its_rate, records):
-        if record.case.scenario != "server" or record.case.streams != demand.streams or record.requests is None:
+    for record in records:
+        is_alone = record.case.streams == demand.streams and record.case.beside is None
+        if record.case.scenario != "server" or record.requests is None or not is_alone:
             continue
         case = msgspec.structs.replace(record.case, load=None)
         key = (record.device_id, record.environment.device, record.environment.power_mode or "", case.case_id)
@@ -45,14 +47,6 @@ def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
         if held is None or _rank(record, demand) <= _rank(held, demand):
             chosen[key] = record
     return list(chosen.values())
-
-
-def _at_its_rate(record: Record) -> Record:
-    load, requests = record.case.load, record.requests
-    if load is None or requests is None or load.rate_hz is not None:
-        return record
-    load = msgspec.structs.replace(load, rate_hz=requests.rate_hz)
-    return msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, load=load))
 
 
 def _rank(record: Record, demand: Demand) -> tuple[bool, float]:

@@ -6,8 +6,14 @@ from benchd.daemon.records import Energy, Record
 
 
 def latency_ms(record: Record) -> float | None:
-    """Return p99 if enough runs back it, else the upper end of the median's interval, else None."""
-    return (record.timing.p99_ms or record.timing.high_ms) if record.timing else None
+    """Return p99 if enough runs back it, else the upper end of the median's interval, else None.
+
+    If requests were dropped only p99 counts, because the interval is that of the answered ones.
+    """
+    if record.timing is None:
+        return None
+    has_dropped = record.requests is not None and record.requests.dropped > 0
+    return record.timing.p99_ms or (None if has_dropped else record.timing.high_ms)
 
 
 def energy_error_share(energy: Energy | None) -> float | None:

@@ -72,8 +72,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     the reason for each other variant. `ratio` is the runner-up's figure over the best one's, with its 95 % interval if
     both have at least three processes. With fewer, or with any `unsettled`, nothing ships: `fastest` is then the best
     one, if the intervals within processes tell it apart. `unsettled` are variants excluded because they lack a usable
-    interval, although they could be better than the best one. `mixed` is the reason if the variants are not all of one
-    model: then nothing ships.
+    interval or ran at another rate, although they could be better than the best one. `mixed` is the reason if the
+    variants are not all of one model: then nothing ships.
     """
 
     subject: str
@@ -154,6 +154,22 @@ def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
     return {name: f"energy scope is {scope}, not {usual}" for name, scope in scopes.items() if scope != usual}
 
 
+def _at_other_rates(named: Mapping[str, Record]) -> dict[str, str]:
+    """Return the servers at another rate than the lowest that was asked: latencies of two rates are not comparable.
+
+    If all found their rates, these rank them.
+    """
+    rates = {name: (_is_by_rate(record), record.requests.rate_hz) for name, record in named.items() if record.requests}
+    is_found, least_hz = min(rates.values(), default=(True, 0.0))
+    if is_found:
+        return {}
+    return {
+        name: f"was measured at {rate[1]:.4g} requests per second, not at {least_hz:.4g}: measure it at that --rate too"
+        for name, rate in rates.items()
+        if rate != (False, least_hz)
+    }
+
+
 def _is_by_throughput(record: Record, objective: Objective) -> bool:
     is_of_rates = record.case.scenario == "offline" or _is_by_rate(record)
     return objective == "throughput" or (objective == "latency" and is_of_rates)
@@ -168,7 +184,7 @@ def _subject(record: Record, objective: Objective, demand: Demand | None) -> str
     """Return the name of what all competing variants share."""
     case = record.case
     parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
-    parts += [] if _is_by_throughput(record, objective) else [f"b{case.batch_size}"]
+    parts += [] if _is_by_throughput(record, objective) and not demand else [f"b{case.batch_size}"]
     parts += [case.scenario] if case.scenario != "single_stream" and not demand else []
     parts += [f"seed={case.seed}"] if case.seed else []
     parts += [f"threads={case.threads}"] if case.threads else []
@@ -177,7 +193,7 @@ def _subject(record: Record, objective: Objective, demand: Demand | None) -> str
 
 def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -> Decision:
     objective = requirements.objective
-    named = {_name(record, objective): record for record in group}
+    named = {variant_name(record) if requirements.demand else _name(record, objective): record for record in group}
     excluded = {name: reason for name, record in named.items() if (reason := why_not(record, requirements))}
     stale = _stale(named)
     excluded = stale | excluded
@@ -186,6 +202,8 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         return Decision(subject=subject, excluded=excluded, mixed=mixed)
     if objective == "energy":
         excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
+    elsewhere = _at_other_rates({name: record for name, record in named.items() if name not in excluded})
+    excluded |= elsewhere
     figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
     unknown = {name: reason for name in figures if (reason := _unknown_time(named[name], len(figures), objective))}
     excluded |= unknown
@@ -196,7 +214,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     leads = {name: lead(named[best], named[name], objective) for name in others}
     tied = [best, *(name for name in others if not _is_behind(figures[name], figures[best], leads[name], objective))]
     winner = best if len(tied) == 1 else None
-    unsettled = [name for name in unknown if figures[name].low <= figures[best].high]
+    unsettled = [*elsewhere, *(name for name in unknown if figures[name].low <= figures[best].high)]
     is_confirmed = not unsettled and all(lead(named[best], named[name], objective) for name in [*others, *unknown])
     first = leads[others[0]] if others else None
     return Decision(
@@ -315,7 +333,7 @@ def disqualified(record: Record) -> str | None:
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
     found = impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
-    return found or _missed(record)
+    return found or _missed(record) or _overloaded(record)
 
 
 def _missed(record: Record) -> str | None:
@@ -330,9 +348,18 @@ def _missed(record: Record) -> str | None:
     return f"misses {goal} at {requests.rate_hz:.4g} requests per second ({counts})"
 
 
+def _overloaded(record: Record) -> str | None:
+    """Return why the latencies of a server are only those of the requests that it did not drop, else None."""
+    load, requests = record.case.load, record.requests
+    if load is None or requests is None or requests.dropped <= (1.0 - load.percentile / 100.0) * requests.asked:
+        return None
+    return f"dropped {requests.dropped} of {requests.asked} requests: lower --rate"
+
+
 def unfit(record: Record) -> str | None:
     """Return why the time of a successful record is not that of the requested case, else None; also for `compare`."""
-    return wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None) or _at_own_rate(record)
+    found = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
+    return found or _at_own_rate(record) or _overloaded(record)
 
 
 def _at_own_rate(record: Record) -> str | None:
@@ -373,6 +400,9 @@ def _fallback(record: Record) -> str | None:
 
 def _too_slow(record: Record, limit: float | None) -> str | None:
     if limit is not None and latency_ms(record) is None:
+        if record.requests and record.requests.dropped:
+            counts = f"{record.requests.dropped} of {record.requests.asked} requests were dropped"
+            return f"has no p99 to compare with {limit:.4g} ms ({counts}): {LONGER}, or lower --rate"
         return f"has no interval to compare with {limit:.4g} ms: {LONGER}"
     by_p99 = record.timing and record.timing.p99_ms
     return _above("p99" if by_p99 else "latency", latency_ms(record), limit, "ms")

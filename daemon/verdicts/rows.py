@@ -15,7 +15,7 @@ def row(record: Record) -> Row:
     """Return the record as one flat row; a value that was not measured is None."""
     case, timing, check = record.case, record.timing, record.check
     environment, energy, top1 = record.environment, record.energy, record.accuracy
-    load, requests = case.load, record.requests
+    load, requests, beside = case.load, record.requests, record.beside
     found = disturbed(record.processes)
     return {
         "device_id": record.device_id,
@@ -53,11 +53,19 @@ def row(record: Record) -> Row:
         "runs": timing.runs if timing else None,
         "streams": case.streams,
         "rate_hz": requests.rate_hz if requests else load.rate_hz if load else None,
+        "queue": load.queue if load else None,
         "deadline_ms": load.deadline_ms if load else None,
+        "percentile": load.percentile if load else None,
         "deadline_met": requests.met if requests else None,
         "requests": requests.asked if requests else None,
         "late": requests.late if requests else None,
         "dropped": requests.dropped if requests else None,
+        "arrivals_p": requests.arrivals_p if requests else None,
+        "noticed_ms": requests.noticed_ms if requests else None,
+        "beside": case.beside.case_id if case.beside else None,
+        "beside_rate_hz": case.beside.rate_hz if case.beside else None,
+        "beside_releases": beside.releases if beside else None,
+        "beside_misses": beside.misses if beside else None,
         "throughput_per_s": record.throughput_per_s,
         "energy_per_inference_j": energy.gross_per_inference_j if energy else None,
         "energy_error_share": energy_error_share(energy),

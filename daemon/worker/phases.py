@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import signal
 import time
 from array import array
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 
 import torch
 
@@ -157,7 +155,10 @@ def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batc
 
 def _accuracy(job: Job, workload: Workload, loaded: Loaded, stages: StageClock, found: Outcome) -> None:
     """Measure the accuracy if the job requests it; unsuitable labels cost only that figure."""
-    if job.accuracy is None or workload.dataset is None:
+    if job.accuracy is None:
+        return
+    if workload.dataset is None:
+        found.missing["accuracy"] = f"the images of {job.case.scenario} have no labels: measure it in single_stream"
         return
     stages.enter("accuracy")
     counted = accuracy.measure(workload, workload.dataset, loaded, job, stages.go_on)
@@ -234,7 +235,7 @@ def _back_to_back(
 
 def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
     """Run all streams without pauses and record each; the blocks are those of the first one."""
-    measured, by_stream, values_ns = back_to_back(streams, job.limits.rule, job.hold_s)
+    measured, by_stream, values_ns, held = back_to_back(streams, job.limits.rule, job.hold_s)
     _take_peaks(job, loaded, found)
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
@@ -244,7 +245,7 @@ def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock
     found.process.blocks = measure.block_statistics(measured.summary, measured.bounds_ns)
     found.process.window = measured.window
     found.process.raw = measure.write_raw({"total": values_ns, **columns}, Path(job.output), job.raw_name)
-    found.process.throughput_per_s = job.case.batch_size * len(values_ns) / measured.window.seconds
+    found.process.throughput_per_s = job.case.batch_size * held / measured.window.seconds
     _flag_unsteady(found)
 
 
@@ -369,10 +370,9 @@ def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found
 
 def _accompany(job: Job, rate_hz: float, step: steps.Step, stages: StageClock, found: Outcome) -> None:
     """Run as a neighbour until SIGTERM and leave the times of all frames."""
-    is_over = Event()
-    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
-    stages.enter("measure")  # which tells the supervisor that it runs
-    values_ns = scenarios.accompany(step, rate_hz, is_over)
+    with scenarios.until_sigterm() as is_over:
+        stages.enter("measure")  # which tells the supervisor that it runs
+        values_ns = scenarios.accompany(step, rate_hz, is_over)
     stages.leave()
     found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
 

@@ -1,9 +1,12 @@
 """Scenarios of deployed models other than back-to-back runs: frames at a fixed rate, and idle gaps before a run."""
 
+import os
+import select
+import signal
 import time
 from array import array
-from collections.abc import Iterator
-from threading import Event
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from benchd.daemon.records import Deadlines, TimeSlice, Window
 from benchd.daemon.verdicts.statistics import median
@@ -17,6 +20,7 @@ GAP_ROUNDS = 30
 SLICES = 20
 
 Values = dict[str, "array[int]"]
+IsOver = Callable[[float], bool]
 
 
 def periodic(step: Step, cap_s: float) -> tuple[Values, list[Deadlines]]:
@@ -48,17 +52,36 @@ def _frames(step: Step, period_ns: int, releases: int) -> Iterator[int]:
         frame = max(frame + 1, (end_ns - start_ns) // period_ns)
 
 
-def accompany(step: Step, rate_hz: float, is_over: Event) -> Values:
-    """Run frames at a rate until `is_over`; return when each was released and its latency from then, in ns.
+@contextmanager
+def until_sigterm() -> Iterator[IsOver]:
+    """Yield what waits so many seconds for SIGTERM and returns whether it has come.
 
-    Of the frames released during a run the newest is used, as in `periodic`.
+    A handler that sets an Event may wait for the lock that the interrupted code holds; a byte in a pipe needs none.
+    """
+    ended, ends = os.pipe()
+    os.set_blocking(ends, False)
+    former_end = signal.set_wakeup_fd(ends, warn_on_full_buffer=False)
+    former = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield lambda seconds: bool(select.select([ended], [], [], seconds)[0])
+    finally:
+        signal.signal(signal.SIGTERM, former)
+        signal.set_wakeup_fd(former_end)
+        os.close(ended)
+        os.close(ends)
+
+
+def accompany(step: Step, rate_hz: float, is_over: IsOver) -> Values:
+    """Run frames at a rate until it is over; return when each was released and its latency from then, in ns.
+
+    `is_over` waits so many seconds. Of the frames released during a run the newest is used, as in `periodic`.
     """
     released_ns, latency_ns = array("q"), array("q")
     period_ns = 1e9 / rate_hz
     start_ns, frame = time.monotonic_ns(), 0
     while True:
         release_ns = start_ns + round(frame * period_ns)
-        if is_over.wait(max(0, release_ns - time.monotonic_ns()) / 1e9):
+        if is_over(max(0, release_ns - time.monotonic_ns()) / 1e9):
             return {"released": released_ns, "latency": latency_ns}
         step(frame)
         end_ns = time.monotonic_ns()

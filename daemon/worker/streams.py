@@ -1,5 +1,6 @@
 """Several streams of one model: threads of one process that run at the same time, the main thread being the first."""
 
+import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -55,10 +56,13 @@ class Streams:
             return work(step)
 
 
-def back_to_back(streams: Streams, rule: StopRule, hold_s: float) -> tuple[Measured, "list[array[int]]", "array[int]"]:
+def back_to_back(
+    streams: Streams, rule: StopRule, hold_s: float
+) -> tuple[Measured, "list[array[int]]", "array[int]", float]:
     """Time the first stream until the rule says stop, while the others run without pauses too.
 
-    Return its result, the runs of each stream that lie within its window, and those of all in the order of their ends.
+    Return its result, the runs of each stream that lie within its window, those of all in the order of their ends, and
+    how many runs the window holds, with those at its ends by their share in it.
     """
     is_over = Event()
 
@@ -74,8 +78,10 @@ def back_to_back(streams: Streams, rule: StopRule, hold_s: float) -> tuple[Measu
     if not isinstance(first, Measured):
         raise TypeError("the first stream is the measured one")
     own = (first.ended_ns, first.values_ns[streams.steps[0].parts[0]])
-    runs = [_within(first.window, *one) for one in (own, *others) if not isinstance(one, Measured)]
-    return first, [_values(one) for one in runs], _values(sorted(chain.from_iterable(runs)))
+    timed = [one for one in (own, *others) if not isinstance(one, Measured)]
+    runs = [_within(first.window, *one) for one in timed]
+    held = math.fsum(_held(first.window, *one) for one in timed)
+    return first, [_values(one) for one in runs], _values(sorted(chain.from_iterable(runs))), held
 
 
 def _values(runs: Sequence[tuple[int, int]]) -> "array[int]":
@@ -97,3 +103,12 @@ def _within(window: Window, ended_ns: "array[int]", values_ns: "array[int]") -> 
         for end, value in zip(ended_ns, values_ns, strict=True)
         if window.start_ns <= end - value and end <= window.end_ns
     ]
+
+
+def _held(window: Window, ended_ns: "array[int]", values_ns: "array[int]") -> float:
+    """Return how many runs the window holds, each by the share of its time."""
+    shares = (
+        (min(end, window.end_ns) - max(end - value, window.start_ns)) / value
+        for end, value in zip(ended_ns, values_ns, strict=True)
+    )
+    return math.fsum(share for share in shares if share > 0.0)

@@ -1,6 +1,7 @@
 """Whatever arrives on a command topic: six verbs with typed parameters are let through, everything else is refused."""
 
 import math
+from typing import get_args
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from benchd.daemon.delivery import commands
 from benchd.daemon.delivery.commands import BURST, MAX_BYTES, Command, Gate, Refused
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import SCENARIOS
 
 TOPICS = Topics("d")
 NOW_S, WALL_S = 1000.0, 1_790_000_000.0
@@ -47,6 +49,10 @@ def test_parameters_become_a_suite(gate):
     assert suite.trigger() is None
 
 
+def test_a_command_may_list_every_scenario_but_a_server():
+    assert get_args(commands.WithoutLoad) == tuple(name for name in SCENARIOS if name != "server")
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -58,6 +64,7 @@ def test_parameters_become_a_suite(gate):
         (arrived("run", b'{"id":"1","weights":"/etc/passwd"}'), "unknown field `weights`"),
         (arrived("run", b'{"id":"1","module":"os:system"}'), "unknown field `module`"),
         (arrived("run", b'{"id":"1","onnx":"/etc/benchd/net.onnx"}'), "unknown field `onnx`"),
+        (arrived("run", b'{"id":"1","scenarios":["server"]}'), "Invalid enum value 'server' - at `$.scenarios"),
         (arrived("run", b'{"id":"1","batch_sizes":[NaN]}'), "not JSON"),
         (arrived("run", b'{"id":"1","batch_sizes":["1; rm"]}'), "Expected `int`"),
         (arrived("run", b"[" * 60_000), "not"),

@@ -102,6 +102,7 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
         ({**SERVER, "percentile": 100.0}, "--percentile 100: at least 50 and at most 99.99"),
         ({**SERVER, "queue": 0}, "--queue 0: at least 1"),
         ({"streams": [0]}, "--streams 0: at least 1 and at most 64"),
+        ({"streams": [1, 4], "directions": ["training"]}, "--streams: of inference only"),
         (
             {"streams": [1, 2], "scenarios": ["single_stream", "offline"]},
             "--streams: with --scenario single_stream or server, not offline",

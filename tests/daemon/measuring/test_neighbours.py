@@ -1,5 +1,7 @@
 """A neighbour beside a measured case: real processes, its frames cut to the window, and what happens if it fails."""
 
+import os
+import signal
 import threading
 import time
 from array import array
@@ -71,7 +73,8 @@ def test_a_neighbour_that_cannot_run_here_is_the_reason():
         ("square,eager:30fps", "expected a case and its rate"),
         ("snn_onepass:30Hz", "one case runs beside; name the variant, as in snn_onepass,eager,b64 or"),
         ("squore,eager:30Hz", "did you mean 'square'"),
-        ("square,eager,offline:30Hz", "leave out scenario and direction"),
+        ("square,eager,offline:30Hz", "leave out scenario, direction and streams"),
+        ("square,eager,b1,streams=2:30Hz", "leave out scenario, direction and streams"),
     ],
 )
 def test_what_is_no_neighbour_is_refused(beside, words):
@@ -90,13 +93,26 @@ def test_frames_go_on_until_the_end_and_the_newest_is_used():
             time.sleep(0.03)
             return (1,)
 
-    is_over = threading.Event()
-    threading.Timer(0.3, is_over.set).start()
-    values = scenarios.accompany(Slow(), 100.0, is_over)
+    with scenarios.until_sigterm() as is_over:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        values = scenarios.accompany(Slow(), 100.0, is_over)
     assert 2 <= len(values["released"]) == len(values["latency"]) <= 10
     gaps = [after - before for before, after in zip(values["released"], values["released"][1:], strict=False)]
     assert all(gap % 10_000_000 == 0 and gap >= 20_000_000 for gap in gaps)
     assert min(values["latency"]) >= 30_000_000
+
+
+def test_the_signal_may_come_at_any_moment_of_a_wait():
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("SIGTERM was not noticed"))
+    try:
+        for _ in range(100):
+            with scenarios.until_sigterm() as is_over:
+                signal.setitimer(signal.ITIMER_REAL, 20.0)
+                threading.Timer(0.002, os.kill, (os.getpid(), signal.SIGTERM)).start()
+                scenarios.accompany(lambda index: (1,), 1e6, is_over)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(("start", "end", "due"), [(0, 1, 10), (0.05, 1.05, 10), (0.01, 0.09, 0), (0.1, 0.2, 1)])

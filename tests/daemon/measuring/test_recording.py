@@ -267,6 +267,13 @@ def test_the_requests_of_processes_add_up_and_the_least_rate_counts(met, of_all)
 def test_a_percentile_that_dropped_requests_hide_says_so():
     found = record(outcome(timing=timing(5.0), requests=requests(30.0, dropped=200)), case=SERVER)
     assert found.missing["timing.p99_ms"] == "200 of 1000 requests were dropped"
+    assert found.missing["timing.p999_ms"] == "needs 6636 runs per process, has 1000"
+
+
+def test_a_percentile_needs_its_requests_in_each_process():
+    found = record(*(outcome(timing=timing(5.0), requests=requests(30.0, dropped=1)) for _ in range(7)), case=SERVER)
+    assert found.missing["timing.p999_ms"] == "needs 6636 runs per process, has 1000"
+    found = record(*(outcome(timing=timing(5.0)) for _ in range(10)))
     assert found.missing["timing.p999_ms"] == "needs 6636 runs per process, has 700"
 
 

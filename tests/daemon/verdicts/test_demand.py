@@ -1,11 +1,14 @@
 """Which variant to ship for a rate, streams and a deadline, from the records of servers."""
 
+import msgspec
 import pytest
 from records_made import PASSED, made, timing
 
-from benchd.daemon.records import Case, Load, ProcessResult, Requests, Variant
+from benchd.daemon.records import Case, Load, Neighbour, NeighbourResult, ProcessResult, Requests, Variant
+from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.demand import Demand, answering, missing, shortfall
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
+from benchd.daemon.verdicts.rows import row
 
 DEMAND = Demand(rate_hz=30.0, deadline_ms=33.0, streams=4)
 
@@ -51,10 +54,34 @@ def test_the_fastest_that_meets_the_deadline_ships():
     assert "4.004 ms at 30 requests per second" in line(decision)
 
 
-def test_a_higher_rate_or_a_found_one_answers_too():
-    decision = decided(server(rate_hz=60.0), server("amp", rate_hz=45.0, median_ms=4.0, is_found=True))
-    assert decision.ship == "eager-amp"
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_higher_rate_or_a_found_one_answers_too(is_found):
+    decision = decided(*(server(name, rate_hz=45.0, is_found=is_found) for name in ("eager", "amp")))
+    assert len(decision.tied) == 2
     assert decision.excluded == {}
+
+
+def test_variants_that_found_their_rates_are_ranked_by_them():
+    slow, fast = server(rate_hz=45.0, median_ms=4.0, is_found=True), server("amp", rate_hz=60.0, is_found=True)
+    decision = decided(slow, fast)
+    assert list(decision.candidates) == ["eager-amp", "eager"]
+    assert "60 requests per second" in line(decision)
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_latencies_at_two_rates_are_not_ranked(is_found):
+    decision = decided(server(), server("amp", rate_hz=60.0, median_ms=1.0, is_found=is_found))
+    assert (decision.ship, decision.fastest) == (None, "eager")
+    assert list(decision.excluded.values()) == [
+        "was measured at 60 requests per second, not at 30: measure it at that --rate too"
+    ]
+    assert decision.unsettled == list(decision.excluded)
+
+
+def test_a_record_with_a_neighbour_does_not_answer():
+    alone = server()
+    case = msgspec.structs.replace(alone.case, beside=Neighbour("square,eager,b1", 30.0))
+    assert answering([alone, msgspec.structs.replace(alone, case=case)], DEMAND) == [alone]
 
 
 @pytest.mark.parametrize(
@@ -104,3 +131,43 @@ def test_a_server_that_misses_its_own_deadline_never_ships():
     assert decision.ship is None
     assert set(decision.excluded) == {"eager", "eager-amp"}
     assert "too few requests show whether it meets 33 ms at p99" in decision.excluded["eager-amp"]
+
+
+def overloaded(dropped):
+    """Return the record of a server without a deadline that dropped so many of 1000 requests."""
+    asked = server(deadline_ms=None)
+    requests = msgspec.structs.replace(asked.requests, answered=1000 - dropped, dropped=dropped, met=None)
+    return msgspec.structs.replace(asked, requests=requests)
+
+
+def test_a_server_that_drops_requests_neither_ships_nor_compares():
+    record = overloaded(300)
+    (decision,) = decide([record], Requirements())
+    assert decision.excluded == {"eager": "dropped 300 of 1000 requests: lower --rate"}
+    (one,) = compare([record], [msgspec.structs.replace(record, run_id="s")], 0.01)
+    assert one.verdict.answer == "inconclusive"
+    assert "A: dropped 300 of 1000 requests" in one.verdict.reason
+
+
+def test_a_row_has_the_load_and_the_neighbour():
+    alone = server(queue=8)
+    beside = Neighbour("square,eager,b1", 30.0)
+    found = NeighbourResult(case_id=beside.case_id, rate_hz=30.0, releases=90, misses=2, timing=None)
+    case = msgspec.structs.replace(alone.case, beside=beside)
+    flat = row(msgspec.structs.replace(alone, case=case, beside=found))
+    assert [flat[name] for name in ("queue", "percentile", "arrivals_p", "noticed_ms")] == [8, 99.0, 0.5, 0.1]
+    names = ("beside", "beside_rate_hz", "beside_releases", "beside_misses")
+    assert [flat[name] for name in names] == ["square,eager,b1", 30.0, 90, 2]
+    assert row(made())["beside"] is None
+
+
+def test_the_latency_of_the_answered_requests_meets_no_limit():
+    record = overloaded(5)
+    (decision,) = decide([record], Requirements(max_latency_ms=50.0))
+    assert list(decision.excluded.values()) == [
+        "has no p99 to compare with 50 ms (5 of 1000 requests were dropped): "
+        "run longer, as with --preset standard, or lower --rate"
+    ]
+    assert row(record)["latency_upper_ms"] is None
+    (decision,) = decide([record], Requirements())
+    assert decision.excluded == {}

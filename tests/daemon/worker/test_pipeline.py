@@ -1,5 +1,6 @@
 """The pipeline from JPEG frames to classes: its stages, its frames, and that its answers are judged."""
 
+import msgspec
 import pytest
 import torch
 from torchvision.transforms import functional
@@ -48,6 +49,12 @@ def test_the_frames_of_a_folder_are_its_jpeg_files(tmp_path):
     found = pipeline.camera(f"imagefolder:{tmp_path / 'data'}", (3, 4, 5), None, 64, torch.device("cpu"), 0)
     assert found.images().shape == (3, 3, 4, 5)
     assert found.images().mean(dim=(1, 2, 3)).mul(255).tolist() == pytest.approx([0, 60, 120], abs=2)
+
+
+def test_the_frames_have_no_labels_to_measure_accuracy_with(tmp_path):
+    a_job = job(tmp_path, module=user_module(tmp_path), scenario="pipeline")
+    outcome = run_here(msgspec.structs.replace(a_job, accuracy="full"))
+    assert outcome.missing["accuracy"] == "the images of pipeline have no labels: measure it in single_stream"
 
 
 @pytest.mark.parametrize(
