@@ -119,9 +119,17 @@ class Teller:
         for number, url in enumerate(self._settings.urls, 1):
             channel = hashlib.sha256(url.encode()).hexdigest()[:16]  # not the address: it may hold a password
             keys = self._store.claim(channel, list(found), now_s, self._settings.every_s)
-            if keys and not _send(url, *_message(self._settings, [found[key] for key in keys])):
+            if keys and (failure := self._failure(url, [found[key] for key in keys])):
                 self._store.unclaim(channel, keys)
-                self._say(f"notices: urls, entry {number} did not take {len(keys)}; trying again")
+                self._say(f"notices: urls, entry {number} {failure}; trying again")
+
+    def _failure(self, url: str, notices: Sequence[Notice]) -> str:
+        """Send the notices and return why not; empty if they were taken."""
+        try:
+            taken = _sender(url).notify(**_message(self._settings, notices))
+        except Exception as error:  # such as a template that was edited: the claim must not outlive it
+            return f"failed with {type(error).__name__}"
+        return "" if taken else f"did not take {len(notices)}"
 
 
 def news(store: Store, settings: Settings, now_s: float) -> Iterator[Notice]:
@@ -169,16 +177,12 @@ def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
         yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers are not those of float64"
 
 
-def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
+def _message(settings: Settings, notices: Sequence[Notice]) -> dict[str, str]:
     """Return the title and the body."""
     plain = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701 - not HTML
     template = plain.from_string(Path(settings.template).read_text(encoding="utf-8"))
     title, _, body = template.render(notices=notices).strip().partition("\n")
-    return title, body.strip() or title
-
-
-def _send(url: str, title: str, body: str) -> bool:
-    return bool(_sender(url).notify(title=title, body=body))
+    return {"title": title, "body": body.strip() or title}
 
 
 def _sender(url: str) -> "Apprise":

@@ -145,6 +145,18 @@ def test_a_mail_is_sent_beside_a_webhook_that_fails_and_is_tried_again(store):
     assert (len(taken), len(mails)) == (1, 1)
 
 
+def test_a_template_that_fails_loses_no_notice_for_any_address(store, tmp_path):
+    regression(store, "orin-1", "slower")
+    said, template = [], tmp_path / "site.txt"
+    with webhook() as (url, got), webhook() as (other, others):
+        telling = teller(store, url, other, said=said, template=str(template))
+        telling.tell(NOW_S)
+        template.write_text("{{ notices|length }}")
+        telling.tell(NOW_S + 1)
+    assert [message["title"] for message in got + others] == ["1", "1"]
+    assert said == [f"notices: urls, entry {number} failed with FileNotFoundError; trying again" for number in (1, 2)]
+
+
 def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_path, monkeypatch):
     monkeypatch.setattr(notices, "LOOK_S", 0.01)
     store.add([Row("device", {"device_id": "quiet", "seen_s": NOW_S})])
