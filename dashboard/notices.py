@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 import jinja2
 import msgspec
 from msgspec import Struct
-from sqlalchemy import select
+from sqlalchemy import exists, select
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.dashboard import queries
@@ -85,7 +85,7 @@ def telling(store: Store, settings: Settings | None, collector: str) -> Iterator
         yield
         return
     stop = threading.Event()
-    teller = Teller(store, settings, lambda text: sys.stderr.write(f"collector {collector}: {text}\n"))
+    teller = Teller(store, settings, lambda text: sys.stderr.write(f"collector {collector}: {text}\n"), time.time())
     thread = threading.Thread(target=teller.run, args=[stop], name="benchd.notices", daemon=True)
     thread.start()
     try:
@@ -96,10 +96,13 @@ def telling(store: Store, settings: Settings | None, collector: str) -> Iterator
 
 
 class Teller:
-    """Sends what is new in `store` to every channel; `say` hears of what could not be sent, which is tried again."""
+    """Sends what is new in `store` to every channel; `say` hears of what could not be sent, which is tried again.
 
-    def __init__(self, store: Store, settings: Settings, say: Callable[[str], object]) -> None:
-        self._store, self._settings, self._say = store, settings, say
+    `since_s` is when its collector began to listen: before that no device could be heard.
+    """
+
+    def __init__(self, store: Store, settings: Settings, say: Callable[[str], object], since_s: float) -> None:
+        self._store, self._settings, self._say, self._since_s = store, settings, say, since_s
 
     def run(self, stop: threading.Event) -> None:
         """Tell until `stop`; a database that is away is the collector's to report."""
@@ -114,22 +117,30 @@ class Teller:
 
     def tell(self, now_s: float) -> None:
         """Send what is new, in one message per channel."""
-        if not (found := {notice.key: notice for notice in news(self._store, self._settings, now_s)}):
+        if not (found := {notice.key: notice for notice in news(self._store, self._settings, now_s, self._since_s)}):
             return
         for number, url in enumerate(self._settings.urls, 1):
             channel = hashlib.sha256(url.encode()).hexdigest()[:16]  # not the address: it may hold a password
             keys = self._store.claim(channel, list(found), now_s, self._settings.every_s)
-            if keys and not _send(url, *_message(self._settings, [found[key] for key in keys])):
+            if keys and (failure := self._failure(url, [found[key] for key in keys])):
                 self._store.unclaim(channel, keys)
-                self._say(f"notices: urls, entry {number} did not take {len(keys)}; trying again")
+                self._say(f"notices: urls, entry {number} {failure}; trying again")
+
+    def _failure(self, url: str, notices: Sequence[Notice]) -> str:
+        """Send the notices and return why not; empty if they were taken."""
+        try:
+            taken = _sender(url).notify(**_message(self._settings, notices))
+        except Exception as error:  # such as a template that was edited: the claim must not outlive it
+            return f"failed with {type(error).__name__}"
+        return "" if taken else f"did not take {len(notices)}"
 
 
-def news(store: Store, settings: Settings, now_s: float) -> Iterator[Notice]:
-    """Yield what happened within a day, at most once per occurrence."""
+def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iterator[Notice]:
+    """Yield what happened within a day, at most once per occurrence; the collector listens since `since_s`."""
     names = queries.names(store)
     found: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
         "regression": lambda: _regressions(store, now_s - NEWS_S),
-        "silent": lambda: _silent(store, now_s, settings.silent_s),
+        "silent": lambda: _silent(store, now_s, since_s, settings.silent_s),
         "failed check": lambda: _failed(store, now_s - NEWS_S),
     }
     for subject in settings.subjects:
@@ -148,9 +159,13 @@ def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]
             yield device_id, key, event.detail
 
 
-def _silent(store: Store, now_s: float, silent_s: float) -> Iterator[tuple[str, str, str]]:
-    table = store.tables["device"]
-    wanted = select(table.c.device_id, table.c.seen_s)
+def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iterator[tuple[str, str, str]]:
+    """Yield each device with a service of which nothing came for so long, though a collector listened."""
+    if since_s > now_s - silent_s:
+        return
+    table, document = store.tables["device"], store.tables["document"]
+    has_service = exists().where(document.c.device_id == table.c.device_id, document.c.kind == "status")
+    wanted = select(table.c.device_id, table.c.seen_s).where(has_service)
     wanted = wanted.where(table.c.seen_s < now_s - silent_s, table.c.seen_s > now_s - NEWS_S)
     with store.reading() as connection:
         rows = connection.execute(wanted.order_by(table.c.device_id).limit(READ)).all()
@@ -169,16 +184,12 @@ def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
         yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers are not those of float64"
 
 
-def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
+def _message(settings: Settings, notices: Sequence[Notice]) -> dict[str, str]:
     """Return the title and the body."""
     plain = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701 - not HTML
     template = plain.from_string(Path(settings.template).read_text(encoding="utf-8"))
     title, _, body = template.render(notices=notices).strip().partition("\n")
-    return title, body.strip() or title
-
-
-def _send(url: str, title: str, body: str) -> bool:
-    return bool(_sender(url).notify(title=title, body=body))
+    return {"title": title, "body": body.strip() or title}
 
 
 def _sender(url: str) -> "Apprise":

@@ -12,7 +12,7 @@ from benchd.dashboard.messages import Result
 
 
 class Group(NamedTuple):
-    """Results that may be compared: of one kind of board, one scope of energy, one direction and scenario."""
+    """Results that may be compared: of one kind of board, one scope of energy, one direction, scenario and demand."""
 
     kind: Kind
     scope: str
@@ -46,9 +46,8 @@ def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
     measured: dict[Group, dict[tuple[str, Variant, bool], list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result, kind, case in newest:
         if result.status == "ok" and result.median_ms:
-            work = " ".join(
-                word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")
-            )
+            words = [word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")]
+            work = " ".join([*words, *case.demand])
             options = [f"{name}={value}" for name, value in sorted(case.options.items())]
             label = " ".join([result.variant, f"b{result.batch_size}", *options])
             group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)

@@ -36,6 +36,10 @@ class JournalSink(Sink):
         if self._journal.size_bytes() >= from_bytes:
             self._journal.move(folder / f"records-{now_s:.0f}.jsonl")
 
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
 
 class MqttSink(Sink):
     """Commits each record to the outbox and sends pending ones; an unreachable broker causes only a warning."""
@@ -60,6 +64,9 @@ class MqttSink(Sink):
                 f"warning: not published: {self._failure}. Nothing is lost; send it later with\n"
                 f"  benchd replay {self._folder} --mqtt {self._broker.url}\n"
             )
+
+    def close(self) -> None:
+        """Close the outbox."""
         self._outbox.close()
 
     def _send(self) -> str | None:

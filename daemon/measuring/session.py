@@ -57,10 +57,13 @@ class Sink:
     def end(self) -> None:
         """Deliver what remains."""
 
+    def close(self) -> None:
+        """Close its files, also if the run ended before it began."""
+
 
 @dataclass
 class Session:
-    """What the cases of one or more runs share; leaving the `with` block ends the sampler.
+    """What the cases of one or more runs share; leaving the `with` block ends the sampler and closes the sinks.
 
     Paths come only from the command line or the configuration. `flags` name what else we run on the machine. `attend`
     is called about once per second while a child works; a reason that it returns ends the child. With `waiting` the
@@ -89,7 +92,10 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.rest()
+        with ExitStack() as closing:
+            for sink in self.sinks:
+                closing.callback(sink.close)
+            self.rest()
 
     def rest(self) -> None:
         """Stop the sampler until the next case, because the machine may change in between."""

@@ -37,13 +37,18 @@ def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_pla
         return ""
     if not (trust_plan or manifest.is_ours(folder)):
         return f"this machine did not make {PLAN}, which is a program: --trust-plan loads it"
-    was, name = shipped.environment, "tensorrt"
+    was = shipped.environment
     parts = [
-        ("GPU", was.gpu, here.gpu),
+        ("GPU", _gpu(was), _gpu(here)),
         ("driver", was.driver, here.driver),
-        ("TensorRT", shipped.packages.get(name), here.versions.get(name)),
+        ("TensorRT", was.versions.get("tensorrt"), here.versions.get("tensorrt")),
     ]
     return "; ".join(f"{PLAN} is of {what} {before}, not {now}" for what, before, now in parts if before != now)
+
+
+def _gpu(environment: Environment) -> str | None:
+    """Return what identifies the GPU: on a Jetson its board, because a worker and /proc name that GPU differently."""
+    return environment.board or environment.soc if environment.l4t else environment.gpu
 
 
 def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine, rebuilt: str = "") -> Planned:

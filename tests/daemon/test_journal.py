@@ -81,7 +81,7 @@ def test_what_was_announced_is_there_after_a_kill(tmp_path):
 @pytest.fixture
 def sink(tmp_path):
     sink = JournalSink(tmp_path / "records.jsonl")
-    with closing(sink._journal):
+    with closing(sink):
         yield sink
 
 

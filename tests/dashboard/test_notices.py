@@ -16,7 +16,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import notices
-from benchd.dashboard.messages import Row, rows
+from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
 
 pytest.importorskip("apprise", reason="needs apprise, of the extra notify")
@@ -89,13 +89,20 @@ def failed(store, device_id, run_id, at_s=NOW_S):
     arrive(store, device_id, f"result/{run_id}", encode(record), at_s)
 
 
-def teller(store, *urls, said=None, **settings):
+def online(store, device_id, at_s):
+    status = {"schema": "benchd.status/1", "state": "online", "session": 1, "boot_id": "b", "instance": "i"}
+    arrive(store, device_id, "status", json.dumps(status | {"held_s": 0.0, "t_wall": "t"}).encode(), at_s)
+
+
+def teller(store, *urls, said=None, since_s=0.0, **settings):
     said = [] if said is None else said
-    return notices.Teller(store, notices.Settings(urls=list(urls), **settings), said.append)
+    return notices.Teller(store, notices.Settings(urls=list(urls), **settings), said.append, since_s)
 
 
 def test_each_subject_is_told_once_whichever_collector_looks(store):
     arrive(store, "orin-2", "info", b'{"name": "Orin 2"}', NOW_S - 3600)
+    online(store, "orin-2", NOW_S - 3600)
+    online(store, "orin-1", NOW_S - 3600)
     regression(store, "orin-1", "vim_tiny,eager,b1: 5 ms against 4 ms")
     regression(store, "old", "of last week", NOW_S - 7 * 86400)
     failed(store, "orin-1", "r1")
@@ -116,6 +123,16 @@ def test_each_subject_is_told_once_whichever_collector_looks(store):
         one.tell(NOW_S + 700)
         assert got[1]["title"] == "benchd: silent on orin-1 and 1 more"
         assert len(got) == 2
+
+
+def test_silent_is_a_device_with_a_service_that_a_collector_could_have_heard(store):
+    failed(store, "laptop", "r1", NOW_S - 3600)  # bench-once --mqtt
+    online(store, "orin-1", NOW_S - 3600)
+    with webhook() as (url, got):
+        telling = teller(store, url, subjects=("silent",), since_s=NOW_S)
+        for later_s in (15, 590, 610):
+            telling.tell(NOW_S + later_s)
+    assert [message["message"] for message in got] == ["silent: orin-1: nothing heard for 70 minutes"]
 
 
 def test_what_is_new_meanwhile_waits_for_the_next_message(store):
@@ -145,9 +162,21 @@ def test_a_mail_is_sent_beside_a_webhook_that_fails_and_is_tried_again(store):
     assert (len(taken), len(mails)) == (1, 1)
 
 
+def test_a_template_that_fails_loses_no_notice_for_any_address(store, tmp_path):
+    regression(store, "orin-1", "slower")
+    said, template = [], tmp_path / "site.txt"
+    with webhook() as (url, got), webhook() as (other, others):
+        telling = teller(store, url, other, said=said, template=str(template))
+        telling.tell(NOW_S)
+        template.write_text("{{ notices|length }}")
+        telling.tell(NOW_S + 1)
+    assert [message["title"] for message in got + others] == ["1", "1"]
+    assert said == [f"notices: urls, entry {number} failed with FileNotFoundError; trying again" for number in (1, 2)]
+
+
 def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_path, monkeypatch):
     monkeypatch.setattr(notices, "LOOK_S", 0.01)
-    store.add([Row("device", {"device_id": "quiet", "seen_s": NOW_S})])
+    regression(store, "quiet", "slower")
     (tmp_path / "site.txt").write_text(
         "{{ notices|length }} from the lab\n\n{{ notices[0].device }} is {{ notices[0].subject }}"
     )
@@ -157,7 +186,7 @@ def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_pat
         monkeypatch.setattr(notices.time, "time", lambda: NOW_S + 700)
         with notices.telling(store, notices.read(path), "one"):
             wait_for(lambda: got)
-    assert (got[0]["title"], got[0]["message"]) == ("1 from the lab", "quiet is silent")
+    assert (got[0]["title"], got[0]["message"]) == ("1 from the lab", "quiet is regression")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from records_made import ENERGY, ENVIRONMENT, PASSED, WRONG, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.records import Case, Variant
+from benchd.daemon.records import Case, Load, Neighbour, Variant
 from benchd.dashboard.answers import Kind, Newest
 from benchd.dashboard.messages import flat
 from benchd.dashboard.trade_off import Figure, Point, front, groups
@@ -56,6 +56,20 @@ def test_other_kinds_scopes_work_and_wrong_answers_are_apart_and_what_failed_has
         (ORIN, "module", "training", [False]),
     ]
     assert [one.label for one in front(found[next(group for group in found if group.kind == ORIN)])] == ["eager b1"]
+
+
+def test_each_rate_of_a_server_each_number_of_streams_and_a_neighbour_are_apart():
+    cases = [Case(model="m", scenario="server", load=Load(rate_hz=rate_hz)) for rate_hz in (30.0, 100.0)]
+    cases += [Case(model="m", streams=4), Case(model="m", beside=Neighbour("vim_tiny,eager,b1", 30.0)), Case(model="m")]
+    found = groups([newest("d1", "eager", 5.0, case=case) for case in cases])
+    assert {group.work for group in found} == {
+        "",
+        "server rate=30",
+        "server rate=100",
+        "streams=4",
+        "beside=vim_tiny,eager,b1:30Hz",
+    }
+    assert all(len(points) == 1 for points in found.values())
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=20))

@@ -139,7 +139,7 @@ def test_a_journal_on_a_full_disk_takes_the_record_in_the_place_of_the_reserve_a
     reserve = Reserve(small_disk / "reserve", SIZE)
     assert reserve.hold() is None
     sink = JournalSink(small_disk / "records.jsonl", reserve)
-    with closing(sink._journal):
+    with closing(sink):
         sink.publish(made(), b"first")
         eat(small_disk, left=4096)
         sink.publish(made(), b"y" * 100_000)

@@ -1,13 +1,20 @@
 """What a session keeps over its cases: one sampler, sinks of which one may fail, one description of the machine."""
 
+import io
 from pathlib import Path
 
 import pytest
 from records_made import made
 from sessions_made import session
 
+from benchd.daemon.config import MqttConfig
+from benchd.daemon.delivery.outbox import OUTBOX
+from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import Full, UsageError
+from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.measuring.session import Sink, made_output
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.verdicts.results import JOURNAL
 
 
 def test_the_sampler_goes_on_from_case_to_case_until_the_session_rests(tmp_path):
@@ -37,6 +44,18 @@ def test_a_sink_that_fails_keeps_no_other_from_the_record(tmp_path):
     one.publish(made())
     assert len(kept) == 1
     assert one.failures == [f"{made().case_id}: no room"]
+
+
+def test_a_machine_that_is_busy_leaves_no_file_open(tmp_path):
+    def open_files():
+        return {str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()}
+
+    sinks = lasting(tmp_path, MqttConfig(), io.StringIO(), "mqtt://127.0.0.1:1")
+    of_run = {str(tmp_path / name) for name in (JOURNAL, OUTBOX)}
+    assert of_run <= open_files()
+    with MachineLock(), pytest.raises(Busy), session(tmp_path, sinks) as one:
+        Supervisor(one, []).run()
+    assert not of_run & open_files()
 
 
 def test_folders_that_cannot_be_written_are_said_before_anything_is_measured(tmp_path):

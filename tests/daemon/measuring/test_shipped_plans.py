@@ -22,6 +22,7 @@ from benchd.daemon.verdicts.manifest import Resource, Tensor
 ORIN = msgspec.structs.replace(
     ENVIRONMENT, device="cuda", gpu="Orin", driver="540.4", versions={"tensorrt": "10.3.0"}, threads=None
 )
+AGX, NANO = "NVIDIA Jetson AGX Orin Developer Kit", "NVIDIA Jetson Orin Nano Developer Kit"
 CASE = Case(model="net", variant=Variant.parse("tensorrt-fp16"))
 TENSORS = {"inputs": [Tensor("x", "float16", [1, 3])], "outputs": [Tensor("y", "float16", [1, 3])]}
 
@@ -70,6 +71,14 @@ def test_a_plan_of_another_gpu_driver_or_version_is_built_again(folder, changed,
     manifests.remember(folder)
     here = msgspec.structs.replace(ORIN, **changed)
     assert why(folder, here) == told == why(folder, here, trust_plan=True)
+
+
+@pytest.mark.parametrize(("board", "told"), [(AGX, ""), (NANO, f"model.plan is of GPU {AGX}, not {NANO}")])
+def test_a_jetson_loads_the_plan_that_it_made_though_a_worker_names_its_gpu_otherwise(folder, board, told):
+    installed = {"tensorrt": "10.3.0.30-1+cuda12.5"}  # by dpkg; TensorRT itself says 10.3.0
+    was = msgspec.structs.replace(ORIN, board=AGX, soc="tegra234", l4t="R36.4.3", versions=installed)
+    here = msgspec.structs.replace(was, board=board, gpu="tegra234 integrated GPU")
+    assert verifying.why_rebuilt(folder, shipped(environment=was), here, trust_plan=True) == told
 
 
 def test_a_folder_without_a_plan_needs_no_trust(folder):
