@@ -105,6 +105,8 @@ class Service:
     def _main_loop(self) -> None:
         while not self._stopping:
             self._between.attend(None)
+            if self._base.outbox.is_moved():
+                self._configure_again("the outbox was moved or removed")
             if self._reload_asked:
                 self._reload()
             if self._base.every.is_due("look", LOOK_S) or self._now.agenda.state.passes:
@@ -248,10 +250,13 @@ class Service:
         if old.publisher.link:
             old.publisher.link.stop()
         self._cases.session.rest()
+        put_back = self._base.reserve.write(self._base.outbox.put_back)
         self._configure(old.agenda.state, old.regressions.standings, self._deployments.standings)
         if old.publisher.link and (new := self._now.publisher.link):
             new.seen.commands.extend(old.publisher.link.seen.commands)
             new.seen.events.extend(old.publisher.link.seen.events)
+        if put_back:
+            self._between.event("outbox_salvaged", put_back)
         self._between.event("reloaded", why)
 
     def _checked_settings(self) -> Config:
