@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -120,10 +121,10 @@ def test_a_file_that_is_absent_is_named_with_the_cause(tmp_path):
 
 
 def test_a_full_disk_is_named_with_the_cause(tmp_path):
-    full = tmp_path / "records.jsonl"
-    full.symlink_to("/dev/full")
-    with closing(Journal(full)) as journal, pytest.raises(UsageError, match=r"records\.jsonl: No space left"):
-        journal.append(b"{}")
+    with closing(Journal(tmp_path / "records.jsonl")) as journal, Path("/dev/full").open("r+b", buffering=0) as full:
+        os.dup2(full.fileno(), journal._file.fileno())
+        with pytest.raises(UsageError, match=r"records\.jsonl: No space left"):
+            journal.append(b"{}")
 
 
 @pytest.mark.parametrize("put_there", ["before", "meanwhile"])
