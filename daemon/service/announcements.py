@@ -127,7 +127,7 @@ def health(
         next_suite=due[0] if due else None,
         next_suite_in_s=round(due[1] - time.time(), 1) if due else None,
         waiting_for=activity.waiting_for,
-        problem="; ".join(filter(None, (problems, "degraded:disk" not in problems and gone))) or None,
+        problem="; ".join(filter(None, (problems, None if "degraded:disk" in problems else gone))) or None,
         outbox_pending=counts.pending,
         outbox_unstored=unstored,
         outbox_refused=counts.refused,
