@@ -5,6 +5,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,6 +23,10 @@ else:
     import tomli as tomllib
 
 Commands = Literal["off", "suites", "all"]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=864_000.0)]  # poll() takes two of these, in ms, as a 32-bit int
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+Load = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
 
 
@@ -43,7 +48,7 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     url: str | None = None
-    timeout_s: float = 10.0
+    timeout_s: Seconds = 10.0
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
@@ -66,7 +71,7 @@ class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     With `newer_keys` "warn" an unknown key, as after a rollback, is ignored with a warning instead of being refused.
     """
 
-    quota_bytes: int = 512 * 2**20
+    quota_bytes: Bytes = 512 * 2**20
     prometheus_file: str | None = None
     newer_keys: Literal["refuse", "warn"] = "refuse"
 
@@ -79,14 +84,14 @@ class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     runs: list[str] = []
-    false_alarms_per_month: Annotated[float, msgspec.Meta(gt=0.0)] = 0.05
+    false_alarms_per_month: Annotated[float, msgspec.Meta(gt=0.0, le=100_000.0)] = 0.05
 
 
 class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[sampling]`: which sensors are read while a case runs, and how often; an empty list means all available."""
 
     sources: list[str] = []
-    period_s: float = 0.05
+    period_s: Annotated[float, msgspec.Meta(ge=0.001, le=3600.0)] = 0.05
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,21 +101,21 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `build_deadline_s` a build may take 15 minutes, and an hour on a Jetson.
     """
 
-    warm_up_cap_s: float | None = None
-    measure_cap_s: float | None = None
-    check_images: int | None = None
-    import_deadline_s: float = 180.0
-    build_deadline_s: float | None = None
-    check_deadline_s: float = 600.0
-    grace_s: float = 120.0
+    warm_up_cap_s: Seconds | None = None
+    measure_cap_s: Seconds | None = None
+    check_images: Count | None = None
+    import_deadline_s: Seconds = 180.0
+    build_deadline_s: Seconds | None = None
+    check_deadline_s: Seconds = 600.0
+    grace_s: Seconds = 120.0
 
 
 class Conditions(Struct, frozen=True, forbid_unknown_fields=True):
     """`[suite.conditions]`: what must hold before a case of a scheduled run begins; null means no condition."""
 
-    temperature_below_c: float | None = None
-    gpu_load_below_percent: float | None = None
-    system_load_below: float | None = None
+    temperature_below_c: Annotated[float, msgspec.Meta(ge=-100.0, le=1000.0)] | None = None
+    gpu_load_below_percent: Load | None = None
+    system_load_below: Load | None = None
     power_mode: str | None = None
     on_mains: bool = False
 
@@ -131,8 +136,8 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     every: str | None = None
     at: str | None = None
     cron: str | None = None
-    random_delay_s: float = 0.0
-    time_limit_s: float | None = None
+    random_delay_s: Seconds = 0.0
+    time_limit_s: Seconds | None = None
     conditions: Conditions = Conditions()
     device: Literal["cuda"] | None = None
     models: list[str] = []
@@ -140,16 +145,16 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     module: str | None = None
     inputs: list[str] = []
     variants: list[str] = []
-    batch_sizes: list[int] = []
+    batch_sizes: list[Count] = []
     options: dict[str, list[OptionValue]] = {}
     directions: list[Direction] = []
     scenarios: list[Scenario] = []
     preset: str = "standard"
-    processes: int | None = None
-    seed: int = 0
+    processes: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     provider: Provider | None = None
     dla: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    threads: list[int] = []
+    threads: list[Annotated[int, msgspec.Meta(ge=1, le=10_000)]] = []
     streams: list[int] = []
     rates_hz: list[float] = []
     find_rate: bool = False
@@ -160,7 +165,7 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     weights: str | None = None
     data: str | None = None
     labels: str | None = None
-    accuracy: Literal["full"] | Annotated[int, msgspec.Meta(ge=1)] | None = None
+    accuracy: Literal["full"] | Count | None = None
     calibration: str | None = None
 
     def __post_init__(self) -> None:
@@ -264,7 +269,7 @@ def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
     try:
         with path.open("rb") as file:
             status, data = os.fstat(file.fileno()), tomllib.load(file)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"configuration {path}: {error}") from error
     try:
         for key in _without_unknown_keys(data):
@@ -278,7 +283,17 @@ def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
     except UsageError as error:
         raise UsageError(f"configuration {path}: {error}") from error
     except msgspec.ValidationError as error:
-        raise UsageError(f"configuration {path}: {str(error).replace('`$.', '`')}") from error
+        raise UsageError(f"configuration {path}: {_with_value(str(error), data)}") from error
+
+
+def _with_value(message: str, data: Any) -> str:
+    """Return what msgspec says of a key, with its value if that is a number: a text may hold a password."""
+    stated, _, place = message.partition(" - at `$.")
+    with suppress(LookupError):
+        for key in re.findall(r"[^].[`]+", place):
+            data = data[int(key) if isinstance(data, list) else key]
+    value = f", not {data:g}" if isinstance(data, int | float) and not isinstance(data, bool) else ""
+    return f"{stated}{value} - at `{place}" if place else message
 
 
 def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:

@@ -9,20 +9,21 @@ from io import FileIO
 from pathlib import Path
 
 from benchd.daemon.errors import Full, SchemaError, UsageError
+from benchd.daemon.machine.folders import file_id
 
 
 class Journal:
     """A crash-safe file of records: when `append` returns, the record is on the disk.
 
-    The folder is created if absent. Raises UsageError with path and cause if it cannot be written.
+    The folder is created if absent. If the file is moved or removed meanwhile, as by logrotate, a new one is begun.
+    Raises UsageError with path and cause if it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with _explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+", buffering=0)
-            _sync_folder(path.parent)
+        self._open()
 
     def append(self, record: bytes) -> None:
         """Append one record as a line; raise ValueError if it contains a line break, UsageError if the write fails.
@@ -31,6 +32,10 @@ class Journal:
         """
         if b"\n" in record:
             raise ValueError("a record must be one line")
+        if file_id(self._path) != self._id:
+            moved = self._file
+            self._open()
+            moved.close()
         with _explaining(self._path):
             line = (b"\n" if _is_torn(self._file) else b"") + record + b"\n"
             size = self.size_bytes()
@@ -53,8 +58,16 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._path.replace(path)
             self._file.close()
+        self._open()
+
+    def _open(self) -> None:
+        """Open the file; raise UsageError for a pipe or a device, which keeps no record."""
+        with _explaining(self._path):
+            if self._path.exists() and not self._path.is_file():
+                raise UsageError(f"{self._path}: not a regular file; move it away")
             self._file = self._path.open("ab+", buffering=0)
             _sync_folder(self._path.parent)
+        self._id = file_id(self._path)
 
     def size_bytes(self) -> int:
         """Return the size of the file in bytes."""

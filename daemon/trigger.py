@@ -15,6 +15,7 @@ from benchd.daemon.errors import UsageError
 
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MINUTE_S, DAY_S = 60, 86400
+LONGEST_S = 3652.5 * DAY_S
 MONTH_S = 365.25 * DAY_S / 12
 FIELDS = ("minute", "hour", "day of month", "month", "day of week")
 
@@ -69,8 +70,8 @@ def _seconds(text: str) -> float:
     if not found or found[2] not in UNITS_S:
         raise UsageError(f"every {text!r}: expected a number and one of {', '.join(UNITS_S)}, as in '6h'")
     seconds = float(found[1]) * UNITS_S[found[2]]
-    if seconds < MINUTE_S:
-        raise UsageError(f"every {text!r}: expected at least one minute")
+    if not MINUTE_S <= seconds <= LONGEST_S:
+        raise UsageError(f"every {text!r}: expected at least one minute and at most ten years")
     return seconds
 
 

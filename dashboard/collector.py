@@ -30,7 +30,7 @@ from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import READER, TEXT_LIMIT, Row, delivery_key, quarantined, rows
 from benchd.dashboard.notices import Settings, telling
 from benchd.dashboard.queries import Gap
-from benchd.dashboard.store import Store
+from benchd.dashboard.store import Store, Unusable
 
 SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collector
 IDLE_S = 1.0
@@ -102,7 +102,7 @@ class Collector:
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Collect until `stop`; lost connections are retried at growing intervals."""
+        """Collect until `stop`; lost connections are retried at growing intervals. Raises Unusable for the database."""
         delay_s, starts = 1.0, 1
         while not _ended(stop):
             began = time.monotonic()
@@ -112,6 +112,8 @@ class Collector:
                     self._say(None, starts)
                     starts = 0
                     self._collect(feed, stop)
+            except Unusable:
+                raise
             except Exception as error:  # whatever it is, the next attempt may succeed
                 self._report(error)
                 delay_s = 1.0 if time.monotonic() - began > MAX_DELAY_S else min(2 * delay_s, MAX_DELAY_S)
@@ -132,7 +134,7 @@ class Collector:
         found = [rows(one) for one in arrived]
         try:
             self._store.add(row for each in found for row in each)
-        except OUTAGES:
+        except (*OUTAGES, Unusable):
             raise
         except Exception as error:
             if len(arrived) > 1:

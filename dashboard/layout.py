@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from nicegui import ui
+from nicegui import Client, ui
 from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon.reporting.palette import LOOK
@@ -58,19 +58,31 @@ def laid_out(title: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def frame(title: str) -> AsyncIterator[None]:
-    """Lay out a page and send it; what follows is shown as soon as it is read, and so is why it cannot be."""
+    """Lay out a page and send it; what follows is shown as soon as it is read, and so is why it cannot be.
+
+    It ends here for a client that has left, or that never opens a connection, as curl.
+    """
+    client = ui.context.client
     with laid_out(title):
         trouble = notice("Reading.")
-        await ui.context.client.connected()
+        await client.connected()
+        if client.is_deleted:
+            raise asyncio.CancelledError
         slow = asyncio.get_running_loop().call_later(SLOW_S, trouble.set_text, SLOW)
         try:
             yield
         except Exception as error:
-            trouble.set_text(f"{_words(error)} Then reload this page.")
+            if not _has_left(client, error):
+                trouble.set_text(f"{_words(error)} Then reload this page.")
         else:
             trouble.set_visibility(False)
         finally:
             slow.cancel()
+
+
+def _has_left(client: Client, error: Exception) -> bool:
+    """Return whether an error is only NiceGUI's word that the client has left, with all that it was shown."""
+    return client.is_deleted and isinstance(error, RuntimeError)
 
 
 def _words(error: Exception) -> str:
@@ -83,15 +95,16 @@ def _words(error: Exception) -> str:
 
 async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRESH_S) -> None:
     """Call `refresh` now and every `period_s`; while that fails, the page stays and reports why."""
-    trouble = notice("")
+    client, trouble = ui.context.client, notice("")
     trouble.move(target_index=1)  # below the heading
 
     async def turn() -> None:
         try:
             await refresh()
         except Exception as error:
-            trouble.set_text(f"{_words(error)} The page keeps retrying.")
-            trouble.set_visibility(True)
+            if not _has_left(client, error):
+                trouble.set_text(f"{_words(error)} The page keeps retrying.")
+                trouble.set_visibility(True)
         else:
             trouble.set_visibility(False)
 

@@ -28,12 +28,18 @@ LIMITS = {
 OTHER = Limit(64 * 1024, 10_000, 32)
 SHOWN = 50  # a page shows the first so many of anything, and how many more there are
 READ = 1_000  # and counts no further
+LAST_PAGE = 1_000_000  # its offset fits in the integers of databases and browsers
 
 _NOT_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[^][{},]+')
 
 
 class TooLarge(Exception):
     """A message beyond the limits of its kind; the text says which."""
+
+
+def page(given: int) -> int:
+    """Return the number of a page as an address names it, within what there can be."""
+    return min(max(given, 1), LAST_PAGE)
 
 
 def check(kind: str, body: bytes) -> None:

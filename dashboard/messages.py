@@ -14,6 +14,7 @@ from benchd.daemon.delivery import topics
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Record, Sample, decode
+from benchd.daemon.verdicts import results
 from benchd.daemon.verdicts.rows import columns
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import limits
@@ -86,7 +87,7 @@ def rows(message: Arrived) -> list[Row]:
         limits.check(address.kind if address else "", message.body)
         if address is None or address.kind not in _READERS:
             raise _Unreadable("not a benchd topic")
-        found = [Row(*row) for row in _READERS[address.kind](address, message)]
+        found = [Row(*row) for row in _READERS[address.kind](address, message._replace(body=_plain(address, message)))]
         for row in found:
             _refuse_unstorable(row)
     except limits.TooLarge as error:
@@ -106,6 +107,15 @@ def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
     return [Row("arrived", {"device_id": address.device_id, **message.numbered._asdict()})]
 
 
+def _plain(address: topics.Address, message: Arrived) -> bytes:
+    """Return the body with each control or formatting character replaced; that of a result stays as it was made."""
+    if address.kind == "result" or not results.SPECIAL.search(message.body):
+        return message.body
+    given = msgspec.json.decode(message.body or b"{}")
+    plain = results.printable(given)
+    return message.body if plain == given else msgspec.json.encode(plain)
+
+
 def delivery_key(topic: str) -> tuple[str, str] | None:
     """Return the device and the delivery key of a message that awaits confirmation of storage; None for others."""
     address = topics.parse(topic)
@@ -118,7 +128,8 @@ def _result(address: topics.Address, message: Arrived) -> Iterator[tuple[str, di
     record = decode(message.body)
     if (record.device_id, record.run_id) != (address.device_id, address.leaf):
         raise _Unreadable(f"the record says it is {record.key}")
-    yield "result", flat(record, message.arrived_s)._asdict()
+    ids = {"key": record.key, "device_id": record.device_id, "run_id": record.run_id}
+    yield "result", flat(results.decoded(message.body), message.arrived_s)._asdict() | ids
     yield "body", {"key": record.key, "body": message.body}
 
 
@@ -336,7 +347,7 @@ def quarantined(message: Arrived, reason: str) -> Row:
         {
             "key": _digest(message),
             "topic": message.topic[:TEXT_LIMIT],
-            "reason": reason.replace("\0", "")[:TEXT_LIMIT],
+            "reason": results.printable(reason)[:TEXT_LIMIT],
             "arrived_s": message.arrived_s,
             "body": message.body,
             "reader": READER,

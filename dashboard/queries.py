@@ -9,7 +9,8 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
 
 from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
-from benchd.daemon.records import PROFILED, Interference, Record, Timing, decode, throttles
+from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
+from benchd.daemon.verdicts.results import decoded
 from benchd.daemon.verdicts.statistics import combine
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.limits import READ, SHOWN
@@ -278,7 +279,7 @@ def body(store: Store, key: str) -> bytes | None:
 def record(store: Store, key: str) -> Record | None:
     """Return one whole record; None if the key is unknown."""
     found = body(store, key)
-    return None if found is None else decode(found)
+    return None if found is None else decoded(found)
 
 
 class _Undisturbed(msgspec.Struct, frozen=True):

@@ -31,10 +31,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError
 
 from benchd.daemon.delivery.session import Arrived
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.machine.folders import file_id
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.messages import Row
 
@@ -162,10 +163,15 @@ _KEYS = {
 _EXPIRING = (("telemetry_minute", "t_s"), ("event", "arrived_s"), ("notice", "told_s"))
 
 
+class Unusable(BenchdError):
+    """The database is damaged, or its file was moved, removed or replaced: what is written to it may be lost."""
+
+
 def default_url() -> str:
-    """Return the default database URL: a file in the state folder."""
+    """Return the default database URL: a file in the state folder, which is created if absent."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     folder = os.environ.get("STATE_DIRECTORY") or Path(home, "benchd")
+    Path(folder).mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{Path(folder).absolute()}/dashboard.db"
 
 
@@ -173,14 +179,18 @@ class Store:
     """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, created, or migrated if older.
 
     Raises UsageError for an invalid URL, a foreign database and one of a newer benchd, NotAvailable if the driver is
-    missing. Later failures of the database raise SQLAlchemy's DBAPIError.
+    missing. Later failures of the database raise SQLAlchemy's DBAPIError; writes to a file that is damaged or no longer
+    at its path raise Unusable.
     """
 
     def __init__(self, url: str) -> None:
         address = _address(url)
         self._engine = _engine(address)
+        self._path = Path(address.database) if address.drivername == "sqlite" and address.database else None
+        self._id: tuple[int, int] | None = None
         try:
             self._migrate()
+            self._id = file_id(self._path) if self._path else None
             metadata = MetaData()
             metadata.reflect(self._engine)
             self.tables = metadata.tables
@@ -188,9 +198,11 @@ class Store:
             self.close()
             raise UsageError(f"database {address}: {str(getattr(error, 'orig', error)).strip()}") from error
 
-    def reading(self) -> Connection:
-        """Return a connection that reads one state of the database; a context manager that closes it."""
-        return self._engine.connect()
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Yield a connection that reads one state of the database."""
+        with self._judging_damage(), self._engine.connect() as connection:
+            yield connection
 
     def add(self, rows: Iterable[Row]) -> None:
         """Commit rows in one transaction; a row with a known key changes only tables that store the latest."""
@@ -268,8 +280,24 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with self._engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
+        self._refuse_moved()
+        engine = self._engine.execution_options(begin="BEGIN IMMEDIATE")
+        with self._judging_damage(), engine.begin() as connection:
             yield connection
+            self._refuse_moved()
+
+    @contextmanager
+    def _judging_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except DatabaseError as error:
+            if type(error) is DatabaseError and self._id:  # SQLite's word for a damaged file; others are its subclasses
+                raise Unusable(f"database {self._path}: {error.orig}") from error
+            raise
+
+    def _refuse_moved(self) -> None:
+        if self._path and self._id and file_id(self._path) != self._id:
+            raise Unusable(f"database {self._path}: the file was moved, removed or replaced")
 
     def _migrate(self) -> None:
         with self._writing() as connection:
@@ -339,7 +367,9 @@ def _address(url: str) -> URL:
     if address is None or address.drivername not in ("sqlite", "postgresql"):
         raise UsageError("database URL: expected sqlite:///PATH or postgresql://[USER[:PASSWORD]@]HOST[:PORT]/NAME")
     if address.drivername == "sqlite" and address.database:
-        Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(address.database).absolute().parent
+        if not folder.is_dir():
+            raise UsageError(f"database {address}: no such folder {folder}; correct the path or create it")
     return address.set(drivername="postgresql+psycopg") if address.drivername == "postgresql" else address
 
 
@@ -356,6 +386,12 @@ def _engine(address: URL) -> Engine:
         connection.isolation_level = None  # SQLAlchemy begins transactions
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
+        record.info["file"] = file_id(Path(address.database or ""))
+
+    @event.listens_for(engine, "checkout")
+    def _follow(connection: Any, record: Any, proxy: Any) -> None:
+        if record.info["file"] != file_id(Path(address.database or "")):  # pages read the file that is there now
+            raise DisconnectionError
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

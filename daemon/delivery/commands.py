@@ -19,6 +19,7 @@ from benchd.daemon.config import NAME, Commands, Suite
 from benchd.daemon.delivery.outbox import LAST_SEQ
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Direction, OptionValue
 
 Verb = Literal["run", "cancel", "list", "reload", "status", "replay"]
@@ -31,6 +32,7 @@ MAX_AGE_S = 60.0  # of `sent_s` on arrival
 REMEMBER_S = 86400.0
 REMEMBER = 10_000
 RATE_PER_S, BURST = 2.0, 20
+LISTS = ("models", "variants", "batch_sizes", "options", "directions", "scenarios")
 FLOOD = f"more than {RATE_PER_S:g} commands per second; the ones after this are dropped"
 
 _NAME = re.compile(NAME)
@@ -60,8 +62,15 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scenarios: list[WithoutLoad] = []
     preset: str = "quick"
 
+    @property
+    def has_lists(self) -> bool:
+        """Return whether any list is given."""
+        return any(getattr(self, name) for name in LISTS)
+
     def as_suite(self) -> Suite:
-        """Return the lists as a suite of their own."""
+        """Return the lists as a suite of their own; raise UsageError without any, which would mean the whole plan."""
+        if not self.has_lists:
+            raise UsageError("give a suite or lists; the command `list` names the suites")
         return Suite(
             models=self.models,
             variants=self.variants,

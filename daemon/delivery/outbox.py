@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from benchd.daemon.errors import Full, UsageError
+from benchd.daemon.machine.folders import file_id
 
 OUTBOX = "outbox.db"
 JOURNALLED = "journalled"  # the run id of the last record that came from the journal; empty in a new outbox
@@ -145,12 +146,16 @@ class Outbox:
         self._lost: list[str] = []
         with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-            try:
-                self._prepare_when_free()
-            except BaseException:
-                self._db.close()
-                raise
+            self._open()
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+        try:
+            self._prepare_when_free()
+        except BaseException:
+            self._db.close()
+            raise
+        self._id = file_id(self._path)
 
     def _prepare_when_free(self) -> None:
         """Prepare the file; two processes that open it after a kill hit a lock that SQLite itself does not wait for."""
@@ -354,6 +359,30 @@ class Outbox:
         except sqlite3.OperationalError:
             return False
         return True
+
+    def is_moved(self) -> bool:
+        """Return whether the file was moved, removed or replaced, and can be put back because its folder exists."""
+        return file_id(self._path) != self._id and self._path.parent.is_dir()
+
+    def put_back(self) -> str | None:
+        """Put everything back into place if the file was moved, and return what happened; no other may be open.
+
+        A file that was put there instead is moved aside.
+        """
+        if not self.is_moved():
+            return None
+        back = self._path.with_name(f"{self._path.name}.back")
+        with explaining(self._path):
+            _remove(back)
+            with closing(sqlite3.connect(back)) as target:
+                self._db.backup(target)
+                target.execute("PRAGMA journal_mode=DELETE")  # all in one file
+            self._db.close()
+            aside = f"; the file in its place is now {_move_aside(self._path).name}" if self._path.exists() else ""
+            _remove(self._path)
+            back.replace(self._path)
+            self._open()
+        return f"outbox {self._path} was moved or removed while it was open, and was put back with all messages{aside}"
 
     def close(self) -> None:
         """Close the file; the last process to do so merges the write-ahead log into it."""

@@ -19,3 +19,12 @@ def state() -> Path:
 def artifacts() -> Path:
     """Return the folder of exported files."""
     return state() / "artifacts"
+
+
+def file_id(path: Path) -> tuple[int, int] | None:
+    """Return what tells the file at this path from another one that is put there, None without a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

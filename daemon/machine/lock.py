@@ -38,7 +38,11 @@ def default_path(folder: Path = RUN_LOCK) -> Path:
 
 
 class Busy(NotAvailable):
-    """Another process is measuring on this machine."""
+    """Another process, the `holder`, is measuring on this machine."""
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class Activity(Struct):
@@ -172,7 +176,8 @@ class ServiceLock:
 def _busy(holder: str, path: Path) -> Busy:
     return Busy(
         f"this machine is already being measured: {holder} holds {path}{_doing()}; wait until it ends, "
-        "or stop it (the service with `systemctl stop benchd`)"
+        "or stop it (the service with `systemctl stop benchd`)",
+        holder,
     )
 
 

@@ -165,8 +165,9 @@ def _refuse_too_large(suite: Suite) -> None:
         values = {name: _largest(given) for name, given in suite.options.items()}
         shape = catalog.entry(model).image_shape(values) or LARGE_IMAGE
         most = int(IMAGES_SHARE * memory_bytes / (VALUE_BYTES * math.prod(shape)))
-        if suite.batch_sizes and max(suite.batch_sizes) > most:
-            raise UsageError(f"batch size {max(suite.batch_sizes)}: at most {most} images of {model} fit this memory")
+        largest = max(suite.batch_sizes, default=1)
+        if largest > most:
+            raise UsageError(f"batch size {largest}: at most {most} images of {model} fit this memory")
 
 
 def _largest(values: Sequence[OptionValue]) -> OptionValue:

@@ -113,6 +113,8 @@ def health(
 ) -> Health:
     """Return the service's health; `state` is its folder."""
     now_s = time.monotonic()
+    free_bytes, gone = _free(state)
+    problems = activity.problems or ""
     counts, unstored = outbox.backlog()
     due = agenda.next_due(device_id)
     return Health(
@@ -125,14 +127,14 @@ def health(
         next_suite=due[0] if due else None,
         next_suite_in_s=round(due[1] - time.time(), 1) if due else None,
         waiting_for=activity.waiting_for,
-        problem=activity.problems,
+        problem="; ".join(filter(None, (problems, None if "degraded:disk" in problems else gone))) or None,
         outbox_pending=counts.pending,
         outbox_unstored=unstored,
         outbox_refused=counts.refused,
         outbox_bytes=outbox.used_bytes(),
         last_acknowledged_s=_since(link.seen.acknowledged_s if link else None, now_s),
         telemetry_dropped=link.seen.telemetry_dropped if link else 0,
-        disk_free_bytes=shutil.disk_usage(state).free,
+        disk_free_bytes=free_bytes,
     )
 
 
@@ -142,6 +144,14 @@ def status_line(activity: ServiceActivity, link: Link | None) -> str:
     parts += [activity.problems] if activity.problems else []
     parts += [] if link is None else ["mqtt up" if link.seen.connected else f"mqtt down: {link.seen.reason}"]
     return "; ".join(parts)
+
+
+def _free(state: Path) -> tuple[int, str | None]:
+    """Return how much space the state folder's disk has, and why that cannot be known, if it cannot."""
+    try:
+        return shutil.disk_usage(state).free, None
+    except OSError as error:
+        return 0, f"degraded:disk: {state}: {error.strerror}"
 
 
 def _since(then_s: float | None, now_s: float) -> float | None:

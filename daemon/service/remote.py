@@ -79,6 +79,8 @@ class Remote:
 
     def _do_run(self, command: Command) -> dict[str, Any]:
         given = command.parameters
+        if given.suite and given.has_lists:
+            raise UsageError("give a suite or lists, not both")
         entry = self._agenda.begin(self._agenda.named(given.suite) if given.suite else given.as_suite())
         return {"suite_id": entry.suite_id, "cases": entry.left}
 

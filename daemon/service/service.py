@@ -23,9 +23,9 @@ from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.outbox import OUTBOX, open_or_salvage
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics, is_name
-from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine import identity, lock
-from benchd.daemon.machine.lock import MachineLock
+from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
 from benchd.daemon.service import announcements, deployed, recovery, starts
@@ -56,7 +56,12 @@ def run(path: Path, artifacts: Path | None = None) -> int:
         raise UsageError(f"--artifacts {artifacts}: no such folder; {made_by} makes one")
     with starts.counted() as restarted:
         places = Places.here()
-        with MachineLock(places.state / "service.lock"):  # two services would share an outbox and an identity
+        with ExitStack() as stack:
+            try:  # two services would share an outbox and an identity
+                stack.enter_context(MachineLock(places.state / "service.lock"))
+            except Busy as busy:
+                message = f"{busy.holder} already runs with the state folder {places.state}; stop it"
+                raise NotAvailable(f"{message}, or set XDG_STATE_HOME to another folder") from busy
             Service(path, places, artifacts and artifacts.resolve(), restarted).run()
     return 0
 
@@ -105,6 +110,8 @@ class Service:
     def _main_loop(self) -> None:
         while not self._stopping:
             self._between.attend(None)
+            if self._base.outbox.is_moved():
+                self._configure_again("the outbox was moved or removed")
             if self._reload_asked:
                 self._reload()
             if self._base.every.is_due("look", LOOK_S) or self._now.agenda.state.passes:
@@ -248,10 +255,13 @@ class Service:
         if old.publisher.link:
             old.publisher.link.stop()
         self._cases.session.rest()
+        put_back = self._base.reserve.write(self._base.outbox.put_back)
         self._configure(old.agenda.state, old.regressions.standings, self._deployments.standings)
         if old.publisher.link and (new := self._now.publisher.link):
             new.seen.commands.extend(old.publisher.link.seen.commands)
             new.seen.events.extend(old.publisher.link.seen.events)
+        if put_back:
+            self._between.event("outbox_salvaged", put_back)
         self._between.event("reloaded", why)
 
     def _checked_settings(self) -> Config:

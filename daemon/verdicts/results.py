@@ -12,7 +12,7 @@ from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import PROFILED, Record
 
 JOURNAL = "records.jsonl"
-_SPECIAL = re.compile(rb"\\u|[^ -~]")  # what a record without control characters may lack
+SPECIAL = re.compile(rb"\\u|[^ -~]")  # what a record without control characters may lack
 
 
 def read(path: Path) -> list[Record]:
@@ -61,20 +61,25 @@ def _each(paths: Sequence[Path]) -> Iterator[Record]:
 
 
 def _decoded(file: Path, number: int, line: bytes) -> Record:
-    """Return the record of a line; control characters are replaced, because a terminal would obey them."""
     try:
-        record = records.decode(line)
+        return decoded(line)
     except SchemaError as error:
         raise SchemaError(f"{file} line {number}: {error}") from error
-    return msgspec.convert(_printable(msgspec.to_builtins(record)), Record) if _SPECIAL.search(line) else record
 
 
-def _printable(value: Any) -> Any:
+def decoded(line: bytes) -> Record:
+    """Return a foreign record; control characters are replaced, because a terminal or a browser would obey them."""
+    record = records.decode(line)
+    return msgspec.convert(printable(msgspec.to_builtins(record)), Record) if SPECIAL.search(line) else record
+
+
+def printable(value: Any) -> Any:
+    """Return what was decoded from JSON with each control or formatting character in its texts replaced."""
     if isinstance(value, str):
         return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in value)
     if isinstance(value, dict):
-        return {_printable(name): _printable(inner) for name, inner in value.items()}
-    return [_printable(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {printable(name): printable(inner) for name, inner in value.items()}
+    return [printable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def process_medians_ms(found: Sequence[Record]) -> list[float]:

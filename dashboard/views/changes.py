@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from nicegui import ui
 
-from benchd.dashboard import queries, text
+from benchd.dashboard import limits, queries, text
 from benchd.dashboard.changes import UPDATES, Change, Changes, day_s
 from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, history_path, notice
 from benchd.dashboard.limits import SHOWN
@@ -75,7 +75,7 @@ def add(store: Store, changes: Changes) -> None:
     @ui.page("/changes", response_timeout=PATIENCE_S)
     async def show(since: str = "setup", verdict: str = "", q: str = "", page: int = 1) -> None:
         since = since if _is_known(since) else "setup"
-        asked = [_Asked(since, verdict if verdict in SORTS else "", q, max(page, 1))]
+        asked = [_Asked(since, verdict if verdict in SORTS else "", q, limits.page(page))]
         async with frame("Changes"):
             search = _choices(asked)
             reading, strip = notice(""), Part("strip")

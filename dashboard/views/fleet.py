@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from benchd.dashboard import queries
+from benchd.dashboard import limits, queries
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, boards, looks, matches
 from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice
@@ -27,7 +27,8 @@ def add(store: Store, answers: Answers) -> None:
 
     @ui.page("/fleet", response_timeout=PATIENCE_S)
     async def fleet(state: str = "", q: str = "", page: int = 1) -> None:
-        offset = SHOWN * (max(page, 1) - 1)
+        page = limits.page(page)
+        offset = SHOWN * (page - 1)
         async with frame("Fleet"):
             problems, empty = notice(""), notice("")
             with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
@@ -47,7 +48,7 @@ def add(store: Store, answers: Answers) -> None:
                 shown = wanted[offset : offset + SHOWN]
                 rest.set_text(more(len(wanted) - offset - SHOWN))
                 rest.set_visibility(bool(rest.text))
-                rest.props["href"] = _path(search.value, chosen.value, max(page, 1) + 1)
+                rest.props["href"] = _path(search.value, chosen.value, page + 1)
                 problems.set_text(" ".join(wrong))
                 problems.set_visibility(bool(wrong))
                 empty.set_text(NONE if found else EMPTY)

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from nicegui import app, events, ui
 from starlette.responses import Response, StreamingResponse
 
-from benchd.dashboard import export, queries
+from benchd.dashboard import export, limits, queries
 from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, notice, result_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
@@ -106,7 +106,7 @@ def add(store: Store) -> None:
     ) -> None:
         which = Filter(device, model, variant, status, check, text)
         rows = rows if rows in ROWS else ROWS[0]
-        asked = _Asked(which, sort if sort in COLUMNS else NEWEST, not up, max(page, 1), rows)
+        asked = _Asked(which, sort if sort in COLUMNS else NEWEST, not up, limits.page(page), rows)
         async with frame("Results"):
             await _show(store, asked)
 

@@ -111,8 +111,8 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
         ("[sampling]\nperiod_s = '1s'", r"Expected `float`, got `str` - at `sampling.period_s`"),
         ("[[suite]]\nbatch_sizes = ['1']", r"Expected `int`, got `str` - at `suite\[0\].batch_sizes\[0\]`"),
         ("[[suite]]\ndirections = ['up']", r"Invalid enum value 'up' - at `suite"),
-        ("[mqtt]\nkeep_alive_s = -1", r"Expected `int` >= 5 - at `mqtt.keep_alive_s`"),
-        ("[mqtt]\nkeep_alive_s = 120000", r"Expected `int` <= 65535 - at `mqtt.keep_alive_s`"),
+        ("[mqtt]\nkeep_alive_s = -1", r"Expected `int` >= 5, not -1 - at `mqtt.keep_alive_s`"),
+        ("[mqtt]\nkeep_alive_s = 120000", r"Expected `int` <= 65535, not 120000 - at `mqtt.keep_alive_s`"),
         ("suite = [", r"benchd.toml: "),
         (
             "[mqtt]\nurl = 'mqtt://h'\nca_file = 'x'",
@@ -122,6 +122,53 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
 )
 def test_a_mistake_is_named(tmp_path, text, words):
     with pytest.raises(UsageError, match=words):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("limits", "measure_cap_s", "inf", "<= 864000.0, not inf"),
+        ("limits", "measure_cap_s", "nan", ">= 0.0, not nan"),
+        ("limits", "measure_cap_s", "-1", ">= 0.0, not -1"),
+        ("limits", "warm_up_cap_s", "inf", "<= 864000.0, not inf"),
+        ("limits", "import_deadline_s", "nan", ">= 0.0, not nan"),
+        ("limits", "build_deadline_s", "1e300", "<= 864000.0, not 1e.300"),
+        ("limits", "check_deadline_s", "-inf", ">= 0.0, not -inf"),
+        ("limits", "grace_s", "inf", "<= 864000.0, not inf"),
+        ("limits", "check_images", "-1", ">= 1, not -1"),
+        ("sampling", "period_s", "nan", ">= 0.001, not nan"),
+        ("sampling", "period_s", "1e-300", ">= 0.001, not 1e-300"),
+        ("sampling", "period_s", "inf", "<= 3600.0, not inf"),
+        ("service", "quota_bytes", "-1", ">= 0, not -1"),
+        ("mqtt", "timeout_s", "inf", "<= 864000.0, not inf"),
+        ("baseline", "false_alarms_per_month", "inf", "<= 100000.0, not inf"),
+        ("[suite]", "random_delay_s", "nan", ">= 0.0, not nan"),
+        ("[suite]", "random_delay_s", "1e308", "<= 864000.0, not 1e.308"),
+        ("[suite]", "random_delay_s", "-5", ">= 0.0, not -5"),
+        ("[suite]", "time_limit_s", "nan", ">= 0.0, not nan"),
+        ("[suite]", "processes", "100000000", "<= 1000, not 1e.08"),
+        ("[suite]", "threads", "[0]", ">= 1, not 0"),
+        ("[suite]", "seed", "-1", ">= 0, not -1"),
+        ("[suite]", "conditions", "{ temperature_below_c = nan }", ">= -100.0, not nan"),
+    ],
+)
+def test_a_number_that_nothing_can_be_measured_with_is_refused_with_its_key_and_range(
+    tmp_path, section, key, value, words
+):
+    with pytest.raises(UsageError, match=rf"Expected `(int|float)` {words} - at `[a-z]+(\[0\])?\.{key}"):
+        read(tmp_path, f"[{section}]\n{key} = {value}")
+
+
+@pytest.mark.parametrize("every", ["999999999999999d", "9" * 400 + "h"])
+def test_a_period_of_ages_is_refused(tmp_path, every):
+    with pytest.raises(UsageError, match="expected at least one minute and at most ten years"):
+        read(tmp_path, f"[[suite]]\nname = 'nightly'\nevery = '{every}'")
+
+
+@pytest.mark.parametrize("text", ["x = " + "9" * 5000, "x = " + "[" * 100_000])
+def test_what_the_reader_of_toml_cannot_hold_is_a_mistake_like_any_other(tmp_path, text):
+    with pytest.raises(UsageError, match=r"configuration .*benchd.toml: "):
         read(tmp_path, text)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -120,7 +121,26 @@ def test_a_file_that_is_absent_is_named_with_the_cause(tmp_path):
 
 
 def test_a_full_disk_is_named_with_the_cause(tmp_path):
-    full = tmp_path / "records.jsonl"
-    full.symlink_to("/dev/full")
-    with closing(Journal(full)) as journal, pytest.raises(UsageError, match=r"records\.jsonl: No space left"):
+    with closing(Journal(tmp_path / "records.jsonl")) as journal, Path("/dev/full").open("r+b", buffering=0) as full:
+        os.dup2(full.fileno(), journal._file.fileno())
+        with pytest.raises(UsageError, match=r"records\.jsonl: No space left"):
+            journal.append(b"{}")
+
+
+@pytest.mark.parametrize("put_there", ["before", "meanwhile"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full")], ids=["pipe", "device"])
+def test_a_pipe_or_a_device_is_no_journal(tmp_path, make, put_there):
+    path = tmp_path / "records.jsonl"
+    if put_there == "before":
+        make(path)
+        with pytest.raises(UsageError, match=r"records\.jsonl: not a regular file; move it away"):
+            Journal(path)
+        return
+    with closing(Journal(path)) as journal:
+        path.unlink()
+        make(path)
+        with pytest.raises(UsageError, match="not a regular file"):
+            journal.append(b"{}")
+        path.unlink()
         journal.append(b"{}")
+    assert list(read(path)) == [b"{}"]

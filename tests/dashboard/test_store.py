@@ -225,3 +225,9 @@ def test_no_message_shows_the_password(tmp_path):
         Store("postgresql://me:secret@127.0.0.1:1/x")
     assert "127.0.0.1" in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+def test_a_folder_that_does_not_exist_is_not_made_for_a_path_that_may_be_wrong(tmp_path):
+    with pytest.raises(UsageError, match=r"no such folder .*/typo/dir; correct the path or create it"):
+        Store(f"sqlite:///{tmp_path}/typo/dir/dashboard.db")
+    assert not (tmp_path / "typo").exists()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -15,7 +16,9 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from test_collector import SETTINGS, count, publish
 from test_pages import serving
 
-from benchd.dashboard.store import Store
+from benchd.daemon.delivery.broker import parse_url
+from benchd.dashboard.collector import Collector
+from benchd.dashboard.store import Store, Unusable
 from benchd.dashboard.upkeep import ATTEMPTS
 
 
@@ -70,3 +73,34 @@ def test_a_collector_that_cannot_live_ends_the_dashboard_with_a_failure(tmp_path
         for _ in range(ATTEMPTS):
             kill_collector(process)
         assert process.wait(WAIT_S) == 1
+
+
+@pytest.mark.parametrize("put_there", [None, "another"])
+def test_a_database_that_is_replaced_is_never_acknowledged_and_the_new_one_gets_the_results(tmp_path, url, put_there):
+    with (
+        running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker,
+        serving(broker.url, url, "--collector", "site") as (port, _),
+    ):
+        wait_for(lambda: metric(port, "up") == 1.0)
+        if put_there:
+            Store(f"sqlite:///{tmp_path}/another.db").close()
+        (tmp_path / "old").mkdir()
+        for path in tmp_path.glob("dashboard.db*"):
+            path.replace(tmp_path / "old" / path.name)
+        if put_there:
+            (tmp_path / "another.db").replace(tmp_path / "dashboard.db")
+        publish(broker.url, tmp_path, [1, 2])
+        with closing(Store(url)) as store:
+            wait_for(lambda: count(store, "result") == 2)
+        wait_for(lambda: b"d1" in get(port, "/metrics")[2])
+        with closing(Store(f"sqlite:///{tmp_path}/old/dashboard.db")) as old:
+            assert count(old, "result") == 0
+
+
+def test_a_database_that_is_damaged_ends_the_collector(tmp_path, url, mosquitto):
+    store = Store(url)
+    store.close()  # so that its next connection reads the file
+    with (tmp_path / "dashboard.db").open("r+b") as file:
+        file.write(b"rubbish" * 10_000)
+    with closing(store), pytest.raises(Unusable, match=r"dashboard.db: file is not a database"):
+        Collector(store, parse_url(mosquitto.url), "site").run(threading.Event())

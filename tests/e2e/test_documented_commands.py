@@ -31,7 +31,7 @@ from waiting import WAIT_S
 from benchd.daemon import cli
 from benchd.daemon.machine.lock import NAME
 from benchd.daemon.profiling.profile import encode as encode_profile
-from benchd.daemon.records import Case, ProcessResult, Variant, encode
+from benchd.daemon.records import Case, Load, ProcessResult, Requests, Variant, encode
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", "systemd/README.md", "benchmarks/README.md"]
@@ -85,7 +85,7 @@ def checkout(tmp_path_factory):
     for name in ("Makefile", ".ci", "pyproject.toml", "constraints.txt", "docs", "systemd", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").symlink_to(sys.prefix)
-    for name in ("lock", "base", "files", "val/a", "bench-out", "onepass", "profiles/before", "profiles/after"):
+    for name in ("lock", "base", "files", "val/a", "bench-out", "onepass", "load", "profiles/before", "profiles/after"):
         (folder / name).mkdir(parents=True)
     (own,) = re.findall("```python\n(# net.py\n.*?)```", (ROOT / "docs/own-model.md").read_text(), re.DOTALL)
     (folder / "net.py").write_text(own + NET.format(64))
@@ -97,6 +97,7 @@ def checkout(tmp_path_factory):
     records = b"".join(encode(_record(name, ms)) + b"\n" for name, ms in (("eager", 10.0), ("custom", 5.0)))
     for name in ("bench-out", "onepass"):
         (folder / name / "records.jsonl").write_bytes(records)
+    (folder / "load/records.jsonl").write_bytes(encode(_served()) + b"\n")
     for name in ("before", "after"):
         (folder / "profiles" / name / "profile.json").write_bytes(encode_profile(shown_on_cpu()))
     return folder
@@ -106,6 +107,16 @@ def _record(variant, median_ms):
     processes = [ProcessResult(status="ok", timing=timing(median_ms * (1 + step / 1000))) for step in range(3)]
     case = Case(model="vim_tiny", variant=Variant.parse(variant))
     return made(run_id=variant, case=case, check=PASSED, timing=timing(median_ms), processes=processes)
+
+
+def _served():
+    """Return a record of requests at the rate that docs/scenarios.md asks for."""
+    load = Load(rate_hz=5.0, deadline_ms=500.0)
+    counts = {"asked": 1000, "answered": 1000, "late": 0, "dropped": 0}
+    requests = Requests(**counts, rate_hz=5.0, met=True, arrivals_p=0.5, noticed_ms=0.1, busy_share=0.1)
+    case = Case(model="vim_tiny", scenario="server", streams=2, load=load)
+    processes = [ProcessResult(status="ok", timing=timing(10.0 + step / 100), requests=requests) for step in range(3)]
+    return made(run_id="served", case=case, check=PASSED, timing=timing(10.0), processes=processes, requests=requests)
 
 
 def _onnx_file(path):

@@ -772,7 +772,7 @@ def test_two_services_never_share_a_state_folder(site):
         site.until("info")
         with site.service(connects=False) as second:
             assert second.wait(WAIT_S) == 7
-    assert "service.lock" in (site.folder / "log").read_text()
+    assert "already runs with the state folder" in (site.folder / "log").read_text()
 
 
 def without_broker(site):

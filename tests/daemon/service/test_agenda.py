@@ -136,3 +136,9 @@ def test_a_batch_that_memory_cannot_hold_is_refused_by_command():
     with pytest.raises(UsageError, match="fit this memory"):
         made(SUITE).begin(msgspec.structs.replace(large, models=[]))
     assert made(SUITE).begin(msgspec.structs.replace(large, batch_sizes=[1, 4])).left
+
+
+@pytest.mark.parametrize(("model", "option", "value"), [("vim_tiny", "image_size", 100_000), ("square", "size", 2**40)])
+def test_a_default_batch_that_memory_cannot_hold_is_refused_by_command(model, option, value):
+    with pytest.raises(UsageError, match=rf"batch size 1: at most 0 images of {model} fit this memory"):
+        made(SUITE).begin(Suite(models=[model], variants=["eager"], options={option: [value]}))

@@ -22,9 +22,9 @@ SUITE = Suite(name="s", models=["square"], variants=["eager"])
 class Asked:
     """A Remote behind a link that never starts."""
 
-    def __init__(self, link, outbox):
+    def __init__(self, link, outbox, allowed="suites"):
         self.link, self.agenda = link, Agenda(Config(suite=[SUITE]), Machine("cpu", True), State())
-        self.remote = Remote(link, Gate(TOPICS), self.agenda, outbox, None, lambda: None, lambda: None)
+        self.remote = Remote(link, Gate(TOPICS, allowed), self.agenda, outbox, None, lambda: None, lambda: None)
         self._asked = 0
 
     def hear(self, verb, **given):
@@ -46,6 +46,18 @@ class Asked:
 def asked(tmp_path):
     with Outbox(tmp_path / "outbox.db") as outbox, unstarted(tmp_path / "outbox.db", TOPICS) as link:
         yield Asked(link, outbox)
+
+
+def test_a_run_names_a_suite_or_lists_and_neither_both_nor_nothing(tmp_path):
+    with Outbox(tmp_path / "outbox.db") as outbox, unstarted(tmp_path / "outbox.db", TOPICS) as link:
+        asked = Asked(link, outbox, "all")
+        for given in ({}, {"models": []}, {"preset": "thorough"}, {"suite": "s", "models": ["square"]}):
+            asked.hear("run", **given)
+        asked.hear("run", models=["square"], variants=["eager"])
+        answers = list(asked.answers().values())
+    nothing = "give a suite or lists; the command `list` names the suites"
+    assert [answer.get("reason") for answer in answers] == [nothing] * 3 + ["give a suite or lists, not both", None]
+    assert len(asked.agenda.state.passes) == 1
 
 
 def test_every_pass_of_several_cancels_at_once_is_under_way_no_more(asked):

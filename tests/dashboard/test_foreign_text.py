@@ -1,0 +1,58 @@
+"""Characters that steer a terminal or turn text around, in what devices publish: no page and no metric repeats them."""
+
+from contextlib import closing
+
+import msgspec
+import pytest
+from records_made import made
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import encode
+from benchd.dashboard import limits, queries
+from benchd.dashboard.messages import rows
+from benchd.dashboard.store import Store
+
+STEERING = "\x1b\x07\x9b\u202e"
+
+
+@pytest.fixture
+def store(tmp_path):
+    record = made(run_id="r1", device_id="d1", suite_id=f"s{STEERING}", status="failed", reason=f"a{STEERING}b")
+    said = {
+        "result/r1": encode(record),
+        "info": msgspec.json.encode({"name": f"board{STEERING}", "site": STEERING, "tags": [STEERING]}),
+        "health": msgspec.json.encode({"activity": f"idle{STEERING}", "problem": STEERING}),
+        "status": b'{"state": "online"}',
+        "event": msgspec.json.encode({"event": "started", "detail": STEERING}),
+        "telemetry": msgspec.json.encode({"samples": [[1, f"temp_c{STEERING}", 1.0, "fake"]]}),
+    }
+    with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
+        for kind, body in said.items():
+            store.add(rows(Arrived(f"benchd/v1/d1/{kind}", body, 1_790_000_000.0)))
+        yield store
+        assert queries.body(store, record.key) == encode(record)  # what is downloaded is what was measured
+
+
+def test_characters_that_steer_a_terminal_or_turn_text_around_are_replaced_where_messages_are_read(store):
+    with store.reading() as connection:
+        stored = {
+            name: [row._mapping for row in connection.execute(table.select())]
+            for name, table in store.tables.items()
+            if name != "body"
+        }
+    assert stored["quarantine"] == []
+    assert stored["telemetry"]
+    assert stored["event"]
+    shown = repr([stored, queries.record(store, "d1:r1")])
+    assert "\N{REPLACEMENT CHARACTER}" in shown
+    for char in (*STEERING, *(f"\\{escape}" for escape in ("x1b", "x07", "x9b", "u202e", "u001b", "u0007"))):
+        assert char not in shown
+
+
+@pytest.mark.parametrize(("given", "page"), [(10**20, limits.LAST_PAGE), (-(10**20), 1), (0, 1), (7, 7)])
+def test_a_page_beyond_all_pages_is_a_page_that_the_database_can_be_asked_for(store, given, page):
+    assert limits.page(given) == page
+    found = queries.results(store, queries.Filter(), "measured", True, (limits.page(given) - 1) * 100, 100)
+    assert len(found.results) == (page == 1)
