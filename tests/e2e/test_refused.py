@@ -80,6 +80,14 @@ def test_a_comparison_that_cannot_be_made_is_named(command, arguments, code, wor
     assert words in done.stderr
 
 
+@pytest.mark.parametrize("port", ["70000", "-1", "0"])
+@pytest.mark.parametrize("command", [["dashboard", "--mqtt", "mqtt://h"], ["demo"]], ids=["dashboard", "demo"])
+def test_a_port_that_cannot_be_is_refused(here, command, port):
+    done = here("benchd", *command, "--port", port)
+    assert done.returncode == 2
+    assert "Invalid value for '--port': Input should be " in done.stderr
+
+
 def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path):
     (tmp_path / "out").write_text("a file")
     done = here("bench-once", "--models", "square")
