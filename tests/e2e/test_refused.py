@@ -86,6 +86,14 @@ def test_an_interpreter_that_is_not_there_is_named(command):
     assert (done.returncode, "--python nowhere/python: " in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("port", ["70000", "-1", "0"])
+@pytest.mark.parametrize("command", [["dashboard", "--mqtt", "mqtt://h"], ["demo"]], ids=["dashboard", "demo"])
+def test_a_port_that_cannot_be_is_refused(here, command, port):
+    done = here("benchd", *command, "--port", port)
+    assert done.returncode == 2
+    assert "Invalid value for '--port': Input should be " in done.stderr
+
+
 def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path):
     (tmp_path / "out").write_text("a file")
     done = here("bench-once", "--models", "square")
