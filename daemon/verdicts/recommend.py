@@ -164,7 +164,7 @@ def _at_other_rates(named: Mapping[str, Record]) -> dict[str, str]:
     if is_found:
         return {}
     return {
-        name: f"was measured at {rate[1]:.4g} requests per second, not at {least_hz:.4g}: measure it at that --rate too"
+        name: f"was measured at {rate[1]:.4g} requests per second, not at {least_hz:.4g}: measure it with --rate {least_hz:.4g}"
         for name, rate in rates.items()
         if rate != (False, least_hz)
     }
