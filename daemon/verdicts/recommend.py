@@ -160,13 +160,14 @@ def _at_other_rates(named: Mapping[str, Record]) -> dict[str, str]:
     If all found their rates, these rank them.
     """
     rates = {name: (_is_by_rate(record), record.requests.rate_hz) for name, record in named.items() if record.requests}
-    is_found, least_hz = min(rates.values(), default=(True, 0.0))
-    if is_found:
+    all_found, least_hz = min(rates.values(), default=(True, 0.0))
+    if all_found:
         return {}
+    least = f"not at {least_hz:.4g}: measure it with --rate {least_hz:.4g}"
     return {
-        name: f"was measured at {rate[1]:.4g} requests per second, not at {least_hz:.4g}: measure it at that --rate too"
-        for name, rate in rates.items()
-        if rate != (False, least_hz)
+        name: f"was measured at {rate_hz:.4g} requests per second, {least}"
+        for name, (is_found, rate_hz) in rates.items()
+        if (is_found, rate_hz) != (False, least_hz)
     }
 
 

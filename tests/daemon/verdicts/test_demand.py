@@ -73,7 +73,7 @@ def test_latencies_at_two_rates_are_not_ranked(is_found):
     decision = decided(server(), server("amp", rate_hz=60.0, median_ms=1.0, is_found=is_found))
     assert (decision.ship, decision.fastest) == (None, "eager")
     assert list(decision.excluded.values()) == [
-        "was measured at 60 requests per second, not at 30: measure it at that --rate too"
+        "was measured at 60 requests per second, not at 30: measure it with --rate 30"
     ]
     assert decision.unsettled == list(decision.excluded)
 
