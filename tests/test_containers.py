@@ -1,12 +1,16 @@
 """Containerfile and compose.yaml against the tree and the commands; docs/containers.md says what was built and run."""
 
+import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
 import yaml
+from broker import program
 from typer.main import get_command
 
 from benchd.daemon.commands import dashboard
@@ -47,3 +51,25 @@ def test_every_setting_that_compose_reads_is_described():
     read = set(re.findall(r"\$\{(\w+)\}", (ROOT / "compose.yaml").read_text()))
     page = (ROOT / "docs/containers.md").read_text()
     assert [name for name in sorted(read) if name not in page] == []
+
+
+def test_a_changed_password_of_the_collector_takes_effect_and_boards_keep_theirs(tmp_path):
+    program("mosquitto_passwd")
+    command = re.findall(r"^CMD (.*broker\.sh.*)$", RECIPE.replace("\\\n", ""), re.MULTILINE)
+    start = json.loads(command[0])
+    text = start[2].replace("/etc/mosquitto", f"{tmp_path}/etc/mosquitto").replace("/opt/benchd", str(ROOT))
+    text = text.partition("exec mosquitto")[0]
+
+    def hashes(password):
+        given = {"DESTDIR": str(tmp_path), "PATH": f"{os.environ['PATH']}:/usr/sbin", "DEVICES": "d1 d2"}
+        subprocess.run(
+            [*start[:2], text], env=given | {"COLLECTOR_PASSWORD": password}, check=True, capture_output=True
+        )
+        lines = (tmp_path / "etc/mosquitto/benchd.passwords").read_text().splitlines()
+        assert sorted(line.partition(":")[0] for line in lines) == ["collector", "d1", "d2", "reader"]
+        return {line for line in lines if not line.startswith("collector:")}, lines
+
+    (boards, before), (same, after) = hashes("one"), hashes("two")
+    assert boards == same
+    assert before != after
+    assert (tmp_path / "etc/mosquitto/benchd/collector").read_text() == "two"

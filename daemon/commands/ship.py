@@ -48,7 +48,7 @@ from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserModel
 from benchd.daemon.reporting import report
-from benchd.daemon.verdicts.manifest import Manifest
+from benchd.daemon.verdicts.manifest import MANIFEST, Manifest
 
 BENCHD = Path(sys.executable).with_name("benchd")
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
@@ -97,7 +97,8 @@ def ship(
     """
     if power_modes is not None:
         command = of_each_mode([str(BENCHD), *sys.argv[1:]], out)
-        raise typer.Exit(modes.run(names("--power-modes", power_modes), command, sys.stdout))
+        made = f"{out}-{{mode}}/{MANIFEST}"
+        raise typer.Exit(modes.run(names("--power-modes", power_modes), command, sys.stdout, made=made))
     asked = Asked(
         max_latency_ms=limit("--max-latency", max_latency, LATENCY_UNITS),
         max_energy_j=limit("--max-energy", max_energy, ENERGY_UNITS),

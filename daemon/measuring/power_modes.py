@@ -40,13 +40,25 @@ class Mode:
     name: str
 
 
-def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/")) -> int:
+def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/"), made: str = "") -> int:
     """Run `command`, in which `{mode}` is the mode's name, in each named mode; return their combined exit code.
 
-    The original mode is restored when this returns or raises. Raises
-    UsageError for a mode that the board lacks, and NotAvailable if nvpmodel is absent or fails.
+    A mode whose file `made`, a path with `{mode}` too, is there already is left out. The original mode is restored when
+    this returns or raises. Raises UsageError for a mode that the board lacks or if none is left, and NotAvailable if
+    nvpmodel is absent or fails.
     """
-    return _Sweep(_chosen(modes, read_modes(root)), command, out).run()
+    chosen = _chosen(modes, read_modes(root))
+    there = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
+    if there.keys() >= set(chosen):
+        raise UsageError(f"{', '.join(map(str, there.values()))}: already there; remove what is to be made again")
+    sweep = _Sweep([mode for mode in chosen if mode not in there], command, out)
+    for mode, path in there.items():
+        sweep.say(f"{mode.name} left out: {path} is there already")
+    return sweep.run()
+
+
+def _of(mode: Mode, pattern: str) -> str:
+    return pattern.replace("{mode}", mode.name)
 
 
 def read_modes(root: Path = Path("/")) -> list[Mode]:
@@ -93,14 +105,14 @@ class _Sweep:
             yield
         finally:
             _restore(former)
-            self._say(f"{former.name} is active, as before")
+            self.say(f"{former.name} is active, as before")
 
     def _in_mode(self, mode: Mode) -> int:
         if not _switch(mode):
-            self._say(f"{mode.name} skipped: it needs a reboot (sudo nvpmodel -m {mode.number})")
+            self.say(f"{mode.name} skipped: it needs a reboot (sudo nvpmodel -m {mode.number})")
             return 7
-        self._say(f"{mode.name} is active")
-        return self._measure([part.replace("{mode}", mode.name) for part in self._command])
+        self.say(f"{mode.name} is active")
+        return self._measure([_of(mode, part) for part in self._command])
 
     def _measure(self, command: Sequence[str]) -> int:
         """Run the command as the invoking user and return its exit code, 1 if a signal ended it."""
@@ -116,8 +128,9 @@ class _Sweep:
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
-    def _say(self, line: str) -> None:
-        self._out.write(f"power-sweep: {line}\n")
+    def say(self, line: str) -> None:
+        """Write a line of our own."""
+        self._out.write(f"power modes: {line}\n")
         self._out.flush()  # before the child's output
 
 

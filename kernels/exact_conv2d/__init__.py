@@ -49,7 +49,7 @@ def exact_conv2d(
 
     x (N, C, H, W) in float32 is fastest channels last, weight is (O, C, kh, kw), bias (O,), scale a positive number or
     a tensor of one element; `packed` is `pack(weight)`. It is None if a number of x is not `scale` times a whole number
-    up to `largest`, or if fewer of them than the share `least_density` are not 0, by a sample of 64 to 127 rows in
+    up to `largest`, or if fewer of them than the share `least_density` are not 0, by a sample of at most 64 rows in
     "native". Inference only. Raises ValueError for a wrong shape, a weight that is not finite or sums that could
     overflow (see `fits`), TypeError for another dtype, and dispatch.Unavailable where the implementation cannot run.
     """

@@ -23,7 +23,7 @@
 #define LANES 16 /* output channels of a tile of digits */
 #define TILES 3  /* the digits of a weight, each with a tile of its own */
 #define TILE_BYTES (DEPTH * LANES)
-#define SAMPLED 64 /* rows of pictures that tell how many codes are not zero */
+#define SAMPLED 64 /* so many rows of pictures at most tell how many codes are not zero */
 #define ON_GRID 0x1p-10f /* so near to a whole number, a float is one */
 #define ROUND 12582912.0f /* (x + ROUND) - ROUND is the nearest whole number */
 
@@ -404,11 +404,21 @@ static void convolve_groups(const problem *p) {
 #endif
 }
 
+static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
+
+/* Of `lines` rows, one in so many is sampled: a step that shares no divisor with the height finds the rows at all
+   heights of a picture. */
+static int64_t sample_step(int64_t lines, int64_t height) {
+    int64_t step = lines / SAMPLED + 1;
+    while (common_divisor(step, height) > 1) step++;
+    return step;
+}
+
 /* Whether fewer than `least_density` of the codes are not zero, by a sample of the rows of all pictures. */
 static int is_sparse(const problem *p) {
     int64_t lines = p->images * p->height, length = p->width * p->channels, seen = 0, count = 0;
     if (p->least_density <= 0) return 0;
-    for (int64_t i = 0; i < lines; i += lines / SAMPLED + 1, seen += length)
+    for (int64_t i = 0, step = sample_step(lines, p->height); i < lines; i += step, seen += length)
         for (int64_t j = 0; j < length; j++) count += p->x[i * length + j] != 0;
     return (double)count < p->least_density * (double)seen;
 }

@@ -166,7 +166,7 @@ def _convolved(
     plan = _plan(x.shape, window, stride, padding, largest)
     images = x.contiguous(memory_format=torch.channels_last)
     shift = None if bias is None else compiler.dense(bias)
-    y = torch.empty_strided(plan.shape, plan.strides)
+    y = torch.empty_strided(plan.shape, plan.strides, dtype=x.dtype, device=x.device)
     scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8)
     problem, start = _Problem.from_buffer_copy(plan.problem), scratch.data_ptr()
     problem.x, problem.scale, problem.unit = images.data_ptr(), scale.data_ptr(), unit.data_ptr()

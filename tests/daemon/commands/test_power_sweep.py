@@ -94,10 +94,10 @@ def test_each_mode_is_measured_once_it_is_in_force_and_the_former_one_comes_back
     assert lines(board.folder / "asked") == ["0", "1", "2", "1"]
     assert current().name == "25W"
     assert out.getvalue().splitlines() == [
-        "power-sweep: 15W is active",
-        "power-sweep: 25W is active",
-        "power-sweep: MAXN_SUPER is active",
-        "power-sweep: 25W is active, as before",
+        "power modes: 15W is active",
+        "power modes: 25W is active",
+        "power modes: MAXN_SUPER is active",
+        "power modes: 25W is active, as before",
     ]
 
 
@@ -140,13 +140,13 @@ def test_an_exception_brings_the_former_mode_back(board):
 def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, board):
     command = [sys.executable, "-c", SWEEP, str(board.root), "/bin/sh", "-c", "echo started; exec sleep 6000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
-        assert sweep.stdout.readline() == "power-sweep: 15W is active\n"
+        assert sweep.stdout.readline() == "power modes: 15W is active\n"
         assert sweep.stdout.readline() == "started\n"
         assert current().name == "15W"
         sweep.send_signal(number)
         told, _ = sweep.communicate(timeout=WAIT_S)
     assert sweep.returncode == 130
-    assert told == "power-sweep: 25W is active, as before\n"
+    assert told == "power modes: 25W is active, as before\n"
     assert current().name == "25W"
 
 
@@ -225,3 +225,15 @@ def test_ship_makes_a_folder_for_each_mode(given, board, tmp_path):
     told = f"ship square --out there --out {tmp_path}/out"
     assert board.measured.read_text().splitlines() == [f"{told}-15W", "0", f"{told}-MAXN_SUPER", "2"]
     assert current().name == "25W"
+
+
+def test_a_mode_that_was_shipped_before_the_interruption_is_left_out(board, tmp_path):
+    made, out = f"{tmp_path}/out-{{mode}}/manifest.json", io.StringIO()
+    write(tmp_path, {"out-15W/manifest.json": "{}"})
+    assert run(["15W", "MAXN_SUPER"], measure(board, "2 2 0"), out, board.root, made) == 0
+    there = made.replace("{mode}", "15W")
+    assert out.getvalue().splitlines()[0] == f"power modes: 15W left out: {there} is there already"
+    assert lines(board.measured) == ["2"]
+    with pytest.raises(UsageError) as refused:
+        run(["15W"], measure(board), out, board.root, made)
+    assert str(refused.value) == f"{there}: already there; remove what is to be made again"

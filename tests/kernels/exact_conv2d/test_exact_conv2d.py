@@ -119,6 +119,30 @@ def test_what_is_not_whole_or_too_sparse_is_left_to_others(implementation):
 
 
 @needs_instructions
+@pytest.mark.parametrize("height", [5, 7, 12])
+def test_the_sample_has_rows_of_all_heights(height):
+    x = torch.zeros(63, 3, height, 4)
+    x[:, :, 0] = 1
+    weight = torch.ones(2, 3, 1, 1)
+    for least_density, is_dense in ((0.8 / height, True), (1.3 / height, False)):
+        y = exact_conv2d(x, weight, scale=1.0, largest=1, least_density=least_density, implementation="native")
+        assert (y is not None) == is_dense
+
+
+@needs_instructions
+def test_another_default_dtype_changes_no_answer():
+    (x, weight, bias), sizes = problem((2, 3, 5, 7, 5, 3, 3, 1, 1))
+    want = exact_conv2d(x, weight, bias, **sizes, implementation="reference")
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = exact_conv2d(x, weight, bias, **sizes, implementation="native")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, want)
+
+
+@needs_instructions
 def test_any_layout_in_and_channels_last_out():
     (x, weight, bias), sizes = problem((3, 6, 7, 8, 20, 3, 3, 1, 1))
     want = exact_conv2d(x, weight, bias, **sizes)
