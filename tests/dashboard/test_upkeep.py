@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from broker import running_broker
+from broker import free_port, running_broker
 from browsing import get
 from waiting import WAIT_S, wait_for
 
@@ -70,3 +72,15 @@ def test_a_collector_that_cannot_live_ends_the_dashboard_with_a_failure(tmp_path
         for _ in range(ATTEMPTS):
             kill_collector(process)
         assert process.wait(WAIT_S) == 1
+
+
+def test_ctrl_c_while_the_collector_still_starts_ends_without_a_trace(url, mosquitto):
+    command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mosquitto.url, "--database", url]
+    child = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    command += ["--port", str(free_port())]
+    with subprocess.Popen(command, env=child, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for(lambda: collector_of(process), process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in told
+    assert "the collector ended" not in told
