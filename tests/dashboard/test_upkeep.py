@@ -36,6 +36,14 @@ def collector_of(process):
     return None
 
 
+def maps(pid):
+    """Return what a process has mapped, its modules among them; nothing while it starts."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return b""
+
+
 def kill_collector(process):
     """Kill the collector once there is one, and return when it is gone."""
     seen = []
@@ -79,7 +87,7 @@ def test_ctrl_c_while_the_collector_still_starts_ends_without_a_trace(url, mosqu
     child = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     command += ["--port", str(free_port())]
     with subprocess.Popen(command, env=child, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        wait_for(lambda: collector_of(process), process)
+        wait_for(lambda: b"msgspec" in maps(collector_of(process)), process)
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate(timeout=WAIT_S)
     assert "Traceback" not in told
