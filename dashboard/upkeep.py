@@ -1,10 +1,12 @@
 """Keeps a collector's process running: one that ends is started again, after growing delays."""
 
 import multiprocessing
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 from benchd.daemon.delivery.broker import Broker
@@ -37,9 +39,15 @@ class Upkeep:
         self._child.join(END_S)
 
     def _start(self) -> BaseProcess:
+        """Start a collector that Ctrl-C does not reach: it ends with us, who are interrupted too."""
         self._began_s = time.monotonic()
-        child = multiprocessing.get_context("spawn").Process(target=_collect, args=self._arguments)
-        child.start()
+        child = multiprocessing.get_context("spawn").Process(target=_collect, args=self._arguments, daemon=True)
+        resource_tracker.ensure_running()  # unblocks SIGINT if `start` has to start it
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            child.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
         return child
 
     def _run(self) -> None:

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from broker import running_broker
+from broker import free_port, running_broker
 from browsing import get
 from waiting import WAIT_S, wait_for
 
@@ -35,6 +37,14 @@ def collector_of(process):
                 if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return int(child)
     return None
+
+
+def maps(pid):
+    """Return what a process has mapped, its modules among them; nothing while it starts."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return b""
 
 
 def kill_collector(process):
@@ -104,3 +114,15 @@ def test_a_database_that_is_damaged_ends_the_collector(tmp_path, url, mosquitto)
         file.write(b"rubbish" * 10_000)
     with closing(store), pytest.raises(Unusable, match=r"dashboard.db: file is not a database"):
         Collector(store, parse_url(mosquitto.url), "site").run(threading.Event())
+
+
+def test_ctrl_c_while_the_collector_still_starts_ends_without_a_trace(url, mosquitto):
+    command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mosquitto.url, "--database", url]
+    child = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    command += ["--port", str(free_port())]
+    with subprocess.Popen(command, env=child, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for(lambda: b"msgspec" in maps(collector_of(process)), process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in told
+    assert "the collector ended" not in told
