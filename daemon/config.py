@@ -145,16 +145,16 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     module: str | None = None
     inputs: list[str] = []
     variants: list[str] = []
-    batch_sizes: list[Count] = []
+    batch_sizes: list[int] = []
     options: dict[str, list[OptionValue]] = {}
     directions: list[Direction] = []
     scenarios: list[Scenario] = []
     preset: str = "standard"
-    processes: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    processes: int | None = None
+    seed: int = 0
     provider: Provider | None = None
     dla: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    threads: list[Annotated[int, msgspec.Meta(ge=1, le=10_000)]] = []
+    threads: list[int] = []
     streams: list[int] = []
     rates_hz: list[float] = []
     find_rate: bool = False

@@ -50,6 +50,7 @@ GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # a desktop driver's and a Tegra's
 NOT_ITS_DEVICE = 'the suite says device = "cuda", and this run is on the CPU: no NVIDIA GPU is visible, or --device cpu'
 MAX_BATCH_SIZE = 2**20
 MAX_THREADS = 1024
+MAX_PROCESSES = 1000
 MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses its own seed above this
 OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
@@ -256,8 +257,8 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
     """Return the preset's limits, changed by the configuration and by the suite's number of processes."""
     if suite.preset not in PRESETS:
         raise unknown("preset", suite.preset, PRESETS)
-    if suite.processes is not None and suite.processes < 1:
-        raise UsageError(f"processes {suite.processes}: at least 1")
+    if suite.processes is not None and not 1 <= suite.processes <= MAX_PROCESSES:
+        raise UsageError(f"--processes {suite.processes}: at least 1 and at most {MAX_PROCESSES}")
     preset = limited(PRESETS[suite.preset], config)
     return msgspec.structs.replace(preset, processes=suite.processes or preset.processes)
 

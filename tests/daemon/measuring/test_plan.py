@@ -132,7 +132,8 @@ def test_what_the_trained_weights_are_not_of_is_named(suite, words):
         ),
         (Suite(preset="fast"), r"unknown preset 'fast'.*Valid: quick, standard, thorough"),
         (Suite(batch_sizes=[0]), r"batch size 0: at least 1"),
-        (Suite(processes=0), r"processes 0: at least 1"),
+        (Suite(processes=0), r"--processes 0: at least 1"),
+        (Suite(processes=100_000_000), r"--processes 100000000: at least 1 and at most 1000"),
         (
             Suite(models=["snn_stbif_resnet18"], options={"level": ["16"], "time_steps": ["4"]}),
             r"time_steps=4 is below the 7 steps over which level 16 is fed",
