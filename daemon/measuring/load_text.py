@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision
 from benchd.daemon.verdicts.manifest import CODE, Manifest
+from benchd.exporters import openvino
 
 _PAGE = """# How to load this
 
@@ -190,14 +191,8 @@ def _onnx(manifest: Manifest) -> str:
 
 
 def _openvino(manifest: Manifest) -> str:
-    formats = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-    hint = formats.get(manifest.case.variant.precision)
-    settings = [f'"INFERENCE_PRECISION_HINT": "{hint}"'] if hint else []
-    settings += [
-        '"PERFORMANCE_HINT": "LATENCY"',
-        '"NUM_STREAMS": "1"',
-        f'"INFERENCE_NUM_THREADS": {_threads(manifest)}',
-    ]
+    settings = [f'"{name}": "{value}"' for name, value in openvino.settings(manifest.case.variant.precision).items()]
+    settings += [f'"INFERENCE_NUM_THREADS": {_threads(manifest)}']
     return _OPENVINO.format(settings=",\n    ".join(settings))
 
 

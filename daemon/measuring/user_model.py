@@ -32,8 +32,8 @@ class UserModule:
         if not colon or not function.isidentifier():
             raise UsageError(f"--module {module}: expected FILE.py:FUNCTION or package.module:FUNCTION")
         if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
-            if _found(file, [str(Path.cwd()), *sys.path]) is None:
-                package = file.partition(".")[0]
+            package = file.partition(".")[0]
+            if _place_of(package, [str(Path.cwd()), *sys.path]) is None:
                 raise UsageError(f"--module {module}: no module {package!r} in this folder or environment")
             return cls(module, inputs, str(Path.cwd()))
         if not Path(file).is_file():
@@ -47,7 +47,7 @@ class UserModule:
     def installed(cls, module: str, given: Sequence[str]) -> "UserModule":
         """Return package.module:FUNCTION of this environment, not of the current folder; raise UsageError if absent."""
         package = module.partition(":")[0].partition(".")[0]
-        place = _found(package, [entry for entry in sys.path if Path(entry).is_absolute()])
+        place = _place_of(package, [entry for entry in sys.path if Path(entry).is_absolute()])
         if place is None:
             raise UsageError(f"{module}: no package {package!r} in this environment; pip install it")
         return cls(module, _arguments(given), place)
@@ -122,9 +122,8 @@ def _arguments(given: Sequence[str]) -> list[InputSpec]:
     return inputs
 
 
-def _found(module: str, places: Sequence[str]) -> str | None:
-    """Return the first of these folders that has the module's package, None if none has."""
-    package = module.partition(".")[0]
+def _place_of(package: str, places: Sequence[str]) -> str | None:
+    """Return the first of these folders that has the package, None if none has."""
     return next((place for place in places if PathFinder.find_spec(package, [place])), None)
 
 

@@ -7,6 +7,9 @@ from msgspec import Struct
 
 from benchd.daemon.records import PERCENTILE, Load, Record
 
+RATE_SHARE = 0.02
+"""A server's search for the highest rate ends when it is known within this share."""
+
 
 class Demand(Struct, frozen=True, kw_only=True):
     """Requests per second on so many streams; all but the share beyond `percentile` end within the deadline."""

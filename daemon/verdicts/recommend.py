@@ -11,16 +11,13 @@ from msgspec import Struct
 
 from benchd.daemon.records import Check, Energy, Record, Timing, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
-from benchd.daemon.verdicts.demand import Demand, answering, shortfall
+from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
 from benchd.daemon.verdicts.figures import energy_error_share, largest_power_w, latency_ms, memory_mib
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import Interval
 
 Objective = Literal["latency", "energy", "throughput"]
-RATE_SHARE = 0.02
-"""A server's search for the highest rate ends when it is known within this share."""
-
 MIN_AGREEMENT = 0.98
 """The least share of images, except ties, for which a shipped variant gives float64's class."""
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load, Trial
 from benchd.daemon.verdicts import statistics
-from benchd.daemon.verdicts.recommend import RATE_SHARE
+from benchd.daemon.verdicts.demand import RATE_SHARE
 from benchd.daemon.worker.steps import Step
 
 MOST_REQUESTS = 100_000

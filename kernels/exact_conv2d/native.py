@@ -103,14 +103,24 @@ class _Plan(NamedTuple):
     scratch_bytes: int
 
 
+def _laid_out(
+    shape: tuple[int, ...], window: tuple[int, int, int], stride: int, padding: int
+) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    """Return the shape (N, O, H', W') and the strides of y, channels last, for x of this shape."""
+    out_channels, *taps = window
+    height, width = ((side + 2 * padding - reach) // stride + 1 for side, reach in zip(shape[2:], taps, strict=True))
+    strides = height * width * out_channels, 1, width * out_channels, out_channels
+    return (shape[0], out_channels, height, width), strides
+
+
 @lru_cache(maxsize=1024)
 def _plan(
     shape: tuple[int, int, int, int], window: tuple[int, int, int], stride: int, padding: int, largest: int
 ) -> _Plan:
     images, channels, height, width = shape
     out_channels, window_height, window_width = window
-    out_height = (height + 2 * padding - window_height) // stride + 1
-    out_width = (width + 2 * padding - window_width) // stride + 1
+    y_shape, strides = _laid_out(shape, window, stride, padding)
+    out_height, out_width = y_shape[2:]
     pixels, depth = out_height * out_width, -(-channels * window_height * window_width // _DEPTH) * _DEPTH
     group = max(1, min(images, _GATHERED // (pixels * depth)))
     rows = -(-group * pixels // _ROWS) * _ROWS
@@ -121,8 +131,6 @@ def _plan(
         window_height=window_height, window_width=window_width, stride=stride, padding=padding, out_height=out_height,
         out_width=out_width, largest=largest, group=group,
     )  # fmt: skip
-    strides = pixels * out_channels, 1, out_width * out_channels, out_channels
-    y_shape = images, out_channels, out_height, out_width
     return _Plan(bytes(problem), y_shape, strides, dict(zip(sizes, starts, strict=True)), end)
 
 
@@ -141,10 +149,8 @@ def _op(
     largest: int,
     least_density: float,
 ) -> torch.Tensor:
-    height = (x.shape[2] + 2 * padding - window_height) // stride + 1
-    width = (x.shape[3] + 2 * padding - window_width) // stride + 1
-    strides = height * width * out_channels, 1, width * out_channels, out_channels
-    return torch.empty_strided((len(x), out_channels, height, width), strides, dtype=x.dtype, device=x.device)
+    shape, strides = _laid_out(x.shape, (out_channels, window_height, window_width), stride, padding)
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
 
 
 @computes(_op, "native")

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from benchd.kernels.exact_conv2d.whole import Digits, codes_of, lowest, number, whole
+from benchd.kernels.exact_conv2d.whole import Digits, of_sums
 
 
 def exact_conv2d(
@@ -18,14 +18,11 @@ def exact_conv2d(
     least_density: float,
 ) -> torch.Tensor | None:
     """Return y (N, O, H', W'), None as the public op; nothing is read from `packed`."""
-    codes = codes_of(x, scale, largest, least_density)
-    if codes is None:
-        return None
-    numbers, unit = whole(weight)
-    padded = functional.pad(codes.to(torch.int64), [padding] * 4)
-    sums, low = (_sums(padded, part.to(torch.int64), stride) for part in (numbers, lowest(numbers)))
-    y = number(sums, low, unit * scale)
-    return y if bias is None else y + bias[:, None, None]
+
+    def convolve(codes: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return _sums(functional.pad(codes.to(torch.int64), [padding] * 4), numbers.to(torch.int64), stride)
+
+    return of_sums(x, weight, bias, scale, largest, least_density, convolve)
 
 
 def _sums(padded: torch.Tensor, taps: torch.Tensor, stride: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Weights as whole numbers of a unit, one per output channel, and as the digits that the native kernel reads."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -66,6 +67,24 @@ def number(sums: torch.Tensor, lower: torch.Tensor, factor: torch.Tensor) -> tor
 def lowest(numbers: torch.Tensor) -> torch.Tensor:
     """Return the lowest digit of whole weights, -128 to 127."""
     return (numbers + 128).remainder(256) - 128
+
+
+def of_sums(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor,
+    largest: int,
+    least_density: float,
+    convolve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor | None:
+    """Return y by exact sums, which `convolve` makes of codes and whole weights in float64; None without codes."""
+    codes = codes_of(x, scale, largest, least_density)
+    if codes is None:
+        return None
+    numbers, unit = whole(weight)
+    y = number(convolve(codes, numbers), convolve(codes, lowest(numbers)), unit * scale)
+    return y if bias is None else y + bias[:, None, None]
 
 
 def codes_of(x: torch.Tensor, scale: torch.Tensor, largest: int, least_density: float) -> torch.Tensor | None:

@@ -14,17 +14,11 @@ from benchd.daemon.records import Precision, RuntimeFacts
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, float_type, values
+from benchd.exporters import openvino as asked
 from benchd.exporters.artifacts import Artifact
 from benchd.exporters.files import ONLY_OUTPUT
 
-_FORMATS: dict[Precision, set[str]] = {
-    "fp32": {"f32"},
-    "fp16": {"f16"},
-    "bf16": {"bf16"},
-    "int8": {"i8", "u8"},
-}
-"""OpenVINO's names of what a variant computes in; beside int8 it chooses the format of the other layers itself."""
-
+_INT8 = {"i8", "u8"}
 _LOWER = {"f16", "bf16"}
 _PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "MatMul")
 _NO_COMPUTATION = ("Const", "Input", "Output", "Reorder")
@@ -49,7 +43,8 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         model = core.read_model(artifact.path)
         shapes = [list(value.shape) for value in source.inputs(*values(example))]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
-        compiled = core.compile_model(model, "CPU", _settings(precision))
+        settings = asked.settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        compiled = core.compile_model(model, "CPU", settings)
         bound = _Bound(openvino, compiled, source)
     except RuntimeError as error:  # the one exception that its binding raises
         raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error
@@ -70,13 +65,6 @@ def _openvino() -> Any:
         raise Unsupported(f"OpenVINO cannot be imported: {error}") from error
 
 
-def _settings(precision: Precision) -> dict[str, Any]:
-    """Return what makes one inference at a time fastest on as many threads as torch has here."""
-    hint = {} if precision == "int8" else {"INFERENCE_PRECISION_HINT": next(iter(_FORMATS[precision]))}
-    threads = torch.get_num_threads()
-    return hint | {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": threads}
-
-
 def _computed(compiled: Any, precision: Precision) -> Counter[str]:
     """Return how many layers compute in each number format: the products, or all layers of a model without any.
 
@@ -88,7 +76,8 @@ def _computed(compiled: Any, precision: Precision) -> Counter[str]:
     ]
     products = Counter(name for kind, name in layers if kind in _PRODUCTS)
     found = products or Counter(name for kind, name in layers if kind not in _NO_COMPUTATION)
-    is_another = _LOWER & found.keys() if precision == "fp32" else not found.keys() & _FORMATS[precision]
+    wanted = _INT8 if precision == "int8" else {asked.FORMATS[precision]}
+    is_another = _LOWER & found.keys() if precision == "fp32" else not found.keys() & wanted
     if is_another:
         words = ", ".join(f"{count} in {name}" for name, count in found.most_common())
         raise Unsupported(f"OpenVINO computes no layer of it in {precision} on this CPU, but {words}")
