@@ -70,6 +70,8 @@ def test_a_command_from_the_centre_reaches_a_device_of_a_site_and_its_answer_com
     with running_broker(tmp_path, kept(tmp_path), port=port) as central, site(tmp_path / "site", port) as edge:
         hear(edge, "benchd/v1/d1/cmd/run", "-E")
         hear(central, "benchd/v1/d1/resp/#", "-E")
+        say(edge, "benchd/v1/d1/resp/page/0", "bridged")  # a bridge subscribes at the centre before it sends
+        assert hear(central, "benchd/v1/d1/resp/#", "-C", "1") == "bridged\n"
         say(central, "benchd/v1/d1/cmd/run", "now")
         assert hear(edge, "benchd/v1/d1/cmd/run", "-C", "1") == "now\n"
         say(edge, "benchd/v1/d1/resp/page/1", "done")
