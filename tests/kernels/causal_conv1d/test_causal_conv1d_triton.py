@@ -11,6 +11,7 @@ from benchd.kernels.dispatch import Unavailable
 triton_impl = pytest.importorskip("benchd.kernels.causal_conv1d.triton_impl", exc_type=ImportError)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = range(2, 8)
 
 
 def convolved(tensors, **arguments):
@@ -35,12 +36,14 @@ def assert_right(y, want, limit=2e-6):
 @pytest.mark.parametrize(("lead", "reverse"), [((), False), ((), True), ((2,), False)], ids=["back", "ahead", "pair"])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 9, 5, 4), (3, 8, 128, 1), (1, 17, 130, 3)], ids=str)
 def test_float32_agrees_with_the_equation(shape, lead, reverse, biased, activation):
-    tensors = inputs(*shape, lead=lead)
-    if not biased:
-        del tensors["bias"]
-    y = convolved(tensors, activation=activation, **({} if lead else {"reverse": reverse}))
-    assert y.dtype == torch.float32
-    assert_right(y, wanted(tensors, activation, reverse))
+    batch, longest, *sizes = shape
+    for length in {longest, *LENGTHS} if longest > 1 else {1}:  # a last token at each place of a tile
+        tensors = inputs(batch, length, *sizes, lead=lead)
+        if not biased:
+            del tensors["bias"]
+        y = convolved(tensors, activation=activation, **({} if lead else {"reverse": reverse}))
+        assert y.dtype == torch.float32
+        assert_right(y, wanted(tensors, activation, reverse))
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str)
