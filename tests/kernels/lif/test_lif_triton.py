@@ -35,23 +35,23 @@ def channels_last(current):
 
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 255), (8, 2, 7, 37), (4, 0, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 257), (3, 255), (8, 2, 7, 37), (4, 0, 3)], ids=str)
 def test_spikes_are_those_of_the_reference(reset, dtype, shape):
     current = randn(*shape, dtype=dtype)
-    few = randn(shape[0], 3, dtype=dtype)  # of less memory than a block that reads without its mask
+    few = current.flatten(1)[:, :3]  # of less memory than a block that reads without its mask
     for each, neuron in ((quarters(*shape, dtype=dtype), EXACT), (few, NEURON), (current, NEURON)):
         want = lif(each, **neuron, reset=reset, implementation="reference")
         spikes = lif(each, **neuron, reset=reset, implementation="triton")
         assert spikes.dtype == dtype
         assert torch.equal(spikes, want)
-    if current.numel() > 1:
+    if current.numel():
         assert want.any()
         assert not want.all()
 
 
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 2, 3, 2, 2), (3, 2, 5, 7, 9), (2, 1, 70, 6, 8), (4, 0, 2, 4, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 70, 4, 4), (3, 2, 5, 7, 9), (2, 1, 70, 6, 8), (4, 0, 2, 4, 4)], ids=str)
 def test_pooled_spikes_are_those_of_the_reference(reset, dtype, shape):
     current = randn(*shape, dtype=dtype, seed=1)
     for each, neuron in ((quarters(*shape, dtype=dtype), EXACT), (current[:, :1], NEURON), (current, NEURON)):

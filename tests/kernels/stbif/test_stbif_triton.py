@@ -94,7 +94,7 @@ def gradients(current, s, terms, weights, implementation, neuron=NEURON):
     leaves = [tensor.detach().requires_grad_() for tensor in (current, s, *terms.values())]
     arguments = {**neuron, "threshold": leaves[1], "implementation": implementation}
     values = stbif_block(leaves[0], **dict(zip(terms, leaves[2:], strict=True)), **arguments)
-    return torch.autograd.grad((values * weights).sum(), leaves)
+    return values.detach(), *torch.autograd.grad((values * weights).sum(), leaves)
 
 
 @pytest.mark.parametrize("names", [[], ["bias", "residual"]], ids=" ".join)
