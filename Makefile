@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 ARGS :=
 VENV := .venv
+ARM64 := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/benchd-arm64
 JETSON_RELEASE := /etc/nv_tegra_release
 JETSON_INDEX := $(BENCHD_JETSON_INDEX)
 PLATFORM := $(shell if [ -e '$(JETSON_RELEASE)' ]; then echo jetson; \
@@ -35,11 +36,11 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy pictures wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy pictures wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
-	@echo 'Settings: PYTHON VENV ARGS JETSON_INDEX, as in: make once PYTHON=python3.12 ARGS="--models vim_tiny"'
+	@echo 'Settings: PYTHON VENV ARGS JETSON_INDEX ARM64, as in: make once PYTHON=python3.12 ARGS="--models vim_tiny"'
 
 once: $(ONCE)  ## set up and measure this machine once; ARGS is passed to bench-once
 	@$(BIN)/bench-once --preset quick --report $(ARGS)
@@ -118,6 +119,9 @@ wheel:  ## build the wheel into dist/; needs Python with pip, and no environment
 bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62
 	@$(FIND_PYTHON_3_10)
 	"$${python:-python3.10}" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
+
+test-arm64:  ## set up, measure and test in an emulated 64-bit Arm Debian, as root; ARM64=FOLDER keeps it; an hour, 4 GB
+	@.ci/arm64 "$(ARM64)" $(ARGS)
 
 test-jetpack62:  ## run the test suite with the versions of JetPack 6.2, on x86-64
 	@$(FIND_PYTHON_3_10)

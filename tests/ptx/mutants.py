@@ -38,7 +38,9 @@ def draw(ptx: str, chance: random.Random) -> Mutant:
     """Return one change of the kernel in `ptx`."""
     start, end = ptx.index(".entry"), ptx.index("\n}\n")
     first, last = ptx.count("\n", 0, start), ptx.count("\n", 0, end)
-    code = [line.partition("//")[0] for line in ptx.splitlines()]
+    always = "|".join(re.findall(r"mov\.pred\s+(%p\d+), -1;", ptx)) or "none"
+    # a guard that is always open is none
+    code = [re.sub(rf"@({always}) ", "", line.partition("//")[0]) for line in ptx.splitlines()]
     for kind in chance.sample(sorted(_KINDS), len(_KINDS)):
         lines = list(range(first, last + 1))
         chance.shuffle(lines)
@@ -55,17 +57,22 @@ def _opcode(line: str, chance: random.Random):
 
 
 def _operand(line: str, chance: random.Random):
-    """Take another register of the same class, or the next number."""
-    found = re.match(r"\s+(?:add|sub|mul|mad|fma|selp|setp|shfl|and|or|shl|bfe|max)[\w.]*\s+[^,]+,(.*);", line)
+    """Take another register of the same class, or the next number.
+
+    A mask of bits loses its lowest one, and a shuffle reaches twice as far: the next number may change nothing there.
+    """
+    found = re.match(r"\s+(add|sub|mul|mad|fma|selp|setp|shfl|and|or|shl|bfe|max)[\w.]*\s+[^,]+,(.*);", line)
     if found is None:
         return
-    registers = re.findall(r"%[a-z]+\d+", found[1])
-    numbers = [each for each in re.findall(r"(?<![\w%.])\d+(?!\w)", found[1]) if each != "31"]
+    registers = re.findall(r"%[a-z]+\d+", found[2])
+    numbers = [each for each in re.findall(r"(?<![\w%.])\d+(?!\w)", found[2]) if each != "31"]
     if len(set(registers)) > 1:
         other = next(each for each in registers if each != registers[0])
-        yield found[1], re.sub(rf"{registers[0]}(?!\d)", other, found[1], count=1)
+        yield found[2], re.sub(rf"{registers[0]}(?!\d)", other, found[2], count=1)
     elif numbers:
-        yield found[1], re.sub(rf"(?<![\w%.]){numbers[0]}(?!\w)", str(int(numbers[0]) + 1), found[1], count=1)
+        number = int(numbers[0])
+        changed = {"and": number & (number - 1), "shfl": 2 * number}.get(found[1], number + 1)
+        yield found[2], re.sub(rf"(?<![\w%.]){numbers[0]}(?!\w)", str(changed), found[2], count=1)
 
 
 def _mask(line: str, chance: random.Random):

@@ -11,6 +11,7 @@ from benchd.kernels.dispatch import Unavailable
 triton_impl = pytest.importorskip("benchd.kernels.causal_conv1d.triton_impl", exc_type=ImportError)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = range(2, 8)
 
 
 def convolved(tensors, **arguments):
@@ -33,26 +34,35 @@ def assert_right(y, want, limit=2e-6):
 @pytest.mark.parametrize("activation", ["silu", None])
 @pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(("lead", "reverse"), [((), False), ((), True), ((2,), False)], ids=["back", "ahead", "pair"])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 9, 5, 4), (3, 8, 128, 1), (1, 17, 130, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 9, 70, 4), (3, 8, 144, 1), (1, 17, 130, 3)], ids=str)
 def test_float32_agrees_with_the_equation(shape, lead, reverse, biased, activation):
-    tensors = inputs(*shape, lead=lead)
-    if not biased:
-        del tensors["bias"]
-    y = convolved(tensors, activation=activation, **({} if lead else {"reverse": reverse}))
-    assert y.dtype == torch.float32
-    assert_right(y, wanted(tensors, activation, reverse))
+    batch, longest, *sizes = shape
+    for length in {longest, *LENGTHS}:  # a last token at each place of a tile
+        tensors = inputs(batch, length, *sizes, lead=lead)
+        if not biased:
+            del tensors["bias"]
+        y = convolved(tensors, activation=activation, **({} if lead else {"reverse": reverse}))
+        assert y.dtype == torch.float32
+        assert_right(y, wanted(tensors, activation, reverse))
+
+
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["back", "pair"])
+def test_a_single_channel_is_convolved(lead):
+    for length in (1, 9):
+        tensors = inputs(1, length, 1, 4, lead=lead)
+        assert_right(convolved(tensors), wanted(tensors))
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str)
 def test_half_precision_rounds_only_what_comes_out(dtype, limit):
-    tensors = inputs(2, 11, 20, 4, lead=(2,), dtype=dtype)
+    tensors = inputs(2, 11, 70, 4, lead=(2,), dtype=dtype)
     y = convolved(tensors)
     assert y.dtype == dtype
     assert_right(y, wanted(tensors), limit)
 
 
 def test_half_tokens_meet_float32_weights_as_they_are():
-    tensors = inputs(1, 9, 20, 4, lead=(2,))
+    tensors = inputs(1, 9, 70, 4, lead=(2,))
     tensors["x"] = tensors["x"].half()
     y = convolved(tensors)
     assert y.dtype == torch.float16

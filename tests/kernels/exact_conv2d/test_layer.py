@@ -64,7 +64,7 @@ def test_what_has_no_exact_sums_runs_over_its_nonzeros(ran):
 @torch.no_grad()
 def test_a_profiler_sees_the_op_that_nobody_else_pays_for():
     convolve, weight = SpikeConvolution(), torch.randn(32, 64, 3, 3)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         convolve(spikes(0.9), weight, padding=1, grid=GRID)
     assert "benchd::exact_conv2d" in {event.key for event in profile.key_averages()}
 

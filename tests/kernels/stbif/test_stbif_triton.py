@@ -18,37 +18,48 @@ DTYPES = [torch.float64, torch.float32, torch.float16, *([torch.bfloat16] if DEV
 ROUNDING = {torch.float32: 1e-5} if DEVICE == "cuda" else {}
 NEURON = {"threshold": 0.731, "pos_max": 3, "neg_min": -1}
 WINDOWS = {"kernel_size": 3, "stride": 2, "padding": 1}
+TIGHT = {"threshold": 0.5, "pos_max": 1, "neg_min": -1}
 
 
 def draw(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
+def eighths(*shape, seed=0, dtype=torch.float32):
+    """Return terms whose sums are not rounded, so that membranes meet 0 and the threshold of TIGHT themselves."""
+    return (4 * draw(*shape, seed=seed)).round().div(8).to(dtype)
+
+
 def channels_last(tensor):
     return tensor.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, tensor.shape[:2])
+
+
+# the last is of less memory than a block that reads without its mask
+CURRENTS = (draw, (2, 9, 3, 5), NEURON), (eighths, (2, 9, 3, 5), TIGHT), (draw, (1, 9, 1, 2), NEURON)
 
 
 @pytest.mark.parametrize("output", ["codes", "values"])
 @pytest.mark.parametrize("names", [[], ["bias"], ["residual"], ["bias", "residual"]], ids=" ".join)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_block_is_the_reference_bit_for_bit(dtype, names, output):
-    current, residual = (draw(4, 2, 9, 3, 5, seed=seed, dtype=dtype) for seed in (0, 1))
-    terms = {"bias": draw(4, 9, seed=2, dtype=dtype), "residual": residual}
-    terms = {name: terms[name] for name in names}
-    for layout in (current, channels_last(current), current.mT.contiguous().mT):
-        want = stbif_block(layout, **terms, **NEURON, output=output, implementation="reference")
-        got = stbif_block(layout, **terms, **NEURON, output=output, implementation="triton")
-        assert got.dtype == want.dtype
-        assert torch.equal(got, want)
-        assert want.unique().numel() == 3
+    for drawn, shape, neuron in CURRENTS:
+        current, residual = (drawn(4, *shape, seed=seed, dtype=dtype) for seed in (0, 1))
+        terms = {"bias": drawn(4, 9, seed=2, dtype=dtype), "residual": residual}
+        terms = {name: terms[name] for name in names}
+        for layout in (current, channels_last(current), current.mT.contiguous().mT):
+            want = stbif_block(layout, **terms, **neuron, output=output, implementation="reference")
+            got = stbif_block(layout, **terms, **neuron, output=output, implementation="triton")
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want)
+            assert want.unique().numel() == 3
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 129), (2, 513), (9, 1), (4, 0, 3)], ids=str)
 def test_any_size_and_one_step_are_served(shape):
-    current = 2 * draw(*shape)
-    for output in ("codes", "values"):
-        want = stbif(current, **NEURON, output=output, implementation="reference")
-        assert torch.equal(stbif(current, **NEURON, output=output, implementation="triton"), want)
+    for current, neuron in ((2 * draw(*shape), NEURON), (eighths(*shape), TIGHT), (draw(shape[0], 2), NEURON)):
+        for output in ("codes", "values"):
+            want = stbif(current, **neuron, output=output, implementation="reference")
+            assert torch.equal(stbif(current, **neuron, output=output, implementation="triton"), want)
 
 
 def test_a_full_device_and_wide_tracers_are_cut_otherwise(monkeypatch):
@@ -62,13 +73,14 @@ def test_a_full_device_and_wide_tracers_are_cut_otherwise(monkeypatch):
 @pytest.mark.parametrize("windows", [(3, 2, 1), (2, 2, 0), (5, 3, 2)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_deltas_are_the_reference_s_bit_for_bit(dtype, windows):
-    values = draw(4, 2, 5, 6, 5, dtype=dtype)
     sizes = dict(zip(WINDOWS, windows, strict=True))
-    for layout in (values, channels_last(values)):
-        want = max_pool_delta(layout, **sizes, implementation="reference")
-        got = max_pool_delta(layout, **sizes, implementation="triton")
-        assert got.dtype == dtype
-        assert torch.equal(got, want)
+    for shape in ((2, 5, 6, 5), (1, 5, 2, 2)):
+        values = draw(4, *shape, dtype=dtype)
+        for layout in (values, channels_last(values)):
+            want = max_pool_delta(layout, **sizes, implementation="reference")
+            got = max_pool_delta(layout, **sizes, implementation="triton")
+            assert got.dtype == dtype
+            assert torch.equal(got, want)
 
 
 def test_an_empty_batch_pools_to_an_empty_one():
@@ -78,25 +90,30 @@ def test_an_empty_batch_pools_to_an_empty_one():
     assert torch.autograd.grad(out.sum(), values)[0].shape == values.shape
 
 
-def gradients(current, s, terms, weights, implementation):
+def gradients(current, s, terms, weights, implementation, neuron=NEURON):
     leaves = [tensor.detach().requires_grad_() for tensor in (current, s, *terms.values())]
-    arguments = {**NEURON, "threshold": leaves[1], "implementation": implementation}
+    arguments = {**neuron, "threshold": leaves[1], "implementation": implementation}
     values = stbif_block(leaves[0], **dict(zip(terms, leaves[2:], strict=True)), **arguments)
-    return torch.autograd.grad((values * weights).sum(), leaves)
+    return values.detach(), *torch.autograd.grad((values * weights).sum(), leaves)
 
 
 @pytest.mark.parametrize("names", [[], ["bias", "residual"]], ids=" ".join)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
-def test_the_gradients_are_the_plain_ones_in_double(dtype, names):
-    current, residual, weights = (draw(5, 2, 7, 3, 4, seed=seed, dtype=dtype) for seed in range(3))
-    terms = {"bias": draw(5, 7, seed=3, dtype=dtype), "residual": residual}
+@pytest.mark.parametrize(
+    ("drawn", "shape", "neuron"),
+    [(draw, (2, 7, 3, 4), NEURON), (eighths, (2, 7, 3, 4), TIGHT), (draw, (1, 7, 1, 2), NEURON)],
+    ids=["many", "on the threshold", "few"],
+)
+def test_the_gradients_are_the_plain_ones_in_double(dtype, names, drawn, shape, neuron):
+    current, residual, weights = (drawn(5, *shape, seed=seed, dtype=dtype) for seed in range(3))
+    terms = {"bias": drawn(5, 7, seed=3, dtype=dtype), "residual": residual}
     terms = {name: terms[name] for name in names}
-    s = torch.tensor(0.731, dtype=torch.promote_types(dtype, torch.float32), device=DEVICE)
+    s = torch.tensor(neuron["threshold"], dtype=torch.promote_types(dtype, torch.float32), device=DEVICE)
     double = {name: term.double() for name, term in terms.items()}
-    wanted = gradients(current.double(), s.double(), double, weights.double(), "torch")
+    wanted = gradients(current.double(), s.double(), double, weights.double(), "torch", neuron)
     rounding = ROUNDING.get(dtype, 32 * torch.finfo(dtype).eps)
     for layout in (current, channels_last(current)):
-        for got, want in zip(gradients(layout, s, terms, weights, "triton"), wanted, strict=True):
+        for got, want in zip(gradients(layout, s, terms, weights, "triton", neuron), wanted, strict=True):
             # a threshold and a bias collect from many neurons
             limit = rounding * (current.numel() / want.numel()) ** 0.5
             torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit)
@@ -104,15 +121,16 @@ def test_the_gradients_are_the_plain_ones_in_double(dtype, names):
 
 @pytest.mark.parametrize("windows", [(3, 2, 1), (2, 2, 0)], ids=str)
 def test_a_pool_hands_its_gradient_to_the_first_of_equals(windows):
-    values = draw(5, 2, 7, 6, 5).round().clamp(-1, 1) / 2
-    sizes, results = dict(zip(WINDOWS, windows, strict=True)), []
-    # torch sums in no fixed order on a GPU, and refuses to where it has to
-    for implementation, device in (("torch", "cpu"), ("triton", DEVICE)):
-        leaf = values.detach().to(device).requires_grad_()
-        out = max_pool_delta(leaf, **sizes, implementation=implementation)
-        results += torch.autograd.grad((out * draw(*out.shape, seed=1).to(device)).sum(), leaf)
-    assert results[0].any()
-    torch.testing.assert_close(results[1].cpu(), results[0], rtol=0, atol=1e-5)
+    for shape in ((2, 7, 6, 5), (1, 7, 2, 2)):
+        values = draw(5, *shape).round().clamp(-1, 1) / 2
+        sizes, results = dict(zip(WINDOWS, windows, strict=True)), []
+        # torch sums in no fixed order on a GPU, and refuses to where it has to
+        for implementation, device in (("torch", "cpu"), ("triton", DEVICE)):
+            leaf = values.detach().to(device).requires_grad_()
+            out = max_pool_delta(leaf, **sizes, implementation=implementation)
+            results += torch.autograd.grad((out * draw(*out.shape, seed=1).to(device)).sum(), leaf)
+        assert results[0].any()
+        torch.testing.assert_close(results[1].cpu(), results[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # opcheck reads it of its own copies
