@@ -36,7 +36,7 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-gpu bench-cpu soak soak-aa check types weights occupancy pictures wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-gpu bench-cpu soak soak-aa soak-cluster check types weights occupancy pictures wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -90,6 +90,15 @@ soak: $(TEST) programs  ## kill the service and fill its outbox for an hour; ARG
 
 bench-collector: $(TEST) programs  ## time how fast collectors store a backlog, also if one is killed; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.collector $(ARGS)
+
+bench-telemetry: $(TEST) programs  ## time what a store does with the telemetry of 10,000 devices; ARGS="--help" lists options
+	@$(BIN)/python -m tests.soak.telemetry $(ARGS)
+
+bench-pages: $(TEST) programs  ## time the pages and queries of 300 boards with 1,000,000 records; ARGS="--help" lists options
+	@$(BIN)/python -m tests.soak.pages $(ARGS)
+
+soak-cluster: $(TEST) programs  ## kill a node of a clustered broker amid 50,000 results; needs Debian's ejabberd
+	@$(BIN)/python -m tests.soak.cluster $(ARGS)
 
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, resuming where it stopped; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak_aa $(ARGS)

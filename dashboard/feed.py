@@ -18,8 +18,8 @@ class Feed:
     """One connection, for one thread. Raises Ended if it cannot be made, or ends.
 
     With `session_s` the broker queues messages for this client id for that long after the connection has ended, and
-    the work is split among all such feeds; with 0 the feed sees everything from now on. MQTT 3.1.1 cannot split it:
-    each feed gets everything, and the store recognises duplicates by their keys.
+    the work is split among all such feeds; with 0 the feed sees everything from now on. MQTT 3.1.1 and a broker without
+    shared subscriptions cannot split it: each feed gets everything, and the store recognises duplicates by their keys.
     """
 
     def __init__(self, broker: Broker, client_id: str, session_s: int) -> None:
@@ -27,11 +27,12 @@ class Feed:
         terms = Terms(keep_s=session_s, receive_maximum=2 * BATCH, max_packet_bytes=MAX_PACKET_BYTES)
         self._session = connect(broker, client_id, time.monotonic() + CONNECT_S, terms)
         try:
-            self._session.subscribe(topics.collector_filters(shared=session_s > 0 and self._session.is_version_5))
+            self._session.subscribe(topics.collector_filters(shared=session_s > 0 and self._session.shares))
         except Ended:
             self.close()
             raise
         self._session.endure()
+        self._last = BATCH  # messages in the last batch that had any
 
     def batch(self, wait_s: float) -> list[Arrived]:
         """Return the messages that have arrived, in order; empty if none came within `wait_s`."""
@@ -39,10 +40,12 @@ class Feed:
         arrived = self._session.take_received()  # messages that came before the answer to a subscription
         arrived += self._more(0.0 if arrived else wait_s)
         deadline = time.monotonic() + BATCH_S
+        pause_s = PAUSE_S if self._last > 1 else 0.0  # some brokers send one message and wait for its acknowledgement
         while 0 < len(arrived) < BATCH and time.monotonic() < deadline:
-            if sum(len(one.body) for one in arrived) > BATCH_BYTES or not (more := self._more(PAUSE_S)):
+            if sum(len(one.body) for one in arrived) > BATCH_BYTES or not (more := self._more(pause_s)):
                 break
             arrived += more
+        self._last = len(arrived) or self._last
         return arrived
 
     def acknowledge(self, arrived: list[Arrived]) -> None:

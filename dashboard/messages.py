@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
@@ -332,7 +331,7 @@ _READERS: dict[str, Callable[[topics.Address, Arrived], Iterator[tuple[str, dict
 def _refuse_unstorable(row: Row) -> None:
     """Raise for a value that either SQLite or PostgreSQL would reject, so that both store the same."""
     for column, value in row.values.items():
-        if isinstance(value, str) and (len(value) > TEXT_LIMIT or re.search("\0", value)):
+        if isinstance(value, str) and (len(value) > TEXT_LIMIT or "\0" in value):
             raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} characters or holds a NUL")
         if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
             raise _Unreadable(f"{column} does not fit in 64 bits")

@@ -1,7 +1,8 @@
 """The store of the collectors, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
 
 Every row has a unique key, so that a second delivery changes nothing, and both databases have the same schema.
-Records stay forever, each with its original bytes; telemetry is aggregated to minutes and then expires.
+Records stay forever, each with its original bytes; telemetry is aggregated to minutes and then expires, in PostgreSQL
+partition by partition.
 """
 
 import os
@@ -37,6 +38,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine.folders import file_id
 from benchd.daemon.verdicts.when import measured_s
+from benchd.dashboard import partitions
 from benchd.dashboard.messages import Row
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
@@ -142,6 +144,7 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
             channel TEXT NOT NULL, key TEXT NOT NULL, told_s DOUBLE PRECISION NOT NULL, PRIMARY KEY (channel, key)
         )""",
     ),
+    (partitions.divide,),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -188,11 +191,12 @@ class Store:
         self._engine = _engine(address)
         self._path = Path(address.database) if address.drivername == "sqlite" and address.database else None
         self._id: tuple[int, int] | None = None
+        self._newest: set[int] = set()  # ends of the partitions of raw telemetry that rows still come for
         try:
             self._migrate()
             self._id = file_id(self._path) if self._path else None
             metadata = MetaData()
-            metadata.reflect(self._engine)
+            metadata.reflect(self._engine, only=lambda name, _: not partitions.is_partition(name))
             self.tables = metadata.tables
         except (DBAPIError, UsageError) as error:
             self.close()
@@ -209,11 +213,16 @@ class Store:
         by_table: dict[str, list[dict[str, Any]]] = {}
         for table, values in rows:
             by_table.setdefault(table, []).append(values)
+        if self._is_partitioned and "telemetry" in by_table:
+            self._create_partitions(row["t_s"] for row in by_table["telemetry"])
         with self._writing() as connection:
             for name, found in sorted(by_table.items()):
                 # in the order of their keys, so that two collectors cannot deadlock
                 found.sort(key=itemgetter(*_KEYS[name]))
-                connection.execute(_insertion(connection, self.tables[name]), found)
+                if self._is_partitioned and name == "telemetry":
+                    partitions.insert(connection, found)
+                else:
+                    connection.execute(_insertion(connection, self.tables[name]), found)
 
     def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
         """Return by key the oldest messages in quarantine that the version `but` has not read yet."""
@@ -259,11 +268,13 @@ class Store:
         with self._writing() as connection:
             # the first to write here blocks other collectors, so that nothing is aggregated twice
             connection.execute(update(_VERSION).values(tidied_s=now_s))
-            self._roll_up(connection, now_s - RAW_S)
+            before_s = (now_s - RAW_S) // 60 * 60
+            self._roll_up(connection, before_s)
             self._join(connection)
             for name, column in _EXPIRING if expire else ():
-                table = self.tables[name]
-                connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
+                if not (self._is_partitioned and name in partitions.SPANS_S):
+                    table = self.tables[name]
+                    connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
             table = self.tables["quarantine"]
             is_result = table.c.topic.like("%/result/%")
             for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result
@@ -273,6 +284,10 @@ class Store:
                 held = select(table.c.id, size, place).where(mine).subquery()
                 beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
                 connection.execute(delete(table).where(table.c.id.in_(select(held.c.id).where(beyond))))
+            if self._is_partitioned:  # last, because nobody reads meanwhile, and in the order in which pages read
+                partitions.drop(connection, "telemetry_minute", now_s - MINUTES_S if expire else 0)
+                partitions.drop(connection, "telemetry", before_s)
+        self._newest.clear()
 
     def close(self) -> None:
         """Close the database."""
@@ -313,6 +328,18 @@ class Store:
                     connection.exec_driver_sql(step.format(**_WORDS[connection.dialect.name]))
             connection.execute(update(_VERSION).values(number=len(_MIGRATIONS)))
 
+    @property
+    def _is_partitioned(self) -> bool:
+        return self._engine.dialect.name == "postgresql"
+
+    def _create_partitions(self, times_s: Iterable[float]) -> None:
+        """Create the partitions of raw telemetry for these times, committed at once for other collectors."""
+        needed = partitions.ends("telemetry", times_s)
+        if not needed <= self._newest:
+            with self._writing() as connection:
+                partitions.create(connection, "telemetry", needed)
+            self._newest = set(sorted(self._newest | needed)[-2:])  # older ones may have been dropped meanwhile
+
     def _join(self, connection: Connection) -> None:
         """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept."""
         arrived, span = self.tables["arrived"], self.tables["span"]
@@ -334,6 +361,10 @@ class Store:
         minute = func.floor(raw.c.t_s / 60) * 60
         figures = (func.count(), func.sum(raw.c.value), func.min(raw.c.value), func.max(raw.c.value))
         old = raw.c.t_s < before_s
+        if self._is_partitioned:
+            days = select(func.floor(raw.c.t_s / 86400) * 86400).where(old).distinct()
+            found = partitions.ends("telemetry_minute", connection.execute(days).scalars())
+            partitions.create(connection, "telemetry_minute", found)
         sums = select(raw.c.device_id, raw.c.metric, minute, *figures).where(old)
         sums = sums.group_by(raw.c.device_id, raw.c.metric, minute)
         insertion = _insert(connection)(minutes).from_select([column.name for column in minutes.c], sums)

@@ -106,6 +106,7 @@ class Session:
         self.address = broker.address
         self.window = WINDOW
         self.is_version_5 = protocol == MQTTProtocolVersion.MQTTv5
+        self.shares = self.is_version_5  # whether the broker splits messages among the clients of a group
         self._broker, self._deadline = broker, deadline
         self._max_packet_bytes: int | None = None
         self._answer: ReasonCode | None = None
@@ -273,6 +274,7 @@ class Session:
         self._answer = reason
         self.window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
         self._max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
+        self.shares = self.is_version_5 and bool(getattr(properties, "SharedSubscriptionAvailable", 1))
 
     def _on_disconnect(
         self, client: Client, userdata: None, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None

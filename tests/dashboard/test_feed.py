@@ -9,14 +9,15 @@ from contextlib import closing
 import pytest
 from broker import program, running_broker
 from links import linked
-from proxy import forward, proxying, refuse_5
+from proxy import forward, proxying, refuse_5, share_nothing
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import Ended, parse_url
 from benchd.daemon.delivery.commands import Command, Gate
+from benchd.daemon.delivery.session import connect
 from benchd.daemon.delivery.topics import Topics
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.feed import MAX_PACKET_BYTES, Feed
+from benchd.dashboard.feed import MAX_PACKET_BYTES, PAUSE_S, Feed
 
 
 @pytest.fixture
@@ -61,6 +62,35 @@ def test_what_is_too_large_is_bounded_and_the_feed_goes_on(mosquitto, topics, sa
         assert last == 2
         assert len(larger) == (fault is refuse_5)  # a broker of version 5 keeps it from us
         assert all(size <= MAX_PACKET_BYTES for size in larger)
+
+
+@pytest.mark.parametrize("fault", [share_nothing, refuse_5], ids=["MQTT 5", "MQTT 3.1.1"])
+def test_without_shared_subscriptions_each_collector_gets_everything(mosquitto, topics, say, fault):
+    with (
+        proxying(mosquitto, fault) as proxy,
+        closing(Feed(parse_url(proxy.url), topics.device_id, 60)) as one,
+        closing(Feed(parse_url(proxy.url), f"{topics.device_id}-2", 60)) as other,
+    ):
+        say("r1", b"{}")
+        assert heard(one, topics, "r1") == heard(other, topics, "r1") == [2]
+
+
+def test_a_broker_that_sends_one_message_at_a_time_is_not_made_to_wait(topics, tmp_path, monkeypatch):
+    one_at_a_time = "allow_anonymous true\nmax_inflight_messages 1"  # for clients of 3.1.1, who cannot ask for more
+    with running_broker(tmp_path, one_at_a_time) as broker, proxying(broker, refuse_5) as proxy:
+        address = parse_url(proxy.url)
+        with closing(Feed(address, "c", 60)):
+            pass
+        with closing(connect(address, "d", time.monotonic() + WAIT_S)) as session:
+            for number in range(5):
+                session.publish(topics.result(f"r{number}"), b"{}", 1)
+            while session.free < session.window:
+                session.step()
+        with closing(Feed(address, "c", 60)) as feed:
+            waits, more = [], feed._more
+            monkeypatch.setattr(feed, "_more", lambda wait_s: waits.append(wait_s) or more(wait_s))
+            heard(feed, topics, "r4")
+    assert waits.count(PAUSE_S) == 1
 
 
 def test_what_the_broker_never_takes_is_the_reason(topics, tmp_path):

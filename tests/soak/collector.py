@@ -121,14 +121,14 @@ def publish(broker: Broker, total: int) -> None:
     say(f"{total:,} results of {len(body):,} bytes wait for the collectors")
 
 
-def record(number: int, described: Environment) -> Record:
+def record(number: int, described: Environment, device_id: str = DEVICE) -> Record:
     """Return a result of as many processes as `standard` has."""
     timing = Timing(median_ms=5.0, low_ms=4.9, high_ms=5.1, mean_ms=5.0, min_ms=4.8, max_ms=9.0, p99_ms=7.0, runs=700)
     case = Case(model="vim_tiny", seed=number % 100)
     return Record(
         run_id=f"r{number}",
         suite_id="s",
-        device_id=DEVICE,
+        device_id=device_id,
         case_id=case.case_id,
         case=case,
         status="ok",
@@ -164,12 +164,12 @@ def count(store: Store, table: str) -> int:
         return int(connection.execute(select(func.count()).select_from(store.tables[table])).scalar_one())
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool], within_s: float = WAIT_S) -> None:
     """Return once it holds; raise TimeoutError where that takes too long."""
-    until_s = time.monotonic() + WAIT_S
+    until_s = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > until_s:
-            raise TimeoutError(f"not within {WAIT_S:g} s")
+            raise TimeoutError(f"not within {within_s:g} s")
         time.sleep(0.1)
 
 

@@ -100,7 +100,7 @@ class Site:
         self._configure(quota_bytes, "" if fresh else f'collectors = ["{COLLECTOR}"]')
         broker = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or sys.exit("needs mosquitto")
         url, python = f"mqtt://{HOST}:{self.port}", sys.executable
-        database, store = _postgres(folder / "database") if postgres else ([], f"sqlite:///{folder / 'store.db'}")
+        database, store = postgres_in(folder / "database") if postgres else ([], f"sqlite:///{folder / 'store.db'}")
         self._commands = {
             "broker": [broker, "-c", str(folder / "mosquitto.conf")],
             "service": [python, "-c", _BENCHD, "run", "--config", str(folder / "benchd.toml")],
@@ -278,16 +278,33 @@ class Result:
         outbox.add(f"{DEVICE}:r{number}", Topics(DEVICE).result(f"r{number}"), RESULT_QOS, body, kept)
 
 
-def _postgres(folder: Path) -> tuple[list[str], str]:
+def postgres_in(folder: Path) -> tuple[list[str], str]:
     """Make an empty cluster; return the command that serves it and its URL."""
     folder.mkdir()
     if POSTGRES:
         shutil.chown(folder, POSTGRES)
-    make = ["initdb", "-D", str(folder), "-U", "benchd", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
+    make = [
+        _program("initdb"),
+        "-D",
+        str(folder),
+        "-U",
+        "benchd",
+        "-A",
+        "trust",
+        "--no-sync",
+        "-E",
+        "UTF8",
+        "--locale=C",
+    ]
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL, user=POSTGRES, cwd=folder)
     port = _free_port()
-    serve = ["postgres", "-D", str(folder), "-k", str(folder), "-h", HOST, "-p", str(port), "-F"]
+    serve = [_program("postgres"), "-D", str(folder), "-k", str(folder), "-h", HOST, "-p", str(port), "-F"]
     return serve, f"postgresql://benchd@{HOST}:{port}/postgres"
+
+
+def _program(name: str) -> str:
+    places = [os.environ["PATH"], *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
+    return shutil.which(name, path=":".join(places)) or sys.exit(f"needs {name}: apt install postgresql")
 
 
 def _free_port() -> int:

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, suppress
 
 from broker import HOST, RunningBroker
 
-CONNECT, PUBLISH, PUBACK = 1, 3, 4
+CONNECT, CONNACK, PUBLISH, PUBACK = 1, 2, 3, 4
 REFUSAL_OF_5 = b"\x20\x02\x00\x01"
 TICK_S = 0.02
 
@@ -46,6 +46,14 @@ def refuse_5(wire: Wire, packet: bytes, up: bool) -> None:
     if up and kind(packet) == CONNECT and packet[packet.index(b"MQTT") + 4] != 4:
         wire.client.sendall(REFUSAL_OF_5)
         raise Cut
+    forward(wire, packet, up)
+
+
+def share_nothing(wire: Wire, packet: bytes, up: bool) -> None:
+    """Say as a broker of MQTT 5 may that there are no shared subscriptions."""
+    if kind(packet) == CONNACK:
+        size, properties = packet[1], packet[4]  # a byte each: a CONNACK is short
+        packet = bytes([packet[0], size + 2, *packet[2:4], properties + 2, 0x2A, 0, *packet[5:]])
     forward(wire, packet, up)
 
 

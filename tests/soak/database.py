@@ -1,0 +1,33 @@
+"""A PostgreSQL of a soak's own, empty, on loopback, ended with it."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.soak.collector import wait_until
+from tests.soak.delivery_site import POSTGRES, postgres_in
+from tests.soak.nodes import answers
+
+
+class Database(NamedTuple):
+    """Where it is, and the id of its first process."""
+
+    url: str
+    pid: int
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[Database]:
+    """Yield a server that keeps its files in `folder` and does not wait for its disk."""
+    if POSTGRES:
+        folder.chmod(0o711)  # its user passes through
+    command, url = postgres_in(folder / "database")
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, user=POSTGRES, cwd=folder / "database") as server:
+        try:
+            wait_until(lambda: answers(port))
+            yield Database(url, server.pid)
+        finally:
+            server.send_signal(2)  # which does not wait for who is connected

@@ -1,0 +1,280 @@
+"""The pages of a large store: when each is first painted and filled, which statement takes long, what a viewer is sent.
+
+`make bench-pages` fills a store with the results of a fleet, runs what the pages ask, then serves them to a Chromium
+while every board sends its telemetry. Exit code 1 beyond a target.
+"""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine import environment
+from benchd.daemon.records import Case, Environment, Variant, encode
+from benchd.dashboard import queries
+from benchd.dashboard.messages import Result, Row, flat, rows
+from benchd.dashboard.store import RAW_S, Store
+from tests.soak.collector import count, record, say, wait_until
+from tests.soak.database import postgres
+from tests.soak.nodes import HOST, answers, free_port
+from tests.soak.page_queries import Statement, asked, noted
+from tests.soak.telemetry import METRICS
+
+PAINT_S, STATEMENT_S, VIEWER_BYTES_PER_S = 1.5, 0.2, 5 * 1024
+TRAFFIC_S = 20
+LOADS = 3
+MODELS = ("vim_tiny", "vim_small", "snn_onepass", "snn_stbif_resnet18", "square")
+VARIANTS = ("eager", "fp16", "custom", "tensorrt-fp16")
+CASES = [Case(model=model, variant=Variant.parse(variant)) for model in MODELS for variant in VARIANTS]
+CHIPS = ("Orin Nano", "Orin AGX", "RTX 4090")
+INTERVAL_S = 3600.0  # between two results of a board
+BATCH = 5000
+_BENCHD = "from benchd.daemon.cli import benchd; benchd()"
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Example: make bench-pages ARGS='--records 100000 --postgres'")
+def main(
+    boards: Annotated[int, typer.Option(help="Boards of the fleet.")] = 300,
+    records: Annotated[int, typer.Option(help="Results of all boards together.")] = 1_000_000,
+    on_postgres: Annotated[
+        bool, typer.Option("--postgres", help="A PostgreSQL of its own in place of SQLite.")
+    ] = False,
+    keep: Annotated[Path | None, typer.Option(help="A SQLite file that is filled once and used again.")] = None,
+) -> None:
+    """Fill a store, print how long statements and pages take and what a viewer is sent each second."""
+    with tempfile.TemporaryDirectory(prefix="benchd-pages-") as name:
+        if on_postgres:
+            with postgres(Path(name)) as database:
+                missed = _run(database.url, Path(name), boards, records)
+        else:
+            missed = _run(f"sqlite:///{(keep or Path(name, 'store.db')).absolute()}", Path(name), boards, records)
+    raise typer.Exit(int(missed))
+
+
+def _run(url: str, folder: Path, boards: int, records: int) -> bool:
+    with closing(Store(url)) as store:
+        if not count(store, "device"):
+            _fill(store, boards, records)
+        _fill_telemetry(store, boards)
+        say(f"{records:,} results of {boards:,} boards in {url.partition(':')[0]}")
+        with _reporting(store, boards):
+            slow = _time_statements(store)
+            with _serving(url, folder) as port:
+                late = _time_pages(port)
+                heavy = _weigh_traffic(port)
+    return slow or late or heavy
+
+
+def _fill(store: Store, boards: int, records: int) -> None:
+    """Store results of every board, the oldest first, the last tenth with a new driver."""
+    described = environment.describe("cpu", None)
+    setups = {(chip, is_new): _setup(described, chip, is_new=is_new) for chip in CHIPS for is_new in (False, True)}
+    made, begun_s = _rows(boards, records, setups), time.monotonic()
+    for board in range(boards):
+        info = {"name": f"Board {board:03}", "site": f"hall {board % 5}", "environment": msgspec.to_builtins(described)}
+        for kind, body in {"info": info, "health": {"activity": "idle"}, "status": {"state": "online"}}.items():
+            store.add(rows(_said(board, kind, body)))
+    while some := list(islice(made, BATCH)):
+        store.add(row for pair in some for row in pair)
+    _analyse(store)
+    say(f"filled in {time.monotonic() - begun_s:.0f} s")
+
+
+def _fill_telemetry(store: Store, boards: int) -> None:
+    """Store what the boards have reported in the last hour, each every second."""
+    chance, now_s = random.Random(0), time.time()
+    store.tidy(now_s + 2 * RAW_S, expire=False)
+    for second in range(round(RAW_S)):
+        at_s = now_s - RAW_S + second
+        store.add(
+            Row("telemetry", {"device_id": _name(board), "metric": name, "t_s": at_s, "value": chance.uniform(*values)})
+            for board in range(boards)
+            for name, values in METRICS.items()
+        )
+    _analyse(store)
+
+
+def _analyse(store: Store) -> None:
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE")
+
+
+def _name(board: int) -> str:
+    return f"board-{board:03}"
+
+
+def _setup(described: Environment, chip: str, *, is_new: bool) -> Environment:
+    return msgspec.structs.replace(
+        described, soc=chip, driver="560" if is_new else "550", fingerprint=f"{chip} {'new' if is_new else 'old'}"
+    )
+
+
+def _rows(boards: int, records: int, setups: dict[tuple[str, bool], Environment]) -> Iterator[tuple[Row, Row]]:
+    """Yield the result and the body of each record; only the first per board, case and setup is encoded."""
+    chance, now_s, rounds = random.Random(0), time.time(), records // boards
+    like: dict[tuple[int, int, bool], tuple[dict[str, Any], bytes]] = {}
+    for number in range(rounds * boards):
+        turn, board = divmod(number, boards)
+        case, is_new = turn % len(CASES), turn > 0.9 * rounds
+        if (board, case, is_new) not in like:
+            like[board, case, is_new] = _one(board, CASES[case], setups[CHIPS[board % len(CHIPS)], is_new])
+        values, body = like[board, case, is_new]
+        name, at_s = f"r{turn}", now_s - (rounds - turn) * INTERVAL_S
+        key = f"{values['device_id']}:{name}"
+        median_ms = values["median_ms"] * chance.gauss(1.0, 0.005)
+        own = {"key": key, "run_id": name, "arrived_s": at_s, "measured_s": at_s, "median_ms": median_ms}
+        yield (
+            Row("result", values | own),
+            Row("body", {"key": key, "body": body.replace(b'"r0"', f'"{name}"'.encode())}),
+        )
+
+
+def _one(board: int, case: Case, of: Environment) -> tuple[dict[str, Any], bytes]:
+    """Return the first result of a case on a board."""
+    plain = record(0, of, _name(board))
+    made = msgspec.structs.replace(plain, case=case, case_id=case.case_id)
+    return flat(made, time.time())._asdict(), encode(made)
+
+
+def _said(board: int, kind: str, body: object, at_s: float | None = None) -> Arrived:
+    return Arrived(f"benchd/v1/{_name(board)}/{kind}", json.dumps(body).encode(), at_s or time.time())
+
+
+@contextmanager
+def _reporting(store: Store, boards: int) -> Iterator[None]:
+    """Store the telemetry that every board sends each second, as a collector does, until the block ends."""
+    stop, chance = threading.Event(), random.Random(0)
+
+    def report() -> None:
+        while not stop.wait(1.0):
+            made = [_said(board, "telemetry", {"samples": _samples(chance)}) for board in range(boards)]
+            store.add(row for one in made for row in rows(one))
+
+    thread = threading.Thread(target=report, name="reporting")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _samples(chance: random.Random) -> list[list[object]]:
+    return [[0, name, chance.uniform(*value), "simulated"] for name, value in METRICS.items()]
+
+
+def _time_statements(store: Store) -> bool:
+    """Print the slowest statement of what each page asks, with its plan if it is too slow; return if any was."""
+    is_slow = False
+    for name, ask in asked(store, _newest(store)).items():
+        # the best of several, because other work on the machine only delays
+        statements = min((_statements(store, ask) for _ in range(LOADS)), key=_longest_s)
+        worst = max(statements, key=lambda one: one.took_s)
+        say(f"{name}: {len(statements)} statements, the slowest {1e3 * worst.took_s:.0f} ms")
+        if worst.took_s > STATEMENT_S:
+            is_slow = True
+            say(f"{worst.sql}\n{_plan(store, worst.sql, worst.values)}")
+    return is_slow
+
+
+def _statements(store: Store, ask: Callable[[], object]) -> list[Statement]:
+    with noted(store._engine) as statements:
+        ask()
+    return statements
+
+
+def _longest_s(statements: Sequence[Statement]) -> float:
+    return max(one.took_s for one in statements)
+
+
+def _newest(store: Store) -> Result:
+    return queries.results(store, queries.Filter(), "measured_s", True, 0, 1).results[0]
+
+
+def _plan(store: Store, sql: str, values: Any) -> str:
+    with store.reading() as connection:
+        explain = "EXPLAIN QUERY PLAN" if connection.dialect.name == "sqlite" else "EXPLAIN ANALYZE"
+        return "\n".join(f"  {row[-1]}" for row in connection.exec_driver_sql(f"{explain} {sql}", values))
+
+
+@contextmanager
+def _serving(url: str, folder: Path) -> Iterator[int]:
+    port = free_port()
+    options = ["--only", "pages", "--mqtt", f"mqtt://{HOST}:1", "--database", url, "--port", str(port)]
+    with subprocess.Popen([sys.executable, "-c", _BENCHD, "dashboard", *options], cwd=folder) as process:
+        try:
+            wait_until(lambda: answers(port))
+            yield port
+        finally:
+            process.terminate()
+
+
+def _time_pages(port: int) -> bool:
+    """Print when each page was first painted and when it had its data; return whether a paint was too late."""
+    pages = {name: f"/{name}" for name in ("", "fleet", "results", "changes", "trade-off", "device/board-000")}
+    is_late = False
+    for load in range(LOADS):
+        with _browser() as browser:
+            for name, path in pages.items():
+                page = browser.new_page(viewport={"width": 1440, "height": 900})
+                begun_s = time.perf_counter()
+                page.goto(f"http://{HOST}:{port}{path}")
+                page.get_by_text("Reading.", exact=True).wait_for(state="hidden")
+                filled_s = time.perf_counter() - begun_s
+                paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                painted_s = page.evaluate(paints) / 1e3
+                is_late |= painted_s > PAINT_S
+                say(f"load {load + 1} of {name or 'home'}: painted {painted_s:.2f} s, with data {filled_s:.2f} s")
+                page.close()
+    return is_late
+
+
+def _weigh_traffic(port: int) -> bool:
+    """Print what open pages are sent while every board reports; return whether one is sent too much."""
+    is_heavy = False
+    with _browser() as browser:
+        for path in ("/fleet", "/", "/device/board-000"):
+            heard: list[int] = []
+            page = browser.new_page(viewport={"width": 1440, "height": 900})
+            page.on("websocket", lambda ws, heard=heard: ws.on("framereceived", lambda frame: heard.append(len(frame))))
+            page.goto(f"http://{HOST}:{port}{path}")
+            page.get_by_text("Reading.", exact=True).wait_for(state="hidden")
+            page.wait_for_timeout(5000)
+            heard.clear()
+            page.wait_for_timeout(1000 * TRAFFIC_S)
+            per_s = sum(heard) / TRAFFIC_S
+            is_heavy |= per_s > VIEWER_BYTES_PER_S
+            say(f"{path} is sent {per_s / 1024:.1f} KiB/s in {len(heard)} messages of {TRAFFIC_S} s")
+            page.close()
+    return is_heavy
+
+
+@contextmanager
+def _browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium")
+    if program is None:
+        raise NotAvailable("chromium is not installed: apt install chromium")
+    with sync_playwright() as started:
+        yield started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+
+
+if __name__ == "__main__":
+    app()
