@@ -4,6 +4,8 @@
    A direction that runs in reverse reads its tokens from the last to the first; nothing is flipped. Where the directions
    are summed, one task does both, and the second finds what the first wrote in its own core's cache. */
 
+#include <math.h>
+#include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -11,10 +13,12 @@
 #define PUBLIC __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #define CHANNELS 16 /* of a task: a cache line of a token */
+#define NEIGHBOURS (int64_t)(64 / (CHANNELS * sizeof(number))) /* tasks whose channels of a token share a cache line */
 #define STATES 16   /* that a pass carries; more are summed up in further passes */
 #define RANKS 64    /* columns of the projection that a pass keeps at hand; more are gathered for every group */
 #define TILE 16     /* tokens between reading and writing: their inputs stay in the first-level cache */
 #define GROUP 4     /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
+#define TOGETHER 4  /* states that advance side by side, by one form of 2^x */
 
 /* LANES numbers with the operators of C: one register, since compilers split a longer vector badly */
 #if defined __AVX512F__
@@ -28,24 +32,34 @@
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole __attribute__((vector_size(4 * LANES)));
 
+#ifdef BF16 /* of what a token reads and writes: the upper half of a float */
+typedef uint16_t number;
+typedef uint16_t numbers __attribute__((vector_size(2 * LANES)));
+#else
+typedef float number;
+typedef lanes numbers;
+#endif
+
 typedef struct {
     lanes part[PARTS];
 } row; /* one number of every channel */
 
 /* (directions, images, length, n), the last dimension without gaps; distances in elements, `at` null where absent */
 typedef struct {
-    const float *at;
+    const number *at;
     int64_t direction, image, token;
 } tokens;
 
 /* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (directions, channels,
    rank) or null, A (directions, channels, states), D and bias (directions, channels) or null; y (directions, images,
    length, channels), or (images, length, channels) of the sum over directions, which then read the same z. `reverse` is
-   that of the first direction, a second one runs the other way. */
+   that of the first direction, a second one runs the other way. In bfloat16, `sums` (threads, length, CHANNELS) is for what
+   of a y is not all of it yet. */
 typedef struct {
     tokens u, steps, B, C, z;
     const float *weight, *A, *D, *bias;
-    float *y;
+    number *y;
+    float *sums;
     int64_t directions, images, length, channels, rank, states, softplus, reverse, summed, threads;
 } problem;
 
@@ -54,15 +68,22 @@ typedef struct {
     int64_t direction, image, channel, width, first, count;
 } pass;
 
+/* Rows of a tile lie at token[r] in the sequence, the last one again beyond `rows`. */
+typedef struct {
+    int64_t token[TILE], rows;
+} tile;
+
 typedef struct {
     row rate[STATES], h[STATES]; /* A log2(e), and the states */
     row fastest, D, bias;        /* fastest: max |rate| of a channel */
+    float reach[STATES / TOGETHER]; /* max -rate of some states over all channels, infinity if one of them grows */
     row weight[RANKS];
     row u[TILE], delta[TILE], x[TILE], y[TILE]; /* x = delta u */
-    float B[TILE][STATES], C[TILE][STATES];
+    row B[TILE], C[TILE]; /* a number of every state */
 } workspace;
 
 #define REACH 125.0f /* 2^x needs no clamp for |x| below it */
+#define SPAN 0.75f   /* 2^x needs no rounding of x for -SPAN <= x <= 0 */
 /* x + ROUND has round(x) in its low bits, and those of ROUND itself leave when they are shifted into the exponent */
 #define ROUND 12582912.0f
 #define LOG2_E 1.44269504f
@@ -103,6 +124,24 @@ INLINE lanes exp2_of(lanes x, int wild) {
     return power(x - (shifted - ROUND), shifted);
 }
 
+/* How 2^x is computed of the exponents of a tile: as it is for -SPAN <= x <= 0, as a square or a fourth power for twice
+   and four times as much, else of any x, clamped where it is wild. */
+typedef enum { NEAR, SQUARE, FOURTH, ANY, WILD } form;
+
+INLINE lanes decay(lanes x, form how) {
+    if (how > FOURTH) return exp2_of(x, how == WILD);
+#ifdef BF16
+    lanes p = 2.37517719e-1f + x * 4.57383353e-2f;
+    p = 1.0f + x * (6.93030249e-1f + x * p);
+#else
+    lanes p = 9.45295769e-3f + x * 1.07452371e-3f;
+    p = 2.40222316e-1f + x * (5.54599862e-2f + x * p);
+    p = 1.0f + x * (6.93147116e-1f + x * p);
+#endif
+    if (how != NEAR) p *= p;
+    return how == FOURTH ? p * p : p;
+}
+
 /* e^x for x <= 0; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
 INLINE lanes exp_of(lanes x) {
     x = chosen(x < -87.0f, every(-87.0f), x);
@@ -119,35 +158,98 @@ INLINE lanes softplus_of(lanes x) {
     return chosen(x > 0.0f, x, every(0.0f)) + e * (9.99999975e-1f + e * p);
 }
 
+/* x / (1 + e^-x); 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself, squared by each step of Newton's */
 INLINE lanes silu_of(lanes x) {
-    lanes e = exp_of(-magnitude(x));
-    return chosen(x > 0.0f, x, x * e) / (1.0f + e);
+    lanes e = exp_of(-magnitude(x)), d = 1.0f + e;
+    lanes r = 9.89898990e-1f + e * (e * 3.23232323e-1f - 8.08080808e-1f);
+    r *= 2.0f - d * r;
+    r *= 2.0f - d * r;
+    return chosen(x > 0.0f, x, x * e) * r;
 }
 
 /* The usual size is a single move. */
-INLINE void copy(void *to, const void *from, int64_t numbers) {
-    if (numbers == CHANNELS) memcpy(to, from, CHANNELS * sizeof(float));
-    else memcpy(to, from, (size_t)numbers * sizeof(float));
+#define COPY(to, from, count)                                                                                          \
+    do {                                                                                                               \
+        if ((count) == CHANNELS) memcpy(to, from, CHANNELS * sizeof *(from));                                          \
+        else memcpy(to, from, (size_t)(count) * sizeof *(from));                                                       \
+    } while (0)
+
+_Static_assert(CHANNELS == STATES, "COPY takes either");
+
+INLINE lanes widened(numbers x) {
+#ifdef BF16
+    return (lanes)(__builtin_convertvector(x, whole) << 16);
+#else
+    return x;
+#endif
 }
 
-_Static_assert(CHANNELS == STATES, "copy takes either");
+INLINE numbers rounded(lanes x) {
+#ifdef BF16
+    whole bits = (whole)x, even = bits + 0x7fff + (bits >> 16 & 1);
+    return __builtin_convertvector((whole)chosen(x == x, (lanes)even, (lanes)(bits | 1 << 22)) >> 16, numbers);
+#else
+    return x;
+#endif
+}
 
-INLINE row read_row(const float *from, int64_t width) {
-    row to = {0};
-    copy(&to, from, width);
+INLINE row read_row(const number *from, int64_t width) {
+    numbers at[PARTS] = {0};
+    row to;
+    COPY(at, from, width);
+    for (int64_t i = 0; i < PARTS; i++) to.part[i] = widened(at[i]);
     return to;
 }
 
-INLINE const float *token_of(const tokens *from, const pass *k, int64_t t) {
+INLINE void write_row(number *to, const row *from, int64_t width) {
+    numbers at[PARTS];
+    for (int64_t i = 0; i < PARTS; i++) at[i] = rounded(from->part[i]);
+    COPY(to, (number *)at, width);
+}
+
+/* `count` numbers as floats: where they lie, or at `to`. */
+INLINE const float *floats(float *to, const number *from, int64_t count) {
+#ifdef BF16
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)from[i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+    return to;
+#else
+    return from;
+#endif
+}
+
+INLINE const number *token_of(const tokens *from, const pass *k, int64_t t) {
     return from->at + k->direction * from->direction + k->image * from->image + t * from->token;
 }
 
 /* Column n of a parameter (directions, channels, columns). */
 static row column(const problem *p, const pass *k, const float *from, int64_t n, int64_t columns) {
-    float of_channels[CHANNELS] = {0};
+    union {
+        float of_channels[CHANNELS];
+        row all;
+    } to = {{0}};
     from += (k->direction * p->channels + k->channel) * columns + n;
-    for (int64_t i = 0; i < k->width; i++) of_channels[i] = from[i * columns];
-    return read_row(of_channels, CHANNELS);
+    for (int64_t i = 0; i < k->width; i++) to.of_channels[i] = from[i * columns];
+    return to.all;
+}
+
+static void read_reach(workspace *w) {
+    for (int64_t n = 0; n < STATES; n += TOGETHER) {
+        float rates[CHANNELS], reach = 0;
+        row slowest = {0}, fastest = {0};
+        for (int64_t k = n; k < n + TOGETHER; k++)
+            for (int64_t i = 0; i < PARTS; i++) {
+                lanes rate = w->rate[k].part[i];
+                fastest.part[i] = chosen(rate < fastest.part[i], rate, fastest.part[i]);
+                slowest.part[i] = chosen(rate > slowest.part[i], rate, slowest.part[i]);
+            }
+        for (int64_t i = 0; i < PARTS; i++) fastest.part[i] = chosen(slowest.part[i] > 0.0f, every(-HUGE_VALF), fastest.part[i]);
+        memcpy(rates, &fastest, sizeof rates);
+        for (int64_t i = 0; i < CHANNELS; i++) reach = -rates[i] > reach ? -rates[i] : reach;
+        w->reach[n / TOGETHER] = reach;
+    }
 }
 
 static void begin(workspace *w, const problem *p, const pass *k) {
@@ -160,105 +262,186 @@ static void begin(workspace *w, const problem *p, const pass *k) {
             w->fastest.part[i] = chosen(size <= w->fastest.part[i], w->fastest.part[i], size);
         }
     }
+    read_reach(w);
     if (p->D && !k->first) w->D = column(p, k, p->D, 0, 1);
     if (p->bias) w->bias = column(p, k, p->bias, 0, 1);
     for (int64_t i = 0; p->weight && i < p->rank && i < RANKS; i++) w->weight[i] = column(p, k, p->weight, i, p->rank);
 }
 
-/* Set delta of the tile to the step sizes before their softplus; token[r] is where row r lies in the sequence. */
-static void read_steps(workspace *w, const problem *p, const pass *k, const int64_t *token) {
+/* Add what columns [first, + count) of the projection make of some tokens to their deltas. */
+INLINE void project(row *delta, const workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t first) {
+    float room[GROUP][RANKS];
+    const float *from[GROUP];
+    int64_t count = p->rank - first < RANKS ? p->rank - first : RANKS;
+    for (int64_t r = 0; r < GROUP; r++) from[r] = floats(room[r], token_of(&p->steps, k, token[r]) + first, count);
+    for (int64_t n = 0; n < count; n++) {
+        row weight = first ? column(p, k, p->weight, first + n, p->rank) : w->weight[n];
+        for (int64_t r = 0; r < GROUP; r++)
+            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += from[r][n] * weight.part[i];
+    }
+}
+
+/* Set delta of the tile to the step sizes before their softplus. */
+static void read_steps(workspace *w, const problem *p, const pass *k, const tile *at) {
     for (int64_t start = 0; start < TILE; start += GROUP) {
-        const float *from[GROUP];
         row delta[GROUP];
         for (int64_t r = 0; r < GROUP; r++) {
-            from[r] = token_of(&p->steps, k, token[start + r]);
             delta[r] = w->bias;
-            row given = p->weight ? (row){0} : read_row(from[r] + k->channel, k->width);
-            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += given.part[i];
+            const number *given = token_of(&p->steps, k, at->token[start + r]) + k->channel;
+            row steps = p->weight ? (row){0} : read_row(given, k->width);
+            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += steps.part[i];
         }
-        for (int64_t n = 0; p->weight && n < p->rank; n++) {
-            row weight = n < RANKS ? w->weight[n] : column(p, k, p->weight, n, p->rank);
-            for (int64_t r = 0; r < GROUP; r++)
-                for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += from[r][n] * weight.part[i];
-        }
+        for (int64_t first = 0; p->weight && first < p->rank; first += RANKS)
+            project(delta, w, p, k, at->token + start, first);
         memcpy(w->delta + start, delta, sizeof delta);
     }
 }
 
-static void read_tile(workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t rows) {
-    read_steps(w, p, k, token);
-    for (int64_t r = 0; r < rows; r++) {
-        w->u[r] = read_row(token_of(&p->u, k, token[r]) + k->channel, k->width);
-        copy(w->B[r], token_of(&p->B, k, token[r]) + k->first, k->count);
-        copy(w->C[r], token_of(&p->C, k, token[r]) + k->first, k->count);
+static void read_tile(workspace *w, const problem *p, const pass *k, const tile *at) {
+    read_steps(w, p, k, at);
+    for (int64_t r = 0; r < at->rows; r++) {
+        w->u[r] = read_row(token_of(&p->u, k, at->token[r]) + k->channel, k->width);
+        w->B[r] = read_row(token_of(&p->B, k, at->token[r]) + k->first, k->count);
+        w->C[r] = read_row(token_of(&p->C, k, at->token[r]) + k->first, k->count);
     }
 }
 
-/* Make delta and x of what was read; return whether an exponent of the tile may reach REACH. */
-static int step_sizes(workspace *w, int64_t rows, int softplus) {
-    whole wild = {0};
+static tile tile_of(const problem *p, int64_t start, int64_t backward) {
+    tile at = {.rows = p->length - start < TILE ? p->length - start : TILE};
+    for (int64_t r = 0; r < TILE; r++) {
+        int64_t t = start + (r < at.rows ? r : at.rows - 1);
+        at.token[r] = backward ? p->length - 1 - t : t;
+    }
+    return at;
+}
+
+INLINE number *target(const problem *p, const pass *k, int64_t t) {
+    int64_t image = (p->summed ? 0 : k->direction) * p->images + k->image;
+    return p->y + (image * p->length + t) * p->channels + k->channel;
+}
+
+/* Does this walk make a y all of it? */
+INLINE int ends(const problem *p, const pass *k) {
+    return k->first + k->count == p->states && (!p->summed || k->direction + 1 == p->directions);
+}
+
+/* Bring the lines that rows [first, last) will need into the first-level cache while there is else to do. */
+INLINE void fetch(const problem *p, const pass *k, const tile *next, int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; r++) {
+        __builtin_prefetch(token_of(&p->u, k, next->token[r]) + k->channel, 0);
+        __builtin_prefetch(target(p, k, next->token[r]), 1);
+        if (p->z.at && ends(p, k)) __builtin_prefetch(token_of(&p->z, k, next->token[r]) + k->channel, 0);
+    }
+}
+
+/* Make delta and x of what was read; return the largest delta, infinity if one is negative or an exponent of the tile
+   may reach REACH, and say which in `wild`. */
+static float step_sizes(workspace *w, int64_t rows, int softplus, int *wild) {
+    whole far = {0}, negative = {0};
+    float sizes[LANES], largest = 0;
+    lanes longest = {0};
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < PARTS; i++) {
             lanes delta = softplus ? softplus_of(w->delta[r].part[i]) : w->delta[r].part[i];
             w->delta[r].part[i] = delta;
             w->x[r].part[i] = delta * w->u[r].part[i];
-            wild |= ~(magnitude(delta) * w->fastest.part[i] < REACH);
+            far |= ~(magnitude(delta) * w->fastest.part[i] < REACH);
+            negative |= (whole)delta;
+            longest = chosen(delta > longest, delta, longest);
         }
-    int any = 0;
-    for (int64_t i = 0; i < LANES; i++) any |= wild[i];
-    return any;
+    memcpy(sizes, &longest, sizeof sizes);
+    int32_t signs = 0;
+    *wild = 0;
+    for (int64_t i = 0; i < LANES; i++) {
+        *wild |= far[i];
+        signs |= negative[i];
+        largest = sizes[i] > largest ? sizes[i] : largest;
+    }
+    return *wild || signs < 0 ? HUGE_VALF : largest;
 }
 
-INLINE void advance(workspace *w, int64_t rows, int wild) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < PARTS; i++) {
-            lanes delta = w->delta[r].part[i], x = w->x[r].part[i], y = {0};
-#pragma GCC unroll 16
-            for (int64_t n = 0; n < STATES; n++) {
-                lanes h = exp2_of(delta * w->rate[n].part[i], wild) * w->h[n].part[i] + x * w->B[r][n];
-                w->h[n].part[i] = h;
-                y += h * w->C[r][n];
+/* Let the states [n, + TOGETHER) go through the tile, and add what they show to y. */
+INLINE void advance_by(workspace *w, int64_t rows, int64_t n, form how) {
+    float scale = how == SQUARE ? 0.5f : how == FOURTH ? 0.25f : 1.0f;
+    for (int64_t i = 0; i < PARTS; i++) {
+        lanes rate[TOGETHER], h[TOGETHER];
+        for (int64_t k = 0; k < TOGETHER; k++) {
+            rate[k] = w->rate[n + k].part[i] * scale;
+            h[k] = w->h[n + k].part[i];
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            lanes delta = w->delta[r].part[i], x = w->x[r].part[i], y = w->y[r].part[i];
+            const float *B = (const float *)&w->B[r], *C = (const float *)&w->C[r];
+            for (int64_t k = 0; k < TOGETHER; k++) {
+                h[k] = decay(delta * rate[k], how) * h[k] + x * B[n + k];
+                y += h[k] * C[n + k];
             }
             w->y[r].part[i] = y;
         }
+        for (int64_t k = 0; k < TOGETHER; k++) w->h[n + k].part[i] = h[k];
+    }
 }
 
-static void write_tile(const workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t rows) {
-    int64_t direction = p->summed ? 0 : k->direction, last = k->first + k->count == p->states;
-    int adds = k->first || k->direction > direction;
-    int gates = p->z.at && last && (!p->summed || k->direction + 1 == p->directions);
-    float *sequence = p->y + (direction * p->images + k->image) * p->length * p->channels + k->channel;
-    for (int64_t r = 0; r < rows; r++) {
-        float *to = sequence + token[r] * p->channels;
-        row y = adds ? read_row(to, k->width) : (row){0};
-        row z = gates ? read_row(token_of(&p->z, k, token[r]) + k->channel, k->width) : (row){0};
+static void advance(workspace *w, const problem *p, const pass *k, int64_t rows, const tile *next, float longest, int wild) {
+    memset(w->y, 0, sizeof w->y);
+    for (int64_t n = 0; n < STATES; n += TOGETHER) {
+        fetch(p, k, next, n * TILE / STATES, (n + TOGETHER) * TILE / STATES);
+        float reach = longest * w->reach[n / TOGETHER];
+        if (reach <= SPAN) advance_by(w, rows, n, NEAR);
+        else if (reach <= 2 * SPAN) advance_by(w, rows, n, SQUARE);
+        else if (reach <= 4 * SPAN) advance_by(w, rows, n, FOURTH);
+        else if (!wild) advance_by(w, rows, n, ANY);
+        else advance_by(w, rows, n, WILD);
+    }
+}
+
+#ifdef BF16
+INLINE row read_sum(const problem *p, const pass *k, int64_t t) {
+    row sum;
+    memcpy(&sum, p->sums + (omp_get_thread_num() * p->length + t) * CHANNELS, sizeof sum);
+    return sum;
+}
+
+INLINE void write_sum(const problem *p, const pass *k, int64_t t, const row *sum) {
+    if (ends(p, k)) write_row(target(p, k, t), sum, k->width);
+    else memcpy(p->sums + (omp_get_thread_num() * p->length + t) * CHANNELS, sum, sizeof *sum);
+}
+#else
+INLINE row read_sum(const problem *p, const pass *k, int64_t t) {
+    return read_row(target(p, k, t), k->width);
+}
+
+INLINE void write_sum(const problem *p, const pass *k, int64_t t, const row *sum) {
+    write_row(target(p, k, t), sum, k->width);
+}
+#endif
+
+static void write_tile(const workspace *w, const problem *p, const pass *k, const tile *at) {
+    int adds = k->first || (p->summed && k->direction), gates = p->z.at && ends(p, k);
+    for (int64_t r = 0; r < at->rows; r++) {
+        row y = adds ? read_sum(p, k, at->token[r]) : (row){0};
+        row z = gates ? read_row(token_of(&p->z, k, at->token[r]) + k->channel, k->width) : (row){0};
         for (int64_t i = 0; i < PARTS; i++) {
             y.part[i] += w->D.part[i] * w->u[r].part[i] + w->y[r].part[i];
             if (gates) y.part[i] *= silu_of(z.part[i]);
         }
-        copy(to, &y, k->width);
+        write_sum(p, k, at->token[r], &y);
     }
-}
-
-/* Set token[r] to where row r of a tile lies, the last one again beyond the end; return the rows before that. */
-static int64_t tile_of(int64_t *token, const problem *p, int64_t start, int64_t backward) {
-    int64_t rows = p->length - start < TILE ? p->length - start : TILE;
-    for (int64_t r = 0; r < TILE; r++) {
-        int64_t t = start + (r < rows ? r : rows - 1);
-        token[r] = backward ? p->length - 1 - t : t;
-    }
-    return rows;
 }
 
 static void scan_states(const problem *p, const pass *k) {
+    int64_t backward = (p->reverse + k->direction) % 2;
     workspace w;
     begin(&w, p, k);
+    tile next = tile_of(p, 0, backward);
     for (int64_t start = 0; start < p->length; start += TILE) {
-        int64_t token[TILE], rows = tile_of(token, p, start, (p->reverse + k->direction) % 2);
-        read_tile(&w, p, k, token, rows);
-        if (step_sizes(&w, rows, (int)p->softplus)) advance(&w, rows, 1);
-        else advance(&w, rows, 0);
-        write_tile(&w, p, k, token, rows);
+        tile at = next;
+        next = tile_of(p, start + TILE, backward);
+        read_tile(&w, p, k, &at);
+        int wild;
+        float longest = step_sizes(&w, at.rows, (int)p->softplus, &wild);
+        advance(&w, p, k, at.rows, &next, longest, wild);
+        write_tile(&w, p, k, &at);
     }
 }
 
@@ -284,7 +467,7 @@ static int64_t blocks_of(const problem *p, int64_t directions) {
 PUBLIC void selective_scan(const problem *p) {
     int64_t together = p->summed ? p->directions : 1, tasks = blocks_of(p, p->directions / together);
     int threads = (int)p->threads;
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
+#pragma omp parallel for num_threads(threads) schedule(dynamic, NEIGHBOURS)
     for (int64_t i = 0; i < tasks; i++) {
         pass k = block(p, i);
         for (int64_t last = k.direction + together; k.direction < last; k.direction++) scan_direction(p, k);
@@ -295,18 +478,18 @@ PUBLIC void selective_scan(const problem *p) {
 PUBLIC void delta_projection(const problem *p) {
     int64_t blocks = blocks_of(p, p->directions);
     int threads = (int)p->threads;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static, NEIGHBOURS)
     for (int64_t i = 0; i < blocks; i++) {
         pass k = block(p, i);
         workspace w;
         begin(&w, p, &k);
         memset(w.u, 0, sizeof w.u);
-        float *y = p->y + (k.direction * p->images + k.image) * p->length * p->channels + k.channel;
         for (int64_t start = 0; start < p->length; start += TILE) {
-            int64_t token[TILE], rows = tile_of(token, p, start, 0);
-            read_steps(&w, p, &k, token);
-            step_sizes(&w, rows, 1);
-            for (int64_t r = 0; r < rows; r++) copy(y + token[r] * p->channels, &w.delta[r], k.width);
+            tile at = tile_of(p, start, 0);
+            int wild;
+            read_steps(&w, p, &k, &at);
+            step_sizes(&w, at.rows, 1, &wild);
+            for (int64_t r = 0; r < at.rows; r++) write_row(target(p, &k, at.token[r]), &w.delta[r], k.width);
         }
     }
 }
