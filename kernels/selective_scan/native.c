@@ -1,5 +1,5 @@
-/* The selective scan, serial in tokens: a task owns the states of CHANNELS channels of one image and walks the sequence
-   tile by tile, so that what comes in is read and y is written once for every 16 states.
+/* The selective scan, serial in tokens: a task owns the states of a few blocks of channels of one image and walks the
+   sequence tile by tile, so that what comes in is read and y is written once for every 16 states.
 
    A direction that runs in reverse reads its tokens from the last to the first; nothing is flipped. Where the directions
    are summed, one task does both, and the second finds what the first wrote in its own core's cache. */
@@ -9,11 +9,14 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512DQ__
+#include <immintrin.h>
+#endif
 
 #define PUBLIC __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
-#define CHANNELS 16 /* of a task: a cache line of a token */
-#define NEIGHBOURS (int64_t)(64 / (CHANNELS * sizeof(number))) /* tasks whose channels of a token share a cache line */
+#define CHANNELS 16 /* of a block: a cache line of a token */
+#define BLOCKS 4    /* of a task, at most: they share what a token has for all channels */
 #define STATES 16   /* that a pass carries; more are summed up in further passes */
 #define RANKS 64    /* columns of the projection that a pass keeps at hand; more are gathered for every group */
 #define TILE 16     /* tokens between reading and writing: their inputs stay in the first-level cache */
@@ -53,7 +56,7 @@ typedef struct {
 /* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (directions, channels,
    rank) or null, A (directions, channels, states), D and bias (directions, channels) or null; y (directions, images,
    length, channels), or (images, length, channels) of the sum over directions, which then read the same z. `reverse` is
-   that of the first direction, a second one runs the other way. In bfloat16, `sums` (threads, length, CHANNELS) is for what
+   that of the first direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what
    of a y is not all of it yet. */
 typedef struct {
     tokens u, steps, B, C, z;
@@ -63,23 +66,32 @@ typedef struct {
     int64_t directions, images, length, channels, rank, states, softplus, reverse, summed, threads;
 } problem;
 
-/* One walk over the sequence: channels [channel, + width), states [first, + count). */
+/* One walk over the sequence: `blocks` blocks of channels, the first from `channel` on, and states [first, + count). */
 typedef struct {
-    int64_t direction, image, channel, width, first, count;
+    int64_t direction, image, channel, blocks, first, count;
 } pass;
 
-/* Rows of a tile lie at token[r] in the sequence, the last one again beyond `rows`. */
+/* Rows of the sequence and where those of the pass begin; a row beyond `rows` is the last one again. */
 typedef struct {
-    int64_t token[TILE], rows;
+    int64_t rows, token[TILE];
+    const number *u[TILE], *z[TILE];
+    number *y[TILE];
 } tile;
 
+/* What the channels of a block keep on their way. */
 typedef struct {
-    row rate[STATES], h[STATES]; /* A log2(e), and the states */
-    row fastest, D, bias;        /* fastest: max |rate| of a channel */
+    row rate[STATES], h[STATES];    /* A log2(e), and the states */
+    row fastest, D, bias;           /* fastest: max |rate| of a channel */
     float reach[STATES / TOGETHER]; /* max -rate of some states over all channels, infinity if one of them grows */
     row weight[RANKS];
-    row u[TILE], delta[TILE], x[TILE], y[TILE]; /* x = delta u */
-    row B[TILE], C[TILE]; /* a number of every state */
+} block;
+
+typedef struct {
+    block blocks[BLOCKS];
+    row u[TILE], delta[TILE], x[TILE], y[TILE]; /* of one block; x = delta u */
+    row B[TILE], C[TILE];                       /* a number of every state */
+    const float *low[TILE];                     /* columns of the projection, up to RANKS */
+    float room[TILE][RANKS];
 } workspace;
 
 #define REACH 125.0f /* 2^x needs no clamp for |x| below it */
@@ -101,28 +113,37 @@ INLINE lanes magnitude(lanes x) {
     return (lanes)((whole)x & INT32_MAX);
 }
 
-/* 2^(n + rest) for |rest| <= 1/2 and shifted = n + ROUND, to 3e-7 of itself, and to as much of its distance from 1:
-   what a slow state forgets is as exact as what it keeps. */
-INLINE lanes power(lanes rest, lanes shifted) {
+/* 2^rest for |rest| <= 1/2 to 3e-7 of itself, and to as much of its distance from 1: what a slow state forgets is as
+   exact as what it keeps. */
+INLINE lanes near_power(lanes rest) {
     lanes p = 9.66637295e-3f + rest * 1.34004366e-3f;
     p = 2.40223490e-1f + rest * (5.55033318e-2f + rest * p);
-    p = 1.0f + rest * (6.93147196e-1f + rest * p);
-    return (lanes)((whole)p + ((whole)shifted << 23));
+    return 1.0f + rest * (6.93147196e-1f + rest * p);
 }
 
+/* 2^(n + rest) of shifted = n + ROUND */
+INLINE lanes power(lanes rest, lanes shifted) {
+    return (lanes)((whole)near_power(rest) + ((whole)shifted << 23));
+}
+
+#ifdef __AVX512DQ__
+/* 2^x; instructions for fraction and exponent, which take any x */
+INLINE lanes exp2_of(lanes x, int wild) {
+    (void)wild;
+    lanes rest = (lanes)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (lanes)_mm512_scalef_ps((__m512)near_power(rest), (__m512)(x - rest));
+}
+#else
 /* 2^x; `wild` says that |x| may reach REACH: the ends of the clamp are as good as 0 and infinity in what follows */
 INLINE lanes exp2_of(lanes x, int wild) {
     if (wild) {
         x = chosen(x < -126.0f, every(-126.0f), x); /* a NaN stays */
         x = chosen(x > 127.0f, every(127.0f), x);
     }
-#ifdef __AVX512F__
-    /* keeps x from melting into two fused multiply-adds, whose ports are the full ones */
-    __asm__("" : "+v"(x));
-#endif
     lanes shifted = x + ROUND;
     return power(x - (shifted - ROUND), shifted);
 }
+#endif
 
 /* How 2^x is computed of the exponents of a tile: as it is for -SPAN <= x <= 0, as a square or a fourth power for twice
    and four times as much, else of any x, clamped where it is wild. */
@@ -193,6 +214,13 @@ INLINE numbers rounded(lanes x) {
 #endif
 }
 
+INLINE float largest_of(const row *all) {
+    float each[CHANNELS], largest = 0;
+    memcpy(each, all, sizeof each);
+    for (int64_t i = 0; i < CHANNELS; i++) largest = each[i] > largest ? each[i] : largest;
+    return largest;
+}
+
 INLINE row read_row(const number *from, int64_t width) {
     numbers at[PARTS] = {0};
     row to;
@@ -224,100 +252,112 @@ INLINE const number *token_of(const tokens *from, const pass *k, int64_t t) {
     return from->at + k->direction * from->direction + k->image * from->image + t * from->token;
 }
 
-/* Column n of a parameter (directions, channels, columns). */
-static row column(const problem *p, const pass *k, const float *from, int64_t n, int64_t columns) {
-    union {
-        float of_channels[CHANNELS];
-        row all;
-    } to = {{0}};
-    from += (k->direction * p->channels + k->channel) * columns + n;
-    for (int64_t i = 0; i < k->width; i++) to.of_channels[i] = from[i * columns];
-    return to.all;
+INLINE int64_t width_of(const problem *p, const pass *k, int64_t i) {
+    int64_t left = p->channels - k->channel - i * CHANNELS;
+    return left < CHANNELS ? left : CHANNELS;
 }
 
-static void read_reach(workspace *w) {
+/* Columns [first, + count) of a parameter (directions, channels, columns), of block i; the rest of `to` stays. */
+static void read_columns(
+    row *to, const problem *p, const pass *k, int64_t i, const float *from, int64_t first, int64_t count, int64_t columns) {
+    float *each = (float *)to;
+    from += (k->direction * p->channels + k->channel + i * CHANNELS) * columns + first;
+    for (int64_t channel = 0; channel < width_of(p, k, i); channel++)
+        for (int64_t n = 0; n < count; n++) each[n * CHANNELS + channel] = from[channel * columns + n];
+}
+
+/* Make the rates of what was read of A, and say how fast they are. */
+static void read_rates(block *b) {
+    for (int64_t n = 0; n < STATES; n++)
+        for (int64_t i = 0; i < PARTS; i++) {
+            lanes rate = b->rate[n].part[i] *= LOG2_E, size = magnitude(rate);
+            b->fastest.part[i] = chosen(size <= b->fastest.part[i], b->fastest.part[i], size);
+        }
     for (int64_t n = 0; n < STATES; n += TOGETHER) {
-        float rates[CHANNELS], reach = 0;
-        row slowest = {0}, fastest = {0};
+        row reach = {0};
         for (int64_t k = n; k < n + TOGETHER; k++)
             for (int64_t i = 0; i < PARTS; i++) {
-                lanes rate = w->rate[k].part[i];
-                fastest.part[i] = chosen(rate < fastest.part[i], rate, fastest.part[i]);
-                slowest.part[i] = chosen(rate > slowest.part[i], rate, slowest.part[i]);
+                lanes rate = b->rate[k].part[i], size = chosen(rate > 0.0f, every(HUGE_VALF), -rate);
+                reach.part[i] = chosen(size > reach.part[i], size, reach.part[i]);
             }
-        for (int64_t i = 0; i < PARTS; i++) fastest.part[i] = chosen(slowest.part[i] > 0.0f, every(-HUGE_VALF), fastest.part[i]);
-        memcpy(rates, &fastest, sizeof rates);
-        for (int64_t i = 0; i < CHANNELS; i++) reach = -rates[i] > reach ? -rates[i] : reach;
-        w->reach[n / TOGETHER] = reach;
+        b->reach[n / TOGETHER] = largest_of(&reach);
     }
 }
 
 static void begin(workspace *w, const problem *p, const pass *k) {
-    memset(w, 0, offsetof(workspace, weight));
-    memset(w->B, 0, sizeof w->B + sizeof w->C);
-    for (int64_t n = 0; n < k->count; n++) {
-        w->rate[n] = column(p, k, p->A, k->first + n, p->states);
-        for (int64_t i = 0; i < PARTS; i++) {
-            lanes rate = w->rate[n].part[i] *= LOG2_E, size = magnitude(rate);
-            w->fastest.part[i] = chosen(size <= w->fastest.part[i], w->fastest.part[i], size);
+    int64_t ranks = !p->weight ? 0 : p->rank < RANKS ? p->rank : RANKS;
+    for (int64_t i = 0; i < k->blocks; i++) {
+        block *b = &w->blocks[i];
+        memset(b, 0, offsetof(block, weight) + (size_t)ranks * sizeof(row));
+        read_columns(b->rate, p, k, i, p->A, k->first, k->count, p->states);
+        read_rates(b);
+        if (p->D && !k->first) read_columns(&b->D, p, k, i, p->D, 0, 1, 1);
+        if (p->bias) read_columns(&b->bias, p, k, i, p->bias, 0, 1, 1);
+        read_columns(b->weight, p, k, i, p->weight, 0, ranks, p->rank);
+    }
+}
+
+/* Read what a tile has for all channels. */
+static void read_shared(workspace *w, const problem *p, const pass *k, const tile *at) {
+    for (int64_t r = 0; r < TILE; r++) {
+        w->B[r] = read_row(token_of(&p->B, k, at->token[r]) + k->first, k->count);
+        w->C[r] = read_row(token_of(&p->C, k, at->token[r]) + k->first, k->count);
+        if (p->weight) {
+            const number *low = token_of(&p->steps, k, at->token[r]);
+            w->low[r] = floats(w->room[r], low, p->rank < RANKS ? p->rank : RANKS);
         }
     }
-    read_reach(w);
-    if (p->D && !k->first) w->D = column(p, k, p->D, 0, 1);
-    if (p->bias) w->bias = column(p, k, p->bias, 0, 1);
-    for (int64_t i = 0; p->weight && i < p->rank && i < RANKS; i++) w->weight[i] = column(p, k, p->weight, i, p->rank);
 }
 
-/* Add what columns [first, + count) of the projection make of some tokens to their deltas. */
-INLINE void project(row *delta, const workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t first) {
-    float room[GROUP][RANKS];
-    const float *from[GROUP];
-    int64_t count = p->rank - first < RANKS ? p->rank - first : RANKS;
-    for (int64_t r = 0; r < GROUP; r++) from[r] = floats(room[r], token_of(&p->steps, k, token[r]) + first, count);
-    for (int64_t n = 0; n < count; n++) {
-        row weight = first ? column(p, k, p->weight, first + n, p->rank) : w->weight[n];
+INLINE void project(row *delta, const row *weight, const float *const *low, int64_t count) {
+    for (int64_t n = 0; n < count; n++)
         for (int64_t r = 0; r < GROUP; r++)
-            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += from[r][n] * weight.part[i];
+            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += low[r][n] * weight[n].part[i];
+}
+
+/* Add to some deltas what the columns beyond RANKS make of the tokens. */
+static void project_rest(row *delta, const problem *p, const pass *k, int64_t i, const int64_t *token) {
+    for (int64_t n = RANKS; n < p->rank; n++) {
+        float room[GROUP];
+        const float *low[GROUP];
+        row weight = {0};
+        read_columns(&weight, p, k, i, p->weight, n, 1, p->rank);
+        for (int64_t r = 0; r < GROUP; r++) low[r] = floats(room + r, token_of(&p->steps, k, token[r]) + n, 1);
+        project(delta, &weight, low, 1);
     }
 }
 
-/* Set delta of the tile to the step sizes before their softplus. */
-static void read_steps(workspace *w, const problem *p, const pass *k, const tile *at) {
+/* Set delta of the tile to the step sizes of block i before their softplus. */
+static void read_steps(workspace *w, const problem *p, const pass *k, int64_t i, const tile *at) {
+    const block *b = &w->blocks[i];
     for (int64_t start = 0; start < TILE; start += GROUP) {
         row delta[GROUP];
         for (int64_t r = 0; r < GROUP; r++) {
-            delta[r] = w->bias;
-            const number *given = token_of(&p->steps, k, at->token[start + r]) + k->channel;
-            row steps = p->weight ? (row){0} : read_row(given, k->width);
-            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += steps.part[i];
+            delta[r] = b->bias;
+            if (p->weight) continue;
+            const number *from = token_of(&p->steps, k, at->token[start + r]) + k->channel + i * CHANNELS;
+            row given = read_row(from, width_of(p, k, i));
+            for (int64_t j = 0; j < PARTS; j++) delta[r].part[j] += given.part[j];
         }
-        for (int64_t first = 0; p->weight && first < p->rank; first += RANKS)
-            project(delta, w, p, k, at->token + start, first);
+        if (p->weight) {
+            project(delta, b->weight, w->low + start, p->rank < RANKS ? p->rank : RANKS);
+            project_rest(delta, p, k, i, at->token + start);
+        }
         memcpy(w->delta + start, delta, sizeof delta);
     }
 }
 
-static void read_tile(workspace *w, const problem *p, const pass *k, const tile *at) {
-    read_steps(w, p, k, at);
-    for (int64_t r = 0; r < at->rows; r++) {
-        w->u[r] = read_row(token_of(&p->u, k, at->token[r]) + k->channel, k->width);
-        w->B[r] = read_row(token_of(&p->B, k, at->token[r]) + k->first, k->count);
-        w->C[r] = read_row(token_of(&p->C, k, at->token[r]) + k->first, k->count);
-    }
-}
-
-static tile tile_of(const problem *p, int64_t start, int64_t backward) {
+static tile tile_of(const problem *p, const pass *k, int64_t start, int64_t backward) {
     tile at = {.rows = p->length - start < TILE ? p->length - start : TILE};
+    int64_t image = (p->summed ? 0 : k->direction) * p->images + k->image;
     for (int64_t r = 0; r < TILE; r++) {
-        int64_t t = start + (r < at.rows ? r : at.rows - 1);
-        at.token[r] = backward ? p->length - 1 - t : t;
+        int64_t row = start + (r < at.rows ? r : at.rows - 1), t = backward ? p->length - 1 - row : row;
+        at.token[r] = t;
+        if (p->u.at) at.u[r] = token_of(&p->u, k, t) + k->channel;
+        if (p->z.at) at.z[r] = token_of(&p->z, k, t) + k->channel;
+        at.y[r] = p->y + (image * p->length + t) * p->channels + k->channel;
     }
     return at;
-}
-
-INLINE number *target(const problem *p, const pass *k, int64_t t) {
-    int64_t image = (p->summed ? 0 : k->direction) * p->images + k->image;
-    return p->y + (image * p->length + t) * p->channels + k->channel;
 }
 
 /* Does this walk make a y all of it? */
@@ -325,49 +365,51 @@ INLINE int ends(const problem *p, const pass *k) {
     return k->first + k->count == p->states && (!p->summed || k->direction + 1 == p->directions);
 }
 
-/* Bring the lines that rows [first, last) will need into the first-level cache while there is else to do. */
-INLINE void fetch(const problem *p, const pass *k, const tile *next, int64_t first, int64_t last) {
+/* Bring the lines of block i that rows [first, last) will need near while there is else to do. */
+INLINE void fetch(const problem *p, const pass *k, int64_t i, const tile *next, int64_t first, int64_t last) {
     for (int64_t r = first; r < last; r++) {
-        __builtin_prefetch(token_of(&p->u, k, next->token[r]) + k->channel, 0);
-        __builtin_prefetch(target(p, k, next->token[r]), 1);
-        if (p->z.at && ends(p, k)) __builtin_prefetch(token_of(&p->z, k, next->token[r]) + k->channel, 0);
+        __builtin_prefetch(next->u[r] + i * CHANNELS, 0);
+        __builtin_prefetch(next->y[r] + i * CHANNELS, 1);
+        if (p->z.at && ends(p, k)) __builtin_prefetch(next->z[r] + i * CHANNELS, 0);
     }
 }
 
-/* Make delta and x of what was read; return the largest delta, infinity if one is negative or an exponent of the tile
-   may reach REACH, and say which in `wild`. */
-static float step_sizes(workspace *w, int64_t rows, int softplus, int *wild) {
-    whole far = {0}, negative = {0};
-    float sizes[LANES], largest = 0;
-    lanes longest = {0};
+/* What step sizes let 2^x expect: the longest, infinity if one is negative, and whether an exponent may reach REACH. */
+typedef struct {
+    float longest;
+    int wild;
+} steps;
+
+/* Make delta of the step sizes that were read. */
+static steps step_sizes(workspace *w, const block *b, int64_t rows, int softplus) {
+    row longest = {0}, wrong = {0}, far = {0};
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < PARTS; i++) {
             lanes delta = softplus ? softplus_of(w->delta[r].part[i]) : w->delta[r].part[i];
             w->delta[r].part[i] = delta;
-            w->x[r].part[i] = delta * w->u[r].part[i];
-            far |= ~(magnitude(delta) * w->fastest.part[i] < REACH);
-            negative |= (whole)delta;
-            longest = chosen(delta > longest, delta, longest);
+            far.part[i] = chosen(magnitude(delta) * b->fastest.part[i] < REACH, far.part[i], every(1.0f));
+            wrong.part[i] = chosen(delta >= 0.0f, wrong.part[i], every(HUGE_VALF));
+            longest.part[i] = chosen(delta > longest.part[i], delta, longest.part[i]);
         }
-    memcpy(sizes, &longest, sizeof sizes);
-    int32_t signs = 0;
-    *wild = 0;
-    for (int64_t i = 0; i < LANES; i++) {
-        *wild |= far[i];
-        signs |= negative[i];
-        largest = sizes[i] > largest ? sizes[i] : largest;
-    }
-    return *wild || signs < 0 ? HUGE_VALF : largest;
+    steps found = {largest_of(&longest) + largest_of(&wrong), largest_of(&far) > 0.0f};
+    return found;
 }
 
-/* Let the states [n, + TOGETHER) go through the tile, and add what they show to y. */
-INLINE void advance_by(workspace *w, int64_t rows, int64_t n, form how) {
+static void read_u(workspace *w, const tile *at, int64_t i, int64_t width) {
+    for (int64_t r = 0; r < at->rows; r++) {
+        w->u[r] = read_row(at->u[r] + i * CHANNELS, width);
+        for (int64_t j = 0; j < PARTS; j++) w->x[r].part[j] = w->delta[r].part[j] * w->u[r].part[j];
+    }
+}
+
+/* Let the states [n, + TOGETHER) of a block go through the tile, and add what they show to y. */
+INLINE void advance_by(workspace *w, block *b, int64_t rows, int64_t n, form how) {
     float scale = how == SQUARE ? 0.5f : how == FOURTH ? 0.25f : 1.0f;
     for (int64_t i = 0; i < PARTS; i++) {
         lanes rate[TOGETHER], h[TOGETHER];
         for (int64_t k = 0; k < TOGETHER; k++) {
-            rate[k] = w->rate[n + k].part[i] * scale;
-            h[k] = w->h[n + k].part[i];
+            rate[k] = b->rate[n + k].part[i] * scale;
+            h[k] = b->h[n + k].part[i];
         }
         for (int64_t r = 0; r < rows; r++) {
             lanes delta = w->delta[r].part[i], x = w->x[r].part[i], y = w->y[r].part[i];
@@ -378,54 +420,62 @@ INLINE void advance_by(workspace *w, int64_t rows, int64_t n, form how) {
             }
             w->y[r].part[i] = y;
         }
-        for (int64_t k = 0; k < TOGETHER; k++) w->h[n + k].part[i] = h[k];
+        for (int64_t k = 0; k < TOGETHER; k++) b->h[n + k].part[i] = h[k];
     }
 }
 
-static void advance(workspace *w, const problem *p, const pass *k, int64_t rows, const tile *next, float longest, int wild) {
+static void advance(workspace *w, const problem *p, const pass *k, int64_t i, int64_t rows, const tile *next, steps s) {
+    block *b = &w->blocks[i];
     memset(w->y, 0, sizeof w->y);
     for (int64_t n = 0; n < STATES; n += TOGETHER) {
-        fetch(p, k, next, n * TILE / STATES, (n + TOGETHER) * TILE / STATES);
-        float reach = longest * w->reach[n / TOGETHER];
-        if (reach <= SPAN) advance_by(w, rows, n, NEAR);
-        else if (reach <= 2 * SPAN) advance_by(w, rows, n, SQUARE);
-        else if (reach <= 4 * SPAN) advance_by(w, rows, n, FOURTH);
-        else if (!wild) advance_by(w, rows, n, ANY);
-        else advance_by(w, rows, n, WILD);
+        float reach = s.longest * b->reach[n / TOGETHER];
+        fetch(p, k, i, next, n * TILE / STATES, (n + TOGETHER) * TILE / STATES);
+        if (reach <= SPAN) advance_by(w, b, rows, n, NEAR);
+        else if (reach <= 2 * SPAN) advance_by(w, b, rows, n, SQUARE);
+        else if (reach <= 4 * SPAN) advance_by(w, b, rows, n, FOURTH);
+        else if (!s.wild) advance_by(w, b, rows, n, ANY);
+        else advance_by(w, b, rows, n, WILD);
     }
 }
 
+/* The unfinished sum of a token: in y, or beside it where y would round it. */
 #ifdef BF16
-INLINE row read_sum(const problem *p, const pass *k, int64_t t) {
+INLINE float *sum_of(const problem *p, int64_t i, int64_t t) {
+    return p->sums + ((omp_get_thread_num() * p->length + t) * BLOCKS + i) * CHANNELS;
+}
+
+INLINE row read_sum(const problem *p, const tile *at, int64_t i, int64_t r, int64_t width) {
+    (void)width;
     row sum;
-    memcpy(&sum, p->sums + (omp_get_thread_num() * p->length + t) * CHANNELS, sizeof sum);
+    memcpy(&sum, sum_of(p, i, at->token[r]), sizeof sum);
     return sum;
 }
 
-INLINE void write_sum(const problem *p, const pass *k, int64_t t, const row *sum) {
-    if (ends(p, k)) write_row(target(p, k, t), sum, k->width);
-    else memcpy(p->sums + (omp_get_thread_num() * p->length + t) * CHANNELS, sum, sizeof *sum);
+INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, const row *sum) {
+    if (ends(p, k)) write_row(at->y[r] + i * CHANNELS, sum, width_of(p, k, i));
+    else memcpy(sum_of(p, i, at->token[r]), sum, sizeof *sum);
 }
 #else
-INLINE row read_sum(const problem *p, const pass *k, int64_t t) {
-    return read_row(target(p, k, t), k->width);
+INLINE row read_sum(const problem *p, const tile *at, int64_t i, int64_t r, int64_t width) {
+    (void)p;
+    return read_row(at->y[r] + i * CHANNELS, width);
 }
 
-INLINE void write_sum(const problem *p, const pass *k, int64_t t, const row *sum) {
-    write_row(target(p, k, t), sum, k->width);
+INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, const row *sum) {
+    write_row(at->y[r] + i * CHANNELS, sum, width_of(p, k, i));
 }
 #endif
 
-static void write_tile(const workspace *w, const problem *p, const pass *k, const tile *at) {
+static void write_tile(const workspace *w, const problem *p, const pass *k, int64_t i, const tile *at) {
     int adds = k->first || (p->summed && k->direction), gates = p->z.at && ends(p, k);
     for (int64_t r = 0; r < at->rows; r++) {
-        row y = adds ? read_sum(p, k, at->token[r]) : (row){0};
-        row z = gates ? read_row(token_of(&p->z, k, at->token[r]) + k->channel, k->width) : (row){0};
-        for (int64_t i = 0; i < PARTS; i++) {
-            y.part[i] += w->D.part[i] * w->u[r].part[i] + w->y[r].part[i];
-            if (gates) y.part[i] *= silu_of(z.part[i]);
+        row y = adds ? read_sum(p, at, i, r, width_of(p, k, i)) : (row){0};
+        row z = gates ? read_row(at->z[r] + i * CHANNELS, width_of(p, k, i)) : (row){0};
+        for (int64_t j = 0; j < PARTS; j++) {
+            y.part[j] += w->blocks[i].D.part[j] * w->u[r].part[j] + w->y[r].part[j];
+            if (gates) y.part[j] *= silu_of(z.part[j]);
         }
-        write_sum(p, k, at->token[r], &y);
+        write_sum(p, k, at, i, r, &y);
     }
 }
 
@@ -433,15 +483,18 @@ static void scan_states(const problem *p, const pass *k) {
     int64_t backward = (p->reverse + k->direction) % 2;
     workspace w;
     begin(&w, p, k);
-    tile next = tile_of(p, 0, backward);
+    tile next = tile_of(p, k, 0, backward);
     for (int64_t start = 0; start < p->length; start += TILE) {
         tile at = next;
-        next = tile_of(p, start + TILE, backward);
-        read_tile(&w, p, k, &at);
-        int wild;
-        float longest = step_sizes(&w, at.rows, (int)p->softplus, &wild);
-        advance(&w, p, k, at.rows, &next, longest, wild);
-        write_tile(&w, p, k, &at);
+        next = tile_of(p, k, start + TILE, backward);
+        read_shared(&w, p, k, &at);
+        for (int64_t i = 0; i < k->blocks; i++) {
+            read_steps(&w, p, k, i, &at);
+            steps s = step_sizes(&w, &w.blocks[i], at.rows, (int)p->softplus);
+            read_u(&w, &at, i, width_of(p, k, i));
+            advance(&w, p, k, i, at.rows, &next, s);
+            write_tile(&w, p, k, i, &at);
+        }
     }
 }
 
@@ -453,43 +506,55 @@ static void scan_direction(const problem *p, pass k) {
     } while (k.first < p->states);
 }
 
-/* Block i of the channels, in the image and direction where it lies; no states yet. */
-static pass block(const problem *p, int64_t i) {
-    int64_t blocks = (p->channels + CHANNELS - 1) / CHANNELS, left = p->channels - i % blocks * CHANNELS;
-    pass k = {i / blocks / p->images, i / blocks % p->images, i % blocks * CHANNELS, left < CHANNELS ? left : CHANNELS, 0, 0};
+static int64_t parts_of(int64_t n, int64_t part) {
+    return (n + part - 1) / part;
+}
+
+/* Blocks of a task: many, but two tasks a thread if there can be, and no cache line of two tasks. */
+static int64_t blocks_of_a_task(const problem *p, int64_t sequences) {
+    int64_t blocks = BLOCKS, least = 64 / (CHANNELS * sizeof(number));
+    while (blocks > least && sequences * parts_of(p->channels, blocks * CHANNELS) < 2 * p->threads) blocks--;
+    return blocks / least * least;
+}
+
+/* Task i of those with `blocks` blocks, in the image and direction where it lies; no states yet. */
+static pass task_of(const problem *p, int64_t i, int64_t blocks) {
+    int64_t tasks = parts_of(p->channels, blocks * CHANNELS), channel = i % tasks * blocks * CHANNELS;
+    int64_t left = parts_of(p->channels - channel, CHANNELS);
+    pass k = {i / tasks / p->images, i / tasks % p->images, channel, left < blocks ? left : blocks, 0, 0};
     return k;
 }
 
-static int64_t blocks_of(const problem *p, int64_t directions) {
-    return directions * p->images * ((p->channels + CHANNELS - 1) / CHANNELS);
-}
-
 PUBLIC void selective_scan(const problem *p) {
-    int64_t together = p->summed ? p->directions : 1, tasks = blocks_of(p, p->directions / together);
+    int64_t together = p->summed ? p->directions : 1, sequences = p->directions / together * p->images;
+    int64_t blocks = blocks_of_a_task(p, sequences), tasks = sequences * parts_of(p->channels, blocks * CHANNELS);
     int threads = (int)p->threads;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, NEIGHBOURS)
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t i = 0; i < tasks; i++) {
-        pass k = block(p, i);
+        pass k = task_of(p, i, blocks);
         for (int64_t last = k.direction + together; k.direction < last; k.direction++) scan_direction(p, k);
     }
 }
 
 /* y = the step sizes themselves, of a problem with a weight */
 PUBLIC void delta_projection(const problem *p) {
-    int64_t blocks = blocks_of(p, p->directions);
+    int64_t sequences = p->directions * p->images, blocks = blocks_of_a_task(p, sequences);
+    int64_t tasks = sequences * parts_of(p->channels, blocks * CHANNELS);
     int threads = (int)p->threads;
-#pragma omp parallel for num_threads(threads) schedule(static, NEIGHBOURS)
-    for (int64_t i = 0; i < blocks; i++) {
-        pass k = block(p, i);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t task = 0; task < tasks; task++) {
+        pass k = task_of(p, task, blocks);
         workspace w;
         begin(&w, p, &k);
-        memset(w.u, 0, sizeof w.u);
         for (int64_t start = 0; start < p->length; start += TILE) {
-            tile at = tile_of(p, start, 0);
-            int wild;
-            read_steps(&w, p, &k, &at);
-            step_sizes(&w, at.rows, 1, &wild);
-            for (int64_t r = 0; r < at.rows; r++) write_row(target(p, &k, at.token[r]), &w.delta[r], k.width);
+            tile at = tile_of(p, &k, start, 0);
+            read_shared(&w, p, &k, &at);
+            for (int64_t i = 0; i < k.blocks; i++) {
+                read_steps(&w, p, &k, i, &at);
+                step_sizes(&w, &w.blocks[i], at.rows, 1);
+                for (int64_t r = 0; r < at.rows; r++)
+                    write_row(at.y[r] + i * CHANNELS, &w.delta[r], width_of(p, &k, i));
+            }
         }
     }
 }

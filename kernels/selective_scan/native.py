@@ -41,7 +41,7 @@ class _Problem(ctypes.Structure):
 
 _Numbers = tuple[int | None, ...]
 _ABSENT: _Numbers = (None, 0, 0, 0)
-_CHANNELS = 16  # CHANNELS of native.c
+_CHANNELS = 64  # of a task: BLOCKS CHANNELS of native.c
 
 
 @computes(ops.scan_op, "native")
