@@ -155,7 +155,9 @@ class Mixer(nn.Module):
         weight = self.in_proj.weight
         if self.implementation == "torch" or weight.device.type != "cpu" or weight.dtype not in _PACKED:
             return weights
-        small = {name: getattr(weights, name).float() for name in ("conv", "conv_bias", "dt_proj", "dt_bias", "D")}
+        small = {name: getattr(weights, name).float() for name in ("conv", "conv_bias", "dt_bias", "D")}
+        # a vector of the scan is one column of some channels
+        small |= {name: getattr(weights, name).float().mT.contiguous().mT for name in ("dt_proj", "A")}
         if not _has_packed_products(weight.dtype):
             return weights._replace(**small)
         wide = {"in_proj": _Packed(weight.detach()), "out_proj": _Packed(self.out_proj.weight.detach())}

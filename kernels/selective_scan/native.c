@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512DQ__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -53,14 +53,21 @@ typedef struct {
     int64_t direction, image, token;
 } tokens;
 
-/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (directions, channels,
-   rank) or null, A (directions, channels, states), D and bias (directions, channels) or null; y (directions, images,
+/* (directions, channels, n) or null; distances in elements */
+typedef struct {
+    const float *at;
+    int64_t direction, channel, column;
+} parameter;
+
+/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (n = rank)
+   or null, A (n = states), D and bias (directions, channels) without gaps or null; y (directions, images,
    length, channels), or (images, length, channels) of the sum over directions, which then read the same z. `reverse` is
    that of the first direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what
    of a y is not all of it yet. */
 typedef struct {
     tokens u, steps, B, C, z;
-    const float *weight, *A, *D, *bias;
+    parameter weight, A;
+    const float *D, *bias;
     number *y;
     float *sums;
     int64_t directions, images, length, channels, rank, states, softplus, reverse, summed, threads;
@@ -109,16 +116,30 @@ INLINE lanes chosen(whole mask, lanes yes, lanes no) {
     return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
 }
 
+/* b unless a is larger: a NaN in b stays */
+INLINE lanes larger(lanes a, lanes b) {
+#ifdef __AVX512F__
+    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return chosen(a > b, a, b);
+#endif
+}
+
 INLINE lanes magnitude(lanes x) {
     return (lanes)((whole)x & INT32_MAX);
 }
 
 /* 2^rest for |rest| <= 1/2 to 3e-7 of itself, and to as much of its distance from 1: what a slow state forgets is as
-   exact as what it keeps. */
+   exact as what it keeps. Where bfloat16 rounds to 4e-3, to 4e-4. */
 INLINE lanes near_power(lanes rest) {
+#ifdef BF16
+    lanes p = 2.42028881e-1f + rest * 5.55038201e-2f;
+    return 1.0f + rest * (6.93178310e-1f + rest * p);
+#else
     lanes p = 9.66637295e-3f + rest * 1.34004366e-3f;
     p = 2.40223490e-1f + rest * (5.55033318e-2f + rest * p);
     return 1.0f + rest * (6.93147196e-1f + rest * p);
+#endif
 }
 
 /* 2^(n + rest) of shifted = n + ROUND */
@@ -165,18 +186,25 @@ INLINE lanes decay(lanes x, form how) {
 
 /* e^x for x <= 0; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
 INLINE lanes exp_of(lanes x) {
-    x = chosen(x < -87.0f, every(-87.0f), x);
+    x = larger(every(-87.0f), x);
     lanes shifted = x * LOG2_E + ROUND;
     return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
 }
 
 /* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a division would take as long as all of it */
 INLINE lanes softplus_of(lanes x) {
-    lanes e = exp_of(-magnitude(x)), p = -3.01109641e-2f + e * 5.38406172e-3f;
+    lanes e = exp_of(-magnitude(x));
+#ifdef BF16
+    lanes p = 3.06302650e-1f + e * (e * 4.13476900e-2f - 1.57428790e-1f);
+    p = 9.99943340e-1f + e * (-4.96978440e-1f + e * p);
+#else
+    lanes p = -3.01109641e-2f + e * 5.38406172e-3f;
     p = -1.37466220e-1f + e * (7.92107383e-2f + e * p);
     p = -2.48529457e-1f + e * (1.91451163e-1f + e * p);
     p = -4.99995526e-1f + e * (3.33203435e-1f + e * p);
-    return chosen(x > 0.0f, x, every(0.0f)) + e * (9.99999975e-1f + e * p);
+    p = 9.99999975e-1f + e * p;
+#endif
+    return larger(every(0.0f), x) + e * p;
 }
 
 /* x / (1 + e^-x); 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself, squared by each step of Newton's */
@@ -197,22 +225,35 @@ INLINE lanes silu_of(lanes x) {
 
 _Static_assert(CHANNELS == STATES, "COPY takes either");
 
-INLINE lanes widened(numbers x) {
 #ifdef BF16
-    return (lanes)(__builtin_convertvector(x, whole) << 16);
+/* GCC makes two halves of a conversion between vectors of other lengths, where AVX-512 has an instruction */
+INLINE lanes widened(numbers x) {
+#ifdef __AVX512F__
+    whole bits = (whole)_mm512_cvtepu16_epi32((__m256i)x);
 #else
-    return x;
+    whole bits = __builtin_convertvector(x, whole);
 #endif
+    return (lanes)(bits << 16);
 }
 
 INLINE numbers rounded(lanes x) {
-#ifdef BF16
     whole bits = (whole)x, even = bits + 0x7fff + (bits >> 16 & 1);
-    return __builtin_convertvector((whole)chosen(x == x, (lanes)even, (lanes)(bits | 1 << 22)) >> 16, numbers);
+    bits = (whole)chosen(x == x, (lanes)even, (lanes)(bits | 1 << 22)) >> 16;
+#ifdef __AVX512F__
+    return (numbers)_mm512_cvtepi32_epi16((__m512i)bits);
 #else
-    return x;
+    return __builtin_convertvector(bits, numbers);
 #endif
 }
+#else
+INLINE lanes widened(numbers x) {
+    return x;
+}
+
+INLINE numbers rounded(lanes x) {
+    return x;
+}
+#endif
 
 INLINE float largest_of(const row *all) {
     float each[CHANNELS], largest = 0;
@@ -257,13 +298,16 @@ INLINE int64_t width_of(const problem *p, const pass *k, int64_t i) {
     return left < CHANNELS ? left : CHANNELS;
 }
 
-/* Columns [first, + count) of a parameter (directions, channels, columns), of block i; the rest of `to` stays. */
+/* Columns [first, + count) of a parameter, of block i; what lies beyond a narrow block stays. */
 static void read_columns(
-    row *to, const problem *p, const pass *k, int64_t i, const float *from, int64_t first, int64_t count, int64_t columns) {
-    float *each = (float *)to;
-    from += (k->direction * p->channels + k->channel + i * CHANNELS) * columns + first;
-    for (int64_t channel = 0; channel < width_of(p, k, i); channel++)
-        for (int64_t n = 0; n < count; n++) each[n * CHANNELS + channel] = from[channel * columns + n];
+    row *to, const problem *p, const pass *k, int64_t i, parameter of, int64_t first, int64_t count) {
+    int64_t width = width_of(p, k, i);
+    const float *from = of.at + k->direction * of.direction + (k->channel + i * CHANNELS) * of.channel + first * of.column;
+    for (int64_t n = 0; n < count; n++, from += of.column) {
+        if (of.channel == 1 && width == CHANNELS) memcpy(to + n, from, sizeof *to);
+        else
+            for (int64_t channel = 0; channel < width; channel++) ((float *)(to + n))[channel] = from[channel * of.channel];
+    }
 }
 
 /* Make the rates of what was read of A, and say how fast they are. */
@@ -285,15 +329,16 @@ static void read_rates(block *b) {
 }
 
 static void begin(workspace *w, const problem *p, const pass *k) {
-    int64_t ranks = !p->weight ? 0 : p->rank < RANKS ? p->rank : RANKS;
+    int64_t ranks = !p->weight.at ? 0 : p->rank < RANKS ? p->rank : RANKS;
+    parameter D = {p->D, p->channels, 1, 0}, bias = {p->bias, p->channels, 1, 0};
     for (int64_t i = 0; i < k->blocks; i++) {
         block *b = &w->blocks[i];
         memset(b, 0, offsetof(block, weight) + (size_t)ranks * sizeof(row));
-        read_columns(b->rate, p, k, i, p->A, k->first, k->count, p->states);
+        read_columns(b->rate, p, k, i, p->A, k->first, k->count);
         read_rates(b);
-        if (p->D && !k->first) read_columns(&b->D, p, k, i, p->D, 0, 1, 1);
-        if (p->bias) read_columns(&b->bias, p, k, i, p->bias, 0, 1, 1);
-        read_columns(b->weight, p, k, i, p->weight, 0, ranks, p->rank);
+        read_columns(&b->D, p, k, i, D, 0, p->D && !k->first);
+        read_columns(&b->bias, p, k, i, bias, 0, p->bias != 0);
+        read_columns(b->weight, p, k, i, p->weight, 0, ranks);
     }
 }
 
@@ -302,7 +347,7 @@ static void read_shared(workspace *w, const problem *p, const pass *k, const til
     for (int64_t r = 0; r < TILE; r++) {
         w->B[r] = read_row(token_of(&p->B, k, at->token[r]) + k->first, k->count);
         w->C[r] = read_row(token_of(&p->C, k, at->token[r]) + k->first, k->count);
-        if (p->weight) {
+        if (p->weight.at) {
             const number *low = token_of(&p->steps, k, at->token[r]);
             w->low[r] = floats(w->room[r], low, p->rank < RANKS ? p->rank : RANKS);
         }
@@ -321,7 +366,7 @@ static void project_rest(row *delta, const problem *p, const pass *k, int64_t i,
         float room[GROUP];
         const float *low[GROUP];
         row weight = {0};
-        read_columns(&weight, p, k, i, p->weight, n, 1, p->rank);
+        read_columns(&weight, p, k, i, p->weight, n, 1);
         for (int64_t r = 0; r < GROUP; r++) low[r] = floats(room + r, token_of(&p->steps, k, token[r]) + n, 1);
         project(delta, &weight, low, 1);
     }
@@ -334,12 +379,12 @@ static void read_steps(workspace *w, const problem *p, const pass *k, int64_t i,
         row delta[GROUP];
         for (int64_t r = 0; r < GROUP; r++) {
             delta[r] = b->bias;
-            if (p->weight) continue;
+            if (p->weight.at) continue;
             const number *from = token_of(&p->steps, k, at->token[start + r]) + k->channel + i * CHANNELS;
             row given = read_row(from, width_of(p, k, i));
             for (int64_t j = 0; j < PARTS; j++) delta[r].part[j] += given.part[j];
         }
-        if (p->weight) {
+        if (p->weight.at) {
             project(delta, b->weight, w->low + start, p->rank < RANKS ? p->rank : RANKS);
             project_rest(delta, p, k, i, at->token + start);
         }
@@ -374,7 +419,7 @@ INLINE void fetch(const problem *p, const pass *k, int64_t i, const tile *next, 
     }
 }
 
-/* What step sizes let 2^x expect: the longest, infinity if one is negative, and whether an exponent may reach REACH. */
+/* What 2^x may expect: the longest step, infinity if one is negative, and whether an exponent may reach REACH. */
 typedef struct {
     float longest;
     int wild;
@@ -382,16 +427,19 @@ typedef struct {
 
 /* Make delta of the step sizes that were read. */
 static steps step_sizes(workspace *w, const block *b, int64_t rows, int softplus) {
-    row longest = {0}, wrong = {0}, far = {0};
+    row longest = {0}, exponent;
+    whole signs = {0};
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < PARTS; i++) {
             lanes delta = softplus ? softplus_of(w->delta[r].part[i]) : w->delta[r].part[i];
             w->delta[r].part[i] = delta;
-            far.part[i] = chosen(magnitude(delta) * b->fastest.part[i] < REACH, far.part[i], every(1.0f));
-            wrong.part[i] = chosen(delta >= 0.0f, wrong.part[i], every(HUGE_VALF));
-            longest.part[i] = chosen(delta > longest.part[i], delta, longest.part[i]);
+            signs |= (whole)delta;
+            longest.part[i] = larger(magnitude(delta), longest.part[i]);
         }
-    steps found = {largest_of(&longest) + largest_of(&wrong), largest_of(&far) > 0.0f};
+    int32_t sign = 0;
+    for (int64_t i = 0; i < LANES; i++) sign |= signs[i];
+    for (int64_t i = 0; i < PARTS; i++) exponent.part[i] = longest.part[i] * b->fastest.part[i];
+    steps found = {sign < 0 ? HUGE_VALF : largest_of(&longest), !(largest_of(&exponent) < REACH)};
     return found;
 }
 
