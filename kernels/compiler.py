@@ -58,6 +58,16 @@ def real(dtype: torch.dtype) -> str:
     return f"-DREAL={'double' if dtype == torch.float64 else 'float'}"
 
 
+def number(dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the flags of a kernel that reads and writes float32, or bfloat16."""
+    return ("-DBF16",) if dtype == torch.bfloat16 else ()
+
+
+def common(*tensors: torch.Tensor) -> torch.dtype:
+    """Return the number format in which a kernel takes the tensors: bfloat16 if all are, else float32."""
+    return torch.bfloat16 if all(tensor.dtype is torch.bfloat16 for tensor in tensors) else torch.float32
+
+
 def description() -> str:
     """Return the compiler and the flags of all kernels, "none" without a compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))

@@ -27,6 +27,7 @@ from benchd.models.weights import WeightsError
 
 _STATES, _WIDTH, _EXPAND = 16, 4, 2
 _IMAGENET_CLASSES = 1000  # the option's default: whoever leaves it takes the checkpoint's
+_PACKED = (torch.float32, torch.bfloat16)  # in which our own kernels on a CPU read and write
 _IMPLEMENTATIONS = {"torch": "torch", "custom": "auto"}
 
 
@@ -150,12 +151,24 @@ class Mixer(nn.Module):
         )
 
     def packed(self, weights: Weights) -> Weights:
-        """Return the weights with those of the wide products packed, where our own kernels run and oneDNN can."""
+        """Return the weights as our own kernels on a CPU like them: wide products packed, the rest in float32."""
         weight = self.in_proj.weight
-        fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-        if self.implementation == "torch" or not fits:
+        if self.implementation == "torch" or weight.device.type != "cpu" or weight.dtype not in _PACKED:
             return weights
-        return weights._replace(in_proj=_Packed(weight.detach()), out_proj=_Packed(self.out_proj.weight.detach()))
+        small = {name: getattr(weights, name).float() for name in ("conv", "conv_bias", "dt_bias", "D")}
+        # a vector of the scan is one column of some channels
+        small |= {name: getattr(weights, name).float().mT.contiguous().mT for name in ("dt_proj", "A")}
+        if not _has_packed_products(weight.dtype):
+            return weights._replace(**small)
+        wide = {"in_proj": _Packed(weight.detach()), "out_proj": _Packed(self.out_proj.weight.detach())}
+        return weights._replace(**small, **wide)
+
+
+def _has_packed_products(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies in `dtype` on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class Block(nn.Module):

@@ -6,27 +6,60 @@
 #define PUBLIC __attribute__((visibility("default")))
 #define WORTH_A_THREAD 4096 /* fewer numbers are done before a second thread is awake */
 
+#ifdef BF16 /* of hidden and normed: the upper half of a float */
+typedef uint16_t number;
+#else
+typedef float number;
+#endif
+
 /* everything but weight (dim,) is (rows, dim), all dense; residual is null where there is none */
 typedef struct {
-    const float *hidden, *residual, *weight;
-    float *normed, *total;
+    const number *hidden;
+    const float *residual, *weight;
+    number *normed;
+    float *total;
     int64_t rows, dim, threads;
     float eps;
 } problem;
 
+static inline float widened(number x) {
+#ifdef BF16
+    union {
+        uint32_t bits;
+        float real;
+    } wide = {(uint32_t)x << 16};
+    return wide.real;
+#else
+    return x;
+#endif
+}
+
+static inline number rounded(float x) {
+#ifdef BF16
+    union {
+        float real;
+        uint32_t bits;
+    } wide = {x};
+    uint32_t even = wide.bits + 0x7fff + (wide.bits >> 16 & 1);
+    return (number)((x == x ? even : wide.bits | 1 << 22) >> 16);
+#else
+    return x;
+#endif
+}
+
 /* Write the sum, return the mean of its squares. */
-static float add(float *restrict total, const float *restrict hidden, const float *restrict residual, int64_t dim) {
+static float add(float *restrict total, const number *restrict hidden, const float *restrict residual, int64_t dim) {
     float squares = 0;
     if (residual) {
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < dim; i++) {
-            total[i] = residual[i] + hidden[i];
+            total[i] = residual[i] + widened(hidden[i]);
             squares += total[i] * total[i];
         }
     } else {
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < dim; i++) {
-            total[i] = hidden[i];
+            total[i] = widened(hidden[i]);
             squares += total[i] * total[i];
         }
     }
@@ -34,9 +67,9 @@ static float add(float *restrict total, const float *restrict hidden, const floa
 }
 
 static void scale(
-    float *restrict normed, const float *restrict total, const float *restrict weight, int64_t dim, float by) {
+    number *restrict normed, const float *restrict total, const float *restrict weight, int64_t dim, float by) {
 #pragma omp simd
-    for (int64_t i = 0; i < dim; i++) normed[i] = total[i] * by * weight[i];
+    for (int64_t i = 0; i < dim; i++) normed[i] = rounded(total[i] * by * weight[i]);
 }
 
 PUBLIC void add_rms_norm(const problem *p) {

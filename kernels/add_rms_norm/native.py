@@ -1,6 +1,7 @@
 """The sum and its norm in C on the CPU, in one pass over rows that are each in the cache.
 
-Everything is float32; half-precision inputs are converted at the border.
+hidden and normed are float32 or, if the weight is too, bfloat16; other half-precision inputs are converted at the
+border. The sum is float32.
 """
 
 import ctypes
@@ -29,17 +30,19 @@ class _Problem(ctypes.Structure):
 def _normed(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    added, scale = compiler.dense(hidden), compiler.dense(weight)
+    dtype = compiler.common(hidden, weight)
+    added, scale = compiler.dense(hidden, dtype), compiler.dense(weight)
     stream = None if residual is None else compiler.dense(residual)
-    normed, total, dim = torch.empty_like(added), torch.empty_like(added), scale.numel()
+    normed, total, dim = torch.empty_like(added), torch.empty_like(added, dtype=torch.float32), scale.numel()
     problem = _Problem(
         added.data_ptr(), None if stream is None else stream.data_ptr(), scale.data_ptr(), normed.data_ptr(),
         total.data_ptr(), added.numel() // dim, dim, compiler.threads(), eps,
     )  # fmt: skip
-    _library().add_rms_norm(problem)
+    _library(dtype).add_rms_norm(problem)
     return compiler.in_dtype(normed, weight.dtype), total
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    return compiler.functions(__file__, compiler.FUSED, add_rms_norm=[ctypes.POINTER(_Problem)])
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    flags = *compiler.FUSED, *compiler.number(dtype)
+    return compiler.functions(__file__, flags, add_rms_norm=[ctypes.POINTER(_Problem)])

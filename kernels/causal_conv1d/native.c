@@ -12,16 +12,22 @@
 #define CHANNELS 128 /* of a task: its taps and the rows that they meet fill a quarter of the first-level cache */
 #define TAPS 4       /* of a pass, the usual width; wider ones take more passes */
 
+#ifdef BF16 /* of x and y: the upper half of a float; all taps fit a pass */
+typedef uint16_t number;
+#else
+typedef float number;
+#endif
+
 /* x (images, length, channels), the last dimension without gaps; weight (directions, channels, width) in any layout;
    bias dense or null; y (directions, images, length, channels) dense. Distances are in elements. `reverse` is that of
    the first direction, a second one runs the other way. */
 typedef struct {
-    const float *x;
+    const number *x;
     int64_t image, token;
     const float *weight;
     int64_t direction, channel, tap;
     const float *bias;
-    float *y;
+    number *y;
     int64_t directions, images, length, channels, width, reverse, silu, threads;
 } problem;
 
@@ -34,11 +40,9 @@ typedef struct {
 #define LOG2_E 1.44269504f
 #define LOG2_E_REST 1.92596303e-8f /* log2(e) - LOG2_E */
 
-/* e^x to 1e-7 of itself for |x| <= 87, and beyond that of its nearer end; one bound on both sides, because of two GCC
-   makes branches, which cost it the vectors */
-INLINE float exp_of(float x) {
-    float size = fabsf(x);
-    x = copysignf(87.0f < size ? 87.0f : size, x); /* in this order a NaN stays */
+/* e^-x for x >= 0 to 1e-7 of itself; beyond 87 it is that of 87 */
+INLINE float decay_of(float x) {
+    x = 87.0f < x ? -87.0f : -x; /* in this order a NaN stays */
     union {
         float real;
         uint32_t bits;
@@ -51,19 +55,50 @@ INLINE float exp_of(float x) {
     return p.real;
 }
 
+/* x / (1 + e^-x); 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself, squared by each step of Newton's: a
+   division would take as long as all of it */
 INLINE float silu_of(float x) {
-    return x / (1.0f + exp_of(-x));
+    float e = decay_of(fabsf(x)), d = 1.0f + e, below = x * e;
+    float r = 9.89898990e-1f + e * (e * 3.23232323e-1f - 8.08080808e-1f);
+    r *= 2.0f - d * r;
+    r *= 2.0f - d * r;
+    return (x > 0.0f ? x : below) * r;
+}
+
+INLINE float widened(number x) {
+#ifdef BF16
+    union {
+        uint32_t bits;
+        float real;
+    } wide = {(uint32_t)x << 16};
+    return wide.real;
+#else
+    return x;
+#endif
+}
+
+INLINE number rounded(float x) {
+#ifdef BF16
+    union {
+        float real;
+        uint32_t bits;
+    } wide = {x};
+    uint32_t even = wide.bits + 0x7fff + (wide.bits >> 16 & 1);
+    return (number)((x == x ? even : wide.bits | 1 << 22) >> 16);
+#else
+    return x;
+#endif
 }
 
 /* y = sum + the taps times the rows that they meet; sum may be y */
 INLINE void convolve(
-    float *y, const float *sum, float (*taps)[CHANNELS], const float *const *rows, int64_t channels, int silu) {
+    number *y, const float *sum, float (*taps)[CHANNELS], const number *const *rows, int64_t channels, int silu) {
 #pragma omp simd
     for (int64_t i = 0; i < channels; i++) {
         float total = sum[i];
 #pragma GCC unroll 4
-        for (int64_t k = 0; k < TAPS; k++) total += taps[k][i] * rows[k][i];
-        y[i] = silu ? silu_of(total) : total;
+        for (int64_t k = 0; k < TAPS; k++) total += taps[k][i] * widened(rows[k][i]);
+        y[i] = rounded(silu ? silu_of(total) : total);
     }
 }
 
@@ -77,22 +112,24 @@ static void read_taps(float (*taps)[CHANNELS], const problem *p, const task *a, 
 
 /* One pass over the tokens of a task in one direction. */
 static void pass(const problem *p, const task *a, int64_t direction, int64_t first) {
-    static const float nothing[CHANNELS];
+    static const float no_bias[CHANNELS];
+    static const number nothing[CHANNELS];
     _Alignas(64) float taps[TAPS][CHANNELS];
     read_taps(taps, p, a, direction, first);
-    const float *x = p->x + a->image * p->image + a->channel;
-    const float *bias = p->bias ? p->bias + direction * p->channels + a->channel : nothing;
+    const number *x = p->x + a->image * p->image + a->channel;
+    const float *bias = p->bias ? p->bias + direction * p->channels + a->channel : no_bias;
     int64_t back = (p->reverse + direction) % 2 ? 1 : -1, sequence = direction * p->images + a->image;
     int silu = p->silu && first + TAPS >= p->width;
     for (int64_t t = a->token; t < a->token + a->tokens; t++) {
-        float *y = p->y + (sequence * p->length + t) * p->channels + a->channel;
-        const float *rows[TAPS];
+        number *y = p->y + (sequence * p->length + t) * p->channels + a->channel;
+        const number *rows[TAPS];
         for (int64_t k = 0; k < TAPS; k++) {
             int64_t source = t + back * (p->width - 1 - first - k);
             rows[k] = first + k < p->width && source >= 0 && source < p->length ? x + source * p->token : nothing;
         }
-        if (silu) convolve(y, first ? y : bias, taps, rows, a->channels, 1);
-        else convolve(y, first ? y : bias, taps, rows, a->channels, 0);
+        const float *sum = first ? (const float *)y : bias;
+        if (silu) convolve(y, sum, taps, rows, a->channels, 1);
+        else convolve(y, sum, taps, rows, a->channels, 0);
     }
 }
 

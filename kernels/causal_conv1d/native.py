@@ -1,6 +1,6 @@
 """The short convolution in C on the CPU, with bias and SiLU in one pass over tokens in any strides.
 
-Half-precision inputs are converted at the border.
+It reads and writes float32, and bfloat16 where all taps fit one pass; anything else is converted to float32.
 """
 
 import ctypes
@@ -11,6 +11,8 @@ import torch
 from benchd.kernels import compiler
 from benchd.kernels.causal_conv1d import ops
 from benchd.kernels.op import computes
+
+_TAPS = 4  # TAPS of native.c
 
 causal_conv1d = partial(ops.causal_conv1d, "native")
 causal_conv1d_pair = partial(ops.causal_conv1d_pair, "native")
@@ -34,7 +36,8 @@ class _Problem(ctypes.Structure):
 def _convolved(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool
 ) -> torch.Tensor:
-    rows, taps = compiler.in_dtype(x), compiler.in_dtype(weight)
+    dtype = compiler.common(x) if weight.shape[-1] <= _TAPS else torch.float32
+    rows, taps = compiler.in_dtype(x, dtype), compiler.in_dtype(weight)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     shift = None if bias is None else compiler.dense(bias)
     y = rows.new_empty((*weight.shape[:-2], *x.shape))
@@ -45,10 +48,11 @@ def _convolved(
         None if shift is None else shift.data_ptr(), y.data_ptr(),
         directions, *x.shape, taps.shape[-1], reverse, silu, compiler.threads(),
     )  # fmt: skip
-    _library().causal_conv1d(problem)
+    _library(dtype).causal_conv1d(problem)
     return compiler.in_dtype(y, x.dtype)
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    return compiler.functions(__file__, compiler.FUSED, causal_conv1d=[ctypes.POINTER(_Problem)])
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    flags = *compiler.FUSED, *compiler.number(dtype)
+    return compiler.functions(__file__, flags, causal_conv1d=[ctypes.POINTER(_Problem)])

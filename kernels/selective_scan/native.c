@@ -1,20 +1,27 @@
-/* The selective scan, serial in tokens: a task owns the states of CHANNELS channels of one image and walks the sequence
-   tile by tile, so that what comes in is read and y is written once for every 16 states.
+/* The selective scan, serial in tokens: a task owns the states of a few blocks of channels of one image and walks the
+   sequence tile by tile, so that what comes in is read and y is written once for every 16 states.
 
    A direction that runs in reverse reads its tokens from the last to the first; nothing is flipped. Where the directions
    are summed, one task does both, and the second finds what the first wrote in its own core's cache. */
 
+#include <math.h>
+#include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #define PUBLIC __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
-#define CHANNELS 16 /* of a task: a cache line of a token */
+#define CHANNELS 16 /* of a block: a cache line of a token */
+#define BLOCKS 4    /* of a task, at most: they share what a token has for all channels */
 #define STATES 16   /* that a pass carries; more are summed up in further passes */
 #define RANKS 64    /* columns of the projection that a pass keeps at hand; more are gathered for every group */
 #define TILE 16     /* tokens between reading and writing: their inputs stay in the first-level cache */
 #define GROUP 4     /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
+#define TOGETHER 4  /* states that advance side by side, by one form of 2^x */
 
 /* LANES numbers with the operators of C: one register, since compilers split a longer vector badly */
 #if defined __AVX512F__
@@ -28,41 +35,74 @@
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole __attribute__((vector_size(4 * LANES)));
 
+#ifdef BF16 /* of what a token reads and writes: the upper half of a float */
+typedef uint16_t number;
+typedef uint16_t numbers __attribute__((vector_size(2 * LANES)));
+#else
+typedef float number;
+typedef lanes numbers;
+#endif
+
 typedef struct {
     lanes part[PARTS];
 } row; /* one number of every channel */
 
 /* (directions, images, length, n), the last dimension without gaps; distances in elements, `at` null where absent */
 typedef struct {
-    const float *at;
+    const number *at;
     int64_t direction, image, token;
 } tokens;
 
-/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (directions, channels,
-   rank) or null, A (directions, channels, states), D and bias (directions, channels) or null; y (directions, images,
+/* (directions, channels, n) or null; distances in elements */
+typedef struct {
+    const float *at;
+    int64_t direction, channel, column;
+} parameter;
+
+/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (n = rank)
+   or null, A (n = states), D and bias (directions, channels) without gaps or null; y (directions, images,
    length, channels), or (images, length, channels) of the sum over directions, which then read the same z. `reverse` is
-   that of the first direction, a second one runs the other way. */
+   that of the first direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what
+   of a y is not all of it yet. */
 typedef struct {
     tokens u, steps, B, C, z;
-    const float *weight, *A, *D, *bias;
-    float *y;
+    parameter weight, A;
+    const float *D, *bias;
+    number *y;
+    float *sums;
     int64_t directions, images, length, channels, rank, states, softplus, reverse, summed, threads;
 } problem;
 
-/* One walk over the sequence: channels [channel, + width), states [first, + count). */
+/* One walk over the sequence: `blocks` blocks of channels, the first from `channel` on, and states [first, + count). */
 typedef struct {
-    int64_t direction, image, channel, width, first, count;
+    int64_t direction, image, channel, blocks, first, count;
 } pass;
 
+/* Rows of the sequence and where those of the pass begin; a row beyond `rows` is the last one again. */
 typedef struct {
-    row rate[STATES], h[STATES]; /* A log2(e), and the states */
-    row fastest, D, bias;        /* fastest: max |rate| of a channel */
+    int64_t rows, token[TILE];
+    const number *u[TILE], *z[TILE];
+    number *y[TILE];
+} tile;
+
+/* What the channels of a block keep on their way. */
+typedef struct {
+    row rate[STATES], h[STATES];    /* A log2(e), and the states */
+    row fastest, D, bias;           /* fastest: max |rate| of a channel */
+    float reach[STATES / TOGETHER]; /* max -rate of some states over all channels, infinity if one of them grows */
     row weight[RANKS];
-    row u[TILE], delta[TILE], x[TILE], y[TILE]; /* x = delta u */
-    float B[TILE][STATES], C[TILE][STATES];
+} block;
+
+typedef struct {
+    block blocks[BLOCKS];
+    row u[TILE], delta[TILE], x[TILE], y[TILE]; /* of one block; x = delta u */
+    row B[TILE], C[TILE];                       /* a number of every state */
+    const float *low[TILE];                     /* columns of the projection, up to RANKS */
+    float room[TILE][RANKS];
 } workspace;
 
 #define REACH 125.0f /* 2^x needs no clamp for |x| below it */
+#define SPAN 0.75f   /* 2^x needs no rounding of x for -SPAN <= x <= 0 */
 /* x + ROUND has round(x) in its low bits, and those of ROUND itself leave when they are shifted into the exponent */
 #define ROUND 12582912.0f
 #define LOG2_E 1.44269504f
@@ -76,189 +116,433 @@ INLINE lanes chosen(whole mask, lanes yes, lanes no) {
     return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
 }
 
+/* b unless a is larger: a NaN in b stays */
+INLINE lanes larger(lanes a, lanes b) {
+#ifdef __AVX512F__
+    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return chosen(a > b, a, b);
+#endif
+}
+
 INLINE lanes magnitude(lanes x) {
     return (lanes)((whole)x & INT32_MAX);
 }
 
-/* 2^(n + rest) for |rest| <= 1/2 and shifted = n + ROUND, to 3e-7 of itself, and to as much of its distance from 1:
-   what a slow state forgets is as exact as what it keeps. */
-INLINE lanes power(lanes rest, lanes shifted) {
+/* 2^rest for |rest| <= 1/2 to 3e-7 of itself, and to as much of its distance from 1: what a slow state forgets is as
+   exact as what it keeps. Where bfloat16 rounds to 4e-3, to 4e-4. */
+INLINE lanes near_power(lanes rest) {
+#ifdef BF16
+    lanes p = 2.42028881e-1f + rest * 5.55038201e-2f;
+    return 1.0f + rest * (6.93178310e-1f + rest * p);
+#else
     lanes p = 9.66637295e-3f + rest * 1.34004366e-3f;
     p = 2.40223490e-1f + rest * (5.55033318e-2f + rest * p);
-    p = 1.0f + rest * (6.93147196e-1f + rest * p);
-    return (lanes)((whole)p + ((whole)shifted << 23));
+    return 1.0f + rest * (6.93147196e-1f + rest * p);
+#endif
 }
 
+/* 2^(n + rest) of shifted = n + ROUND */
+INLINE lanes power(lanes rest, lanes shifted) {
+    return (lanes)((whole)near_power(rest) + ((whole)shifted << 23));
+}
+
+#ifdef __AVX512DQ__
+/* 2^x; instructions for fraction and exponent, which take any x */
+INLINE lanes exp2_of(lanes x, int wild) {
+    (void)wild;
+    lanes rest = (lanes)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (lanes)_mm512_scalef_ps((__m512)near_power(rest), (__m512)(x - rest));
+}
+#else
 /* 2^x; `wild` says that |x| may reach REACH: the ends of the clamp are as good as 0 and infinity in what follows */
 INLINE lanes exp2_of(lanes x, int wild) {
     if (wild) {
         x = chosen(x < -126.0f, every(-126.0f), x); /* a NaN stays */
         x = chosen(x > 127.0f, every(127.0f), x);
     }
-#ifdef __AVX512F__
-    /* keeps x from melting into two fused multiply-adds, whose ports are the full ones */
-    __asm__("" : "+v"(x));
-#endif
     lanes shifted = x + ROUND;
     return power(x - (shifted - ROUND), shifted);
+}
+#endif
+
+/* How 2^x is computed of the exponents of a tile: as it is for -SPAN <= x <= 0, as a square or a fourth power for twice
+   and four times as much, else of any x, clamped where it is wild. */
+typedef enum { NEAR, SQUARE, FOURTH, ANY, WILD } form;
+
+INLINE lanes decay(lanes x, form how) {
+    if (how > FOURTH) return exp2_of(x, how == WILD);
+#ifdef BF16
+    lanes p = 2.37517719e-1f + x * 4.57383353e-2f;
+    p = 1.0f + x * (6.93030249e-1f + x * p);
+#else
+    lanes p = 9.45295769e-3f + x * 1.07452371e-3f;
+    p = 2.40222316e-1f + x * (5.54599862e-2f + x * p);
+    p = 1.0f + x * (6.93147116e-1f + x * p);
+#endif
+    if (how != NEAR) p *= p;
+    return how == FOURTH ? p * p : p;
 }
 
 /* e^x for x <= 0; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
 INLINE lanes exp_of(lanes x) {
-    x = chosen(x < -87.0f, every(-87.0f), x);
+    x = larger(every(-87.0f), x);
     lanes shifted = x * LOG2_E + ROUND;
     return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
 }
 
 /* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a division would take as long as all of it */
 INLINE lanes softplus_of(lanes x) {
-    lanes e = exp_of(-magnitude(x)), p = -3.01109641e-2f + e * 5.38406172e-3f;
+    lanes e = exp_of(-magnitude(x));
+#ifdef BF16
+    lanes p = 3.06302650e-1f + e * (e * 4.13476900e-2f - 1.57428790e-1f);
+    p = 9.99943340e-1f + e * (-4.96978440e-1f + e * p);
+#else
+    lanes p = -3.01109641e-2f + e * 5.38406172e-3f;
     p = -1.37466220e-1f + e * (7.92107383e-2f + e * p);
     p = -2.48529457e-1f + e * (1.91451163e-1f + e * p);
     p = -4.99995526e-1f + e * (3.33203435e-1f + e * p);
-    return chosen(x > 0.0f, x, every(0.0f)) + e * (9.99999975e-1f + e * p);
+    p = 9.99999975e-1f + e * p;
+#endif
+    return larger(every(0.0f), x) + e * p;
 }
 
+/* x / (1 + e^-x); 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself, squared by each step of Newton's */
 INLINE lanes silu_of(lanes x) {
-    lanes e = exp_of(-magnitude(x));
-    return chosen(x > 0.0f, x, x * e) / (1.0f + e);
+    lanes e = exp_of(-magnitude(x)), d = 1.0f + e;
+    lanes r = 9.89898990e-1f + e * (e * 3.23232323e-1f - 8.08080808e-1f);
+    r *= 2.0f - d * r;
+    r *= 2.0f - d * r;
+    return chosen(x > 0.0f, x, x * e) * r;
 }
 
 /* The usual size is a single move. */
-INLINE void copy(void *to, const void *from, int64_t numbers) {
-    if (numbers == CHANNELS) memcpy(to, from, CHANNELS * sizeof(float));
-    else memcpy(to, from, (size_t)numbers * sizeof(float));
+#define COPY(to, from, count)                                                                                          \
+    do {                                                                                                               \
+        if ((count) == CHANNELS) memcpy(to, from, CHANNELS * sizeof *(from));                                          \
+        else memcpy(to, from, (size_t)(count) * sizeof *(from));                                                       \
+    } while (0)
+
+_Static_assert(CHANNELS == STATES, "COPY takes either");
+
+#ifdef BF16
+/* GCC makes two halves of a conversion between vectors of other lengths, where AVX-512 has an instruction */
+INLINE lanes widened(numbers x) {
+#ifdef __AVX512F__
+    whole bits = (whole)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+    whole bits = __builtin_convertvector(x, whole);
+#endif
+    return (lanes)(bits << 16);
 }
 
-_Static_assert(CHANNELS == STATES, "copy takes either");
+INLINE numbers rounded(lanes x) {
+    whole bits = (whole)x, even = bits + 0x7fff + (bits >> 16 & 1);
+    bits = (whole)chosen(x == x, (lanes)even, (lanes)(bits | 1 << 22)) >> 16;
+#ifdef __AVX512F__
+    return (numbers)_mm512_cvtepi32_epi16((__m512i)bits);
+#else
+    return __builtin_convertvector(bits, numbers);
+#endif
+}
+#else
+INLINE lanes widened(numbers x) {
+    return x;
+}
 
-INLINE row read_row(const float *from, int64_t width) {
-    row to = {0};
-    copy(&to, from, width);
+INLINE numbers rounded(lanes x) {
+    return x;
+}
+#endif
+
+INLINE float largest_of(const row *all) {
+    float each[CHANNELS], largest = 0;
+    memcpy(each, all, sizeof each);
+    for (int64_t i = 0; i < CHANNELS; i++) largest = each[i] > largest ? each[i] : largest;
+    return largest;
+}
+
+INLINE row read_row(const number *from, int64_t width) {
+    numbers at[PARTS] = {0};
+    row to;
+    COPY(at, from, width);
+    for (int64_t i = 0; i < PARTS; i++) to.part[i] = widened(at[i]);
     return to;
 }
 
-INLINE const float *token_of(const tokens *from, const pass *k, int64_t t) {
+INLINE void write_row(number *to, const row *from, int64_t width) {
+    numbers at[PARTS];
+    for (int64_t i = 0; i < PARTS; i++) at[i] = rounded(from->part[i]);
+    COPY(to, (number *)at, width);
+}
+
+/* `count` numbers as floats: where they lie, or at `to`. */
+INLINE const float *floats(float *to, const number *from, int64_t count) {
+#ifdef BF16
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)from[i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+    return to;
+#else
+    return from;
+#endif
+}
+
+INLINE const number *token_of(const tokens *from, const pass *k, int64_t t) {
     return from->at + k->direction * from->direction + k->image * from->image + t * from->token;
 }
 
-/* Column n of a parameter (directions, channels, columns). */
-static row column(const problem *p, const pass *k, const float *from, int64_t n, int64_t columns) {
-    float of_channels[CHANNELS] = {0};
-    from += (k->direction * p->channels + k->channel) * columns + n;
-    for (int64_t i = 0; i < k->width; i++) of_channels[i] = from[i * columns];
-    return read_row(of_channels, CHANNELS);
+INLINE int64_t width_of(const problem *p, const pass *k, int64_t i) {
+    int64_t left = p->channels - k->channel - i * CHANNELS;
+    return left < CHANNELS ? left : CHANNELS;
+}
+
+/* Columns [first, + count) of a parameter, of block i; what lies beyond a narrow block stays. */
+static void read_columns(
+    row *to, const problem *p, const pass *k, int64_t i, parameter of, int64_t first, int64_t count) {
+    int64_t width = width_of(p, k, i);
+    const float *from = of.at + k->direction * of.direction + (k->channel + i * CHANNELS) * of.channel + first * of.column;
+    for (int64_t n = 0; n < count; n++, from += of.column) {
+        if (of.channel == 1 && width == CHANNELS) memcpy(to + n, from, sizeof *to);
+        else
+            for (int64_t channel = 0; channel < width; channel++) ((float *)(to + n))[channel] = from[channel * of.channel];
+    }
+}
+
+/* Make the rates of what was read of A, and say how fast they are. */
+static void read_rates(block *b) {
+    for (int64_t n = 0; n < STATES; n++)
+        for (int64_t i = 0; i < PARTS; i++) {
+            lanes rate = b->rate[n].part[i] *= LOG2_E, size = magnitude(rate);
+            b->fastest.part[i] = chosen(size <= b->fastest.part[i], b->fastest.part[i], size);
+        }
+    for (int64_t n = 0; n < STATES; n += TOGETHER) {
+        row reach = {0};
+        for (int64_t k = n; k < n + TOGETHER; k++)
+            for (int64_t i = 0; i < PARTS; i++) {
+                lanes rate = b->rate[k].part[i], size = chosen(rate > 0.0f, every(HUGE_VALF), -rate);
+                reach.part[i] = chosen(size > reach.part[i], size, reach.part[i]);
+            }
+        b->reach[n / TOGETHER] = largest_of(&reach);
+    }
 }
 
 static void begin(workspace *w, const problem *p, const pass *k) {
-    memset(w, 0, offsetof(workspace, weight));
-    memset(w->B, 0, sizeof w->B + sizeof w->C);
-    for (int64_t n = 0; n < k->count; n++) {
-        w->rate[n] = column(p, k, p->A, k->first + n, p->states);
-        for (int64_t i = 0; i < PARTS; i++) {
-            lanes rate = w->rate[n].part[i] *= LOG2_E, size = magnitude(rate);
-            w->fastest.part[i] = chosen(size <= w->fastest.part[i], w->fastest.part[i], size);
-        }
+    int64_t ranks = !p->weight.at ? 0 : p->rank < RANKS ? p->rank : RANKS;
+    parameter D = {p->D, p->channels, 1, 0}, bias = {p->bias, p->channels, 1, 0};
+    for (int64_t i = 0; i < k->blocks; i++) {
+        block *b = &w->blocks[i];
+        memset(b, 0, offsetof(block, weight) + (size_t)ranks * sizeof(row));
+        read_columns(b->rate, p, k, i, p->A, k->first, k->count);
+        read_rates(b);
+        read_columns(&b->D, p, k, i, D, 0, p->D && !k->first);
+        read_columns(&b->bias, p, k, i, bias, 0, p->bias != 0);
+        read_columns(b->weight, p, k, i, p->weight, 0, ranks);
     }
-    if (p->D && !k->first) w->D = column(p, k, p->D, 0, 1);
-    if (p->bias) w->bias = column(p, k, p->bias, 0, 1);
-    for (int64_t i = 0; p->weight && i < p->rank && i < RANKS; i++) w->weight[i] = column(p, k, p->weight, i, p->rank);
 }
 
-/* Set delta of the tile to the step sizes before their softplus; token[r] is where row r lies in the sequence. */
-static void read_steps(workspace *w, const problem *p, const pass *k, const int64_t *token) {
+/* Read what a tile has for all channels. */
+static void read_shared(workspace *w, const problem *p, const pass *k, const tile *at) {
+    for (int64_t r = 0; r < TILE; r++) {
+        w->B[r] = read_row(token_of(&p->B, k, at->token[r]) + k->first, k->count);
+        w->C[r] = read_row(token_of(&p->C, k, at->token[r]) + k->first, k->count);
+        if (p->weight.at) {
+            const number *low = token_of(&p->steps, k, at->token[r]);
+            w->low[r] = floats(w->room[r], low, p->rank < RANKS ? p->rank : RANKS);
+        }
+    }
+}
+
+INLINE void project(row *delta, const row *weight, const float *const *low, int64_t count) {
+    for (int64_t n = 0; n < count; n++)
+        for (int64_t r = 0; r < GROUP; r++)
+            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += low[r][n] * weight[n].part[i];
+}
+
+/* Add to some deltas what the columns beyond RANKS make of the tokens. */
+static void project_rest(row *delta, const problem *p, const pass *k, int64_t i, const int64_t *token) {
+    for (int64_t n = RANKS; n < p->rank; n++) {
+        float room[GROUP];
+        const float *low[GROUP];
+        row weight = {0};
+        read_columns(&weight, p, k, i, p->weight, n, 1);
+        for (int64_t r = 0; r < GROUP; r++) low[r] = floats(room + r, token_of(&p->steps, k, token[r]) + n, 1);
+        project(delta, &weight, low, 1);
+    }
+}
+
+/* Set delta of the tile to the step sizes of block i before their softplus. */
+static void read_steps(workspace *w, const problem *p, const pass *k, int64_t i, const tile *at) {
+    const block *b = &w->blocks[i];
     for (int64_t start = 0; start < TILE; start += GROUP) {
-        const float *from[GROUP];
         row delta[GROUP];
         for (int64_t r = 0; r < GROUP; r++) {
-            from[r] = token_of(&p->steps, k, token[start + r]);
-            delta[r] = w->bias;
-            row given = p->weight ? (row){0} : read_row(from[r] + k->channel, k->width);
-            for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += given.part[i];
+            delta[r] = b->bias;
+            if (p->weight.at) continue;
+            const number *from = token_of(&p->steps, k, at->token[start + r]) + k->channel + i * CHANNELS;
+            row given = read_row(from, width_of(p, k, i));
+            for (int64_t j = 0; j < PARTS; j++) delta[r].part[j] += given.part[j];
         }
-        for (int64_t n = 0; p->weight && n < p->rank; n++) {
-            row weight = n < RANKS ? w->weight[n] : column(p, k, p->weight, n, p->rank);
-            for (int64_t r = 0; r < GROUP; r++)
-                for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += from[r][n] * weight.part[i];
+        if (p->weight.at) {
+            project(delta, b->weight, w->low + start, p->rank < RANKS ? p->rank : RANKS);
+            project_rest(delta, p, k, i, at->token + start);
         }
         memcpy(w->delta + start, delta, sizeof delta);
     }
 }
 
-static void read_tile(workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t rows) {
-    read_steps(w, p, k, token);
-    for (int64_t r = 0; r < rows; r++) {
-        w->u[r] = read_row(token_of(&p->u, k, token[r]) + k->channel, k->width);
-        copy(w->B[r], token_of(&p->B, k, token[r]) + k->first, k->count);
-        copy(w->C[r], token_of(&p->C, k, token[r]) + k->first, k->count);
+static tile tile_of(const problem *p, const pass *k, int64_t start, int64_t backward) {
+    tile at = {.rows = p->length - start < TILE ? p->length - start : TILE};
+    int64_t image = (p->summed ? 0 : k->direction) * p->images + k->image;
+    for (int64_t r = 0; r < TILE; r++) {
+        int64_t row = start + (r < at.rows ? r : at.rows - 1), t = backward ? p->length - 1 - row : row;
+        at.token[r] = t;
+        if (p->u.at) at.u[r] = token_of(&p->u, k, t) + k->channel;
+        if (p->z.at) at.z[r] = token_of(&p->z, k, t) + k->channel;
+        at.y[r] = p->y + (image * p->length + t) * p->channels + k->channel;
+    }
+    return at;
+}
+
+/* Does this walk make a y all of it? */
+INLINE int ends(const problem *p, const pass *k) {
+    return k->first + k->count == p->states && (!p->summed || k->direction + 1 == p->directions);
+}
+
+/* Bring the lines of block i that rows [first, last) will need near while there is else to do. */
+INLINE void fetch(const problem *p, const pass *k, int64_t i, const tile *next, int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; r++) {
+        __builtin_prefetch(next->u[r] + i * CHANNELS, 0);
+        __builtin_prefetch(next->y[r] + i * CHANNELS, 1);
+        if (p->z.at && ends(p, k)) __builtin_prefetch(next->z[r] + i * CHANNELS, 0);
     }
 }
 
-/* Make delta and x of what was read; return whether an exponent of the tile may reach REACH. */
-static int step_sizes(workspace *w, int64_t rows, int softplus) {
-    whole wild = {0};
+/* What 2^x may expect: the longest step, infinity if one is negative, and whether an exponent may reach REACH. */
+typedef struct {
+    float longest;
+    int wild;
+} steps;
+
+/* Make delta of the step sizes that were read. */
+static steps step_sizes(workspace *w, const block *b, int64_t rows, int softplus) {
+    row longest = {0}, exponent;
+    whole signs = {0};
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < PARTS; i++) {
             lanes delta = softplus ? softplus_of(w->delta[r].part[i]) : w->delta[r].part[i];
             w->delta[r].part[i] = delta;
-            w->x[r].part[i] = delta * w->u[r].part[i];
-            wild |= ~(magnitude(delta) * w->fastest.part[i] < REACH);
+            signs |= (whole)delta;
+            longest.part[i] = larger(magnitude(delta), longest.part[i]);
         }
-    int any = 0;
-    for (int64_t i = 0; i < LANES; i++) any |= wild[i];
-    return any;
+    int32_t sign = 0;
+    for (int64_t i = 0; i < LANES; i++) sign |= signs[i];
+    for (int64_t i = 0; i < PARTS; i++) exponent.part[i] = longest.part[i] * b->fastest.part[i];
+    steps found = {sign < 0 ? HUGE_VALF : largest_of(&longest), !(largest_of(&exponent) < REACH)};
+    return found;
 }
 
-INLINE void advance(workspace *w, int64_t rows, int wild) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < PARTS; i++) {
-            lanes delta = w->delta[r].part[i], x = w->x[r].part[i], y = {0};
-#pragma GCC unroll 16
-            for (int64_t n = 0; n < STATES; n++) {
-                lanes h = exp2_of(delta * w->rate[n].part[i], wild) * w->h[n].part[i] + x * w->B[r][n];
-                w->h[n].part[i] = h;
-                y += h * w->C[r][n];
+static void read_u(workspace *w, const tile *at, int64_t i, int64_t width) {
+    for (int64_t r = 0; r < at->rows; r++) {
+        w->u[r] = read_row(at->u[r] + i * CHANNELS, width);
+        for (int64_t j = 0; j < PARTS; j++) w->x[r].part[j] = w->delta[r].part[j] * w->u[r].part[j];
+    }
+}
+
+/* Let the states [n, + TOGETHER) of a block go through the tile, and add what they show to y. */
+INLINE void advance_by(workspace *w, block *b, int64_t rows, int64_t n, form how) {
+    float scale = how == SQUARE ? 0.5f : how == FOURTH ? 0.25f : 1.0f;
+    for (int64_t i = 0; i < PARTS; i++) {
+        lanes rate[TOGETHER], h[TOGETHER];
+        for (int64_t k = 0; k < TOGETHER; k++) {
+            rate[k] = b->rate[n + k].part[i] * scale;
+            h[k] = b->h[n + k].part[i];
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            lanes delta = w->delta[r].part[i], x = w->x[r].part[i], y = w->y[r].part[i];
+            const float *B = (const float *)&w->B[r], *C = (const float *)&w->C[r];
+            for (int64_t k = 0; k < TOGETHER; k++) {
+                h[k] = decay(delta * rate[k], how) * h[k] + x * B[n + k];
+                y += h[k] * C[n + k];
             }
             w->y[r].part[i] = y;
         }
+        for (int64_t k = 0; k < TOGETHER; k++) b->h[n + k].part[i] = h[k];
+    }
 }
 
-static void write_tile(const workspace *w, const problem *p, const pass *k, const int64_t *token, int64_t rows) {
-    int64_t direction = p->summed ? 0 : k->direction, last = k->first + k->count == p->states;
-    int adds = k->first || k->direction > direction;
-    int gates = p->z.at && last && (!p->summed || k->direction + 1 == p->directions);
-    float *sequence = p->y + (direction * p->images + k->image) * p->length * p->channels + k->channel;
-    for (int64_t r = 0; r < rows; r++) {
-        float *to = sequence + token[r] * p->channels;
-        row y = adds ? read_row(to, k->width) : (row){0};
-        row z = gates ? read_row(token_of(&p->z, k, token[r]) + k->channel, k->width) : (row){0};
-        for (int64_t i = 0; i < PARTS; i++) {
-            y.part[i] += w->D.part[i] * w->u[r].part[i] + w->y[r].part[i];
-            if (gates) y.part[i] *= silu_of(z.part[i]);
+static void advance(workspace *w, const problem *p, const pass *k, int64_t i, int64_t rows, const tile *next, steps s) {
+    block *b = &w->blocks[i];
+    memset(w->y, 0, sizeof w->y);
+    for (int64_t n = 0; n < STATES; n += TOGETHER) {
+        float reach = s.longest * b->reach[n / TOGETHER];
+        fetch(p, k, i, next, n * TILE / STATES, (n + TOGETHER) * TILE / STATES);
+        if (reach <= SPAN) advance_by(w, b, rows, n, NEAR);
+        else if (reach <= 2 * SPAN) advance_by(w, b, rows, n, SQUARE);
+        else if (reach <= 4 * SPAN) advance_by(w, b, rows, n, FOURTH);
+        else if (!s.wild) advance_by(w, b, rows, n, ANY);
+        else advance_by(w, b, rows, n, WILD);
+    }
+}
+
+/* The unfinished sum of a token: in y, or beside it where y would round it. */
+#ifdef BF16
+INLINE float *sum_of(const problem *p, int64_t i, int64_t t) {
+    return p->sums + ((omp_get_thread_num() * p->length + t) * BLOCKS + i) * CHANNELS;
+}
+
+INLINE row read_sum(const problem *p, const tile *at, int64_t i, int64_t r, int64_t width) {
+    (void)width;
+    row sum;
+    memcpy(&sum, sum_of(p, i, at->token[r]), sizeof sum);
+    return sum;
+}
+
+INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, const row *sum) {
+    if (ends(p, k)) write_row(at->y[r] + i * CHANNELS, sum, width_of(p, k, i));
+    else memcpy(sum_of(p, i, at->token[r]), sum, sizeof *sum);
+}
+#else
+INLINE row read_sum(const problem *p, const tile *at, int64_t i, int64_t r, int64_t width) {
+    (void)p;
+    return read_row(at->y[r] + i * CHANNELS, width);
+}
+
+INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, const row *sum) {
+    write_row(at->y[r] + i * CHANNELS, sum, width_of(p, k, i));
+}
+#endif
+
+static void write_tile(const workspace *w, const problem *p, const pass *k, int64_t i, const tile *at) {
+    int adds = k->first || (p->summed && k->direction), gates = p->z.at && ends(p, k);
+    for (int64_t r = 0; r < at->rows; r++) {
+        row y = adds ? read_sum(p, at, i, r, width_of(p, k, i)) : (row){0};
+        row z = gates ? read_row(at->z[r] + i * CHANNELS, width_of(p, k, i)) : (row){0};
+        for (int64_t j = 0; j < PARTS; j++) {
+            y.part[j] += w->blocks[i].D.part[j] * w->u[r].part[j] + w->y[r].part[j];
+            if (gates) y.part[j] *= silu_of(z.part[j]);
         }
-        copy(to, &y, k->width);
+        write_sum(p, k, at, i, r, &y);
     }
-}
-
-/* Set token[r] to where row r of a tile lies, the last one again beyond the end; return the rows before that. */
-static int64_t tile_of(int64_t *token, const problem *p, int64_t start, int64_t backward) {
-    int64_t rows = p->length - start < TILE ? p->length - start : TILE;
-    for (int64_t r = 0; r < TILE; r++) {
-        int64_t t = start + (r < rows ? r : rows - 1);
-        token[r] = backward ? p->length - 1 - t : t;
-    }
-    return rows;
 }
 
 static void scan_states(const problem *p, const pass *k) {
+    int64_t backward = (p->reverse + k->direction) % 2;
     workspace w;
     begin(&w, p, k);
+    tile next = tile_of(p, k, 0, backward);
     for (int64_t start = 0; start < p->length; start += TILE) {
-        int64_t token[TILE], rows = tile_of(token, p, start, (p->reverse + k->direction) % 2);
-        read_tile(&w, p, k, token, rows);
-        if (step_sizes(&w, rows, (int)p->softplus)) advance(&w, rows, 1);
-        else advance(&w, rows, 0);
-        write_tile(&w, p, k, token, rows);
+        tile at = next;
+        next = tile_of(p, k, start + TILE, backward);
+        read_shared(&w, p, k, &at);
+        for (int64_t i = 0; i < k->blocks; i++) {
+            read_steps(&w, p, k, i, &at);
+            steps s = step_sizes(&w, &w.blocks[i], at.rows, (int)p->softplus);
+            read_u(&w, &at, i, width_of(p, k, i));
+            advance(&w, p, k, i, at.rows, &next, s);
+            write_tile(&w, p, k, i, &at);
+        }
     }
 }
 
@@ -270,43 +554,55 @@ static void scan_direction(const problem *p, pass k) {
     } while (k.first < p->states);
 }
 
-/* Block i of the channels, in the image and direction where it lies; no states yet. */
-static pass block(const problem *p, int64_t i) {
-    int64_t blocks = (p->channels + CHANNELS - 1) / CHANNELS, left = p->channels - i % blocks * CHANNELS;
-    pass k = {i / blocks / p->images, i / blocks % p->images, i % blocks * CHANNELS, left < CHANNELS ? left : CHANNELS, 0, 0};
+static int64_t parts_of(int64_t n, int64_t part) {
+    return (n + part - 1) / part;
+}
+
+/* Blocks of a task: many, but two tasks a thread if there can be, and no cache line of two tasks. */
+static int64_t blocks_of_a_task(const problem *p, int64_t sequences) {
+    int64_t blocks = BLOCKS, least = 64 / (CHANNELS * sizeof(number));
+    while (blocks > least && sequences * parts_of(p->channels, blocks * CHANNELS) < 2 * p->threads) blocks--;
+    return blocks / least * least;
+}
+
+/* Task i of those with `blocks` blocks, in the image and direction where it lies; no states yet. */
+static pass task_of(const problem *p, int64_t i, int64_t blocks) {
+    int64_t tasks = parts_of(p->channels, blocks * CHANNELS), channel = i % tasks * blocks * CHANNELS;
+    int64_t left = parts_of(p->channels - channel, CHANNELS);
+    pass k = {i / tasks / p->images, i / tasks % p->images, channel, left < blocks ? left : blocks, 0, 0};
     return k;
 }
 
-static int64_t blocks_of(const problem *p, int64_t directions) {
-    return directions * p->images * ((p->channels + CHANNELS - 1) / CHANNELS);
-}
-
 PUBLIC void selective_scan(const problem *p) {
-    int64_t together = p->summed ? p->directions : 1, tasks = blocks_of(p, p->directions / together);
+    int64_t together = p->summed ? p->directions : 1, sequences = p->directions / together * p->images;
+    int64_t blocks = blocks_of_a_task(p, sequences), tasks = sequences * parts_of(p->channels, blocks * CHANNELS);
     int threads = (int)p->threads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t i = 0; i < tasks; i++) {
-        pass k = block(p, i);
+        pass k = task_of(p, i, blocks);
         for (int64_t last = k.direction + together; k.direction < last; k.direction++) scan_direction(p, k);
     }
 }
 
 /* y = the step sizes themselves, of a problem with a weight */
 PUBLIC void delta_projection(const problem *p) {
-    int64_t blocks = blocks_of(p, p->directions);
+    int64_t sequences = p->directions * p->images, blocks = blocks_of_a_task(p, sequences);
+    int64_t tasks = sequences * parts_of(p->channels, blocks * CHANNELS);
     int threads = (int)p->threads;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < blocks; i++) {
-        pass k = block(p, i);
+    for (int64_t task = 0; task < tasks; task++) {
+        pass k = task_of(p, task, blocks);
         workspace w;
         begin(&w, p, &k);
-        memset(w.u, 0, sizeof w.u);
-        float *y = p->y + (k.direction * p->images + k.image) * p->length * p->channels + k.channel;
         for (int64_t start = 0; start < p->length; start += TILE) {
-            int64_t token[TILE], rows = tile_of(token, p, start, 0);
-            read_steps(&w, p, &k, token);
-            step_sizes(&w, rows, 1);
-            for (int64_t r = 0; r < rows; r++) copy(y + token[r] * p->channels, &w.delta[r], k.width);
+            tile at = tile_of(p, &k, start, 0);
+            read_shared(&w, p, &k, &at);
+            for (int64_t i = 0; i < k.blocks; i++) {
+                read_steps(&w, p, &k, i, &at);
+                step_sizes(&w, &w.blocks[i], at.rows, 1);
+                for (int64_t r = 0; r < at.rows; r++)
+                    write_row(at.y[r] + i * CHANNELS, &w.delta[r], width_of(p, &k, i));
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 """The selective scan in C on the CPU: one pass over tokens in any strides, all states in the cache.
 
 `bidirectional_scan` makes its step sizes where it uses them and adds the directions and the gate as it writes.
-Half-precision inputs are converted at the border.
+It reads and writes float32 and bfloat16; anything else is converted to float32 at the border.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ bidirectional_scan = partial(ops.bidirectional_scan, "native")
 
 
 class _Problem(ctypes.Structure):
-    """`problem` of native.c, its `tokens` spelled out."""
+    """`problem` of native.c, its `tokens` and `parameter` spelled out."""
 
     _fields_ = (
         *(
@@ -33,7 +33,17 @@ class _Problem(ctypes.Structure):
                 ("_token", ctypes.c_int64),
             )
         ),
-        *((name, ctypes.c_void_p) for name in ("weight", "A", "D", "bias", "y")),
+        *(
+            (f"{name}{field}", kind)
+            for name in ("weight", "A")
+            for field, kind in (
+                ("", ctypes.c_void_p),
+                ("_direction", ctypes.c_int64),
+                ("_channel", ctypes.c_int64),
+                ("_column", ctypes.c_int64),
+            )
+        ),
+        *((name, ctypes.c_void_p) for name in ("D", "bias", "y", "sums")),
         *((name, ctypes.c_int64) for name in ("directions", "images", "length", "channels", "rank", "states")),
         *((name, ctypes.c_int64) for name in ("softplus", "reverse", "summed", "threads")),
     )
@@ -41,6 +51,7 @@ class _Problem(ctypes.Structure):
 
 _Numbers = tuple[int | None, ...]
 _ABSENT: _Numbers = (None, 0, 0, 0)
+_CHANNELS = 64  # of a task: BLOCKS CHANNELS of native.c
 
 
 @computes(ops.scan_op, "native")
@@ -57,23 +68,27 @@ def _selective_scan(
     reverse: bool,
     _form: str,
 ) -> torch.Tensor:
-    rows = [None if tensor is None else _rows(tensor) for tensor in (u, delta, B, C, z)]
-    dense = [None if tensor is None else compiler.dense(tensor) for tensor in (A, D, bias)]
-    y = u.new_empty(u.shape, dtype=torch.float32)
-    starts = [None if tensor is None else tensor.data_ptr() for tensor in (*dense, y)]
+    dtype = compiler.common(*(tensor for tensor in (u, delta, B, C, z) if tensor is not None))
+    rows = [None if tensor is None else _rows(tensor, dtype) for tensor in (u, delta, B, C, z)]
+    A = compiler.in_dtype(A)
+    dense = [None if tensor is None else compiler.dense(tensor) for tensor in (D, bias)]
+    y, threads = u.new_empty(u.shape, dtype=dtype), compiler.threads()
+    sums = _sums(y, threads)
+    starts = [None if tensor is None else tensor.data_ptr() for tensor in (*dense, y, sums)]
     tokens = [number for tensor in rows for number in _tokens(tensor)]
-    sizes = *u.shape, 0, A.shape[-1], softplus, reverse, False, compiler.threads()
-    _library().selective_scan(_Problem(*tokens, None, *starts, *sizes))
+    sizes = *u.shape, 0, A.shape[-1], softplus, reverse, False, threads
+    _library(dtype).selective_scan(_Problem(*tokens, *_ABSENT, A.data_ptr(), *A.stride(), *starts, *sizes))
     return compiler.in_dtype(y, u.dtype)
 
 
 @computes(ops.delta_op, "native")
 def _delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    rows, weight, bias = _rows(low), compiler.dense(weight), compiler.dense(bias)
+    dtype = compiler.common(low)
+    rows, weight, bias = _rows(low, dtype), compiler.in_dtype(weight), compiler.dense(bias)
     delta = rows.new_empty(*low.shape[:-1], weight.shape[1])
-    starts = weight.data_ptr(), None, None, bias.data_ptr(), delta.data_ptr()
+    starts = weight.data_ptr(), *weight.stride(), *_ABSENT, None, bias.data_ptr(), delta.data_ptr(), None
     sizes = *delta.shape, low.shape[-1], 0, True, False, False, compiler.threads()
-    _library().delta_projection(_Problem(*_ABSENT, *_tokens(rows), *_ABSENT * 3, *starts, *sizes))
+    _library(dtype).delta_projection(_Problem(*_ABSENT, *_tokens(rows), *_ABSENT * 3, *starts, *sizes))
     return compiler.in_dtype(delta, low.dtype)
 
 
@@ -90,22 +105,31 @@ def _bidirectional_scan(
     z: torch.Tensor,
     _form: str,
 ) -> torch.Tensor:
-    dtype = u.dtype
-    u, low, B, C, z = _rows(u), _rows(low), _rows(B), _rows(C), _rows(z)
-    weight, A, D, bias = compiler.dense(weight), compiler.dense(A), compiler.dense(D), compiler.dense(bias)
-    y = torch.empty_like(z, memory_format=torch.contiguous_format)
+    wanted, dtype = u.dtype, compiler.common(u, low, B, C, z)
+    u, low, B, C, z = _rows(u, dtype), _rows(low, dtype), _rows(B, dtype), _rows(C, dtype), _rows(z, dtype)
+    weight, A, D, bias = compiler.in_dtype(weight), compiler.in_dtype(A), compiler.dense(D), compiler.dense(bias)
+    y, threads = torch.empty_like(z, memory_format=torch.contiguous_format), compiler.threads()
+    sums = _sums(y, threads)
     image, token, _ = z.stride()
     tokens = *_tokens(u), *_tokens(low), *_tokens(B), *_tokens(C), z.data_ptr(), 0, image, token
-    starts = weight.data_ptr(), A.data_ptr(), D.data_ptr(), bias.data_ptr(), y.data_ptr()
-    sizes = *u.shape, low.shape[-1], A.shape[-1], True, False, True, compiler.threads()
-    _library().selective_scan(_Problem(*tokens, *starts, *sizes))
-    return compiler.in_dtype(y, dtype)
+    parameters = weight.data_ptr(), *weight.stride(), A.data_ptr(), *A.stride()
+    starts = *parameters, D.data_ptr(), bias.data_ptr(), y.data_ptr()
+    sizes = *u.shape, low.shape[-1], A.shape[-1], True, False, True, threads
+    _library(dtype).selective_scan(_Problem(*tokens, *starts, None if sums is None else sums.data_ptr(), *sizes))
+    return compiler.in_dtype(y, wanted)
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in float32 with its last dimension dense; the others may lie anywhere."""
-    tensor = compiler.in_dtype(tensor)
+def _rows(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor in `dtype` with its last dimension dense; the others may lie anywhere."""
+    tensor = compiler.in_dtype(tensor, dtype)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _sums(y: torch.Tensor, threads: int) -> torch.Tensor | None:
+    """Return memory for unfinished sums, which bfloat16 would round; None if y itself can hold them."""
+    if y.dtype == torch.float32:
+        return None
+    return y.new_empty(threads * y.shape[-2] * _CHANNELS, dtype=torch.float32)
 
 
 def _tokens(tensor: torch.Tensor | None) -> _Numbers:
@@ -114,6 +138,6 @@ def _tokens(tensor: torch.Tensor | None) -> _Numbers:
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    problem = [ctypes.POINTER(_Problem)]
-    return compiler.functions(__file__, compiler.FUSED, selective_scan=problem, delta_projection=problem)
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    problem, flags = [ctypes.POINTER(_Problem)], (*compiler.FUSED, *compiler.number(dtype))
+    return compiler.functions(__file__, flags, selective_scan=problem, delta_projection=problem)

@@ -186,3 +186,19 @@ def test_a_wrong_argument_is_named_with_what_was_expected(name, value, expected)
 def test_integers_are_refused():
     with pytest.raises(TypeError, match=r"x must be floating point, not torch.int64"):
         causal_conv1d(**inputs(1, 2, 3, 4) | {"x": torch.zeros(1, 2, 3, dtype=torch.int64)}, implementation="torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_silu_of_native_holds_far_from_zero(dtype):
+    x = torch.tensor([-torch.inf, -300, -87, -20, -1e-3, 0, 1e-30, 0.5, 20, 300, torch.nan])[None, None].to(dtype)
+    y = causal_conv1d(x, torch.ones(11, 1, dtype=dtype), implementation="native")
+    want = functional.silu(x.double())
+    want[0, 0, :2] = 0  # what e^-87 leaves of them
+    torch.testing.assert_close(y[..., 1:].double(), want[..., 1:], rtol=2**-8, atol=1e-34, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", [2, 4, 6])
+def test_native_takes_bfloat16_of_any_width(width):
+    tensors = inputs(2, 70, 150, width, dtype=torch.bfloat16)
+    y = causal_conv1d(**tensors, implementation="native")
+    torch.testing.assert_close(y.double(), equation(**tensors), rtol=2**-8, atol=1e-5)

@@ -585,3 +585,30 @@ def test_a_wrong_tensor_of_a_projection_is_named():
         delta_projection(low, weight, bias[0])
     with pytest.raises(TypeError, match=r"weight must be floating point, not torch\.int64"):
         delta_projection(low, weight.long(), bias)
+
+
+@pytest.mark.parametrize("step", [1e-4, 0.02, 0.04, 0.08, 0.15, 0.3, 2.0, 20.0])
+def test_native_is_exact_however_far_the_exponents_reach(step):
+    tensors = layer(1, 100, 20, 16, 3)
+    tensors["low"] = tensors["low"] * 0.1
+    tensors["bias"] = torch.full((2, 20), step).expm1().log()
+    assert error(bidirectional_scan(**tensors, implementation="native"), summed(**tensors)) < 2e-6
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("shape", [(2, 40, 17, 40, 3), (1, 33, 50, 16, 70), (3, 197, 96, 16, 12)], ids=str)
+def test_native_rounds_bfloat16_once_however_many_passes_a_sum_takes(shape):
+    tensors = layer(*shape, dtype=torch.bfloat16)
+    tensors["bias"] = tensors["bias"] * 0 - 3
+    want = summed(**tensors)
+    y = bidirectional_scan(**tensors, implementation="native")
+    torch.testing.assert_close(y.double(), want, rtol=2**-8, atol=1e-3 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_not_a_number_stays_so_in_native(dtype):
+    tensors = layer(1, 20, 20, 4, 3, dtype=dtype)
+    tensors["u"][0, 0, 5, 3] = torch.nan
+    y = bidirectional_scan(**tensors, implementation="native")
+    assert y[0, 5:, 3].isnan().all()
+    assert y[0].isnan().sum() == 15
