@@ -30,6 +30,9 @@ SCHEMA = "benchd.shipped/1"
 MANIFEST, GOLDEN, LOAD = "manifest.json", "golden.npz", "LOAD.md"
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
 PLAN, TIMINGS = "model.plan", "timing.cache"
+NOT_GOLDEN = "its answers are not the golden ones"
+"""The beginning of the reason of a process whose golden answers differ."""
+
 REBUILT = "rebuilt, because "
 """The beginning of a runtime's note that says why a plan was built again."""
 
