@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.models.snn_onepass import OnePass, PooledLif
+from benchd.models.stbif import StBif
 from benchd.models.vim import Mixer, Vim
 from benchmarks.peers import Missing, needs_cuda, required, spikingjelly
 
@@ -76,6 +79,44 @@ def official_vim(model: nn.Module) -> OfficialVim:
     return OfficialVim(model, scan, required("causal_conv1d").causal_conv1d_fn, norm)
 
 
+def mambapy_vim(scan: str, model: nn.Module) -> OfficialVim:
+    """Return Vim on a scan of mambapy's MambaBlock and plain PyTorch; raise Missing without the package."""
+    return OfficialVim(model, partial(_mambapy, getattr(required("mambapy.mamba").MambaBlock, scan)), _convolved, _norm)
+
+
+def _mambapy(
+    scan: Callable[..., Tensor],
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
+    bias: Tensor,
+    softplus: bool,
+) -> Tensor:
+    """Return the gated scan (B, E, L) by a method that reads (B, L, ...) and the sizes of its block."""
+    u, delta, B, C, z = (each.transpose(1, 2) for each in (u, delta, B, C, z))
+    block = SimpleNamespace(config=SimpleNamespace(d_inner=A.shape[0], d_state=A.shape[1]))
+    y = scan(block, u, functional.softplus(delta + bias) if softplus else delta, A, B, C, D)
+    return (y * functional.silu(z)).transpose(1, 2)
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
+    padded = functional.pad(x, (weight.shape[1] - 1, 0))
+    convolved = functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
+    found: Tensor = getattr(functional, activation)(convolved)
+    return found
+
+
+def _norm(
+    x: Tensor, weight: Tensor, bias: None, *, residual: Tensor | None, prenorm: bool, residual_in_fp32: bool, eps: float
+) -> Any:
+    found = add_rms_norm(x, residual, weight, eps=eps, implementation="torch")
+    return found if prenorm else found[0]
+
+
 class SpikingJellyOnePass(nn.Module):
     """OnePass with spikingjelly's multi-step LIF neurons."""
 
@@ -97,6 +138,30 @@ class SpikingJellyOnePass(nn.Module):
         tau = 1 / (1 - neurons.decay)
         spikes, _, _ = self._lif(current, v, tau, decay_input=False, v_threshold=neurons.threshold)
         return functional.avg_pool2d(spikes.flatten(0, 1), 2)
+
+
+class _SpikingJellyStBif(nn.Module):
+    """The SpikeZIP neurons of spikingjelly in place of a layer of ours, from the state in which they start."""
+
+    def __init__(self, ours: StBif) -> None:
+        super().__init__()
+        self.scale, self._fire = ours.scale, spikingjelly("stbif_multi_step")
+        self._bounds = [float(ours.pos_max), float(ours.neg_min)]
+
+    def forward(self, current: Tensor) -> Tensor:
+        """Return scale times the codes of `current` (T, B, ...)."""
+        q = torch.full_like(current[0], 0.5, dtype=torch.float32)
+        bounds = (q.new_tensor(bound) for bound in self._bounds)
+        spikes: Tensor = self._fire(current, q, torch.zeros_like(q), self.scale.to(q.dtype), *bounds)[0]
+        return spikes
+
+
+def spikingjelly_stbif_net(model: nn.Module) -> nn.Module:
+    """Return the converted net with spikingjelly's neurons; raise Missing without the package."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, StBif):
+            model.set_submodule(name, _SpikingJellyStBif(module))
+    return model
 
 
 class SteppedOnePass(nn.Module):
@@ -138,12 +203,17 @@ def _fire(current: Tensor, v: Tensor, neurons: PooledLif) -> tuple[Tensor, Tenso
 
 
 Build = Callable[[nn.Module], nn.Module]
-_VIM: Mapping[str, Build] = {"mamba-ssm + causal-conv1d": official_vim}
+_VIM: Mapping[str, Build] = {
+    "mamba-ssm + causal-conv1d": official_vim,
+    "mambapy, sequential": partial(mambapy_vim, "selective_scan_seq"),
+    "mambapy, pscan": partial(mambapy_vim, "selective_scan"),
+}
 PEERS: Mapping[str, Mapping[str, Build]] = {
     "vim_tiny": _VIM,
     "vim_small": _VIM,
     "vim_base": _VIM,
     "snn_onepass": {"spikingjelly": SpikingJellyOnePass, "step by step": SteppedOnePass},
+    "snn_stbif_resnet18": {"spikingjelly": spikingjelly_stbif_net},
 }
 
 

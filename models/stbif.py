@@ -445,7 +445,7 @@ class StBif(nn.Module):
 
         `bias` (T, C) and `residual` (T, B, ...) are added to the current.
         """
-        if self.implementation != "torch" and skips_zeros_in(current):
+        if self.implementation != "torch" and skips_zeros_in(current) and not torch.compiler.is_compiling():
             # the layers before it give what `stbif_block` would check
             return spikes(current, bias, residual, self.scale, self.pos_max, self.neg_min)
         return stbif_block(

@@ -118,6 +118,13 @@ def run(given):
     torch.cuda.synchronize()
     return {{name: memory[name].float().cpu().numpy() for name in outputs}}"""
 
+_FREEZING = """
+
+import torch._inductor.config  # noqa: E402
+
+torch._inductor.config.freezing = True
+"""
+
 _GRAPH = """
 
 
@@ -210,9 +217,10 @@ def _torch(manifest: Manifest) -> str:
     variant, device = manifest.case.variant, manifest.environment.device
     half = "float16" if device == "cuda" else "bfloat16"
     is_graph = variant.backend == "cudagraph"
+    more = _GRAPH if is_graph else _FREEZING if manifest.is_frozen else ""
     calls = {"compile": "torch.compile(model, dynamic=False)", "cudagraph": "captured(model)"}
     return _TORCH.format(
-        build=_build(manifest) + (_GRAPH if is_graph else ""),
+        build=_build(manifest) + more,
         device=device,
         dtype=_DTYPES[variant.precision],
         call=calls.get(variant.backend, "model"),

@@ -14,12 +14,10 @@ from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import Environment, wall_now
 from benchd.daemon.verdicts import manifest, promise
-from benchd.daemon.verdicts.manifest import CODE, ONNX, PLAN, WEIGHTS, Manifest
+from benchd.daemon.verdicts.manifest import CODE, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
 from benchd.daemon.verdicts.promise import Verified
 
 PROCESSES = 5
-NOT_GOLDEN = "its answers are not the golden ones"
-"""The beginning of the reason of a process whose golden answers differ."""
 
 
 def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> None:

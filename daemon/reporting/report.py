@@ -2,8 +2,7 @@
 
 import csv
 import importlib.util
-from collections.abc import Callable, Sequence
-from io import StringIO
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -12,6 +11,7 @@ import msgspec
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.records import Record, Requests, of_range
 from benchd.daemon.reporting.console import print_decisions
+from benchd.daemon.reporting.essentials import Essentials
 from benchd.daemon.reporting.results_table import energy_and_error, machine, median_and_interval
 from benchd.daemon.reporting.tables import escaped, markdown_table
 from benchd.daemon.verdicts import accuracy, results
@@ -24,12 +24,14 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
 
     Raises NotAvailable if the page's packages are absent.
     """
-    found = sorted(results.read_all(paths), key=lambda record: record.t_wall)
+    if "html" in formats:
+        require_page()
+    found = sorted(results.read_all(paths, Essentials()), key=lambda record: record.t_wall)
     decisions = decide(found, Requirements())
-    texts = {name: FORMATS[name](found, decisions) for name in formats}
     output.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (output / f"report.{name}").write_text(text, encoding="utf-8")
+    for name in formats:
+        with (output / f"report.{name}").open("w", encoding="utf-8", newline="") as file:
+            file.writelines(FORMATS[name](found, decisions))
     print_decisions(out, decisions, as_json=False)
     out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
     return 0
@@ -39,7 +41,8 @@ def page(folder: Path) -> Path:
     """Write the page of a folder's records into it and return its path."""
     found = sorted(results.read(folder), key=lambda record: record.t_wall)
     path = folder / "report.html"
-    path.write_text(_html(found, decide(found, Requirements())), encoding="utf-8")
+    require_page()
+    path.write_text("".join(_html(found, decide(found, Requirements()))), encoding="utf-8")
     return path
 
 
@@ -49,15 +52,21 @@ def require_page() -> None:
         raise NotAvailable("a page needs the package jinja2: pip install 'benchd[report]'")
 
 
-def _csv(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
-    text = StringIO()
-    writer = csv.DictWriter(text, list(row(found[0])), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: spreadsheet(value) for name, value in row(record).items()} for record in found)
-    return text.getvalue()
+class _Line:
+    """The file of a csv writer that returns each line in place of keeping it."""
+
+    def write(self, text: str) -> str:
+        return text
 
 
-def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
+def _csv(found: Sequence[Record], decisions: Sequence[Decision]) -> Iterator[str]:
+    writer = csv.writer(_Line(), lineterminator="\n")
+    yield writer.writerow(row(found[0]))
+    for record in found:
+        yield writer.writerow(map(spreadsheet, row(record).values()))
+
+
+def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> Iterator[str]:
     said = [
         {
             "subject": one.subject,
@@ -68,7 +77,10 @@ def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
         }
         for one in decisions
     ]
-    return msgspec.json.encode({"decisions": said, "records": [row(record) for record in found]}).decode() + "\n"
+    yield f'{{"decisions":{msgspec.json.encode(said).decode()},"records":['
+    for number, record in enumerate(found):
+        yield f"{',' if number else ''}{msgspec.json.encode(row(record)).decode()}"
+    yield "]}\n"
 
 
 COLUMNS = {
@@ -158,22 +170,22 @@ def caveats(found: Sequence[Record]) -> list[str]:
     return notes + [f"energy: {scope}" for scope in sorted({r.energy.scope for r in found if r.energy})]
 
 
-def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
-    table = markdown_table(list(COLUMNS.values()), [cells(record) for record in found])
+def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> Iterator[str]:
     said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
     about = [f"- {text}" for text in (*machines(found), *caveats(found))]
-    return "\n".join(["# Report", "", *map(escaped, said), "", *map(escaped, about), "", *table]) + "\n"
+    table = markdown_table(list(COLUMNS.values()), map(cells, found))
+    yield from (f"{text}\n" for text in ("# Report", "", *map(escaped, said), "", *map(escaped, about), ""))
+    yield from (f"{text}\n" for text in table)
 
 
-def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
-    require_page()
+def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> Iterator[str]:
     from benchd.daemon.reporting import report_page  # noqa: PLC0415 - the other formats need neither package
 
-    headings, table = list(COLUMNS.values()), [cells(record) for record in found]
-    return report_page.page(found, decisions, [*machines(found), *caveats(found)], headings, table)
+    table = [cells(record) for record in found[-report_page.ROWS :]]
+    yield report_page.page(found, decisions, [*machines(found), *caveats(found)], list(COLUMNS.values()), table)
 
 
-FORMATS: dict[str, Callable[[Sequence[Record], Sequence[Decision]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[Record], Sequence[Decision]], Iterator[str]]] = {
     "html": _html,
     "md": _md,
     "csv": _csv,

@@ -25,7 +25,7 @@ Point = tuple[float | str, float, str]
 """A record's position and name in a chart."""
 
 ROWS = 500
-"""The table shows at most this many records, the newest; the charts show them all."""
+"""The table has at most this many records, the newest; the charts show them all."""
 
 RING: Chart = {"marker": {"symbol": "circle-open", "size": 14}, "showlegend": False}
 CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
@@ -39,7 +39,10 @@ def page(
     headings: Sequence[str],
     table: Sequence[Sequence[str]],
 ) -> str:
-    """Return the page of these records, at least one, in order of time; decisions and facts `about` them come first."""
+    """Return the page of these records, at least one, in order of time; decisions and facts `about` them come first.
+
+    `table` has the cells of the newest of them, at most ROWS.
+    """
     measured = [record for record in found if record.status == "ok" and record.timing and not impossible(record)]
     return render(
         FOLDER / "report.html",
@@ -53,8 +56,8 @@ def page(
         left_out=sorted({f"{record.case_id} {why}" for record in found if (why := impossible(record))}),
         said=[(line(decision), exclusions(decision)) for decision in decisions],
         headings=headings,
-        rows=table[-ROWS:],
-        hidden=max(0, len(table) - ROWS),
+        rows=table,
+        hidden=len(found) - len(table),
     )
 
 

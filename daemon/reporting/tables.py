@@ -1,7 +1,8 @@
 """Tables for the width of their terminal: no figure is cut or broken; rows that do not fit become blocks of lines."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from rich import box
 from rich.cells import cell_len
@@ -92,11 +93,11 @@ def light(*columns: str | Column) -> Table:
     return table
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> list[str]:
-    """Return the lines of a table in Markdown; the columns after the first `words` hold numbers, to the right."""
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> Iterator[str]:
+    """Yield the lines of a table in Markdown; the columns after the first `words` hold numbers, to the right."""
     left = len(headings) if words is None else words
     sides = ["---"] * left + ["---:"] * (len(headings) - left)
-    return [f"| {' | '.join(map(escaped, row))} |" for row in (headings, sides, *rows)]
+    return (f"| {' | '.join(map(escaped, row))} |" for row in chain((headings, sides), rows))
 
 
 def escaped(text: str) -> str:

@@ -30,6 +30,9 @@ SCHEMA = "benchd.shipped/1"
 MANIFEST, GOLDEN, LOAD = "manifest.json", "golden.npz", "LOAD.md"
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
 PLAN, TIMINGS = "model.plan", "timing.cache"
+NOT_GOLDEN = "its answers are not the golden ones"
+"""The beginning of the reason of a process whose golden answers differ."""
+
 REBUILT = "rebuilt, because "
 """The beginning of a runtime's note that says why a plan was built again."""
 
@@ -70,6 +73,7 @@ class Packed(Struct, frozen=True, kw_only=True):
     """What the worker that wrote the files says of them: how they are called, and the answers to expect.
 
     `entry` is what a module is built by: `package.module:function` of `code/`, or the catalog's name of the model.
+    `provider` is the runtime of a file; `is_frozen` says that the weights are constants of the compiled code.
     """
 
     inputs: list[Tensor]
@@ -78,6 +82,7 @@ class Packed(Struct, frozen=True, kw_only=True):
     preprocessing: str
     entry: str = ""
     provider: str = ""
+    is_frozen: bool = False
     packages: dict[str, str] = {}
 
 
@@ -117,6 +122,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     preprocessing: str
     entry: str = ""
     provider: str = ""
+    is_frozen: bool = False
     packages: dict[str, str]
     weights_sha256: str
     golden: Golden

@@ -1,7 +1,7 @@
 """Reads result files: the records of a run, or the error in the first line that is not a record."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,18 @@ JOURNAL = "records.jsonl"
 SPECIAL = re.compile(rb"\\u|[^ -~]")  # what a record without control characters may lack
 
 
-def read(path: Path) -> list[Record]:
+def _whole(record: Record) -> Record:
+    return record
+
+
+def read(path: Path, keep: Callable[[Record], Record] = _whole) -> list[Record]:
     """Return the records in a file, or in the `records.jsonl` of a folder, each once, without those of profiles.
 
-    Raises UsageError if there is none, and SchemaError with file and line at the first line that is not a record.
+    `keep` returns what stays of each in memory: all of it by default. Raises UsageError if there is none, and
+    SchemaError with file and line at the first line that is not a record.
     """
     file = _file(path)
-    found = _measured(_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1))
+    found = _measured(keep(_decoded(file, number, line)) for number, line in enumerate(journal.read(file), 1))
     if not found:
         raise UsageError(f"{file}: contains no record; give a file or folder written by bench-once")
     return found
@@ -50,14 +55,9 @@ def _file(path: Path) -> Path:
     return file
 
 
-def read_all(paths: Sequence[Path]) -> list[Record]:
-    """Return the records of several files, each record once."""
-    return _once(_each(paths))
-
-
-def _each(paths: Sequence[Path]) -> Iterator[Record]:
-    for path in paths:
-        yield from read(path)
+def read_all(paths: Sequence[Path], keep: Callable[[Record], Record] = _whole) -> list[Record]:
+    """Return what `keep` returns of the records of several files, each record once."""
+    return _once(record for path in paths for record in read(path, keep))
 
 
 def _decoded(file: Path, number: int, line: bytes) -> Record:

@@ -22,6 +22,7 @@ LAG1_BOUND = 0.3
 
 STEADY_BLOCKS = 10
 STEADY_SHARE = 0.005
+STEADY_TREND = 11  # of the 45 pairs of 10 blocks: noise alone exceeds it once in three times
 
 _LAG1_BLOCKS = 8  # with fewer medians a lag-1 coefficient is noise: its bias correction alone doubles it
 _MERGED_BLOCKS = 20  # merging to fewer makes the next lag-1 test worse than the correlation it removes
@@ -354,14 +355,16 @@ def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[boo
     """Return whether warm-up has settled, and the drift over the last 10 blocks as a share of the median.
 
     Takes (median, time) pairs in order of time. The share is the Theil-Sen slope times the span over the median, with
-    its sign; settled is below 0.5 % either way. (False, None) for fewer than 10 blocks.
+    its sign; settled is below 0.5 % either way, or no more than what noise alone often shows, by Kendall's count of
+    rising and falling pairs. (False, None) for fewer than 10 blocks.
     """
     blocks = block_medians_with_times[-STEADY_BLOCKS:]
     if len(blocks) < STEADY_BLOCKS:
         return False, None
-    slope = median([(late[0] - early[0]) / (late[1] - early[1]) for early, late in combinations(blocks, 2)])
-    share = slope * (blocks[-1][1] - blocks[0][1]) / median([value for value, _ in blocks])
-    return abs(share) < STEADY_SHARE, share
+    slopes = [(late[0] - early[0]) / (late[1] - early[1]) for early, late in combinations(blocks, 2)]
+    share = median(slopes) * (blocks[-1][1] - blocks[0][1]) / median([value for value, _ in blocks])
+    trend = abs(sum((slope > 0) - (slope < 0) for slope in slopes))
+    return abs(share) < STEADY_SHARE or trend <= STEADY_TREND, share
 
 
 class Blocks:

@@ -7,14 +7,11 @@ import numpy as np
 import torch
 
 from benchd.daemon.errors import UnfitModel
-from benchd.daemon.measuring import verifying
 from benchd.daemon.verdicts import manifest
-from benchd.daemon.verdicts.manifest import GOLDEN, ONNX, Golden, Manifest
+from benchd.daemon.verdicts.manifest import GOLDEN, NOT_GOLDEN, ONNX, Golden, Manifest
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.structures import ONLY, Answers, answered, cast, like, values
 from benchd.daemon.worker.workload import Workload
-
-CALLED = verifying.NOT_GOLDEN
 
 
 def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
@@ -37,8 +34,8 @@ def _refuse(golden: Golden, rows_off: Mapping[str, int], worst: Mapping[str, flo
     for name, count in rows_off.items():
         if count > golden.rows_off:
             raise UnfitModel(
-                f"{CALLED}: {name} is off by {worst[name]:.2g} of the largest one, in {count} of {golden.rows} inputs "
-                f"beyond {golden.tolerances[name]:.2g}"
+                f"{NOT_GOLDEN}: {name} is off by {worst[name]:.2g} of the largest one, in {count} of {golden.rows} "
+                f"inputs beyond {golden.tolerances[name]:.2g}"
             )
 
 
@@ -49,7 +46,7 @@ def _answers(
     own = [spec.name for spec in getattr(workload.plain, "inputs", [])] if workload.source.own else []
     names = [one.name for one in shipped.inputs]
     if own and own != names:
-        raise UnfitModel(f"{CALLED}: {ONNX} reads {', '.join(own)}, not {', '.join(names)}")
+        raise UnfitModel(f"{NOT_GOLDEN}: {ONNX} reads {', '.join(own)}, not {', '.join(names)}")
     given = [values(cast(torch.from_numpy(arrays[f"input{place}:{name}"]), loaded.dtype))[0] for name in names]
     count = len(values(workload.images))
     batch = like(workload.images, [value.to(loaded.device) for value in given[:count]])
@@ -58,14 +55,14 @@ def _answers(
             output = loaded.run(batch, *(value.to(loaded.device) for value in given[count:]))
     except Exception as error:  # whatever a runtime raises for inputs of another layout
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UnfitModel(f"{CALLED}: it does not run the golden inputs: {lines[0]}") from error
+        raise UnfitModel(f"{NOT_GOLDEN}: it does not run the golden inputs: {lines[0]}") from error
     answers = answered(output)
     if workload.source.own and list(answers) == [ONLY]:
         (only,) = getattr(workload.plain, "outputs")  # noqa: B009 - of a file
         answers = {only: answers[ONLY]}
     wanted = [one.name for one in shipped.outputs]
     if sorted(answers) != sorted(wanted):
-        raise UnfitModel(f"{CALLED}: it answers {', '.join(answers)}, not {', '.join(wanted)}")
+        raise UnfitModel(f"{NOT_GOLDEN}: it answers {', '.join(answers)}, not {', '.join(wanted)}")
     return answers
 
 
@@ -73,7 +70,7 @@ def _off(answers: Answers, exact: np.ndarray, name: str) -> np.ndarray:
     """Return how far each row of an output is off, as a share of the largest exact answer; NaN is never within."""
     answer = answers[name]
     if answer.shape != exact.shape:
-        raise UnfitModel(f"{CALLED}: {name} has the shape {list(answer.shape)}, not {list(exact.shape)}")
+        raise UnfitModel(f"{NOT_GOLDEN}: {name} has the shape {list(answer.shape)}, not {list(exact.shape)}")
     largest = float(np.abs(exact).max(initial=0.0)) or 1.0
     rows: np.ndarray = (
         np.abs(answer - exact).reshape(len(exact) if exact.ndim else 1, -1).max(axis=1, initial=0.0) / largest

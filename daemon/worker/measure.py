@@ -17,7 +17,6 @@ from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, StopRule
 from benchd.daemon.worker.steps import Step
 
 WARM_UP_BLOCK_S = 0.1
-WARM_UP_BLOCK_RUNS = 10
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
     while not settled and time.monotonic() - start < cap_s:
         block_start = time.monotonic()
         values: list[float] = []
-        while len(values) < WARM_UP_BLOCK_RUNS or time.monotonic() - block_start < WARM_UP_BLOCK_S:
+        while time.monotonic() - block_start < WARM_UP_BLOCK_S:
             values.append(float(step(runs + len(values))[0]))
             if time.monotonic() - start >= cap_s:
                 break

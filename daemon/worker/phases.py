@@ -31,7 +31,6 @@ from benchd.daemon.worker import (
     device_memory,
     golden,
     measure,
-    occupancy,
     packing,
     probes,
     scenarios,
@@ -388,6 +387,8 @@ def _occupied(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -> No
         return
     if job.case.scenario in PAUSED or job.is_compared:
         return
+    from benchd.daemon.worker import occupancy  # noqa: PLC0415 - reads traces and NVML, which a CPU's case never needs
+
     try:
         occupied = occupancy.measure(steps.SingleStream(loaded, pool), found.device_uuid)
     except (RuntimeError, OSError) as error:

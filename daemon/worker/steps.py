@@ -87,6 +87,13 @@ def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
     return [each(batch, Tensor.pin_memory) for batch in batches] if device.type == "cuda" else list(batches)
 
 
+def bound(pool: Sequence[Batch], loaded: Loaded) -> Sequence[Batch]:
+    """Return the pool, ready for runs where its batches lie."""
+    for batch in pool:
+        loaded.bind(batch)
+    return pool
+
+
 def uniform(loaded: Loaded, answer: object) -> Loaded:
     """Return the model as steps run it: an answer with its own structure becomes tensors by path."""
     return loaded if isinstance(answer, Batch) else replace(loaded, run=by_path(loaded.run))
@@ -102,7 +109,7 @@ class SingleStream:
     runs: int = 1
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
-        self._run, self._pool, self._device = loaded.run, pool, loaded.device
+        self._run, self._pool, self._device = loaded.run, bound(pool, loaded), loaded.device
         self.sample = Sample(known)
 
     def __call__(self, index: int) -> tuple[int, ...]:
@@ -127,7 +134,7 @@ class Offline:
     runs: int
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], runs: int, known: Sequence[int] = ()) -> None:
-        self._run, self._pool, self._device, self.runs = loaded.run, pool, loaded.device, runs
+        self._run, self._pool, self._device, self.runs = loaded.run, bound(pool, loaded), loaded.device, runs
         self.sample = Sample(known)
         self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []
 

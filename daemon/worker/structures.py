@@ -141,9 +141,9 @@ class InTuple(nn.Module):
 
 
 def numbers(value: Tensor) -> NDArray[np.float64]:
-    """Return a tensor as float64 in numpy; a complex number becomes two."""
+    """Return a copy of a tensor as float64 in numpy; a complex number becomes two."""
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    found: NDArray[np.float64] = real.detach().double().cpu().numpy()
+    found: NDArray[np.float64] = real.detach().to("cpu", torch.float64, copy=True).numpy()
     return found
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from benchd.kernels.exact_conv2d import MOST_PRODUCTS, Digits, native, pack
+from benchd.kernels.op import computes, op
 from benchd.kernels.spike_conv2d import pack as pack_floats
 from benchd.kernels.spike_conv2d import spike_conv2d
 from benchd.kernels.spike_conv2d.packed_weights import Packed
@@ -43,6 +44,23 @@ class SpikeConvolution:
         grid: Grid | None = None,
     ) -> torch.Tensor:
         """Return y (N, O, H', W') for float32 x (N, C, H, W) on a CPU; without a `grid` nothing is taken for whole."""
+        if torch.compiler.is_compiling():
+            scale, largest = (None, 0) if grid is None else grid
+            shape = list(weight.shape if self._shape is None else self._shape)
+            y: torch.Tensor = _op["native"](x, weight, bias, scale, largest, shape, stride, padding)
+            return y
+        return self.convolved(x, weight, bias, stride, padding, grid)
+
+    def convolved(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: int,
+        padding: int,
+        grid: Grid | None,
+    ) -> torch.Tensor:
+        """Return what a call does, by the kernel that suits these spikes."""
         digits = None if grid is None else self._digits(weight)
         if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
             path = native.paths()[0]
@@ -54,6 +72,40 @@ class SpikeConvolution:
         _ran["c"] += 1
         taps = weight if self._shape is None else weight.view(self._shape)
         return spike_conv2d(x, taps, bias, stride=stride, padding=padding, packed=self._floats(weight))
+
+
+@op("spike_layer")
+def _op(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    largest: int,
+    shape: list[int],
+    stride: int,
+    padding: int,
+) -> torch.Tensor:
+    sizes, strides = native._laid_out(x.shape, (shape[0], *shape[2:]), stride, padding)
+    return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+
+
+@computes(_op, "native")
+def _convolved(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    largest: int,
+    shape: list[int],
+    stride: int,
+    padding: int,
+) -> torch.Tensor:
+    """Compute a layer in compiled code, which cannot follow the choice of a kernel by what the spikes are."""
+    kept = vars(weight)  # with the weight, because the layer that was traced is not known here
+    if "spike_layer" not in kept:
+        kept["spike_layer"] = SpikeConvolution(tuple(shape))
+    layer: SpikeConvolution = kept["spike_layer"]
+    return layer.convolved(x, weight, bias, stride, padding, None if scale is None else Grid(scale, largest))
 
 
 def ran() -> str:

@@ -9,8 +9,8 @@ Form = TypeVar("Form")
 
 
 def skips_zeros_in(x: torch.Tensor) -> bool:
-    """Return whether the native kernel suits `x`: float32 on a CPU, without gradients or compilation."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    """Return whether the native kernel suits `x`: float32 on a CPU, without gradients."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
         return False
     return x.device.type == "cpu" and x.dtype == torch.float32
 

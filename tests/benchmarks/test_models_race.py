@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 
 from benchd.models import catalog
 from benchmarks.models import app
-from benchmarks.peer_models import SpikingJellyOnePass, SteppedOnePass, official_vim
+from benchmarks.peer_models import (
+    SpikingJellyOnePass,
+    SteppedOnePass,
+    mambapy_vim,
+    official_vim,
+    spikingjelly_stbif_net,
+)
 from benchmarks.peers import Missing
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +57,26 @@ def test_onepass_of_spikingjelly_is_our_onepass():
     images = torch.rand(2, 3, 32, 32)
     with torch.inference_mode():
         torch.testing.assert_close(SpikingJellyOnePass(ours)(images), ours(images), rtol=1e-3, atol=1e-3)
+
+
+def test_the_converted_net_of_spikingjelly_is_our_converted_net():
+    pytest.importorskip("spikingjelly", reason="spikingjelly is a peer and no dependency")
+    torch.manual_seed(0)
+    ours = catalog.build("snn_stbif_resnet18", width=16)
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        wanted = ours(images)
+        torch.testing.assert_close(spikingjelly_stbif_net(ours)(images), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scan", ["selective_scan", "selective_scan_seq"])
+def test_vim_of_mambapy_is_our_vim(scan):
+    pytest.importorskip("mambapy", reason="mambapy is a peer and no dependency")
+    torch.manual_seed(0)
+    ours = catalog.build("vim_tiny")
+    images = torch.rand(1, 3, 224, 224)
+    with torch.inference_mode():
+        torch.testing.assert_close(mambapy_vim(scan, ours)(images), ours(images), rtol=1e-3, atol=1e-3)
 
 
 def test_a_peer_that_computes_something_else_is_refused():

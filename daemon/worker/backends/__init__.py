@@ -30,6 +30,10 @@ BACKENDS = {
 }
 
 
+def unbound(batch: Batch) -> None:
+    """Prepare nothing: a runtime that takes an input from anywhere at no cost."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model that is ready to run: `run` maps a batch on `device`, its floats as `dtype`, to the model's answer.
@@ -38,7 +42,8 @@ class Loaded:
     additional argument. `module` is the nn.Module whose inner spikes a check may watch, None if they are not visible.
     `taken` is the GPU memory in bytes that loading and the first runs of a runtime beside torch took, or why it is
     unknown. `layer_times` takes a number of runs and the tensors of a batch on `device`, and returns each layer's name
-    and milliseconds in each run, for a runtime that measures that itself.
+    and milliseconds in each run, for a runtime that measures that itself. `bind` prepares runs on a batch where it
+    lies, before the clock starts.
     """
 
     run: Callable[..., Any]
@@ -48,6 +53,7 @@ class Loaded:
     runtime: RuntimeFacts | None = None
     taken: int | str = 0
     layer_times: Callable[..., list[list[tuple[str, float]]]] | None = None
+    bind: Callable[[Batch], None] = unbound
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:

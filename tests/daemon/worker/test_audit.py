@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_check import onepass
 from test_measure import loaded
 from torch import nn
@@ -97,6 +99,19 @@ STEADY, LOADED = [100] * 8, [80] * 3 + [100] * 5
 )
 def test_most_inputs_that_were_timed_have_to_be_faster(unseen, seen, cached):
     assert audit.is_cached(unseen, seen) is cached
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), min_size=audit.PAIRS, max_size=audit.PAIRS))
+def test_a_trial_ends_early_only_if_its_answer_is_known(pairs):
+    unseen, seen = zip(*pairs, strict=True)
+    firsts = [audit.may_be_cached(unseen[:count], seen[:count]) for count in range(1, audit.PAIRS + 1)]
+    assert firsts == sorted(firsts, reverse=True)
+    assert firsts[-1] == audit.is_cached(unseen, seen)
+
+
+def test_a_trial_without_a_cache_ends_after_five_pairs():
+    firsts = [audit.may_be_cached([100] * count, [99] * count) for count in range(1, audit.PAIRS + 1)]
+    assert firsts.count(True) == 4
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0, 2.0])

@@ -2,6 +2,7 @@
 
 import os
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from worker_jobs import job
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.worker import workload
+from benchd.daemon.worker import steps, workload
 from benchd.daemon.worker.backends import onnxruntime, openvino
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import values
@@ -109,7 +110,7 @@ def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(backend, store):
             torch.testing.assert_close(outputs, own.module(own.images[:2], uniforms))
 
 
-def test_a_run_s_output_is_memory_of_its_own(backend, store):
+def test_a_run_leaves_the_output_of_the_run_before_it(backend, store):
     own = source("affine", store)
     run = backend.load(own, "fp32", CPU, own.images[:2]).run
     first = run(own.images[:2])
@@ -118,6 +119,34 @@ def test_a_run_s_output_is_memory_of_its_own(backend, store):
     assert first.data_ptr() != second.data_ptr()
     assert torch.equal(first, kept)
     assert not torch.equal(first, second)
+
+
+def test_a_step_binds_its_pool_before_the_clock_starts(store):
+    own = source("affine", store)
+    loaded = onnxruntime.load(own, "fp32", CPU, own.images[:2])
+    pool = list(own.images.split(2))
+    step = steps.SingleStream(loaded, pool)
+    assert len(loaded.run._bindings) == len(pool) == 4
+    for index in range(8):
+        step(index)
+    assert len(loaded.run._bindings) == len(pool)
+
+
+def test_a_run_that_writes_nothing_leaves_no_right_answer(store):
+    """Were each input's output apart, the one of its last run would be taken for that of this run."""
+    own = source("affine", store)
+    loaded = onnxruntime.load(own, "fp32", CPU, own.images[:2])
+    pool = list(own.images.split(2))
+    right = [own.module(images).detach() for images in pool]
+    step = steps.SingleStream(loaded, pool, known=range(4))
+    for index in range(40):
+        step(index)
+    assert all(torch.allclose(answer, right[place]) for place, answer in step.sample.answers)
+    step.sample.clear()
+    loaded.run._session = SimpleNamespace(run_with_iobinding=lambda binding: None)
+    for index in range(40):
+        step(index)
+    assert not all(torch.allclose(answer, right[place]) for place, answer in step.sample.answers)
 
 
 def test_an_input_may_lie_in_any_order(backend, store):

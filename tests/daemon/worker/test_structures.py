@@ -99,3 +99,10 @@ def test_a_loss_is_of_the_first_output_of_floats():
     assert structures.first_scores(answer).shape == (2, 12)
     with pytest.raises(UnfitModel, match="a loss needs an output"):
         structures.first_scores({"ids": torch.arange(2)})
+
+
+def test_numbers_are_a_copy_because_the_next_run_may_overwrite_the_tensor():
+    answer = torch.ones(3, dtype=torch.float64)
+    kept = structures.numbers(answer)
+    answer.zero_()
+    assert kept.tolist() == [1.0, 1.0, 1.0]
