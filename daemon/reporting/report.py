@@ -17,6 +17,7 @@ from benchd.daemon.reporting.tables import escaped, markdown_table
 from benchd.daemon.verdicts import accuracy, results
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line
 from benchd.daemon.verdicts.rows import Cell, row, spreadsheet
+from benchd.daemon.verdicts.spiking import comparisons
 
 
 def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> int:
@@ -31,6 +32,7 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
     for name, text in texts.items():
         (output / f"report.{name}").write_text(text, encoding="utf-8")
     print_decisions(out, decisions, as_json=False)
+    out.writelines(f"{one.line}\n" for one in comparisons(found))
     out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
     return 0
 
@@ -68,7 +70,9 @@ def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
         }
         for one in decisions
     ]
-    return msgspec.json.encode({"decisions": said, "records": [row(record) for record in found]}).decode() + "\n"
+    ratios = [{"line": one.line, **msgspec.to_builtins(one)} for one in comparisons(found)]
+    table = [row(record) for record in found]
+    return msgspec.json.encode({"decisions": said, "snn_over_ann": ratios, "records": table}).decode() + "\n"
 
 
 COLUMNS = {
@@ -158,10 +162,14 @@ def caveats(found: Sequence[Record]) -> list[str]:
     return notes + [f"energy: {scope}" for scope in sorted({r.energy.scope for r in found if r.energy})]
 
 
+def _about(found: Sequence[Record]) -> list[str]:
+    return [*(one.line for one in comparisons(found)), *machines(found), *caveats(found)]
+
+
 def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     table = markdown_table(list(COLUMNS.values()), [cells(record) for record in found])
     said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
-    about = [f"- {text}" for text in (*machines(found), *caveats(found))]
+    about = [f"- {text}" for text in _about(found)]
     return "\n".join(["# Report", "", *map(escaped, said), "", *map(escaped, about), "", *table]) + "\n"
 
 
@@ -170,7 +178,7 @@ def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> str:
     from benchd.daemon.reporting import report_page  # noqa: PLC0415 - the other formats need neither package
 
     headings, table = list(COLUMNS.values()), [cells(record) for record in found]
-    return report_page.page(found, decisions, [*machines(found), *caveats(found)], headings, table)
+    return report_page.page(found, decisions, _about(found), headings, table)
 
 
 FORMATS: dict[str, Callable[[Sequence[Record], Sequence[Decision]], str]] = {
