@@ -49,8 +49,11 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp", "int8")
 DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
 PROVIDERS: tuple[Provider, ...] = ("cpu", "cuda", "tensorrt")
 NO_FILE = "files are exported in fp32, fp16 and int8 only"
+NO_FP8 = (
+    "benchd writes no FP8 files: only GPUs of compute capability 8.9 and newer run them, no Jetson Orin is one, and "
+    "without such a GPU nothing can check that TensorRT takes them; use tensorrt-int8 or tensorrt-fp16"
+)
 NO_INT8 = "torch has no int8 that benchd runs (its quantisation moved to torchao); use onnxruntime-int8"
-NO_INT8_KERNELS = "there are no int8 kernels of ours; onnxruntime-int8 runs int8 on this machine"
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 
@@ -64,7 +67,9 @@ class Variant(Struct, frozen=True, order=True):
 
     def __post_init__(self) -> None:
         if self.precision == "int8" and self.backend in ("compile", "cudagraph"):
-            raise UsageError(f"{self.name}: int8 runs as a file, with onnxruntime-int8 or tensorrt-int8")
+            raise UsageError(
+                f"{self.name}: int8 runs as a file, with onnxruntime-int8 or tensorrt-int8, and as custom-int8"
+            )
         if self.backend in FILE_BACKENDS:
             if self.kernels == "custom":
                 raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so it cannot use custom kernels")
@@ -88,9 +93,12 @@ class Variant(Struct, frozen=True, order=True):
         """Return why no machine runs it, None if some do; older records may name such a variant."""
         if self.backend in ("onnxruntime", "tensorrt"):
             return None if self.precision in ("fp32", "fp16", "int8") else NO_FILE
-        if self.precision == "int8" and self.backend not in FILE_BACKENDS:
-            return NO_INT8 if self.kernels == "torch" else NO_INT8_KERNELS
-        return None
+        return NO_INT8 if (self.backend, self.precision, self.kernels) == ("eager", "int8", "torch") else None
+
+    @property
+    def built_on(self) -> Literal["torch", "custom", "custom-int8"]:
+        """Return the `kernels` on which `benchd.models` builds its module."""
+        return "custom-int8" if self.kernels == "custom" and self.precision == "int8" else self.kernels
 
     @classmethod
     def parse(cls, name: str) -> "Variant":
@@ -98,6 +106,8 @@ class Variant(Struct, frozen=True, order=True):
         variants = {variant.name: variant for variant in all_variants()}
         variants |= {variant.label: variant for variant in variants.values()}
         if name not in variants:
+            if name.endswith("-fp8"):
+                raise UsageError(f"{name}: {NO_FP8}")
             _explain_invalid(name)
             raise unknown("variant", name, usable_variants())
         return variants[name]

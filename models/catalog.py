@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 OptionValue = int | float | bool | str
+Kernels = Literal["torch", "custom", "custom-int8"]
+"""What a model is built on: the best plain PyTorch, the project's own kernels, or these with int8 weights on a CPU."""
+
+NO_INT8 = "ours convolve what spiking and quantised nets send, whole numbers; onnxruntime-int8 quantises others"
 TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
 
 
@@ -77,10 +81,11 @@ class Model:
     built module says it. `inputs` says how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard
     normal (a normalised image).
     Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
-    combination of options makes no sense, else None. `custom_kernels` are the devices on which the
-    model can run ours, and `custom_training` says that they have gradients. `cost` names the formula of `cost.py` that
-    counts its operations. `is_planned` says that a plan which names no model has it, and `batch_size` is that of a plan
-    which names none.
+    combination of options makes no sense, else None. `custom_kernels` are the devices on which the model can run ours,
+    `custom_int8` says that they take int8 weights too, on a CPU, and `custom_training` that they have gradients.
+    `ann` is the model of the same weights without spikes. `cost` names the formula of `cost.py` that counts its
+    operations. `is_planned` says that a plan which names no model has it, and `batch_size` is that of a plan which
+    names none.
     """
 
     summary: str
@@ -92,7 +97,9 @@ class Model:
     options: Mapping[str, Option] = field(default_factory=dict)
     refuse: Callable[[Mapping[str, Any]], str | None] = lambda options: None
     custom_kernels: tuple[Literal["cpu", "cuda"], ...] = ()
+    custom_int8: bool = False
     custom_training: bool = False
+    ann: str = ""
     cost: str = ""
     is_planned: bool = False
     batch_size: int = 1
@@ -189,6 +196,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "cifar10",
             _ONEPASS_OPTIONS,
             custom_kernels=_BOTH,
+            custom_int8=True,
             cost="onepass",
             is_planned=True,
             batch_size=64,
@@ -202,6 +210,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "cifar10",
             _RESNET_OPTIONS,
             custom_kernels=("cpu",),
+            custom_int8=True,
             cost="resnet",
         ),
         "snn_stbif_resnet18": Model(
@@ -214,7 +223,9 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             _RESNET_OPTIONS | {"time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
             _too_few_steps,
             custom_kernels=_BOTH,
+            custom_int8=True,
             custom_training=True,
+            ann="qann_resnet18",
             cost="resnet",
             is_planned=True,
         ),
@@ -278,10 +289,10 @@ def entry(name: str) -> Model:
     return found
 
 
-def build(name: str, *, kernels: Literal["torch", "custom"] = "torch", **options: Any) -> nn.Module:
+def build(name: str, *, kernels: Kernels = "torch", **options: Any) -> nn.Module:
     """Return the model `name` in eval mode, in float32, with seeded random weights from torch's global generator.
 
-    `kernels` "torch" is the best plain PyTorch, "custom" the project's own kernels; both accept the same state dict.
+    With all `kernels` it accepts the same state dict.
     Raises UnknownName, BadOption, or benchd.kernels.dispatch.Unavailable if the kernels cannot run here.
     """
     model = entry(name)

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
+from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
 from benchd.kernels.lif import lif_pool
-from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.models import encoders
-from benchd.models.synapses import Synapses
+from benchd.models.catalog import Kernels
+from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
 
 PUBLISHED_NAMES = {r"^head\.1\.": "fc1.", r"^head\.3\.": "fc2."}
@@ -48,15 +48,15 @@ class PooledLif(nn.Module):
 
 
 class SpikeConv2d(nn.Conv2d):
-    """A convolution of pooled spikes by our kernels where `skips_zeros_in` says so, and a plain one elsewhere."""
+    """A convolution of pooled spikes by our kernels where they suit it, and a plain one elsewhere."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int, per_weight: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size, padding=padding)
-        self._sides, self._convolve = padding, SpikeConvolution()
+        self._sides, self._convolve = padding, SpikeConvolution(None, per_weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for `x` (N, C, H, W)."""
-        if not skips_zeros_in(x):
+        if not self._convolve.suits(x):
             return super().forward(x)
         return self._convolve(x, self.weight, self.bias, padding=self._sides, grid=_COUNTS)
 
@@ -64,13 +64,13 @@ class SpikeConv2d(nn.Conv2d):
 class SpikeLinear(nn.Linear):
     """A linear layer over pictures of pooled spikes (N, C, H, W), by our kernels where `SpikeConv2d` is."""
 
-    def __init__(self, channels: int, side: int, out_features: int) -> None:
+    def __init__(self, channels: int, side: int, out_features: int, per_weight: int) -> None:
         super().__init__(channels * side * side, out_features)
-        self._convolve = SpikeConvolution((out_features, channels, side, side))
+        self._convolve = SpikeConvolution((out_features, channels, side, side), per_weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output (N, out) for `x` (N, C, H, W)."""
-        if not skips_zeros_in(x):
+        if not self._convolve.suits(x):
             return super().forward(x.flatten(1))
         # one window as large as the picture: a channels-last one need not be flattened into the weight's order
         return self._convolve(x, self.weight, self.bias, grid=_COUNTS).flatten(1)
@@ -88,20 +88,20 @@ class OnePass(nn.Module):
         p_scale: float,
         batch_norm: bool,
         neurons: tuple[PooledLif, PooledLif],
-        *,
-        custom: bool,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
         self.time_steps, self.encoding, self.p_scale = time_steps, encoding, p_scale
+        custom, digits = kernels != "torch", per_weight(kernels)
         self.conv1 = nn.Conv2d(3, 64, 3, padding=1)
-        self.conv2 = SpikeConv2d(64, 128, 3, padding=1) if custom else nn.Conv2d(64, 128, 3, padding=1)
+        self.conv2 = SpikeConv2d(64, 128, 3, 1, digits) if custom else nn.Conv2d(64, 128, 3, padding=1)
         if batch_norm:
             self.bn1 = nn.BatchNorm2d(64)
             self.bn2 = nn.BatchNorm2d(128)
         self.batch_norm = batch_norm
         self.lif1, self.lif2 = neurons
         self.flatten = nn.Identity() if custom else nn.Flatten()
-        self.fc1 = SpikeLinear(128, 8, 256) if custom else nn.Linear(128 * 8 * 8, 256)
+        self.fc1 = SpikeLinear(128, 8, 256, digits) if custom else nn.Linear(128 * 8 * 8, 256)
         self.fc2 = nn.Linear(256, 10)
 
     def neurons(self) -> list[nn.Module]:
@@ -156,7 +156,7 @@ class OnePass(nn.Module):
 def build(
     *,
     name: str,
-    kernels: Literal["torch", "custom"],
+    kernels: Kernels,
     time_steps: int,
     decay: float,
     threshold: float,
@@ -167,16 +167,18 @@ def build(
 ) -> OnePass:
     """Return OnePass in eval mode with PyTorch's default random weights; the options are the catalog's.
 
-    `kernels` "custom" is for inference: its neurons pool their spikes in one kernel. Raises
-    benchd.kernels.dispatch.Unavailable where that kernel cannot run on the default device.
+    `kernels` "custom" is for inference: its neurons pool their spikes in one kernel. With "custom-int8" the weights of
+    conv2 and fc1, which read spikes, are int8. Raises benchd.kernels.dispatch.Unavailable where they cannot run on the
+    default device.
     """
-    custom = kernels == "custom"
-    implementation = "auto" if custom else "torch"
+    implementation = "torch" if kernels == "torch" else "auto"
     first, second = (PooledLif(decay, threshold, reset, implementation) for _ in range(2))
-    if custom:
+    if kernels == "custom-int8":
+        require_integers(name, kernels)
+    if kernels != "torch":
         # whether the kernel is there, or compiles, shows here and not in the run
         first(torch.zeros(1, 1, 1, 2, 2))
-    model = OnePass(time_steps, encoding, p_scale, batch_norm, (first, second), custom=custom)
+    model = OnePass(time_steps, encoding, p_scale, batch_norm, (first, second), kernels)
     # channels-last weights make convolutions and neurons run channels-last: a fifth faster on a CPU at batch 64
     return model.eval().to(memory_format=torch.channels_last)
 

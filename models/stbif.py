@@ -19,7 +19,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -27,14 +27,14 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.exact_conv2d import native
-from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
+from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
 from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.kernels.stbif.native import spikes
 from benchd.kernels.stbif.torch_impl import running_sums
 from benchd.models import encoders
-from benchd.models.synapses import Synapses
+from benchd.models.catalog import Kernels
+from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
 
 PUBLISHED_NAMES = {r"(^|\.)relu\.s$": r"\1relu.scale", r"\.relu1\.s$": ".relu.scale", r"\.relu2\.s$": ".relu2.scale"}
@@ -136,20 +136,18 @@ class QuantisedResNet18(ResNet):  # type: ignore[misc]
         return [module for module in self.modules() if isinstance(module, Quantiser)]
 
 
-def build_qann(
-    *, name: str, kernels: Literal["torch", "custom"], level: int, width: int = 64
-) -> QuantisedResNet18 | FoldedNetwork:
+def build_qann(*, name: str, kernels: Kernels, level: int, width: int = 64) -> QuantisedResNet18 | FoldedNetwork:
     """Return the quantised ResNet-18 in eval mode with random weights, calibrated on seeded random images.
 
     Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are those of the
-    calibration images, so that no layer is silent or saturated. With `kernels` "custom", which has the same state-dict
-    keys, batch norms are folded and codes are convolved in integers; raises benchd.kernels.dispatch.Unavailable if the
-    default device is no CPU or has no instructions for that.
+    calibration images, so that no layer is silent or saturated. With `kernels` "custom" and "custom-int8", which have
+    the same state-dict keys, batch norms are folded and codes are convolved in integers; raises
+    benchd.kernels.dispatch.Unavailable if the default device is no CPU or has no instructions for that.
     """
     model = QuantisedResNet18(level, width)
     _calibrate(model)
     model.eval()
-    return model if kernels == "torch" else fold(model, name)
+    return model if kernels == "torch" else fold(model, name, kernels)
 
 
 @torch.no_grad()
@@ -170,32 +168,29 @@ def _initialise_scale(quantiser: Quantiser, inputs: tuple[torch.Tensor, ...]) ->
     quantiser.scale.copy_(2 * inputs[0].abs().mean() / math.sqrt(quantiser.pos_max))
 
 
-def build_snn(
-    *, name: str, kernels: Literal["torch", "custom"], level: int, time_steps: int, width: int = 64
-) -> SpikingNetwork:
+def build_snn(*, name: str, kernels: Kernels, level: int, time_steps: int, width: int = 64) -> SpikingNetwork:
     """Return the spiking ResNet-18 in eval mode: `convert` of `build_qann`, with the QANN's state-dict keys.
 
     Raises ValueError where time_steps < step = level//2 - 1, and benchd.kernels.dispatch.Unavailable where `kernels`
-    "custom" has no implementation on the default device.
+    other than "torch" have no implementation on the default device.
     """
+    if kernels == "custom-int8":
+        require_integers(name, kernels)
     return convert(build_qann(name=name, kernels="torch", level=level, width=width), time_steps, kernels=kernels)
 
 
-def fold(qann: nn.Module, name: str) -> FoldedNetwork:
+def fold(qann: nn.Module, name: str, kernels: Kernels = "custom") -> FoldedNetwork:
     """Return the form of `qann` with folded batch norms whose convolutions of codes are sums of integers, in eval mode.
 
-    `qann` stays as it was; `name` is that of the model in errors. Raises ValueError as `convert` does, and
-    benchd.kernels.dispatch.Unavailable if the default device is no CPU or lacks the instructions.
+    With `kernels` "custom-int8" their weights are int8. `qann` stays as it was; `name` is that of the model in errors.
+    Raises ValueError as `convert` does, and benchd.kernels.dispatch.Unavailable if the default device is no CPU or
+    lacks the instructions.
     """
-    device = torch.get_default_device().type
-    if device != "cpu":
-        raise Unavailable(f"{name} has custom kernels for a CPU only, not for {device}")
-    if not native.paths():
-        raise Unavailable(f"{name}: the custom kernels need a CPU with AMX, VNNI or Arm's dot product of bytes")
+    require_integers(name, kernels)
     body = copy.deepcopy(qann).to(memory_format=torch.channels_last)
     graph = _trace(body)
     neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
-    _fold_layers(body, graph, dict.fromkeys(graph.nodes, "still"), 0, 0, custom=True)
+    _fold_layers(body, graph, dict.fromkeys(graph.nodes, "still"), 0, 0, kernels)
     _introduce(body, graph)
     return FoldedNetwork(body, graph, neurons).eval()
 
@@ -226,13 +221,13 @@ def settling_steps(qann: nn.Module) -> int:
     return _step(qann, graph) + max(delay.values())
 
 
-def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "custom"] = "torch") -> SpikingNetwork:
+def convert(qann: nn.Module, time_steps: int, *, kernels: Kernels = "torch") -> SpikingNetwork:
     """Return the spiking form of `qann` over `time_steps` steps, in its dtype and on its device, in eval mode.
 
     `qann` stays as it was. The result has its parameter and state-dict names. Batch norm uses the running statistics in
-    training too. With `kernels` "custom", bias and shortcut are added in the neurons' kernel. Raises ValueError where
-    time_steps < step, or naming the first layer that has no spiking form, and benchd.kernels.dispatch.Unavailable
-    where `kernels` "custom" cannot run on the default device.
+    training too. With `kernels` "custom", bias and shortcut are added in the neurons' kernel; with "custom-int8" the
+    weights that meet spikes are int8 too. Raises ValueError where time_steps < step, or naming the first layer that has
+    no spiking form, and benchd.kernels.dispatch.Unavailable where the `kernels` cannot run on the default device.
     """
     implementation = _implementation(kernels)
     body = copy.deepcopy(qann)
@@ -244,14 +239,14 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Literal["torch", "cust
         raise ValueError(f"time_steps {time_steps} is less than step {step}: part of the input would never arrive")
     neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
     zones = _zones(body, graph)
-    _fold_layers(body, graph, zones, time_steps, step, custom=implementation != "torch")
+    _fold_layers(body, graph, zones, time_steps, step, kernels)
     _cross_zones(graph, zones, time_steps, step)
     _spike(body, graph, zones, time_steps, implementation)
     _introduce(body, graph)
     return SpikingNetwork(body, graph, neurons, time_steps, step).eval()
 
 
-def _implementation(kernels: Literal["torch", "custom"]) -> str:
+def _implementation(kernels: Kernels) -> str:
     if kernels == "torch":
         return "torch"
     # whether the kernel is there, or compiles, shows here and not in the run
@@ -308,7 +303,7 @@ def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
 
 
 def _fold_layers(
-    body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, *, custom: bool
+    body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, kernels: Kernels
 ) -> None:
     """Put a `_Folded` layer in the place of each convolution or linear layer and the batch norm right behind it."""
     folded = nn.ModuleDict()
@@ -319,7 +314,7 @@ def _fold_layers(
         norm = follows if isinstance(follows, nn.BatchNorm2d) else None
         schedule = (time_steps, step) if zones[node] == "spiking" else None
         layer = cast("nn.Conv2d | nn.Linear", _module(body, node))
-        folded[node.name] = _Folded(layer, norm, schedule, custom=custom)
+        folded[node.name] = _Folded(layer, norm, schedule, kernels)
         node.target = f"{_FOLDED}.{node.name}"
         if norm is not None:
             follower.replace_all_uses_with(node)
@@ -515,13 +510,13 @@ class _Folded(nn.Module):
         layer: nn.Conv2d | nn.Linear,
         norm: nn.BatchNorm2d | None,
         schedule: tuple[int, int] | None,
-        *,
-        custom: bool,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
         self.adds_bias = True
-        self._sizes = _square_sizes(layer) if custom else None
-        self._convolve = SpikeConvolution((*layer.weight.shape, 1, 1) if isinstance(layer, nn.Linear) else None)
+        self._sizes = None if kernels == "torch" else _square_sizes(layer)
+        shape = (*layer.weight.shape, 1, 1) if isinstance(layer, nn.Linear) else None
+        self._convolve = SpikeConvolution(shape, per_weight(kernels))
         self._senders: tuple[Quantiser | StBif, ...] = ()
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
@@ -574,7 +569,7 @@ class _Folded(nn.Module):
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer = self._sources[0]
-        if self._sizes is not None and (self.scheduled or self._senders) and skips_zeros_in(x):
+        if self._sizes is not None and (self.scheduled or self._senders) and self._convolve.suits(x):
             return self._apply_to_spikes(x, bias, *self._sizes)
         if isinstance(layer, nn.Conv2d):
             y: torch.Tensor = layer._conv_forward(x, weight, bias)

@@ -4,6 +4,8 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
+from benchd.models.catalog import Kernels
+
 Received = Literal["values", "spikes", "counts"]
 
 
@@ -16,3 +18,8 @@ class Synapses(NamedTuple):
     module: nn.Module
     layer: nn.Conv2d | nn.Linear
     receives: Received
+
+
+def per_weight(kernels: Kernels) -> int:
+    """Return how many digits of 8 bits a weight has in a layer that convolves whole numbers."""
+    return 1 if kernels == "custom-int8" else 3

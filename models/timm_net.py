@@ -1,7 +1,7 @@
 """Models of timm by name, with its own preprocessing; no weights are ever downloaded."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import timm
 import timm.data
@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import random_weights
+from benchd.models.catalog import Kernels
 
 
-def build(
-    *, name: str, kernels: Literal["torch", "custom"], image_size: int, is_random: bool = True, **shape: Any
-) -> nn.Module:
+def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = True, **shape: Any) -> nn.Module:
     """Return the model of `name`, `timm:NAME` or `timm:NAME.TAG`, in eval mode on plain PyTorch.
 
     Images (B, 3, H, W), normalised, to scores (B, classes). `image_size` is their side, 0 for the model's own; `shape`

@@ -11,7 +11,7 @@ Images are normalised, as the preset of the model's newest weights does it.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from torchvision.transforms._presets import (
 
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import random_weights
+from benchd.models.catalog import Kernels
 
 FRAMES = 16
 _DETECTION_SIDE = 800  # of a net that takes any size: the shorter side of its training
@@ -47,7 +48,7 @@ class OneStageDetector(nn.Module):
 def build(
     *,
     name: str,
-    kernels: Literal["torch", "custom"],
+    kernels: Kernels,
     image_size: int,
     is_random: bool = True,
     **shape: Any,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -127,7 +127,7 @@ def build(
     state: Mapping[str, torch.Tensor],
     options: Mapping[str, Any] = MappingProxyType({}),
     *,
-    kernels: Literal["torch", "custom"] = "torch",
+    kernels: catalog.Kernels = "torch",
 ) -> nn.Module:
     """Return the catalogued model `name` with these options, in eval mode, with the weights in `state`.
 

@@ -150,7 +150,7 @@ def captured(call):
 
 """
 
-_DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "amp": "float32"}
+_HALF: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def page(manifest: Manifest) -> str:
@@ -222,7 +222,7 @@ def _torch(manifest: Manifest) -> str:
     return _TORCH.format(
         build=_build(manifest) + more,
         device=device,
-        dtype=_DTYPES[variant.precision],
+        dtype=_HALF.get(variant.precision, "float32"),
         call=calls.get(variant.backend, "model"),
         threads=_threads(manifest),
         # a graph outlives what autocast would keep of the weights
@@ -238,7 +238,7 @@ def _build(manifest: Manifest) -> str:
     """Return the lines that build the module with its weights."""
     if manifest.entry == manifest.case.model:
         given = f'"{manifest.case.model}", load_file("weights.safetensors"), {manifest.options}'
-        kernels = f', kernels="{manifest.case.variant.kernels}"'
+        kernels = f', kernels="{manifest.case.variant.built_on}"'
         return f"from benchd.models import weights  # noqa: E402\n\nmodel = weights.build({given}{kernels})"
     module, _, function = manifest.entry.partition(":")
     lines = [

@@ -525,6 +525,7 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel 
 def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None:
     """Return why this case cannot run on this machine, as far as known without torch, else None."""
     variant, custom = case.variant, case.variant.kernels == "custom"
+    is_int8 = variant.built_on == "custom-int8"
     entry = catalog.find(case.model)
     lacks_triton = machine.device == "cuda" and not machine.has_triton
     reasons = {
@@ -549,6 +550,8 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         f"{case.model} has custom kernels for a CPU only": custom
         and entry is not None
         and machine.device not in entry.custom_kernels,
+        f"{case.model} has no int8 kernels: {catalog.NO_INT8}": is_int8 and entry is not None and not entry.custom_int8,
+        "custom-int8 has kernels for a CPU only: int8 on a GPU is tensorrt-int8": is_int8 and machine.device != "cpu",
         f"custom kernels need the package triton on a GPU: {install('triton')}": custom and lacks_triton,
         f"torch.compile needs the package triton on a GPU: {install('triton')}": variant.backend == "compile"
         and lacks_triton,

@@ -33,6 +33,7 @@ from benchd.daemon.verdicts.recommend import (
     untried,
 )
 from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.daemon.verdicts.spiking import comparisons
 from benchd.daemon.verdicts.statistics import median
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import LIBRARIES, MODELS, Model
@@ -99,6 +100,8 @@ class Screen(Sink):
             for note in _notes(self._records):
                 self._out.print(note, markup=False)
             _print_decisions(self._out, decisions)
+            for one in comparisons(self._records):
+                self._out.print(one.line, markup=False)
 
 
 def console_on(file: TextIO) -> Console:

@@ -17,6 +17,7 @@ from benchd.daemon.reporting.tables import escaped, markdown_table
 from benchd.daemon.verdicts import accuracy, results
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line
 from benchd.daemon.verdicts.rows import Cell, row, spreadsheet
+from benchd.daemon.verdicts.spiking import comparisons
 
 
 def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> int:
@@ -33,6 +34,7 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
         with (output / f"report.{name}").open("w", encoding="utf-8", newline="") as file:
             file.writelines(FORMATS[name](found, decisions))
     print_decisions(out, decisions, as_json=False)
+    out.writelines(f"{one.line}\n" for one in comparisons(found))
     out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
     return 0
 
@@ -77,7 +79,8 @@ def _json(found: Sequence[Record], decisions: Sequence[Decision]) -> Iterator[st
         }
         for one in decisions
     ]
-    yield f'{{"decisions":{msgspec.json.encode(said).decode()},"records":['
+    ratios = [{"line": one.line, **msgspec.to_builtins(one)} for one in comparisons(found)]
+    yield msgspec.json.encode({"decisions": said, "snn_over_ann": ratios}).decode()[:-1] + ',"records":['
     for number, record in enumerate(found):
         yield f"{',' if number else ''}{msgspec.json.encode(row(record)).decode()}"
     yield "]}\n"
@@ -170,9 +173,13 @@ def caveats(found: Sequence[Record]) -> list[str]:
     return notes + [f"energy: {scope}" for scope in sorted({r.energy.scope for r in found if r.energy})]
 
 
+def _about(found: Sequence[Record]) -> list[str]:
+    return [*(one.line for one in comparisons(found)), *machines(found), *caveats(found)]
+
+
 def _md(found: Sequence[Record], decisions: Sequence[Decision]) -> Iterator[str]:
     said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
-    about = [f"- {text}" for text in (*machines(found), *caveats(found))]
+    about = [f"- {text}" for text in _about(found)]
     table = markdown_table(list(COLUMNS.values()), map(cells, found))
     yield from (f"{text}\n" for text in ("# Report", "", *map(escaped, said), "", *map(escaped, about), ""))
     yield from (f"{text}\n" for text in table)
@@ -182,7 +189,7 @@ def _html(found: Sequence[Record], decisions: Sequence[Decision]) -> Iterator[st
     from benchd.daemon.reporting import report_page  # noqa: PLC0415 - the other formats need neither package
 
     table = [cells(record) for record in found[-report_page.ROWS :]]
-    yield report_page.page(found, decisions, [*machines(found), *caveats(found)], list(COLUMNS.values()), table)
+    yield report_page.page(found, decisions, _about(found), list(COLUMNS.values()), table)
 
 
 FORMATS: dict[str, Callable[[Sequence[Record], Sequence[Decision]], Iterator[str]]] = {

@@ -86,7 +86,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     mixed: str | None = None
 
 
-class _Figure(Struct, frozen=True):
+class Figure(Struct, frozen=True):
     """The figure that ranks a variant, with its interval; less is better."""
 
     point: float
@@ -202,7 +202,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
     elsewhere = _at_other_rates({name: record for name, record in named.items() if name not in excluded})
     excluded |= elsewhere
-    figures = {name: _figure(record, objective) for name, record in named.items() if name not in excluded}
+    figures = {name: figure(record, objective) for name, record in named.items() if name not in excluded}
     unknown = {name: reason for name in figures if (reason := _unknown_time(named[name], len(figures), objective))}
     excluded |= unknown
     ranked = sorted((name for name in figures if name not in unknown), key=lambda name: figures[name].point)
@@ -259,7 +259,7 @@ def _process_figures(record: Record, objective: Objective) -> list[float]:
     return [time_ms * share for time_ms in process_medians_ms([record])]
 
 
-def _is_behind(other: _Figure, best: _Figure, lead: Interval | None, objective: Objective) -> bool:
+def _is_behind(other: Figure, best: Figure, lead: Interval | None, objective: Objective) -> bool:
     """Return whether the other is told apart from the best one; joules also by their error bars."""
     is_apart = other.low > best.high
     return is_apart if lead is None else lead.low > 0.0 and (is_apart or objective != "energy")
@@ -470,17 +470,18 @@ def _mib(size: float | None) -> float | None:
     return None if size is None else size / 2**20
 
 
-def _figure(record: Record, objective: Objective) -> _Figure:
+def figure(record: Record, objective: Objective) -> Figure:
+    """Return what ranks the variant: milliseconds, or joules, of one inference."""
     if objective == "energy" and record.energy:
         joules = record.energy.gross_per_inference_j
         error = joules * (energy_error_share(record.energy) or 0.0)
-        return _Figure(joules, joules - error, joules + error)
+        return Figure(joules, joules - error, joules + error)
     if record.timing is None:
         raise ValueError(f"{record.case_id} was not timed")
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
     if record.requests and _is_by_rate(record):
         times = [1e3 * share / rate_hz for rate_hz in (record.requests.rate_hz, *_bounds_hz(record))]
-        return _Figure(times[0], times[2], times[1])
+        return Figure(times[0], times[2], times[1])
     return _scaled(record.timing, share)
 
 
@@ -490,11 +491,11 @@ def _bounds_hz(record: Record) -> tuple[float, float]:
     return min(rates) * (1 - RATE_SHARE), max(rates) * (1 + RATE_SHARE)
 
 
-def _scaled(timing: Timing, share: float) -> _Figure:
+def _scaled(timing: Timing, share: float) -> Figure:
     # Without an interval it ties with everything.
     low = 0.0 if timing.low_ms is None else timing.low_ms
     high = math.inf if timing.high_ms is None else timing.high_ms
-    return _Figure(timing.median_ms * share, low * share, high * share)
+    return Figure(timing.median_ms * share, low * share, high * share)
 
 
 def line(decision: Decision) -> str:

@@ -367,7 +367,7 @@ class _Codes:
     @classmethod
     def of(cls, exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> "_Codes | None":
         by_image = _flipped(exact, observed)
-        if by_image is None or limits.codes is None:
+        if by_image is None or limits.codes is None or rule.format == "int8":  # which is judged by its classes
             return None
         if rule.format == "fp32":  # an early flip causes thousands more, so most images have none
             allowed = min(_allowed_off(len(by_image), limits.codes), len(by_image) - 1)

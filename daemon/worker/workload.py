@@ -124,7 +124,7 @@ def _custom(job: Job, plain: nn.Module) -> nn.Module:
     """Return the job's model on custom kernels with the weights of `plain`: random ones are drawn once."""
     try:
         with torch.device(job.device):  # a builder tries its kernels on the default device
-            module = weights.build(job.case.model, plain.state_dict(), job.options, kernels="custom")
+            module = weights.build(job.case.model, plain.state_dict(), job.options, kernels=job.case.variant.built_on)
     except subprocess.CalledProcessError as error:
         needed = "custom kernels need a C compiler and, for Triton, Python's headers: sudo apt install gcc python3-dev"
         raise Unsupported(f"{needed} ({error})") from error

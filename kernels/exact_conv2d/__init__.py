@@ -5,7 +5,8 @@
 x = scale * code: the codes of quantisers, spikes of either sign, counts of spikes. weight = unit * whole up to unit/2,
 which is less than 2^-22 of the channel's largest weight. A whole weight is three digits of 8 bits, codes are bytes, and
 sums of their products in 32 bits have no rounding, so that y does not depend on their order or on the number of
-threads. Only a whole sum is rounded, to a float.
+threads. Only a whole sum is rounded, to a float. A weight of one digit, `pack(weight, 1)`, is an int8 weight, off by up
+to 1/254 of the channel's largest, at a third of the work.
 
 On a CPU the native kernel uses AMX, VNNI or Arm's dot product. It multiplies zeros as well, unlike
 `benchd.kernels.spike_conv2d`; `SpikeConvolution` chooses between the two.
@@ -48,10 +49,11 @@ def exact_conv2d(
     """Return y (N, O, H', W') in float32, channels last from "native", or None.
 
     x (N, C, H, W) in float32 is fastest channels last, weight is (O, C, kh, kw), bias (O,), scale a positive number or
-    a tensor of one element; `packed` is `pack(weight)`. It is None if a number of x is not `scale` times a whole number
-    up to `largest`, or if fewer of them than the share `least_density` are not 0, by a sample of at most 64 rows in
-    "native". Inference only. Raises ValueError for a wrong shape, a weight that is not finite or sums that could
-    overflow (see `fits`), TypeError for another dtype, and dispatch.Unavailable where the implementation cannot run.
+    a tensor of one element; `packed` is `pack(weight)`, or `pack(weight, 1)` for int8 weights. It is None if a number
+    of x is not `scale` times a whole number up to `largest`, or if fewer of them than the share `least_density` are not
+    0, by a sample of at most 64 rows in "native". Inference only. Raises ValueError for a wrong shape, a weight that is
+    not finite or sums that could overflow (see `fits`), TypeError for another dtype, and dispatch.Unavailable where the
+    implementation cannot run.
     """
     _check(x, weight, bias)
     if stride < 1 or padding < 0 or not 1 <= largest <= 127:

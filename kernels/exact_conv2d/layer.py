@@ -1,19 +1,26 @@
 """A layer's convolution of spikes by the kernel that suits them: in integers, or over the nonzeros in float32."""
 
 from collections import Counter
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import MOST_PRODUCTS, Digits, native, pack
+from benchd.kernels.exact_conv2d.whole import whole
 from benchd.kernels.op import computes, op
 from benchd.kernels.spike_conv2d import pack as pack_floats
-from benchd.kernels.spike_conv2d import spike_conv2d
+from benchd.kernels.spike_conv2d import skips_zeros_in, spike_conv2d
 from benchd.kernels.spike_conv2d.packed_weights import Packed
 
-LEAST_DENSITY = {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.4, 0.15), "avx_vnni": (0.65, 0.2), "dotprod": (0.65, 0.2)}
-"""The share of nonzeros from which integers are faster, by instructions, then with pictures of one pixel: there a layer
-waits for its weights, which have three bytes in place of four. Arm's is that of AVX-VNNI, as wide for as many bytes."""
+LEAST_DENSITY = {
+    3: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.4, 0.15), "avx_vnni": (0.65, 0.2), "dotprod": (0.65, 0.2)},
+    1: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.1, 0.0), "avx_vnni": (0.2, 0.0), "dotprod": (0.2, 0.0)},
+}
+"""The share of nonzeros from which integers are faster, by digits per weight, by instructions, then with pictures of
+one pixel: there a layer waits for its weights, which have a byte per digit in place of four. Arm's is that of AVX-VNNI,
+as wide for as many bytes."""
 
 _ran: Counter[str] = Counter()
 
@@ -26,12 +33,21 @@ class Grid(NamedTuple):
 
 
 class SpikeConvolution:
-    """One layer's convolution, which keeps its weight packed; one used in another shape is seen in `shape`."""
+    """One layer's convolution, which keeps its weight packed; one used in another shape is seen in `shape`.
 
-    def __init__(self, shape: tuple[int, ...] | None = None) -> None:
-        self._shape = shape
-        self._floats: Packed[torch.Tensor] = Packed(pack_floats, shape)
-        self._digits: Packed[Digits | None] = Packed(_digits, shape)
+    With 1 digit `per_weight` weights are int8, whichever kernel computes; with 3 they are as good as float32.
+    """
+
+    def __init__(self, shape: tuple[int, ...] | None = None, per_weight: int = 3) -> None:
+        self._shape, self._per_weight = shape, per_weight
+        self._floats: Packed[torch.Tensor] = Packed(_of_int8 if per_weight == 1 else pack_floats, shape)
+        self._digits: Packed[Digits | None] = Packed(partial(_digits, per_weight=per_weight), shape)
+
+    def suits(self, x: torch.Tensor) -> bool:
+        """Return whether it can convolve `x`; raise Unavailable if it cannot and other kernels have no int8 weights."""
+        if self._per_weight == 1 and not skips_zeros_in(x):
+            raise Unavailable("int8 weights are for inference in float32 on a CPU, without torch.compile and autocast")
+        return skips_zeros_in(x)
 
     def __call__(
         self,
@@ -64,7 +80,7 @@ class SpikeConvolution:
         digits = None if grid is None else self._digits(weight)
         if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
             path = native.paths()[0]
-            least = LEAST_DENSITY[path][x.shape[2] * x.shape[3] == 1]
+            least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
             y = native.convolved(x, bias, digits, grid.scale, grid.largest, stride, padding, least)
             if y is not None:
                 _ran[path] += 1
@@ -116,6 +132,20 @@ def ran() -> str:
     return ", ".join(["c", *exact]) + share + refusal
 
 
-def _digits(weight: torch.Tensor) -> Digits | None:
+def require_integers(name: str, kernels: str) -> None:
+    """Raise Unavailable, naming the model, if its `kernels` in integers cannot run on the default device."""
+    device = torch.get_default_device().type
+    if device != "cpu":
+        raise Unavailable(f"{name} has {kernels} kernels for a CPU only, not for {device}")
+    if not native.paths():
+        raise Unavailable(f"{name}: the {kernels} kernels need a CPU with AMX, VNNI or Arm's dot product of bytes")
+
+
+def _digits(weight: torch.Tensor, per_weight: int) -> Digits | None:
     """Return `pack` of `weight`, None if this CPU or this weight has no exact form."""
-    return pack(weight) if native.paths() and weight.isfinite().all() else None
+    return pack(weight, per_weight) if native.paths() and weight.isfinite().all() else None
+
+
+def _of_int8(weight: torch.Tensor) -> torch.Tensor:
+    numbers, unit = whole(weight, 1)
+    return pack_floats(numbers * unit[:, None, None, None])

@@ -21,7 +21,7 @@
 #define ROWS 16  /* output pixels of a block */
 #define DEPTH 64 /* codes of a block's row */
 #define LANES 16 /* output channels of a tile of digits */
-#define TILES 3  /* the digits of a weight, each with a tile of its own */
+#define TILES 3  /* tiles that rows meet at once: the three digits of a weight, or 48 channels with one digit each */
 #define TILE_BYTES (DEPTH * LANES)
 #define SAMPLED 64 /* so many rows of pictures at most tell how many codes are not zero */
 #define ON_GRID 0x1p-10f /* so near to a whole number, a float is one */
@@ -38,7 +38,7 @@ typedef uint64_t words __attribute__((vector_size(DEPTH), aligned(1)));
 typedef int32_t block_sums[2][TILES][ROWS][LANES];
 
 /* x (images, height, width, channels) and y (images, out_height, out_width, out_channels) dense; digits and unit as
-   `pack` of native.py makes them; bias (out_channels,) or null. Scratch: `codes` as x, and for `group` images `rows`
+   `pack` of whole.py makes them; bias (out_channels,) or null. Scratch: `codes` as x, and for `group` images `rows`
    (blocks of 16 pixels, 16, depth), `used` (blocks, depth / 64) and, for VNNI, `sums` (blocks, 16). */
 typedef struct {
     const float *x, *scale, *unit, *bias;
@@ -48,7 +48,7 @@ typedef struct {
     uint8_t *used;
     int32_t *sums;
     int64_t images, channels, height, width, out_channels, window_height, window_width, stride, padding, out_height,
-        out_width, largest, group, path, threads;
+        out_width, largest, per_weight, group, path, threads;
     double least_density;
     int64_t status;
 } problem;
@@ -142,11 +142,11 @@ static void gather_block(int64_t block, int64_t origin, int64_t images, const pr
         for (int64_t r = 0; r < ROWS; r++) p->sums[block * ROWS + r] = sum_of(rows + r * depth, depth);
 }
 
-/* Blocks of rows, one or two below each other, times the digits of 16 channels. */
+/* Blocks of rows, one or two below each other, times one to three tiles of digits. */
 typedef struct {
     const int8_t *rows, *digits;
     const uint8_t *used;
-    int64_t blocks, depth;
+    int64_t blocks, depth, tiles;
 } product;
 
 #if defined(__AMX_INT8__)
@@ -175,7 +175,7 @@ static void lay_out_tiles(void) {
 
 /* sums in tiles 0 to 2 of the first block and 3 to 5 of the second, codes in 6, digits in 7; from the second to the
    first tile of digits and back, so that one is used twice */
-INLINE void multiply_tiles(block_sums sums, const product *m, int blocks) {
+INLINE void multiply_tiles(block_sums sums, const product *m, int tiles, int blocks) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); _tile_zero(4); _tile_zero(5);
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
         if (!is_used(m, k)) continue;
@@ -188,12 +188,14 @@ INLINE void multiply_tiles(block_sums sums, const product *m, int blocks) {
             _tile_loadd(6, second, m->depth);
             PRODUCT(3, 6, 7);
         }
+        if (tiles == 1) continue;
         _tile_loadd(7, digits + TILE_BYTES, DEPTH);
         if (blocks == 2) {
             PRODUCT(4, 6, 7);
             _tile_loadd(6, codes, m->depth);
         }
         PRODUCT(1, 6, 7);
+        if (tiles == 2) continue;
         _tile_loadd(7, digits + 2 * TILE_BYTES, DEPTH);
         PRODUCT(2, 6, 7);
         if (blocks == 2) {
@@ -206,77 +208,77 @@ INLINE void multiply_tiles(block_sums sums, const product *m, int blocks) {
     STORE(3, sums[1][0]); STORE(4, sums[1][1]); STORE(5, sums[1][2]);
 }
 
-static void multiply_amx(block_sums sums, const product *m) {
-    if (m->blocks == 2) multiply_tiles(sums, m, 2);
-    else multiply_tiles(sums, m, 1);
+INLINE void multiply_amx(block_sums sums, const product *m, int tiles) {
+    if (m->blocks == 2) multiply_tiles(sums, m, tiles, 2);
+    else multiply_tiles(sums, m, tiles, 1);
 }
 #endif
 
 #if defined(__AVX512VNNI__)
-/* eight rows times three vectors of sums stay in registers */
-INLINE void multiply_vnni512(int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row) {
+/* eight rows times at most three vectors of sums stay in registers */
+INLINE void multiply_vnni512(int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int tiles) {
     __m512i kept[8][TILES], sign = _mm512_set1_epi8(-128);
     for (int r = 0; r < 8; r++)
-        for (int t = 0; t < TILES; t++) kept[r][t] = _mm512_setzero_si512();
+        for (int t = 0; t < tiles; t++) kept[r][t] = _mm512_setzero_si512();
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
         if (!m->used[block * (m->depth / DEPTH) + k]) continue;
         const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
         const int8_t *digits = m->digits + k * TILES * TILE_BYTES;
         for (int four = 0; four < DEPTH; four += 4) {
             __m512i weights[TILES];
-            for (int t = 0; t < TILES; t++)
+            for (int t = 0; t < tiles; t++)
                 weights[t] = _mm512_xor_si512(_mm512_loadu_si512(digits + t * TILE_BYTES + four * LANES), sign);
 #pragma GCC unroll 8
             for (int r = 0; r < 8; r++) {
                 int32_t word;
                 memcpy(&word, codes + r * m->depth + four, sizeof word);
-                for (int t = 0; t < TILES; t++)
+                for (int t = 0; t < tiles; t++)
                     kept[r][t] = _mm512_dpbusd_epi32(kept[r][t], weights[t], _mm512_set1_epi32(word));
             }
         }
     }
     for (int r = 0; r < 8; r++)
-        for (int t = 0; t < TILES; t++) _mm512_storeu_si512(sums[t][row + r], kept[r][t]);
+        for (int t = 0; t < tiles; t++) _mm512_storeu_si512(sums[t][row + r], kept[r][t]);
 }
 
-static void multiply_avx512_vnni(block_sums sums, const product *m) {
+INLINE void multiply_avx512_vnni(block_sums sums, const product *m, int tiles) {
     for (int64_t block = 0; block < m->blocks; block++)
-        for (int64_t row = 0; row < ROWS; row += 8) multiply_vnni512(sums[block], m, block, row);
+        for (int64_t row = 0; row < ROWS; row += 8) multiply_vnni512(sums[block], m, block, row, tiles);
 }
 #endif
 
 #if defined(__AVXVNNI__)
 /* four rows times half a tile each: 12 sums, 3 weights and a code in 16 registers */
 INLINE void multiply_vnni256(
-    int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int half) {
+    int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int half, int tiles) {
     __m256i kept[4][TILES], sign = _mm256_set1_epi8(-128);
     for (int r = 0; r < 4; r++)
-        for (int t = 0; t < TILES; t++) kept[r][t] = _mm256_setzero_si256();
+        for (int t = 0; t < tiles; t++) kept[r][t] = _mm256_setzero_si256();
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
         if (!m->used[block * (m->depth / DEPTH) + k]) continue;
         const int8_t *codes = m->rows + (block * ROWS + row) * m->depth + k * DEPTH;
         const int8_t *digits = m->digits + k * TILES * TILE_BYTES + half * 32;
         for (int four = 0; four < DEPTH; four += 4) {
             __m256i weights[TILES];
-            for (int t = 0; t < TILES; t++)
+            for (int t = 0; t < tiles; t++)
                 weights[t] = _mm256_xor_si256(*(const __m256i_u *)(digits + t * TILE_BYTES + four * LANES), sign);
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++) {
                 int32_t word;
                 memcpy(&word, codes + r * m->depth + four, sizeof word);
-                for (int t = 0; t < TILES; t++)
+                for (int t = 0; t < tiles; t++)
                     kept[r][t] = _mm256_dpbusd_avx_epi32(kept[r][t], weights[t], _mm256_set1_epi32(word));
             }
         }
     }
     for (int r = 0; r < 4; r++)
-        for (int t = 0; t < TILES; t++) _mm256_storeu_si256((__m256i *)(sums[t][row + r] + half * 8), kept[r][t]);
+        for (int t = 0; t < tiles; t++) _mm256_storeu_si256((__m256i *)(sums[t][row + r] + half * 8), kept[r][t]);
 }
 
-static void multiply_avx_vnni(block_sums sums, const product *m) {
+INLINE void multiply_avx_vnni(block_sums sums, const product *m, int tiles) {
     for (int64_t block = 0; block < m->blocks; block++)
         for (int64_t row = 0; row < ROWS; row += 4)
-            for (int half = 0; half < 2; half++) multiply_vnni256(sums[block], m, block, row, half);
+            for (int half = 0; half < 2; half++) multiply_vnni256(sums[block], m, block, row, half, tiles);
 }
 #endif
 
@@ -306,39 +308,48 @@ static void multiply_rows4(int32_t (*sums)[LANES], const product *m, int64_t blo
         for (int c = 0; c < 4; c++) vst1q_s32(sums[row + r] + 4 * c, kept[r][c]);
 }
 
-static void multiply_dotprod(block_sums sums, const product *m) {
+INLINE void multiply_dotprod(block_sums sums, const product *m, int tiles) {
     for (int64_t block = 0; block < m->blocks; block++)
-        for (int t = 0; t < TILES; t++)
+        for (int t = 0; t < tiles; t++)
             for (int64_t row = 0; row < ROWS; row += 4) multiply_rows4(sums[block][t], m, block, row, t);
 }
 #endif
 
-static void multiply(block_sums sums, const product *m, int64_t path) {
+INLINE void multiply_by(block_sums sums, const product *m, int tiles, int64_t path) {
     switch (path) {
 #if defined(__AMX_INT8__)
-    case AMX: multiply_amx(sums, m); break;
+    case AMX: multiply_amx(sums, m, tiles); break;
 #endif
 #if defined(__AVX512VNNI__)
-    case AVX512_VNNI: multiply_avx512_vnni(sums, m); break;
+    case AVX512_VNNI: multiply_avx512_vnni(sums, m, tiles); break;
 #endif
 #if defined(__AVXVNNI__)
-    case AVX_VNNI: multiply_avx_vnni(sums, m); break;
+    case AVX_VNNI: multiply_avx_vnni(sums, m, tiles); break;
 #endif
 #if defined(__ARM_FEATURE_DOTPROD)
-    case DOTPROD: multiply_dotprod(sums, m); break;
+    case DOTPROD: multiply_dotprod(sums, m, tiles); break;
 #endif
     }
 }
 
+static void multiply(block_sums sums, const product *m, int64_t path) {
+    if (m->tiles == 1) multiply_by(sums, m, 1, path);
+    else if (m->tiles == 2) multiply_by(sums, m, 2, path);
+    else multiply_by(sums, m, 3, path);
+}
+
 #define AT(sums) ((wrapping)*(const whole *)(sums))
 
-/* The sums of a row to numbers, where `fill` is what VNNI has added to each. All but the rounding to float is exact;
+/* The sums of row r to numbers, where `fill` is what VNNI has added to each. All but the rounding to float is exact;
    bits above the 32nd cancel out. */
+INLINE lanes number(int32_t (*sums)[ROWS][LANES], int64_t r, uint32_t fill, int64_t per_weight) {
+    if (per_weight == 1) return __builtin_convertvector((whole)(AT(sums[0][r]) - fill), lanes);
+    whole upper = (whole)((AT(sums[0][r]) << 8) + AT(sums[1][r]) - 257 * fill), lower = (whole)(AT(sums[2][r]) - fill);
+    return __builtin_convertvector(upper, lanes) * 256.0f + __builtin_convertvector(lower, lanes);
+}
+
 INLINE void emit(
-    float *restrict y, const int32_t *high, const int32_t *middle, const int32_t *low, uint32_t fill,
-    const float *restrict factor, const float *restrict bias, int64_t n) {
-    whole upper = (whole)((AT(high) << 8) + AT(middle) - 257 * fill), lower = (whole)(AT(low) - fill);
-    lanes values = __builtin_convertvector(upper, lanes) * 256.0f + __builtin_convertvector(lower, lanes);
+    float *restrict y, lanes values, const float *restrict factor, const float *restrict bias, int64_t n) {
     values *= *(const lanes *)factor;
     if (n == LANES) {
         if (bias) values += *(const lanes *)bias;
@@ -359,28 +370,37 @@ static void emit_block(
     for (int64_t r = 0; r < n; r++) {
         uint32_t fill = p->path & UNSIGNED ? 128 * (uint32_t)p->sums[block * ROWS + r] : 0;
         float *y = p->y + ((origin + image) * out_pixels + pixel) * p->out_channels + channel;
-        emit(y, sums[0][r], sums[1][r], sums[2][r], fill, factor, p->bias ? p->bias + channel : 0, width);
+        emit(y, number(sums, r, fill, p->per_weight), factor, p->bias ? p->bias + channel : 0, width);
         if (++image == images) image = 0, pixel++;
     }
 }
 
-/* All rows from block `first` to `last` times the 16 channels of number `panel`. */
+/* The output channels of a panel: those of its three tiles of digits. */
+static int64_t channels_of(const problem *p) { return p->per_weight == 1 ? TILES * LANES : LANES; }
+
+/* All rows from block `first` to `last` times the channels of number `panel`. */
 static void multiply_panel(
     int64_t panel, int64_t first, int64_t last, int64_t origin, int64_t images, const problem *p) {
-    int64_t depth = depth_of(p);
+    int64_t depth = depth_of(p), channel = panel * channels_of(p);
+    int64_t groups = at_most(blocks_of(p->out_channels - channel, LANES), channels_of(p) / LANES);
+    int64_t tiles = groups * p->per_weight;
     const int8_t *digits = p->digits + panel * TILES * depth * LANES;
     block_sums sums;
     for (int64_t block = first; block < last; block += 2) {
         product m = {
-            p->rows + block * ROWS * depth, digits, p->used + block * (depth / DEPTH), at_most(last - block, 2), depth};
+            p->rows + block * ROWS * depth, digits, p->used + block * (depth / DEPTH), at_most(last - block, 2), depth,
+            tiles};
         multiply(sums, &m, p->path);
-        for (int64_t i = 0; i < m.blocks; i++) emit_block(sums[i], block + i, origin, images, panel * LANES, p);
+        for (int64_t i = 0; i < m.blocks; i++)
+            for (int64_t g = 0; g < groups; g++)
+                emit_block(sums[i] + g, block + i, origin, images, channel + g * LANES, p);
     }
 }
 
 /* The part of a thread in the convolution of `images` pictures from `origin` on. */
 static void convolve(int64_t origin, int64_t images, const problem *p) {
-    int64_t blocks = blocks_of(images * p->out_height * p->out_width, ROWS), panels = blocks_of(p->out_channels, LANES);
+    int64_t blocks = blocks_of(images * p->out_height * p->out_width, ROWS);
+    int64_t panels = blocks_of(p->out_channels, channels_of(p));
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) gather_block(block, origin, images, p);
     int64_t parts = at_most(blocks_of(p->threads, panels), blocks_of(blocks, 2));

@@ -49,7 +49,7 @@ def convolved(
     least_density: float,
 ) -> torch.Tensor | None:
     """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
-    sizes = *packed.window, stride, padding, largest, least_density
+    sizes = *packed.window, packed.per_weight, stride, padding, largest, least_density
     run = _op["native"] if is_watched() else _convolved
     y: torch.Tensor = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
     return y if y.shape[0] == x.shape[0] else None
@@ -86,7 +86,7 @@ class _Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("codes", "rows", "used", "sums")),
         *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width", "out_channels")),
         *((name, ctypes.c_int64) for name in ("window_height", "window_width", "stride", "padding")),
-        *((name, ctypes.c_int64) for name in ("out_height", "out_width", "largest", "group", "path")),
+        *((name, ctypes.c_int64) for name in ("out_height", "out_width", "largest", "per_weight", "group", "path")),
         ("threads", ctypes.c_int64),
         ("least_density", ctypes.c_double),
         ("status", ctypes.c_int64),
@@ -115,7 +115,12 @@ def _laid_out(
 
 @lru_cache(maxsize=1024)
 def _plan(
-    shape: tuple[int, int, int, int], window: tuple[int, int, int], stride: int, padding: int, largest: int
+    shape: tuple[int, int, int, int],
+    window: tuple[int, int, int],
+    per_weight: int,
+    stride: int,
+    padding: int,
+    largest: int,
 ) -> _Plan:
     images, channels, height, width = shape
     out_channels, window_height, window_width = window
@@ -129,7 +134,7 @@ def _plan(
     problem = _Problem(
         images=images, channels=channels, height=height, width=width, out_channels=out_channels,
         window_height=window_height, window_width=window_width, stride=stride, padding=padding, out_height=out_height,
-        out_width=out_width, largest=largest, group=group,
+        out_width=out_width, largest=largest, per_weight=per_weight, group=group,
     )  # fmt: skip
     return _Plan(bytes(problem), y_shape, strides, dict(zip(sizes, starts, strict=True)), end)
 
@@ -144,6 +149,7 @@ def _op(
     out_channels: int,
     window_height: int,
     window_width: int,
+    per_weight: int,
     stride: int,
     padding: int,
     largest: int,
@@ -163,13 +169,14 @@ def _convolved(
     out_channels: int,
     window_height: int,
     window_width: int,
+    per_weight: int,
     stride: int,
     padding: int,
     largest: int,
     least_density: float,
 ) -> torch.Tensor:
     window = out_channels, window_height, window_width
-    plan = _plan(x.shape, window, stride, padding, largest)
+    plan = _plan(x.shape, window, per_weight, stride, padding, largest)
     images = x.contiguous(memory_format=torch.channels_last)
     shift = None if bias is None else compiler.dense(bias)
     y = torch.empty_strided(plan.shape, plan.strides, dtype=x.dtype, device=x.device)

@@ -9,53 +9,59 @@ from torch.nn import functional
 
 # DEPTH and LANES of native.c
 _DEPTH, _LANES = 64, 16
-_LARGEST = 127 * (2**16 + 2**8 + 1)  # with each of its digits at most 127
-_SHIFTS = (16, 8, 0)  # of the digits, from the highest
+_TILES = 3  # as in native.c
+_LARGEST = {1: 127, 3: 127 * (2**16 + 2**8 + 1)}  # by the number of digits, with each of them at most 127
+_SHIFTS = {1: (0,), 3: (16, 8, 0)}  # of the digits, from the highest
 _SMALLEST = 2.0**-126  # normal float32
 
 
 class Digits(NamedTuple):
     """A weight as the kernel reads it.
 
-    `digits` are int8, (O / 16, K / 64, 3, 16, 16, 4): blocks of output channels, blocks of the window's
-    K codes in the order (kh, kw, C), digits from the highest, fours of codes, channels, a code of four. `unit` has a
-    float32 for each output channel. Both are filled up to whole blocks with weights of 0. `window` is (O, kh, kw) and
-    `depth` is K.
+    `digits` are int8, (panels, K / 64, 3, 16, 16, 4): panels of output channels, blocks of the window's K codes in the
+    order (kh, kw, C), tiles, fours of codes, channels of a tile, a code of four. With 3 digits `per_weight` the tiles
+    are those of 16 channels from the highest; with 1 they are 48 channels. `unit` has a float32 for each output
+    channel. Both are filled up to whole blocks with weights of 0. `window` is (O, kh, kw) and `depth` is K.
     """
 
     digits: torch.Tensor
     unit: torch.Tensor
     window: tuple[int, int, int]
     depth: int
+    per_weight: int
 
 
-def whole(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def whole(weight: torch.Tensor, per_weight: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `weight` (O, ...) as whole numbers in float64, and the unit (O,) in float32 that each is times.
 
-    The unit is a power of two, so that sums of powers of two stay what they are, and half of it, which a weight may be
-    off by, is less than 2^-22 of the channel's largest. Raises ValueError for a weight that is not finite.
+    A weight may be off by half the unit. With three digits the unit is a power of two, so that sums of powers of two
+    stay what they are, and half of it is less than 2^-22 of the channel's largest weight; with one it is 1/127 of the
+    largest. Raises ValueError for a weight that is not finite.
     """
     wide = weight.detach().double()
     if not wide.isfinite().all():
         raise ValueError("exact_conv2d: a weight that is not finite is no whole number of any unit")
     by_channel = wide.flatten(1)
-    unit = (by_channel.abs().amax(1) / _LARGEST).clamp(min=_SMALLEST).log2().ceil().exp2().float()
+    unit = (by_channel.abs().amax(1) / _LARGEST[per_weight]).clamp(min=_SMALLEST)
+    unit = (unit if per_weight == 1 else unit.log2().ceil().exp2()).float()
     numbers = (by_channel / unit.double()[:, None]).round()
     return numbers.view_as(wide), unit
 
 
-def pack(weight: torch.Tensor) -> Digits:
+def pack(weight: torch.Tensor, per_weight: int = 3) -> Digits:
     """Return `weight` (O, C, kh, kw) as the native kernel reads it; raise ValueError if it is not finite."""
-    numbers, unit = whole(weight)
+    numbers, unit = whole(weight, per_weight)
+    groups = _TILES // per_weight  # of a panel, 16 channels each
     out_channels, depth = len(weight), math.prod(weight.shape[1:])
     by_code = numbers.permute(2, 3, 1, 0).reshape(depth, out_channels).to(torch.int64)
-    by_code = functional.pad(by_code, (0, -out_channels % _LANES, 0, -depth % _DEPTH))
-    unsigned = by_code + sum(128 << shift for shift in _SHIFTS)
-    bytes_ = torch.stack([(unsigned >> shift & 255) - 128 for shift in _SHIFTS]).to(torch.int8)
-    blocks = bytes_.view(len(_SHIFTS), -1, _DEPTH // 4, 4, by_code.shape[1] // _LANES, _LANES)
-    digits = blocks.permute(4, 1, 0, 2, 5, 3).contiguous()
-    unit = functional.pad(unit, (0, -out_channels % _LANES))
-    return Digits(digits, unit, (out_channels, *weight.shape[2:]), depth)
+    by_code = functional.pad(by_code, (0, -out_channels % (groups * _LANES), 0, -depth % _DEPTH))
+    shifts = _SHIFTS[per_weight]
+    unsigned = by_code + sum(128 << shift for shift in shifts)
+    bytes_ = torch.stack([(unsigned >> shift & 255) - 128 for shift in shifts]).to(torch.int8)
+    blocks = bytes_.view(per_weight, len(by_code) // _DEPTH, _DEPTH // 4, 4, -1, groups, _LANES)
+    digits = blocks.permute(4, 1, 0, 5, 2, 6, 3).flatten(2, 3).contiguous()
+    unit = functional.pad(unit, (0, by_code.shape[1] - out_channels))
+    return Digits(digits, unit, (out_channels, *weight.shape[2:]), depth, per_weight)
 
 
 def number(sums: torch.Tensor, lower: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -76,13 +82,14 @@ def of_sums(
     scale: torch.Tensor,
     largest: int,
     least_density: float,
+    per_weight: int,
     convolve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor | None:
     """Return y by exact sums, which `convolve` makes of codes and whole weights in float64; None without codes."""
     codes = codes_of(x, scale, largest, least_density)
     if codes is None:
         return None
-    numbers, unit = whole(weight)
+    numbers, unit = whole(weight, per_weight)
     y = number(convolve(codes, numbers), convolve(codes, lowest(numbers)), unit * scale)
     return y if bias is None else y + bias[:, None, None]
 

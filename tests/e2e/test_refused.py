@@ -165,8 +165,12 @@ def test_help_names_every_option_and_list_every_model(here):
 def test_what_runs_nowhere_is_not_listed_and_says_why(here):
     (listed,) = (line for line in here("benchd", "list").stdout.splitlines() if line.startswith("variants: "))
     assert {"onnxruntime-fp16", "tensorrt-int8", "bf16"} <= set(listed.removeprefix("variants: ").split(", "))
-    nowhere = ["onnxruntime-bf16", "tensorrt-bf16", "int8", "custom-int8"]
+    nowhere = ["onnxruntime-bf16", "tensorrt-bf16", "int8"]
     assert not {*nowhere} & set(listed.split(", "))
     planned = here("bench-once", "--models", "square", "--variants", ",".join(nowhere), "--dry-run").stdout
     assert planned.count("not run: ") == len(nowhere)
     assert "cannot run here: files are exported in fp32, fp16 and int8 only: onnxruntime-bf16" in planned
+    fp8 = here("bench-once", "--models", "square", "--variants", "tensorrt-fp8", "--dry-run")
+    assert (fp8.returncode, "tensorrt-fp8: benchd writes no FP8 files: only GPUs of" in fp8.stderr) == (2, True)
+    planned = here("bench-once", "--models", "vim_tiny", "--variants", "custom-int8", "--dry-run").stdout
+    assert "custom-int8,b1: vim_tiny has no int8 kernels: ours convolve what spiking and quantised nets send" in planned

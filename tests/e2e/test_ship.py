@@ -51,7 +51,7 @@ measure_cap_s = 0.1
 check_images = 2
 """
 OTHERS = ("eager", "fp16", "bf16", "amp", "compile", "compile-amp", "openvino", "openvino-bf16")
-OURS = ("eager", "custom", "custom-bf16", "custom-compile", "onnxruntime-int8")
+OURS = ("eager", "custom", "custom-int8", "custom-bf16", "custom-compile", "onnxruntime-int8")
 OWN = ("--module", "two.py:build", "--input", "4x4x4")
 SHORT = ("--config", "tiny.toml", "--device", "cpu", "--wait")
 

@@ -395,6 +395,12 @@ def test_a_build_writes_the_plan_and_the_times_and_says_what_it_did(libraries, t
     assert (libraries.set_flags, libraries.cleared_flags) == ([], [int(trt.BuilderFlag.TF32)])
 
 
+def test_a_quantised_file_is_built_in_the_types_that_it_states(libraries, tmp_path):
+    assert build(tmp_path, precision="int8").typing == "strong"
+    assert libraries.flags == [1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)]
+    assert libraries.set_flags == []
+
+
 def test_without_a_limit_the_workspace_is_tensorrts_own(libraries, tmp_path):
     assert build(tmp_path).workspace_bytes == 2**33
 
@@ -437,7 +443,9 @@ def test_a_build_without_memory_says_what_may_help_and_is_not_tried_again(librar
 
 
 @pytest.mark.skipif(MAJOR != 10, reason="weak typing went with TensorRT 10")
-@pytest.mark.parametrize(("precision", "flags"), [("fp32", []), ("fp16", ["FP16"]), ("bf16", ["BF16"])])
+@pytest.mark.parametrize(
+    ("precision", "flags"), [("fp32", []), ("fp16", ["FP16"]), ("bf16", ["BF16"]), ("int8", ["INT8"])]
+)
 def test_a_strongly_typed_build_that_fails_is_tried_weakly_and_says_so(libraries, tmp_path, precision, flags):
     libraries.builds_strongly_typed = False
     built = build(tmp_path, precision=precision)

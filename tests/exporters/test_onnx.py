@@ -150,6 +150,30 @@ def test_a_file_is_its_model_in_standard_operators(exported, kind, precision, ba
     assert found.load_s > 0
 
 
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_a_quantised_file_of_each_is_one_that_tensorrt_reads(exported, kind, tmp_path):
+    """Its explicit quantisation takes int8 with a zero point of 0 and scales that are constants above 0."""
+    quantised = pytest.importorskip("benchd.exporters.quantised")
+    module, path, _ = exported(kind, "fp32", None, "two_level" if kind == "vim" else None)
+    images = images_for(kind, 16)
+    inputs = [module.encode(image) if kind == "rate" else image for image in images.split(1)]
+    feeds = [{"inputs": one.numpy()} for one in inputs]
+    found = quantised.quantise(path, tmp_path / "int8.onnx", feeds, "tensorrt", {}, smooth=kind == "vim")
+    written = onnx.load(tmp_path / "int8.onnx")
+    onnx.checker.check_model(written, full_check=True)
+    assert {entry.domain: entry.version for entry in written.opset_import} == {"": 18}
+    pairs = {"QuantizeLinear", "DequantizeLinear"}
+    assert pairs <= operators(written.graph) <= {*OPERATORS.split(), *pairs}
+    held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
+    for node in written.graph.node:
+        if node.op_type in pairs:
+            scale, zero = held[node.input[1]], held[node.input[2]]
+            assert (scale.dtype, zero.dtype, zero.any()) == (np.float32, np.int8, False)
+            assert np.isfinite(scale).all()
+            assert (scale > 0).all()
+    assert len(found.layers) >= 1
+
+
 def described(values):
     types = {onnx.TensorProto.FLOAT: "fp32", onnx.TensorProto.FLOAT16: "fp16"}
     return [

@@ -145,7 +145,7 @@ def _load(work: Work) -> list[LayerRow]:
             )
         made = time.monotonic_ns()
         with named_range("SNN_Wrapper_Creation"), torch.device(work.device):  # the device of its kernels' trial run
-            stbif.convert(qann, int(options["time_steps"]), kernels=work.job.case.variant.kernels)
+            stbif.convert(qann, int(options["time_steps"]), kernels=work.job.case.variant.built_on)
     ended = time.monotonic_ns()
     times = {"QANN_Creation": made - begun, "SNN_Wrapper_Creation": ended - made}
     return [LayerRow(name=name, ns=ns, share=ns / (ended - begun)) for name, ns in times.items()]

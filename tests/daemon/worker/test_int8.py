@@ -4,14 +4,16 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
-from worker_jobs import job
+from worker_jobs import job, run_here
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring.user_model import UserFile
 from benchd.daemon.records import Case, Variant
 from benchd.daemon.worker import backends, check, workload
 from benchd.daemon.worker.accuracy import _refuse_calibrated
-from benchd.models import data, demo
+from benchd.kernels.exact_conv2d import native
+from benchd.models import catalog, data, demo
+from benchd.models.demo import CHECKPOINTS
 
 onnx = pytest.importorskip("onnx", reason="writes and reads files")
 pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantises")
@@ -76,6 +78,22 @@ def test_an_int8_file_is_made_from_a_users_float_file(pair, tmp_path):
     assert facts.quantisation.layers == 2
     assert set(facts.quantisation.left_fp32.values()) == {"first layer", "last layer"}
     assert facts.quantisation.calibration == "32 random inputs"
+
+
+@pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
+def test_int8_kernels_are_judged_by_their_classes_and_accuracy(tmp_path):
+    asked = msgspec.structs.replace(
+        job(tmp_path, model="qann_resnet18", variant=Variant.parse("custom-int8"), batch_size=16),
+        options=catalog.entry("qann_resnet18").resolve(CHECKPOINTS["qann_resnet18"].options),
+        weights=demo.DEMO,
+        data=demo.DEMO,
+        accuracy="full",
+    )
+    found = run_here(asked)
+    assert (found.check.verdict, found.check.rule, found.check.images) == ("passed", "outputs", 64)
+    assert found.check.error_share > 1e-3, "float32 would be nearer"
+    assert found.accuracy.drop <= 0.01
+    assert found.kernels_ran == f"c, {native.paths()[0]}"
 
 
 def test_without_calibration_images_nothing_is_made(pair, tmp_path):

@@ -39,12 +39,14 @@ def problem(shape, density=0.3, scale=0.37):
     return (codes * torch.tensor(scale), weight, bias), sizes
 
 
+@pytest.mark.parametrize("per_weight", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_equation_is_that_of_conv2d_with_whole_weights(shape):
+def test_the_equation_is_that_of_conv2d_with_whole_weights(shape, per_weight):
     (x, weight, bias), sizes = problem(shape)
+    sizes["packed"] = pack(weight, per_weight)
     want = exact_conv2d(x, weight, bias, **sizes, implementation="reference")
     assert torch.equal(exact_conv2d(x, weight, bias, **sizes, implementation="torch"), want)
-    numbers, unit = whole(weight)
+    numbers, unit = whole(weight, per_weight)
     rounded = numbers * unit.double()[:, None, None, None]
     placed = sizes["stride"], sizes["padding"]
     exact = functional.conv2d((x / sizes["scale"]).round().double(), rounded, None, *placed) * sizes["scale"]
@@ -54,7 +56,8 @@ def test_the_equation_is_that_of_conv2d_with_whole_weights(shape):
 @needs_instructions
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("path", EVERY)
-def test_all_instructions_and_threads_give_the_reference_bit_for_bit(path, threads, monkeypatch):
+@pytest.mark.parametrize("per_weight", [1, 3])
+def test_all_instructions_and_threads_give_the_reference_bit_for_bit(path, threads, per_weight, monkeypatch):
     monkeypatch.setattr(native, "paths", lambda: (path,))
     monkeypatch.setattr(native.compiler, "threads", lambda: threads)
     monkeypatch.setattr(native, "_GATHERED", 2**15)  # some images at a time
@@ -62,8 +65,9 @@ def test_all_instructions_and_threads_give_the_reference_bit_for_bit(path, threa
     for shape in SHAPES:
         (x, weight, bias), sizes = problem(shape)
         for shift in (bias, None):
+            sizes["packed"] = pack(weight, per_weight)
             want = exact_conv2d(x, weight, shift, **sizes, implementation="torch")
-            got = exact_conv2d(x, weight, shift, **sizes, packed=pack(weight))
+            got = exact_conv2d(x, weight, shift, **sizes, implementation="native")
             assert torch.equal(got, want), shape
 
 
@@ -99,6 +103,16 @@ def test_a_weight_is_rounded_to_22_bits_of_its_channel_s_largest():
     assert torch.equal((numbers * unit[:, None, None, None]).float(), dyadic)
     with pytest.raises(ValueError, match="a weight that is not finite"):
         pack(torch.full((1, 1, 1, 1), torch.inf))
+
+
+def test_an_int8_weight_is_rounded_to_127_numbers_of_its_channel():
+    weight = torch.randn(40, 7, 3, 3) * torch.logspace(-30, 30, 40)[:, None, None, None]
+    weight[3] = 0
+    numbers, unit = whole(weight, 1)
+    assert numbers.abs().amax() == 127
+    largest = weight.abs().amax((1, 2, 3)).double()
+    off = (numbers * unit.double()[:, None, None, None] - weight.double()).abs().amax((1, 2, 3))
+    assert (off <= largest / 254 * (1 + 1e-6)).all()
 
 
 @pytest.mark.parametrize("implementation", ["reference", "torch", *["native"] * bool(EVERY)])
@@ -158,7 +172,7 @@ def test_the_op_keeps_the_rules_of_custom_ops():
     (x, weight, bias), _ = problem((2, 3, 5, 4, 18, 3, 3, 2, 1))
     digits = pack(weight)
     for tensor in (x, x[:0], x.contiguous(memory_format=torch.channels_last)):
-        arguments = (tensor, digits.digits, digits.unit, torch.tensor(0.37), bias, *digits.window, 2, 1, 3, 0.0)
+        arguments = (tensor, digits.digits, digits.unit, torch.tensor(0.37), bias, *digits.window, 3, 2, 1, 3, 0.0)
         torch.library.opcheck(torch.ops.benchd.exact_conv2d.default, arguments)
 
 

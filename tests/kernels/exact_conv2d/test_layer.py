@@ -34,7 +34,7 @@ def spikes(density):
 @torch.no_grad()
 def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkeypatch):
     convolve, weight, path = SpikeConvolution(), torch.randn(32, 64, 3, 3), native.paths()[0]
-    monkeypatch.setitem(layer.LEAST_DENSITY, path, (0.25, 0.0))
+    monkeypatch.setitem(layer.LEAST_DENSITY[3], path, (0.25, 0.0))
     dense, sparse = spikes(0.9), spikes(0.001)
     assert layer.ran() == "c"
     want = exact_conv2d(dense, weight, padding=1, scale=0.5, largest=1)
